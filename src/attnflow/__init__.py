@@ -1,0 +1,76 @@
+"""attnflow: which input did this output come from?
+
+Three nouns, all frozen values. An `AttentionTrace` is what one forward pass did: the attention
+weights of every layer, and the tokens. A `LayeredGraph` is the same as a flow network. An
+`Attribution` is an answer: how much each target at each layer draws on each source.
+
+Methods lead from one to the other. `Raw`, `Rollout` and `Flow` are frozen values too, and are
+called on a trace: `Rollout(residual=0.5)(trace)`.
+
+`capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
+does, without any model. `explain` does all of it in one call.
+
+Nothing heavy is imported until it is used: no torch for arrays, no matplotlib without a figure.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from attnflow._version import __version__
+
+if TYPE_CHECKING:
+    from attnflow.attribution import Attribution
+    from attnflow.capturing import capture, capture_batch
+    from attnflow.errors import AttnflowError
+    from attnflow.explanation import explain
+    from attnflow.graph import LayeredGraph
+    from attnflow.methods import Flow, Method, Raw, Rollout
+    from attnflow.tokens import Tokens
+    from attnflow.trace import AttentionTrace, Prediction
+
+_HOME = {
+    "AttentionTrace": "trace",
+    "LayeredGraph": "graph",
+    "Attribution": "attribution",
+    "Raw": "methods",
+    "Rollout": "methods",
+    "Flow": "methods",
+    "Method": "methods",
+    "explain": "explanation",
+    "capture": "capturing",
+    "capture_batch": "capturing",
+    "Tokens": "tokens",
+    "Prediction": "trace",
+    "AttnflowError": "errors",
+}
+
+__all__ = [
+    "AttentionTrace",
+    "LayeredGraph",
+    "Attribution",
+    "Raw",
+    "Rollout",
+    "Flow",
+    "Method",
+    "explain",
+    "capture",
+    "capture_batch",
+    "Tokens",
+    "Prediction",
+    "AttnflowError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'attnflow' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"attnflow.{_HOME[name]}"), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

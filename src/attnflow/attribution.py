@@ -1,0 +1,261 @@
+"""Attribution: what a method found, `values[layer, target, source]`.
+
+The axes are always these three, whatever was asked for. Every operation returns a new value and
+notes itself in `steps`, so a saved file or a figure's title tells the whole way it was made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow import files, markup
+from attnflow.errors import InputError, MethodError, TargetError, did_you_mean, optional_import
+from attnflow.tokens import Target, Tokens
+from attnflow.trace import Prediction
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from attnflow.methods import Method
+
+__all__ = ["Attribution", "Contribution", "Normalization"]
+
+Normalization = Literal["sum", "max"]
+Values = NDArray[np.float64]
+_ARRAYS = ("values", "lower", "upper", "saturated")
+
+
+class Contribution(NamedTuple):
+    """One source of one target: what `top` lists."""
+
+    token: str
+    position: int
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """How much each target at each layer draws on each source.
+
+    `lower` and `upper` enclose the true value where a solver certifies it. `saturated` marks flow
+    values that equal what the source can pass on to anyone, and so say nothing about the target.
+    """
+
+    values: Values
+    layers: tuple[int, ...]
+    targets: Tokens
+    sources: Tokens
+    method: Method
+    lower: Values | None = None
+    upper: Values | None = None
+    saturated: NDArray[np.bool_] | None = None
+    prediction: Prediction | None = None
+    steps: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        expected = (len(self.layers), len(self.targets), len(self.sources))
+        for name in _ARRAYS:
+            array = getattr(self, name)
+            if array is not None:
+                if array.shape != expected:
+                    raise InputError(f"{name} has shape {array.shape}, expected {expected}.")
+                array.flags.writeable = False
+        object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
+
+    # -- choosing -----------------------------------------------------------------------------
+
+    def row(self, target: Target) -> Attribution:
+        """Only this target: a position, or a token that occurs once."""
+        index = self.targets.index_of(target)
+        return self._cut(np.s_[:, index : index + 1, :], targets=self.targets.select([index]))
+
+    def layer(self, number: int) -> Attribution:
+        """Only this layer, by its number in the model (from 1); -1 is the highest."""
+        index = self._layer_index(number)
+        return self._cut(np.s_[index : index + 1], layers=(self.layers[index],))
+
+    def top(
+        self, k: int = 5, *, target: Target | None = None, layer: int = -1
+    ) -> list[Contribution]:
+        """The k sources this target draws on most at this layer, strongest first."""
+        if k < 1:
+            raise InputError(f"top(k) needs k of at least 1; got {k}.")
+        if target is None and len(self.targets) > 1:
+            raise TargetError(
+                "top() lists the sources of one target and this result has "
+                f"{len(self.targets)}; name it: top(target=...). "
+                f"The targets are {self.targets.listing()}."
+            )
+        row = 0 if target is None else self.targets.index_of(target)
+        values = self.values[self._layer_index(layer), row]
+        order = np.argsort(-values, kind="stable")[:k]
+        return [
+            Contribution(self.sources[i], self.sources.positions[i], float(values[i]))
+            for i in order.tolist()
+        ]
+
+    def _layer_index(self, number: int) -> int:
+        if number == -1:
+            return len(self.layers) - 1
+        if number not in self.layers:
+            raise InputError(
+                f"There is no layer {number} in this result; it has "
+                f"{', '.join(map(str, self.layers))}."
+            )
+        return self.layers.index(number)
+
+    def _cut(self, where: Any, **changed: Any) -> Attribution:
+        arrays = {n: a[where] for n in _ARRAYS if (a := getattr(self, n)) is not None}
+        return replace(self, **arrays, **changed)
+
+    # -- rescaling ----------------------------------------------------------------------------
+
+    def normalize(self, how: Normalization = "sum") -> Attribution:
+        """Rescale each row: "sum" to shares that add up to 1, "max" to the strongest source = 1.
+
+        Bounds stay bounds: a share is least when it is itself least and all others are greatest.
+        A row of zeros stays zero.
+        """
+        if how not in ("sum", "max"):
+            hint = did_you_mean(str(how), ("sum", "max"))
+            raise MethodError(f"Unknown normalization {how!r}.{hint} Allowed: 'sum', 'max'.")
+        rescale = _share_of_sum if how == "sum" else _share_of_max
+        changed: dict[str, Any] = {"values": rescale(self.values, self.values)}
+        if self.lower is not None and self.upper is not None:
+            changed["lower"] = rescale(self.lower, self.upper)
+            changed["upper"] = rescale(self.upper, self.lower)
+        return replace(self, **changed, steps=(*self.steps, f"normalize({how!r})"))
+
+    def merge_words(self) -> Attribution:
+        """Word pieces to words: sources are summed (a word got what its pieces got), targets are
+        averaged (a word draws as its pieces do on average).
+        """
+        rows, columns = self.targets.groups(), self.sources.groups()
+        changed: dict[str, Any] = {
+            name: _merge(array, rows, columns)
+            for name in ("values", "lower", "upper")
+            if (array := getattr(self, name)) is not None
+        }
+        return replace(
+            self,
+            **changed,
+            saturated=None,  # a property of one source token, not of a sum of several
+            targets=self.targets.merged(rows),
+            sources=self.sources.merged(columns),
+            steps=(*self.steps, "merge_words()"),
+        )
+
+    # -- showing ------------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        """The method and every step after it: what a figure or a file is headed with."""
+        return " · ".join([repr(self.method), *self.steps])
+
+    def __repr__(self) -> str:
+        layers, targets, sources = self.values.shape
+        axes = f"{layers} layers × {targets} targets × {sources} sources"
+        return f"<Attribution {axes}, {self.title}>"
+
+    def _repr_html_(self) -> str:
+        return markup.attribution_table(
+            self.values,
+            layers=self.layers,
+            targets=self.targets,
+            sources=self.sources,
+            title=self.title,
+            said=str(self.prediction) if self.prediction else "",
+        )
+
+    def plot(self, *, target: Target | None = None, ax: Axes | None = None) -> Axes:
+        """Tokens × layers heat map of one target (needs matplotlib)."""
+        from attnflow import plots
+
+        return plots.layers_map(self, target=target, ax=ax)
+
+    # -- keeping ------------------------------------------------------------------------------
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row for each value: layer, target, source, their positions, value and bounds."""
+        pandas = optional_import("pandas", extra="pandas", purpose="to_pandas()")
+        layer, target, source = (index.ravel() for index in np.indices(self.values.shape))
+        columns: dict[str, Any] = {
+            "layer": np.array(self.layers)[layer],
+            "target_position": np.array(self.targets.positions)[target],
+            "target": np.array(self.targets.texts, dtype=object)[target],
+            "source_position": np.array(self.sources.positions)[source],
+            "source": np.array(self.sources.texts, dtype=object)[source],
+            "value": self.values.ravel(),
+        }
+        for name in _ARRAYS[1:]:
+            if (array := getattr(self, name)) is not None:
+                columns[name] = array.ravel()
+        return pandas.DataFrame(columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: nested lists with the axes layer, target, source."""
+        arrays = {n: a.tolist() for n in _ARRAYS if (a := getattr(self, n)) is not None}
+        return {**self._header(), **arrays}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to .safetensors or .json; `load` gives the same bits back."""
+        arrays = {n: a for n in _ARRAYS if (a := getattr(self, n)) is not None}
+        files.write(path, "Attribution", self._header(), arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote."""
+        from attnflow.methods import method_from_dict
+
+        header, arrays = files.read(path, "Attribution")
+        said = header["prediction"]
+        return cls(
+            **{name: arrays[name] for name in _ARRAYS if name in arrays},
+            layers=tuple(header["layers"]),
+            targets=Tokens.from_dict(header["targets"]),
+            sources=Tokens.from_dict(header["sources"]),
+            method=method_from_dict(header["method"]),
+            prediction=Prediction.from_dict(said) if said else None,
+            steps=tuple(header["steps"]),
+            provenance=header["provenance"],
+        )
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "axes": ["layer", "target", "source"],
+            "layers": list(self.layers),
+            "targets": self.targets.to_dict(),
+            "sources": self.sources.to_dict(),
+            "method": self.method.to_dict(),
+            "prediction": self.prediction.to_dict() if self.prediction else None,
+            "steps": list(self.steps),
+            "provenance": dict(self.provenance),
+        }
+
+
+def _share_of_sum(own: Values, others: Values) -> Values:
+    """own / (own + the others of its row)."""
+    total = others.sum(axis=-1, keepdims=True) - others + own
+    return np.divide(own, total, out=np.zeros_like(own), where=total > 0)
+
+
+def _share_of_max(own: Values, others: Values) -> Values:
+    """own / (the strongest of its row, itself included)."""
+    strongest = np.maximum(others.max(axis=-1, keepdims=True), own)
+    return np.divide(own, strongest, out=np.zeros_like(own), where=strongest > 0)
+
+
+def _merge(
+    values: Values, rows: Sequence[Sequence[int]], columns: Sequence[Sequence[int]]
+) -> Values:
+    summed = np.stack([values[:, :, list(c)].sum(axis=2) for c in columns], axis=2)
+    return np.stack([summed[:, list(r)].mean(axis=1) for r in rows], axis=1)

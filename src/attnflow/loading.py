@@ -1,0 +1,88 @@
+"""A name, a path or None to a model and its tokenizer."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from attnflow.errors import ModelError, optional_import
+
+__all__ = ["Loaded", "load_model"]
+
+# Which head to load, by how the architecture's name ends; a bare encoder otherwise.
+_HEADS = {
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+}
+
+
+class Loaded(NamedTuple):
+    """A model ready to run, and what turns text into its inputs."""
+
+    model: nn.Module
+    tokenizer: Any
+
+
+def load_model(name: str | os.PathLike[str] | None) -> Loaded:
+    """The embedded default for None, otherwise a Hugging Face name or a local folder."""
+    return _embedded() if name is None else _pretrained(os.fspath(name))
+
+
+@lru_cache(maxsize=1)
+def _embedded() -> Loaded:
+    from attnflow.models.verb_number import load_verb_number
+
+    return Loaded(*load_verb_number())
+
+
+def _pretrained(name: str) -> Loaded:
+    transformers = optional_import("transformers", extra="models", purpose="Loading a model")
+    if not name.strip():
+        raise ModelError("The model's name is empty; give a name or a path, or leave it out.")
+    if _is_path(name) and not Path(name).is_dir():
+        raise ModelError(
+            f"There is no folder {name!r}. A path must lead to a model's folder; a Hugging Face "
+            "name looks like 'bert-base-uncased' or 'organisation/model'."
+        )
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        model = _auto_class(transformers, config).from_pretrained(name)
+    # The library raises many unrelated types for a missing, broken or unknown model; whichever
+    # it is, the user needs the same answer, and the cause is kept.
+    except Exception as error:
+        raise ModelError(_why_not(name, error)) from error
+    return Loaded(model.eval(), tokenizer)
+
+
+def _is_path(name: str) -> bool:
+    """Hub names have at most one slash and none in front: anything else is meant as a path."""
+    return name.startswith((".", "~", "/", "\\")) or Path(name).is_absolute() or name.count("/") > 1
+
+
+def _auto_class(transformers: Any, config: Any) -> Any:
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    for ending, auto in _HEADS.items():
+        if architecture.endswith(ending):
+            return getattr(transformers, auto)
+    return transformers.AutoModel
+
+
+def _why_not(name: str, error: Exception) -> str:
+    first_line = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+    if Path(name).is_dir():
+        where = f"The folder {name!r} holds no model that transformers can load"
+        way_out = "It needs config.json, the weights and the tokenizer's files (save_pretrained)."
+    else:
+        where = f"The model {name!r} could not be loaded: it is no folder here, and as a name"
+        where += " on the Hugging Face hub it failed"
+        way_out = "Check the spelling and the connection, or give the path of a downloaded model."
+    return f"{where} ({type(error).__name__}: {first_line.strip()}). {way_out}"

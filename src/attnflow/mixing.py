@@ -1,0 +1,162 @@
+"""From a trace to one matrix for each layer: how heads are mixed and the residual is weighed.
+
+Every paper of this field differs from the next only here, so all methods share this one value.
+The order is fixed: mix heads, discard the weakest entries, then add the residual. Wherever a step
+breaks the rows (max and min over heads, discarding), each row is scaled back to the mass it had,
+along the sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.errors import MethodError, did_you_mean
+from attnflow.trace import AttentionTrace
+
+__all__ = ["Heads", "Mixing", "Residual", "mix_heads"]
+
+Heads = str | int | tuple[float, ...]
+Residual = float | tuple[float, ...] | None
+_NAMED = ("mean", "max", "min")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """The choices that turn attention weights into one matrix for each layer.
+
+    heads: "mean", "max", "min", the number of one head (from 0), or one weight for each head.
+    residual: share r of the skip connection in `(1 - r) W + r I`; one number, one for each layer,
+        or None for none.
+    discard: share of the weakest entries of each row set to zero before the residual is added.
+    """
+
+    heads: Heads = "mean"
+    residual: Residual = 0.5
+    discard: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", _checked_heads(self.heads))
+        object.__setattr__(self, "residual", _checked_residual(self.residual))
+        if not _is_number(self.discard) or not 0 <= self.discard < 1:
+            raise MethodError(
+                f"discard is a share of each row, at least 0 and below 1; got {self.discard!r}."
+            )
+
+    def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
+        """`(layers, n, n)`: what each layer takes from the one below."""
+        mixed = self._mixed(trace)
+        if self.discard:
+            mixed = _discard_weakest(mixed, self.discard)
+        return _add_residual(mixed, self._shares(len(trace.layers)))
+
+    def _mixed(self, trace: AttentionTrace) -> NDArray[np.float64]:
+        if trace.mixed_heads is None:
+            return mix_heads(trace.weights, self.heads)
+        if trace.mixed_heads != str(self.heads):
+            raise MethodError(
+                f"This trace was captured with heads already mixed by {trace.mixed_heads!r}, so "
+                f"heads={self.heads!r} cannot be computed from it. Capture again with "
+                "heads=None to keep every head."
+            )
+        return trace.weights[:, 0].astype(np.float64)
+
+    def _shares(self, layers: int) -> NDArray[np.float64]:
+        if isinstance(self.residual, tuple):
+            if len(self.residual) != layers:
+                raise MethodError(
+                    f"residual has {len(self.residual)} numbers, the trace {layers} layers; pass "
+                    "one number, or one for each layer."
+                )
+            return np.array(self.residual)
+        return np.full(layers, self.residual or 0.0)
+
+
+def mix_heads(weights: NDArray[np.floating[Any]], heads: Heads) -> NDArray[np.float64]:
+    """`(layers, heads, n, n)` to `(layers, n, n)` in float64, rows keeping their mean mass."""
+    if isinstance(heads, tuple):
+        if len(heads) != weights.shape[1]:
+            raise MethodError(
+                f"heads has {len(heads)} weights for {weights.shape[1]} heads; pass one for each."
+            )
+        share = np.array(heads) / sum(heads)
+        return np.einsum("h,lhij->lij", share, weights, dtype=np.float64)
+    if isinstance(heads, int):
+        if heads >= weights.shape[1]:
+            raise MethodError(
+                f"There is no head {heads}; this trace has {weights.shape[1]}, numbered from 0."
+            )
+        return weights[:, heads].astype(np.float64)
+    mean = weights.mean(axis=1, dtype=np.float64)
+    if heads == "mean":
+        return mean
+    extreme = (weights.max if heads == "max" else weights.min)(axis=1).astype(np.float64)
+    return _scaled_to(extreme, mean.sum(axis=-1))
+
+
+def _scaled_to(rows: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scale each row (last axis: sources) to the given mass; a row of zeros stays as it is."""
+    total = rows.sum(axis=-1)
+    factor = np.divide(mass, total, out=np.zeros_like(total), where=total > 0)
+    return rows * factor[..., None]
+
+
+def _discard_weakest(rows: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """Zero the floor(share × n) weakest entries of each row; at least one entry is kept."""
+    count = int(share * rows.shape[-1])
+    if count == 0:
+        return rows
+    weakest = np.argsort(rows, axis=-1, kind="stable")[..., :count]
+    kept = rows.copy()
+    np.put_along_axis(kept, weakest, 0.0, axis=-1)
+    return _scaled_to(kept, rows.sum(axis=-1))
+
+
+def _add_residual(rows: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    r = shares[:, None, None]
+    return (1 - r) * rows + r * np.eye(rows.shape[-1])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def _checked_heads(heads: object) -> Heads:
+    if isinstance(heads, str):
+        if heads in _NAMED:
+            return heads
+        raise MethodError(
+            f"Unknown heads={heads!r}.{did_you_mean(heads, _NAMED)} Allowed are "
+            f"{', '.join(map(repr, _NAMED))}, the number of one head, or one weight for each head."
+        )
+    if _is_number(heads) and int(heads) == heads and heads >= 0:  # type: ignore[call-overload,operator]
+        return int(heads)  # type: ignore[call-overload]
+    if isinstance(heads, (Sequence, np.ndarray)) and all(_is_number(w) for w in heads):
+        weights = tuple(float(w) for w in heads)
+        if weights and all(np.isfinite(w) and w >= 0 for w in weights) and sum(weights) > 0:
+            return weights
+    raise MethodError(
+        f"heads={heads!r} is none of {', '.join(map(repr, _NAMED))}, the number of one head (from "
+        "0), or a list of weights, one for each head, not negative and not all 0."
+    )
+
+
+def _checked_residual(residual: object) -> Residual:
+    if residual is None:
+        return None
+    if _is_number(residual):
+        shares: tuple[float, ...] = (float(residual),)  # type: ignore[arg-type]
+    elif isinstance(residual, (Sequence, np.ndarray)) and all(_is_number(r) for r in residual):
+        shares = tuple(float(r) for r in residual)
+    else:
+        shares = ()
+    if not shares or not all(0 <= r <= 1 for r in shares):
+        raise MethodError(
+            f"residual={residual!r}: the share of the skip connection is a number from 0 to 1 "
+            "(the paper's is 0.5), a list with one such number for each layer, or None."
+        )
+    return shares[0] if _is_number(residual) else shares

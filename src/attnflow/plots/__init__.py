@@ -1,0 +1,7 @@
+"""Figures (matplotlib): functions take `ax=` and return Axes, so they fit into any figure."""
+
+from __future__ import annotations
+
+from attnflow.plots.maps import layers_map, methods_figure
+
+__all__ = ["layers_map", "methods_figure"]

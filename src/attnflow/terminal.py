@@ -1,0 +1,102 @@
+"""Results in a terminal: sources down, layers across, methods side by side, shaded like a map.
+
+rich decides whether colour is shown (a terminal, and no NO_COLOR); the numbers stand alone
+without it. Everything fits the console's width: blocks are stacked when they do not fit beside
+each other, and layers are thinned out, evenly and with the highest kept, when even one does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console, Group, RenderableType
+from rich.style import Style
+from rich.text import Text
+
+from attnflow.attribution import Attribution
+from attnflow.markup import shade
+
+__all__ = ["contributions", "layers_table"]
+
+_TOKEN_WIDTH = 16
+_CELL = 4  # " .37", " 1.0"
+_GAP = 2
+
+
+def layers_table(
+    results: Sequence[Attribution], *, names: Sequence[str], console: Console
+) -> RenderableType:
+    """The sources of one target at every layer, one block for each result."""
+    tokens = [_fit(token) for token in results[0].sources]
+    label = max(map(len, tokens))
+    shown = _thinned(results[0].layers, (console.width - label) // _CELL)
+    block = _CELL * len(shown)
+    per_line = max(1, (console.width - label) // (block + _GAP))
+    groups = [range(k, min(k + per_line, len(results))) for k in range(0, len(results), per_line)]
+    tables = [
+        _blocks([results[k] for k in group], [names[k] for k in group], tokens, label, shown)
+        for group in groups
+    ]
+    return Group(*tables)
+
+
+def _blocks(
+    results: Sequence[Attribution],
+    names: Sequence[str],
+    tokens: Sequence[str],
+    label: int,
+    shown: Sequence[int],
+) -> Text:
+    block = _CELL * len(shown)
+    text = Text(" " * label)
+    for name in names:
+        text.append(" " * _GAP + name.center(block), style="bold")
+    text.append("\n" + "layer".rjust(label), style="dim")
+    for _ in names:
+        text.append(" " * _GAP + "".join(str(number).rjust(_CELL) for number in shown), style="dim")
+    grids = [_grid(result, shown) for result in results]
+    for index, token in enumerate(tokens):
+        text.append("\n" + token.rjust(label))
+        for grid in grids:
+            text.append(" " * _GAP)
+            strongest = float(grid.max()) or 1.0
+            for value in grid[index].tolist():
+                text.append(_digits(value).rjust(_CELL), style=_style(value / strongest))
+    text.append("\n")
+    return text
+
+
+def contributions(result: Attribution, *, k: int = 5) -> Text:
+    """The strongest sources of the one target at its highest layer, as a line of text."""
+    parts = [f"{c.token} {c.value:.3f}" for c in result.top(k)]
+    return Text(f"most at layer {result.layers[-1]}: " + ", ".join(parts))
+
+
+def _grid(result: Attribution, shown: Sequence[int]) -> NDArray[np.float64]:
+    picked = [result.layers.index(number) for number in shown]
+    return result.values[picked, 0, :].T
+
+
+def _thinned(layers: Sequence[int], room: int) -> list[int]:
+    room = max(room, 1)
+    if len(layers) <= room:
+        return list(layers)
+    index = np.linspace(len(layers) - 1, 0, room).round().astype(int)[::-1]
+    return [layers[i] for i in dict.fromkeys(index.tolist())]
+
+
+def _fit(token: str) -> str:
+    printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in token)
+    return printable if len(printable) <= _TOKEN_WIDTH else printable[: _TOKEN_WIDTH - 1] + "…"
+
+
+def _digits(value: float) -> str:
+    rounded = f"{value:.2f}"
+    return rounded[1:] if rounded.startswith("0") else f"{value:.1f}"
+
+
+def _style(share: float) -> Style:
+    background, ink = shade(share)
+    return Style(color=ink, bgcolor=background)

@@ -1,0 +1,187 @@
+"""Checks and small models for anyone who tests a method, a solver or an adapter.
+
+The built-in methods, solvers and adapters are held to these same functions by attnflow's own
+tests. A check raises AssertionError with a sentence that says what does not hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.graph import LayeredGraph
+from attnflow.methods import Method, method_from_dict
+from attnflow.trace import AttentionTrace
+
+if TYPE_CHECKING:
+    from attnflow.loading import Loaded
+
+__all__ = ["check_flow", "check_method", "random_attention", "random_trace", "tiny_encoder"]
+
+Shape = Literal["dense", "causal", "window", "peaked", "uniform", "identity"]
+
+
+def random_attention(
+    layers: int, heads: int, length: int, *, seed: int, shape: Shape = "dense"
+) -> NDArray[np.float64]:
+    """Attention of a given shape, `(layers, heads, n, n)`, rows summing to 1."""
+    rng = np.random.default_rng(seed)
+    size = (layers, heads, length, length)
+    if shape == "identity":
+        return np.broadcast_to(np.eye(length), size).copy()
+    scores = rng.normal(scale={"peaked": 6.0, "uniform": 0.0}.get(shape, 1.0), size=size)
+    position = np.arange(length)
+    distance = position[:, None] - position[None, :]
+    if shape == "causal":
+        scores = np.where(distance >= 0, scores, -np.inf)
+    if shape == "window":
+        scores = np.where(np.abs(distance) <= 2, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def random_trace(
+    layers: int = 3, heads: int = 2, length: int = 5, *, seed: int = 0, shape: Shape = "dense"
+) -> AttentionTrace:
+    """A trace of random attention over tokens t0, t1, ..."""
+    tokens = [f"t{position}" for position in range(length)]
+    weights = random_attention(layers, heads, length, seed=seed, shape=shape)
+    return AttentionTrace.from_arrays(weights, tokens)
+
+
+def check_flow(
+    graph: LayeredGraph,
+    flow: NDArray[np.float64],
+    side: NDArray[np.bool_],
+    *,
+    layer: int,
+    target: int,
+    source: int,
+    lower: float,
+    upper: float,
+    tolerance: float = 1e-6,
+) -> None:
+    """The certificate of one maximum flow: any flow and any cut of equal value prove each other.
+
+    flow: `(layer, n, n)` on the edges of layers 1 to `layer`. side: `(layer + 1, n)`, True on the
+    target's side of the cut.
+    """
+    capacities = graph.capacities[:layer]
+    assert flow.shape == capacities.shape, f"flow has shape {flow.shape}"
+    assert (flow >= 0).all(), "an edge carries a negative flow"
+    assert (flow <= capacities + 1e-12).all(), "an edge carries more than its capacity"
+    _check_conservation(flow, target, source)
+    value = float(flow[layer - 1, target].sum())
+    assert abs(value - lower) <= 1e-9, f"the flow's value is {value}, lower says {lower}"
+    assert side[layer, target], "the target is not on its own side of the cut"
+    assert not side[0, source], "the source is on the target's side of the cut"
+    cut = float(capacities[side[1:, :, None] & ~side[:-1, None, :]].sum())
+    assert cut <= upper + 1e-12, f"the cut's value is {cut}, upper says {upper}"
+    assert lower <= upper + 1e-12, f"lower {lower} is above upper {upper}"
+    assert upper - lower <= tolerance, f"the bounds are {upper - lower} apart"
+
+
+def _check_conservation(flow: NDArray[np.float64], target: int, source: int) -> None:
+    """What flows into a node flows out; only the target gives and only the source takes."""
+    top = flow[-1].sum(axis=1)
+    top[target] = 0
+    assert (top <= 1e-12).all(), "flow leaves a node of the top layer that is not the target"
+    bottom = flow[0].sum(axis=0)
+    bottom[source] = 0
+    assert (bottom <= 1e-12).all(), "flow reaches an input that is not the source"
+    inward, outward = flow[1:].sum(axis=1), flow[:-1].sum(axis=2)
+    assert np.allclose(inward, outward, rtol=0, atol=1e-9), "a node does not conserve flow"
+
+
+def check_method(method: Method) -> None:
+    """What every method promises, on random traces of several shapes."""
+    _check_frozen(method)
+    assert method_from_dict(method.to_dict()) == method, "to_dict does not give the method back"
+    for shape in ("dense", "causal", "peaked", "identity"):
+        trace = random_trace(layers=3, heads=2, length=5, seed=7, shape=shape)
+        before = trace.weights.copy()
+        whole = method(trace)
+        assert np.array_equal(trace.weights, before), "the method changed the trace"
+        _check_axes(whole, trace)
+        part = method(trace, targets=[4, "t1"], layers=whole.layers[-1:])
+        assert part.values.shape == (1, 2, 5), f"one layer, two targets: {part.values.shape}"
+        assert np.allclose(part.values[0], whole.values[-1][[4, 1]], rtol=0, atol=1e-6), (
+            "asking for some targets and layers gives other values than asking for all"
+        )
+
+
+def _check_frozen(method: Method) -> None:
+    name = fields(method)[0].name
+    try:
+        setattr(method, name, getattr(method, name))
+    except FrozenInstanceError:
+        return
+    raise AssertionError(f"{method!r} can be changed after it is made")
+
+
+def _check_axes(result: Attribution, trace: AttentionTrace) -> None:
+    n = trace.length
+    assert result.values.shape == (len(result.layers), n, n), f"axes are {result.values.shape}"
+    assert np.isfinite(result.values).all(), "a value is not finite"
+    assert (result.values >= 0).all(), "a value is negative"
+    if result.lower is not None and result.upper is not None:
+        assert (result.lower <= result.values).all(), "a value is below its lower bound"
+        assert (result.values <= result.upper).all(), "a value is above its upper bound"
+
+
+_WORDS = (
+    *("the", "author", "talked", "to", "sara", "about", "his", "her", "book"),
+    *("key", "cabinets", "is", "are", "of", "and"),
+)
+_PIECES = ("##s", "##ing", "##ed", "un", "##lock")
+
+
+def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0) -> Loaded:
+    """A tiny random Hugging Face encoder with a tokenizer, built from its config: no download.
+
+    family: "bert", "distilbert" or "roberta"; head: "MaskedLM", "SequenceClassification" or "".
+    """
+    import torch
+    import transformers
+
+    from attnflow.loading import Loaded
+
+    tokenizer = _tiny_tokenizer()
+    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    if family == "distilbert":
+        sizes |= {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
+    else:
+        sizes |= {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+        sizes |= {"intermediate_size": 48, "max_position_embeddings": 64}
+    prefix = {"bert": "Bert", "distilbert": "DistilBert", "roberta": "Roberta"}[family]
+    config = getattr(transformers, f"{prefix}Config")(**sizes)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{prefix}For{head}" if head else f"{prefix}Model")(config)
+    # Attention of a freshly initialised model is nearly uniform; scale it up so that a wrong
+    # mask, a wrong layer or a wrong head cannot hide behind equal numbers.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(8)
+    return Loaded(model.eval(), tokenizer)
+
+
+def _tiny_tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {token: i for i, token in enumerate([*special, *_WORDS, *_PIECES])}
+    raw = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    raw.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)
+    names = ("pad", "unk", "cls", "sep", "mask")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        **{f"{name}_token": token for name, token in zip(names, special, strict=True)},
+    )

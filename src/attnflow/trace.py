@@ -1,0 +1,273 @@
+"""AttentionTrace: what one forward pass did, as plain arrays.
+
+This is the lowest door into attnflow: attention weights and tokens from anywhere make a trace,
+with no model and no torch. Everything is checked here, once, so that methods need not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnflow import files
+from attnflow.errors import TokensError, WeightsError
+from attnflow.tokens import Tokens
+
+__all__ = ["AttentionTrace", "Kind", "Prediction"]
+
+Kind = Literal["bidirectional", "causal", "cross"]
+
+# How far a row may be from a distribution before we refuse it: rounding of the dtype it was
+# computed in, with room for a few thousand summands. A dropped mask or a missing softmax is off
+# by orders of magnitude more.
+ROW_TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model said in this forward pass, and the position it was read from."""
+
+    label: str
+    probability: float
+    position: int
+    alternatives: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.label} ({self.probability:.1%})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "label": self.label,
+            "probability": self.probability,
+            "position": self.position,
+            "alternatives": [list(pair) for pair in self.alternatives],
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Prediction:
+        """The inverse of `to_dict`."""
+        alternatives = tuple((str(name), float(p)) for name, p in record["alternatives"])
+        return cls(record["label"], record["probability"], record["position"], alternatives)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionTrace:
+    """Attention weights of one input: `weights[layer, head, query, key]`, rows are distributions.
+
+    `layers` are the model's own layer numbers, counted from 1; a hybrid model's layers without
+    attention are simply absent. `sinks[layer, head, query]` is the mass a row gives to a learned
+    sink, so that row sum + sink = 1. `mixed_heads` is set when the heads were already reduced at
+    capture, and says how.
+    """
+
+    weights: NDArray[np.floating[Any]]
+    tokens: Tokens
+    layers: tuple[int, ...]
+    kind: Kind = "bidirectional"
+    sinks: NDArray[np.floating[Any]] | None = None
+    mixed_heads: str | None = None
+    prediction: Prediction | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.weights.flags.writeable = False
+        object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        weights: ArrayLike,
+        tokens: Sequence[str],
+        *,
+        layers: Sequence[int] | None = None,
+        kind: Kind | None = None,
+        sinks: ArrayLike | None = None,
+        mixed_heads: str | None = None,
+        prediction: Prediction | None = None,
+        row_tolerance: float | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A trace from arrays of shape (layers, heads, n, n) or (layers, n, n) and n tokens.
+
+        Rows must sum to 1 (or to 1 minus `sinks`) within `row_tolerance`, by default what the
+        dtype can hold. `kind` is recognised when not given: causal if no position attends to a
+        later one.
+        """
+        checked, dtype = _checked_weights(weights)
+        named = Tokens.of(tokens)
+        if len(named) != checked.shape[-1]:
+            raise TokensError(
+                f"{len(named)} tokens for attention over {checked.shape[-1]} positions; "
+                "pass one token for each position, special tokens included."
+            )
+        sink = _checked_sinks(sinks, checked)
+        _check_rows(checked, sink, row_tolerance or ROW_TOLERANCE.get(dtype, 1e-4))
+        return cls(
+            weights=checked,
+            tokens=named,
+            layers=_checked_layers(layers, len(checked)),
+            kind=kind or _recognise_kind(checked),
+            sinks=sink,
+            mixed_heads=mixed_heads,
+            prediction=prediction,
+            provenance={**files.provenance_stamp(), **(provenance or {})},
+        )
+
+    @property
+    def length(self) -> int:
+        """How many positions."""
+        return int(self.weights.shape[-1])
+
+    @property
+    def heads(self) -> int:
+        """How many heads are kept apart (1 when they were mixed at capture)."""
+        return int(self.weights.shape[1])
+
+    def __repr__(self) -> str:
+        layers, heads, n, _ = self.weights.shape
+        text = " ".join(self.tokens.texts)
+        shown = text if len(text) <= 40 else text[:37] + "..."
+        said = f", predicts {self.prediction}" if self.prediction else ""
+        return f"<AttentionTrace {layers} layers × {heads} heads × {n} tokens, {shown!r}{said}>"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to .safetensors or .json; `load` gives the same bits back."""
+        header = {
+            "tokens": self.tokens.to_dict(),
+            "layers": list(self.layers),
+            "kind": self.kind,
+            "mixed_heads": self.mixed_heads,
+            "prediction": self.prediction.to_dict() if self.prediction else None,
+            "provenance": dict(self.provenance),
+        }
+        arrays = {"weights": self.weights}
+        if self.sinks is not None:
+            arrays["sinks"] = self.sinks
+        files.write(path, "AttentionTrace", header, arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote."""
+        header, arrays = files.read(path, "AttentionTrace")
+        said = header["prediction"]
+        return cls(
+            weights=arrays["weights"],
+            tokens=Tokens.from_dict(header["tokens"]),
+            layers=tuple(header["layers"]),
+            kind=header["kind"],
+            sinks=arrays.get("sinks"),
+            mixed_heads=header["mixed_heads"],
+            prediction=Prediction.from_dict(said) if said else None,
+            provenance=header["provenance"],
+        )
+
+
+def _checked_weights(weights: ArrayLike) -> tuple[NDArray[np.floating[Any]], str]:
+    """A private copy of rank 4 in float32 or float64, and the name of the dtype it came in."""
+    array = _as_array(weights)
+    dtype = str(array.dtype)
+    if array.ndim not in (3, 4):
+        raise WeightsError(
+            f"Attention weights have rank {array.ndim} (shape {array.shape}); allowed are "
+            "(layers, heads, n, n) and (layers, n, n). For one layer add an axis: weights[None]."
+        )
+    if array.shape[-1] != array.shape[-2]:
+        raise WeightsError(
+            f"Attention weights are not square: shape {array.shape} has {array.shape[-2]} queries "
+            f"and {array.shape[-1]} keys; self-attention has as many of one as of the other."
+        )
+    if 0 in array.shape:
+        raise WeightsError(f"Attention weights are empty: shape {array.shape}.")
+    single = dtype in ("float32", "float16")
+    copied: NDArray[np.floating[Any]] = (
+        array.astype(np.float32) if single else array.astype(np.float64)
+    )
+    _check_values(copied)
+    return (copied[:, None] if copied.ndim == 3 else copied), dtype
+
+
+def _as_array(weights: ArrayLike) -> NDArray[Any]:
+    try:
+        array = np.asarray(weights)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise WeightsError(f"Attention weights cannot be read as one array: {error}.") from error
+    if array.dtype.kind not in "fiu":
+        raise WeightsError(
+            f"Attention weights must be real numbers; got dtype {array.dtype}. "
+            "Layers of different shapes cannot be stacked: trim padding first."
+        )
+    return array
+
+
+def _check_values(weights: NDArray[np.floating[Any]]) -> None:
+    if not np.isfinite(weights).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(weights))[0])
+        raise WeightsError(
+            f"Attention weights must be finite; weights{list(where)} is {weights[where]}. "
+            "A fully masked row gives NaN: trim padding before the softmax."
+        )
+    if (weights < 0).any():
+        where = tuple(int(i) for i in np.argwhere(weights < 0)[0])
+        raise WeightsError(
+            f"Attention weights must not be negative; weights{list(where)} is "
+            f"{weights[where]:.6g}. Pass the weights after the softmax, not the scores."
+        )
+
+
+def _checked_sinks(
+    sinks: ArrayLike | None, weights: NDArray[np.floating[Any]]
+) -> NDArray[np.floating[Any]] | None:
+    if sinks is None:
+        return None
+    array = np.array(sinks, dtype=weights.dtype)
+    if array.ndim == 2:
+        array = array[:, None]
+    if array.shape != weights.shape[:3] or not np.isfinite(array).all() or (array < 0).any():
+        raise WeightsError(
+            f"sinks must be finite, not negative and of shape {weights.shape[:3]} "
+            f"(layers, heads, queries); got shape {array.shape}."
+        )
+    return array
+
+
+def _check_rows(
+    weights: NDArray[np.floating[Any]], sinks: NDArray[np.floating[Any]] | None, tolerance: float
+) -> None:
+    total = weights.sum(axis=-1, dtype=np.float64)
+    if sinks is not None:
+        total = total + sinks
+    off = np.abs(total - 1)
+    if off.max() <= tolerance:
+        return
+    layer, head, query = (int(i) for i in np.unravel_index(off.argmax(), off.shape))
+    raise WeightsError(
+        f"Attention rows must sum to 1 within {tolerance:g}; {int((off > tolerance).sum())} of "
+        f"{off.size} do not. The worst is layer {layer + 1}, head {head}, query {query}: it sums "
+        f"to {total[layer, head, query]:.6g} (off by {off.max():.3g}). Pass weights after the "
+        "softmax and before dropout; declare the mass of learned sinks with sinks=."
+    )
+
+
+def _checked_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    if layers is None:
+        return tuple(range(1, count + 1))
+    numbers = tuple(int(number) for number in layers)
+    if len(numbers) != count or numbers != tuple(sorted(set(numbers))) or numbers[0] < 1:
+        raise WeightsError(
+            f"layers must be {count} increasing numbers counted from 1, one for each layer of "
+            f"weights; got {list(numbers)}."
+        )
+    return numbers
+
+
+def _recognise_kind(weights: NDArray[np.floating[Any]]) -> Kind:
+    later = np.triu(np.ones(weights.shape[-2:], dtype=bool), k=1)
+    seen = bool(later.any()) and bool(weights[..., later].any())
+    return "bidirectional" if seen or weights.shape[-1] == 1 else "causal"

@@ -1,0 +1,9 @@
+"""No test may reach a network: the hub is switched off before transformers is imported."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ.setdefault("MPLBACKEND", "Agg")

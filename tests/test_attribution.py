@@ -1,0 +1,224 @@
+"""What a result can do: choose, rescale, merge, show, keep."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnflow import AttentionTrace, Attribution, Flow, LayeredGraph, Raw, Rollout
+from attnflow.errors import FileError, InputError, MethodError, TargetError
+from attnflow.testing import random_attention, random_trace
+from attnflow.trace import Prediction
+
+TRACE = random_trace(layers=3, heads=2, length=5, seed=11)
+FLOW = Flow()(TRACE)
+
+
+def pieces_trace() -> AttentionTrace:
+    tokens = ["[CLS]", "un", "##lock", "book", "[SEP]"]
+    return AttentionTrace.from_arrays(random_attention(2, 1, 5, seed=2), tokens)
+
+
+def test_axes_stay_three_whatever_is_asked() -> None:
+    assert FLOW.values.shape == (3, 5, 5)
+    assert FLOW.row("t2").values.shape == (3, 1, 5)
+    assert FLOW.layer(2).values.shape == (1, 5, 5)
+    assert FLOW.row(2).layer(-1).values.shape == (1, 1, 5)
+    assert FLOW.row(2).row("t2").lower is not None
+
+
+def test_row_and_layer_are_the_right_ones() -> None:
+    assert np.array_equal(FLOW.row("t3").layer(2).values[0, 0], FLOW.values[1, 3])
+    with pytest.raises(InputError, match=r"no layer 7 in this result; it has 1, 2, 3"):
+        FLOW.layer(7)
+    with pytest.raises(TargetError, match="No token 'x'"):
+        FLOW.row("x")
+
+
+def test_top() -> None:
+    best = FLOW.top(2, target="t1")
+    order = np.argsort(-FLOW.values[-1, 1])
+    assert [c.position for c in best] == order[:2].tolist()
+    assert best[0].token == f"t{order[0]}"
+    assert best[0].value == FLOW.values[-1, 1, order[0]]
+    assert FLOW.row("t1").top(2) == best
+    assert len(FLOW.row(0).top(99)) == 5
+    with pytest.raises(TargetError, match="this result has 5; name it"):
+        FLOW.top(2)
+    with pytest.raises(InputError, match="at least 1; got 0"):
+        FLOW.row(0).top(0)
+
+
+def test_normalize_keeps_bounds_around_the_value() -> None:
+    for how in ("sum", "max"):
+        result = FLOW.normalize(how)  # type: ignore[arg-type]
+        assert result.lower is not None
+        assert result.upper is not None
+        assert (result.lower <= result.values + 1e-15).all()
+        assert (result.values <= result.upper + 1e-15).all()
+        assert result.steps == (f"normalize({how!r})",)
+        assert how in result.title
+    assert np.allclose(FLOW.normalize("sum").values.sum(axis=-1), 1)
+    assert np.allclose(FLOW.normalize("max").values.max(axis=-1), 1)
+    with pytest.raises(MethodError, match=r"Unknown normalization 'summ'\. Did you mean 'sum'"):
+        FLOW.normalize("summ")  # type: ignore[arg-type]
+
+
+def test_merge_words_sums_sources_and_averages_targets() -> None:
+    result = Rollout()(pieces_trace())
+    merged = result.merge_words()
+    assert merged.sources.texts == ("[CLS]", "unlock", "book", "[SEP]")
+    assert merged.values.shape == (2, 4, 4)
+    expected = result.values[:, 1:3, 1:3].sum(axis=2).mean(axis=1)
+    assert np.allclose(merged.values[:, 1, 1], expected)
+    assert np.allclose(merged.values.sum(axis=-1), 1)
+    assert merged.row("unlock").top(1)
+
+
+def test_values_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        FLOW.values[0, 0, 0] = 1
+    with pytest.raises(AttributeError):
+        FLOW.layers = (1,)  # type: ignore[misc]
+
+
+def test_repr_is_one_line_and_names_the_method() -> None:
+    text = repr(FLOW.normalize("sum"))
+    assert "\n" not in text
+    assert "3 layers × 5 targets × 5 sources" in text
+    assert "Flow(heads='mean'" in text
+    assert "normalize('sum')" in text
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open.append(tag)
+        self.seen.add(tag)
+        self.links += [v for k, v in attrs if k in ("src", "href") and v]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_html_is_static_and_safe() -> None:
+    tokens = ["</td><script>alert(1)</script>", "<b>", "c"]
+    trace = AttentionTrace.from_arrays(random_attention(2, 1, 3, seed=0), tokens)
+    for result in (Raw()(trace), Raw()(trace).row(2)):
+        tags = _Tags()
+        tags.feed(result._repr_html_())
+        assert not tags.open
+        assert tags.seen <= {"div", "table", "tr", "th", "td"}
+        assert not tags.links
+
+
+def test_html_of_a_long_result_is_cut_and_says_so() -> None:
+    result = Raw()(random_trace(layers=1, heads=1, length=200))
+    assert "200 × 200 in all" in result._repr_html_()
+    assert len(result._repr_html_()) < 200_000
+
+
+def test_to_pandas() -> None:
+    frame = FLOW.row("t1").to_pandas()
+    assert len(frame) == 3 * 5
+    line = frame[(frame.layer == 2) & (frame.source == "t4")].iloc[0]
+    assert line.value == FLOW.values[1, 1, 4]
+    assert line.target == "t1"
+    assert line.lower <= line.value <= line.upper
+
+
+def test_to_dict_is_json() -> None:
+    record = json.loads(json.dumps(FLOW.to_dict()))
+    assert record["axes"] == ["layer", "target", "source"]
+    assert np.array_equal(record["values"], FLOW.values)
+    assert record["method"]["name"] == "flow"
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
+def test_results_come_back_bit_for_bit(tmp_path: Path, suffix: str) -> None:
+    said = Prediction("singular", 0.9, 0, (("singular", 0.9), ("plural", 0.1)))
+    trace = AttentionTrace.from_arrays(TRACE.weights, TRACE.tokens, prediction=said)
+    for result in (
+        Flow(residual=[0.1, 0.2, 0.3])(trace, targets=[3]).normalize("sum"),
+        Rollout()(pieces_trace()).merge_words(),
+    ):
+        result.save(tmp_path / f"result{suffix}")
+        back = Attribution.load(tmp_path / f"result{suffix}")
+        assert back.method == result.method
+        assert back.title == result.title
+        assert (back.layers, back.targets, back.sources) == (
+            result.layers,
+            result.targets,
+            result.sources,
+        )
+        assert back.prediction == result.prediction
+        assert dict(back.provenance) == dict(result.provenance)
+        for name in ("values", "lower", "upper"):
+            ours, theirs = getattr(result, name), getattr(back, name)
+            assert (ours is None) == (theirs is None)
+            assert ours is None or ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_traces_and_graphs_come_back_bit_for_bit(tmp_path: Path, suffix: str, dtype: str) -> None:
+    weights = random_attention(2, 3, 4, seed=1).astype(dtype)
+    sinks = np.full((2, 3, 4), 0.5)
+    trace = AttentionTrace.from_arrays(
+        weights * np.float32(0.5), list("abcd"), sinks=sinks, layers=[1, 3]
+    )
+    trace.save(tmp_path / f"trace{suffix}")
+    back = AttentionTrace.load(tmp_path / f"trace{suffix}")
+    assert back.weights.dtype == dtype
+    assert back.weights.tobytes() == trace.weights.tobytes()
+    assert back.sinks is not None
+    assert (back.tokens, back.layers, back.kind) == (trace.tokens, trace.layers, trace.kind)
+    graph = Flow().graph(TRACE)
+    graph.save(tmp_path / f"graph{suffix}")
+    assert LayeredGraph.load(tmp_path / f"graph{suffix}").capacities.tobytes() == (
+        graph.capacities.tobytes()
+    )
+
+
+def test_files_that_are_not_ours(tmp_path: Path) -> None:
+    cases = {
+        "missing.json": (None, "There is no file"),
+        "other.txt": (b"", "must be one of .safetensors, .json"),
+        "text.json": (b"hello", "was not written by attnflow: reading it as JSON failed"),
+        "list.json": (b"[1, 2]", "was not written by attnflow"),
+        "plain.json": (b'{"arrays": {}}', "carries no attnflow header"),
+        "noise.safetensors": (b"\x00" * 40, "was not written by attnflow"),
+        "future.json": (
+            b'{"attnflow": {"format": 99, "kind": "Attribution"}, "arrays": {}}',
+            "is in format 99",
+        ),
+    }
+    for name, (content, said) in cases.items():
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(FileError, match=said):
+            Attribution.load(tmp_path / name)
+
+
+def test_another_noun_in_the_file_is_named(tmp_path: Path) -> None:
+    TRACE.save(tmp_path / "trace.json")
+    with pytest.raises(FileError, match="holds a AttentionTrace, not a Attribution"):
+        Attribution.load(tmp_path / "trace.json")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    FLOW.save(tmp_path / "result.json")
+    before = (tmp_path / "result.json").read_bytes()
+    with pytest.raises(FileError, match="Cannot write"):
+        FLOW.save(tmp_path / "no" / "result.json")
+    assert (tmp_path / "result.json").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]

@@ -1,0 +1,249 @@
+"""Capture from Hugging Face encoders: the right weights, and a model given back as it was."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import attnflow
+from attnflow.errors import CaptureError, ModelError, TokensError, UnsupportedModelError
+from attnflow.loading import Loaded, load_model
+from attnflow.testing import tiny_encoder
+
+TEXT = "the author talked to sara about [MASK] book"
+FAMILIES = ["bert", "distilbert", "roberta"]
+
+
+def eager_weights(loaded: Loaded, **inputs: Any) -> np.ndarray:
+    """The host's own answer: eager attention with output_attentions."""
+    model = type(loaded.model)._from_config(loaded.model.config, attn_implementation="eager")
+    model.load_state_dict(loaded.model.state_dict())
+    with torch.no_grad():
+        layers = model.eval()(**inputs, output_attentions=True).attentions
+    return np.stack([layer.numpy() for layer in layers], axis=1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("head", ["", "MaskedLM", "SequenceClassification"])
+def test_weights_equal_the_hosts_eager_attention(family: str, head: str) -> None:
+    loaded = tiny_encoder(family, head=head)
+    assert loaded.model.config._attn_implementation == "sdpa"
+    trace = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+    inputs = loaded.tokenizer(TEXT, return_tensors="pt")
+    assert np.allclose(trace.weights, eager_weights(loaded, **inputs)[0], rtol=0, atol=1e-6)
+    assert trace.weights.std() > 0.01, "attention is too uniform for this test to tell anything"
+    assert trace.tokens.texts == ("[CLS]", *TEXT.split(), "[SEP]")
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_the_model_is_given_back_as_it_was(implementation: str) -> None:
+    loaded = tiny_encoder()
+    model = loaded.model
+    model.set_attn_implementation(implementation)
+    model.train()
+    model.bert.encoder.layer[1].eval()
+    modes = [module.training for module in model.modules()]
+    attnflow.capture(model, TEXT, tokenizer=loaded.tokenizer)
+    assert [module.training for module in model.modules()] == modes
+    assert model.config._attn_implementation == implementation
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_model_is_given_back_when_the_forward_pass_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = tiny_encoder()
+    loaded.model.train()
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loaded.model.bert.encoder.layer[2], "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+    assert loaded.model.config._attn_implementation == "sdpa"
+    assert loaded.model.training
+    monkeypatch.undo()
+    assert attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer).layers == (1, 2, 3)
+
+
+def test_capture_does_not_change_the_logits() -> None:
+    loaded = tiny_encoder(head="SequenceClassification")
+    inputs = loaded.tokenizer(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        probability = loaded.model(**inputs).logits.softmax(-1).max().item()
+    trace = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+    assert trace.prediction is not None
+    assert trace.prediction.probability == pytest.approx(probability, abs=1e-6)
+    assert trace.prediction.label.startswith("LABEL_")
+
+
+def test_the_word_under_the_mask_is_predicted() -> None:
+    loaded = tiny_encoder()
+    trace = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+    assert trace.prediction is not None
+    assert trace.tokens[trace.prediction.position] == "[MASK]"
+    assert len(trace.prediction.alternatives) == 5
+    plain = attnflow.capture(loaded.model, "the key", tokenizer=loaded.tokenizer)
+    assert plain.prediction is None
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_trimmed(side: str) -> None:
+    loaded = tiny_encoder("distilbert")
+    loaded.tokenizer.padding_side = side
+    padded = loaded.tokenizer(
+        TEXT, return_tensors="pt", padding="max_length", max_length=20, padding_side=side
+    )
+    trace = attnflow.capture(loaded.model, padded, tokenizer=loaded.tokenizer)
+    assert trace.length == 10
+    assert trace.tokens[0] == "[CLS]"
+    assert trace.tokens[-1] == "[SEP]"
+    expected = eager_weights(loaded, **padded)[0]
+    kept = padded["attention_mask"][0].bool().numpy()
+    assert np.allclose(trace.weights, expected[:, :, kept][..., kept], rtol=0, atol=1e-6)
+
+
+def test_a_batch_gives_each_text_its_own_result() -> None:
+    loaded = tiny_encoder()
+    texts = ["the key", TEXT, "the author talked"]
+    together = attnflow.capture_batch(loaded.model, texts, tokenizer=loaded.tokenizer)
+    for text, trace in zip(texts, together, strict=True):
+        alone = attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+        assert trace.tokens == alone.tokens
+        assert np.allclose(trace.weights, alone.weights, rtol=0, atol=1e-6)
+
+
+def test_heads_can_be_mixed_as_they_are_seen() -> None:
+    loaded = tiny_encoder()
+    every = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+    mixed = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer, heads="max")
+    assert mixed.heads == 1
+    method = attnflow.Rollout(heads="max")
+    assert np.allclose(method(every).values, method(mixed).values, rtol=0, atol=1e-6)
+
+
+def test_half_precision_is_captured() -> None:
+    loaded = tiny_encoder()
+    loaded.model.to(torch.bfloat16)
+    trace = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+    assert trace.weights.dtype == np.float32
+    assert trace.provenance["dtype"] == "bfloat16"
+
+
+def test_word_pieces_are_merged_on_request() -> None:
+    loaded = tiny_encoder()
+    result = attnflow.explain(
+        loaded.model, "the author unlocked books", tokenizer=loaded.tokenizer, words=True
+    )
+    assert result.sources.texts == ("[CLS]", "the", "author", "unlocked", "books", "[SEP]")
+    assert np.allclose(result.values.sum(axis=-1), 1, atol=1e-6)
+
+
+def test_two_threads_on_two_models_do_not_mix() -> None:
+    models = [tiny_encoder(seed=1), tiny_encoder(seed=2)]
+    expected = [attnflow.capture(m.model, TEXT, tokenizer=m.tokenizer).weights for m in models]
+    differing: list[float] = []
+
+    def work(k: int) -> None:
+        for _ in range(20):
+            trace = attnflow.capture(models[k].model, TEXT, tokenizer=models[k].tokenizer)
+            differing.append(float(np.abs(trace.weights - expected[k]).max()))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(differing) == 40
+    assert max(differing) < 1e-6
+
+
+def test_explain_from_a_folder(tmp_path: Path) -> None:
+    loaded = tiny_encoder()
+    loaded.model.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    result = attnflow.explain(tmp_path, TEXT, method="flow", target="[MASK]", layer=3)
+    assert result.values.shape == (1, 1, 10)
+    assert result.prediction is not None
+    assert result.provenance["class"] == "BertForMaskedLM"
+    assert result.provenance["model"] == str(tmp_path)
+
+
+# -- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n"])
+def test_an_empty_text_is_refused(text: str) -> None:
+    loaded = tiny_encoder()
+    with pytest.raises(TokensError, match="nothing to explain: the text is"):
+        attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+
+
+def test_a_text_that_is_too_long_is_refused_with_both_numbers() -> None:
+    loaded = tiny_encoder()
+    with pytest.raises(TokensError, match="has 82 tokens and BertForMaskedLM takes at most 64"):
+        attnflow.capture(loaded.model, "key " * 80, tokenizer=loaded.tokenizer)
+
+
+def test_a_model_without_its_tokenizer() -> None:
+    loaded = tiny_encoder()
+    with pytest.raises(TokensError, match="A text needs the model's tokenizer"):
+        attnflow.explain(loaded.model, TEXT)
+    ids = loaded.tokenizer(TEXT, return_tensors="pt")
+    trace = attnflow.capture(loaded.model, ids)
+    assert trace.tokens[0] == "2"
+
+
+def test_prepared_inputs_that_do_not_fit() -> None:
+    loaded = tiny_encoder()
+    with pytest.raises(TokensError, match="need 'input_ids'; got 'pixels'"):
+        attnflow.capture(loaded.model, {"pixels": torch.zeros(1)})
+    with pytest.raises(TokensError, match=r"shape \(batch, length\); got \(3,\)"):
+        attnflow.capture(loaded.model, {"input_ids": torch.tensor([2, 5, 3])})
+    with pytest.raises(TokensError, match="a batch of 2"):
+        attnflow.capture(loaded.model, {"input_ids": torch.tensor([[2, 3], [2, 3]])})
+    nothing = {"input_ids": torch.tensor([[0]]), "attention_mask": torch.tensor([[0]])}
+    with pytest.raises(TokensError, match="padding only"):
+        attnflow.capture(loaded.model, nothing)
+
+
+def test_a_model_no_adapter_knows() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"No adapter recognises torch\..*Linear"):
+        attnflow.capture(nn.Linear(2, 2), "text")
+
+
+def test_missing_layers_are_never_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = tiny_encoder()
+    loaded.model.config.num_hidden_layers = 4
+    with pytest.raises(CaptureError, match="has 4 layers and attention was seen in 3"):
+        attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no-such-org/no-such-model", "could not be loaded: it is no folder here"),
+        ("", "The model's name is empty"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded(name: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        load_model(name)
+
+
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=re.escape(f"There is no folder {str(tmp_path / 'x')!r}")):
+        load_model(tmp_path / "x")
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="holds no model that transformers can load"):
+        load_model(tmp_path)

@@ -1,0 +1,333 @@
+"""Raw, rollout and flow: by hand, against references we did not write, and by their invariants."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnflow import AttentionTrace, Flow, Raw, Rollout
+from attnflow.errors import InputError, MethodError
+from attnflow.methods import METHODS, Method, describe_options, make_method
+from attnflow.testing import Shape, check_method, random_attention, random_trace
+
+SHAPES: list[Shape] = ["dense", "causal", "window", "peaked", "uniform", "identity"]
+
+
+def trace_of(*layers: list[list[float]]) -> AttentionTrace:
+    n = len(layers[0])
+    return AttentionTrace.from_arrays(np.array(layers), [f"t{k}" for k in range(n)])
+
+
+# -- by hand ------------------------------------------------------------------------------------
+
+# W_1 and W_2; with the residual A = W/2 + I/2:
+#   A_1 = [.75 .25 0; .25 .5 .25; 0 .5 .5]     A_2 = [.5 .5 0; 0 .5 .5; .25 .25 .5]
+HAND = trace_of(
+    [[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 1.0, 0.0]],
+    [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]],
+)
+
+
+def test_two_layers_three_tokens_by_hand() -> None:
+    raw, rollout, flow = Raw()(HAND), Rollout()(HAND), Flow()(HAND)
+    assert np.allclose(raw.values[1, 0], [0, 1, 0])
+    assert np.allclose(rollout.values[0, 1], [0.25, 0.5, 0.25])
+    # row 0 of A_2 A_1 = .5 (.75 .25 0) + .5 (.25 .5 .25)
+    assert np.allclose(rollout.values[1, 0], [0.5, 0.375, 0.125])
+    # row 0: sum over k of min(A_2[0,k], A_1[k,j]), for j = 0: min(.5,.75) + min(.5,.25) = .75
+    assert np.allclose(flow.values[1, 0], [0.75, 0.75, 0.25])
+    # row 2, j = 1: min(.25,.25) + min(.25,.5) + min(.5,.5) = 1
+    assert np.allclose(flow.values[1, 2], [0.5, 1.0, 0.75])
+
+
+def test_identity_attention_stays_where_it_is() -> None:
+    trace = random_trace(layers=4, length=3, shape="identity")
+    for method in (Raw(), Rollout(), Flow()):
+        assert np.allclose(method(trace).values, np.eye(3))
+
+
+def test_uniform_attention_by_hand() -> None:
+    """A = I/2 + 1/(2n): rollout after l layers is 2^-l I + (1 - 2^-l)/n everywhere."""
+    n = 4
+    trace = random_trace(layers=3, length=n, shape="uniform")
+    rollout = Rollout()(trace).values
+    for k in range(3):
+        share = 0.5 ** (k + 1)
+        assert np.allclose(rollout[k], share * np.eye(n) + (1 - share) / n)
+    # A is 5/8 on the diagonal, 1/8 off it. Two layers, i ≠ j: 1/8 through each of the 4 channels.
+    # Three layers: node i of layer 2 is offered 5/8 but can pass on only 1/8 to j itself, 1/8 to
+    # each of two others and 1/8 down its own channel, 4/8; with 1/8 from 3 other channels: 7/8.
+    flow = Flow()(trace).values
+    off = ~np.eye(n, dtype=bool)
+    assert np.allclose(flow[1][off], 1 / 2)
+    assert np.allclose(flow[2][off], 7 / 8)
+    assert np.allclose(flow[1:, ~off], 1)
+
+
+# -- against references -------------------------------------------------------------------------
+
+
+def rollout_by_loops(matrices: np.ndarray) -> np.ndarray:
+    """The formula with three plain loops over numbers."""
+    layers, n, _ = matrices.shape
+    result = np.zeros_like(matrices)
+    result[0] = matrices[0]
+    for k in range(1, layers):
+        for i in range(n):
+            for j in range(n):
+                result[k, i, j] = sum(matrices[k, i, m] * result[k - 1, m, j] for m in range(n))
+    return result
+
+
+def flow_by_networkx(trace: AttentionTrace, layer: int, target: int, source: int) -> float:
+    graph = Flow().graph(trace)
+    return float(
+        nx.maximum_flow_value(graph.to_networkx(), graph.node(layer, target), graph.node(0, source))
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(3))
+def test_rollout_equals_plain_loops(shape: Shape, seed: int) -> None:
+    trace = random_trace(layers=6, heads=3, length=12, seed=seed, shape=shape)
+    matrices = 0.5 * trace.weights.mean(axis=1) + 0.5 * np.eye(12)
+    assert np.allclose(Rollout()(trace).values, rollout_by_loops(matrices), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_flow_equals_networkx_up_to_six_layers_of_twelve_tokens(shape: Shape) -> None:
+    trace = random_trace(layers=6, heads=3, length=12, seed=5, shape=shape)
+    targets = [0, 6, 11]
+    flow = Flow()(trace, targets=targets)
+    assert flow.lower is not None
+    assert flow.upper is not None
+    assert (flow.upper - flow.lower).max() <= 1e-6
+    for layer in range(1, 7):
+        for row, target in enumerate(targets):
+            for source in (0, 5, 11):
+                expected = flow_by_networkx(trace, layer, target, source)
+                assert abs(flow.values[layer - 1, row, source] - expected) <= 1e-6
+                assert flow.lower[layer - 1, row, source] <= expected + 1e-12
+                assert flow.upper[layer - 1, row, source] >= expected - 1e-12
+
+
+# -- invariants ---------------------------------------------------------------------------------
+
+traces = st.builds(
+    random_trace,
+    layers=st.integers(1, 5),
+    heads=st.integers(1, 3),
+    length=st.integers(1, 7),
+    seed=st.integers(0, 10_000),
+    shape=st.sampled_from(SHAPES),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces)
+def test_rollout_is_a_lower_and_the_first_column_an_upper_bound_of_flow(
+    trace: AttentionTrace,
+) -> None:
+    flow, rollout = Flow()(trace), Rollout()(trace)
+    first_columns = Flow().graph(trace).capacities[0].sum(axis=0)
+    assert flow.upper is not None
+    assert flow.lower is not None
+    assert (rollout.values <= flow.upper + 1e-9).all()
+    assert (flow.lower <= np.minimum(1, first_columns) + 1e-9).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces)
+def test_layer_one_of_rollout_and_flow_is_attention_with_residual(trace: AttentionTrace) -> None:
+    expected = Raw(residual=0.5)(trace, layers=1).values
+    assert np.allclose(Rollout()(trace, layers=1).values, expected, rtol=0, atol=1e-12)
+    assert np.allclose(Flow()(trace, layers=1).values, expected, rtol=0, atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces)
+def test_rows_of_rollout_sum_to_one(trace: AttentionTrace) -> None:
+    assert np.allclose(Rollout()(trace).values.sum(axis=-1), 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces.filter(lambda trace: len(trace.layers) >= 2))
+def test_two_layers_of_flow_have_a_closed_form(trace: AttentionTrace) -> None:
+    lower, upper = Flow().graph(trace).capacities[:2]
+    closed = np.minimum(upper[:, :, None], lower[None]).sum(axis=1)
+    assert np.allclose(Flow()(trace, layers=2).values[0], closed, rtol=0, atol=1e-6)
+
+
+# -- options ------------------------------------------------------------------------------------
+
+TRACE = random_trace(layers=3, heads=4, length=5, seed=3)
+W = TRACE.weights
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Raw(),
+        Rollout(),
+        Flow(),
+        Flow(threads=1, normalized=True),
+        Rollout(heads="max", residual=0.3, discard=0.4, start_layer=2),
+        Rollout(top_head=1),
+        Flow(heads=(1.0, 3.0), residual=None, start_layer=2),
+        Raw(heads=1, residual=(0.1, 0.2, 0.3)),
+    ],
+)
+def test_every_method_keeps_its_promises(method: Method) -> None:
+    check_method(method)
+
+
+def test_heads() -> None:
+    def raw(heads: Any) -> np.ndarray:
+        return Raw(heads=heads)(TRACE).values
+
+    assert np.allclose(raw("mean"), W.mean(axis=1))
+    assert np.allclose(raw(2), W[:, 2])
+    assert np.allclose(raw([1, 0, 0, 3]), 0.25 * W[:, 0] + 0.75 * W[:, 3])
+    for name, reduce in (("max", np.max), ("min", np.min)):
+        expected = reduce(W, axis=1)
+        expected = expected / expected.sum(axis=-1, keepdims=True)
+        assert np.allclose(raw(name), expected)
+
+
+def test_rows_are_renormalised_along_the_sources() -> None:
+    for method in (Raw(heads="max"), Raw(heads="min"), Raw(discard=0.5), Rollout(discard=0.5)):
+        assert np.allclose(method(TRACE).values.sum(axis=-1), 1)
+
+
+def test_residual() -> None:
+    mean = W.mean(axis=1)
+    assert np.allclose(Raw(residual=0.2)(TRACE).values, 0.8 * mean + 0.2 * np.eye(5))
+    per_layer = Raw(residual=[0.0, 0.5, 1.0])(TRACE).values
+    assert np.allclose(per_layer[0], mean[0])
+    assert np.allclose(per_layer[2], np.eye(5))
+    no_residual = Rollout(residual=None)(TRACE).values
+    assert np.allclose(no_residual, rollout_by_loops(mean))
+
+
+def test_sinks_leave_rows_below_one() -> None:
+    sinks = np.full((3, 4, 5), 0.25)
+    trace = AttentionTrace.from_arrays(W * 0.75, TRACE.tokens, sinks=sinks)
+    assert np.allclose(Raw()(trace).values.sum(axis=-1), 0.75)
+    assert np.allclose(Raw(heads="max")(trace).values.sum(axis=-1), 0.75)
+    assert np.allclose(Rollout()(trace, layers=1).values.sum(axis=-1), 0.875)
+
+
+def test_discard_drops_the_weakest_of_each_row() -> None:
+    values = Raw(discard=0.4)(TRACE).values
+    assert (np.count_nonzero(values, axis=-1) == 3).all()
+    mean = W.mean(axis=1)
+    assert (values.argmax(axis=-1) == mean.argmax(axis=-1)).all()
+
+
+def test_start_layer() -> None:
+    later = Rollout(start_layer=2)(TRACE)
+    assert later.layers == (2, 3)
+    matrices = 0.5 * W.mean(axis=1) + 0.5 * np.eye(5)
+    assert np.allclose(later.values, rollout_by_loops(matrices[1:]))
+    flow = Flow(start_layer=3)(TRACE)
+    assert flow.layers == (3,)
+    assert np.allclose(flow.values[0], matrices[2], atol=1e-6)
+
+
+def test_single_head_rollout_is_one_head_on_the_rollout_of_all() -> None:
+    matrices = 0.5 * W.mean(axis=1) + 0.5 * np.eye(5)
+    below = rollout_by_loops(matrices)
+    top = 0.5 * W[:, 3] + 0.5 * np.eye(5)
+    values = Rollout(top_head=3)(TRACE).values
+    assert np.allclose(values[0], top[0])
+    assert np.allclose(values[2], top[2] @ below[1])
+
+
+def test_flow_normalised_as_the_authors_code_does() -> None:
+    plain = Flow()(TRACE)
+    expected = plain.values / plain.values.sum(axis=-1, keepdims=True)
+    assert np.allclose(Flow(normalized=True)(TRACE).values, expected)
+    assert np.allclose(plain.normalize("sum").values, expected)
+
+
+def test_layers_without_attention_stay_visible() -> None:
+    trace = AttentionTrace.from_arrays(W, TRACE.tokens, layers=[2, 5, 9])
+    assert Rollout()(trace).layers == (2, 5, 9)
+    assert Rollout()(trace, layers=5).layers == (5,)
+    assert Flow()(trace, layers=-1).layers == (9,)
+
+
+# -- bad options --------------------------------------------------------------------------------
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"heads": "maen"}, "Unknown heads='maen'. Did you mean 'mean'?"),
+    ({"heads": -1}, "heads=-1 is none of"),
+    ({"heads": []}, "heads=[] is none of"),
+    ({"heads": [0, 0]}, "heads=[0, 0] is none of"),
+    ({"heads": [1, -1]}, "heads=[1, -1] is none of"),
+    ({"heads": None}, "heads=None is none of"),
+    ({"residual": 1.5}, "residual=1.5"),
+    ({"residual": -0.1}, "from 0 to 1"),
+    ({"residual": "half"}, "residual='half'"),
+    ({"residual": [0.5, float("nan")]}, "from 0 to 1"),
+    ({"discard": 1.0}, "at least 0 and below 1; got 1.0"),
+    ({"discard": "x"}, "got 'x'"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), BAD_OPTIONS)
+def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(MethodError, match=re.escape(said)):
+        Rollout(**options)
+
+
+def test_options_that_do_not_fit_the_trace() -> None:
+    for method, said in (
+        (Rollout(heads=4), "There is no head 4; this trace has 4, numbered from 0"),
+        (Rollout(heads=[1, 2]), "2 weights for 4 heads"),
+        (Rollout(residual=[0.5]), "residual has 1 numbers, the trace 3 layers"),
+        (Rollout(start_layer=4), "start_layer=4: the layers with attention are 1, 2, 3"),
+        (Flow(start_layer=0), "start_layer=0: the layers with attention are 1, 2, 3"),
+    ):
+        with pytest.raises(MethodError, match=said):
+            method(TRACE)
+    with pytest.raises(InputError, match="choose from 1, 2, 3"):
+        Rollout()(TRACE, layers=[4])
+    with pytest.raises(InputError, match="choose from 2, 3"):
+        Rollout(start_layer=2)(TRACE, layers=[1])
+
+
+def test_heads_mixed_at_capture_cannot_be_unmixed() -> None:
+    mixed = AttentionTrace.from_arrays(W.mean(axis=1), TRACE.tokens, mixed_heads="mean")
+    assert np.allclose(Rollout()(mixed).values, Rollout()(TRACE).values)
+    with pytest.raises(MethodError, match="already mixed by 'mean'"):
+        Rollout(heads="max")(mixed)
+
+
+def test_methods_by_name() -> None:
+    assert make_method("flow", {"threads": 2}) == Flow(threads=2)
+    assert make_method(Raw()) == Raw()
+    with pytest.raises(MethodError, match=r"Unknown method 'rolout'\. Did you mean 'rollout'"):
+        make_method("rolout")
+    with pytest.raises(
+        MethodError, match=r"'flow' has no option 'thread'\. Did you mean 'threads'"
+    ):
+        make_method("flow", {"thread": 2})
+    with pytest.raises(MethodError, match="already has its options"):
+        make_method(Raw(), {"heads": 1})
+
+
+def test_every_option_is_documented() -> None:
+    for kind in METHODS.values():
+        for option in describe_options(kind):
+            assert option.help, f"{kind.__name__}.{option.name} has no sentence in a docstring"
+
+
+def test_random_attention_has_the_shape_it_says() -> None:
+    assert np.triu(random_attention(1, 1, 4, seed=0, shape="causal")[0, 0], 1).sum() == 0

@@ -1,0 +1,155 @@
+"""The public names, the import law, and what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attnflow
+
+PACKAGE = Path(attnflow.__file__).parent
+
+# Each module may import only modules of a lower rank, or of its own package.
+RANK = {
+    "_version": 0,
+    "errors": 1,
+    "tokens": 2,
+    "files": 2,
+    "markup": 3,
+    "trace": 4,
+    "graph": 4,
+    "mixing": 5,
+    "attribution": 5,
+    "maxflow": 6,
+    "methods": 7,
+    "plots": 8,
+    "terminal": 8,
+    "models": 2,
+    "adapters": 8,
+    "capturing": 9,
+    "loading": 9,
+    "explanation": 10,
+    "testing": 10,
+    "demo": 11,
+    "cli": 12,
+    "__main__": 13,
+    "__init__": 14,
+}
+# A result is loaded and drawn by name: upward, inside a function, and nowhere else.
+LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
+
+HEAVY = {
+    "torch": {"adapters", "capturing", "loading", "models", "testing", "explanation"},
+    "transformers": {"adapters", "testing", "cli"},
+    "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only
+}
+
+
+def modules() -> list[tuple[str, Path]]:
+    return [(_home(path), path) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def _home(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_the_public_names() -> None:
+    assert set(attnflow.__all__) == {
+        "AttentionTrace",
+        "LayeredGraph",
+        "Attribution",
+        "Raw",
+        "Rollout",
+        "Flow",
+        "Method",
+        "explain",
+        "capture",
+        "capture_batch",
+        "Tokens",
+        "Prediction",
+        "AttnflowError",
+        "__version__",
+    }
+    for name in attnflow.__all__:
+        assert getattr(attnflow, name) is not None
+    assert dir(attnflow) == sorted(attnflow.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        attnflow.nothing  # noqa: B018
+
+
+def test_no_public_function_hides_behind_a_module_of_its_name() -> None:
+    submodules = {module.name for module in pkgutil.iter_modules([str(PACKAGE)])}
+    assert not submodules & set(attnflow.__all__)
+
+
+def test_every_module_says_what_it_exports() -> None:
+    for name in ("trace", "graph", "attribution", "methods", "tokens", "files", "errors"):
+        module = importlib.import_module(f"attnflow.{name}")
+        for exported in module.__all__:
+            assert hasattr(module, exported)
+
+
+@pytest.mark.parametrize(("home", "path"), modules(), ids=lambda value: str(value))
+def test_imports_run_one_way(home: str, path: Path) -> None:
+    for name in imports(path):
+        if not name.startswith("attnflow."):
+            continue
+        other = name.split(".")[1]
+        if other == home or other not in RANK:
+            continue
+        allowed = RANK[other] < RANK[home] or (home, other) in LAZY_DOORS
+        assert allowed, f"{path.name} imports attnflow.{other}, which stands above it"
+
+
+@pytest.mark.parametrize("library", sorted(HEAVY))
+def test_heavy_libraries_stay_where_they_belong(library: str) -> None:
+    for home, path in modules():
+        used = any(name.split(".")[0] == library for name in imports(path))
+        assert not used or home in HEAVY[library], f"{path.name} imports {library}"
+
+
+def test_import_is_fast_and_loads_nothing_heavy() -> None:
+    """Timed in fresh interpreters, best of five: a slow machine is not a slow import."""
+    code = (
+        "import time; start = time.perf_counter(); import attnflow; "
+        "print(time.perf_counter() - start); import sys; "
+        "print([m for m in ('torch', 'matplotlib', 'transformers', 'numba', 'pandas', 'scipy') "
+        "if m in sys.modules])"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(5)
+    ]
+    seconds = min(float(run.stdout.splitlines()[0]) for run in runs)
+    assert runs[0].stdout.splitlines()[1] == "[]"
+    assert seconds < 0.2
+
+
+def test_arrays_need_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+        "import numpy as np, attnflow\n"
+        "trace = attnflow.AttentionTrace.from_arrays(np.full((2, 3, 3), 1 / 3), list('abc'))\n"
+        "print(attnflow.Rollout()(trace).values.shape, attnflow.Flow()(trace).values.shape)\n"
+        "try: attnflow.explain(None, 'the key')\n"
+        "except attnflow.AttnflowError as error: print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "(2, 3, 3) (2, 3, 3)" in run.stdout
+    assert "pip install 'attnflow[models]'" in run.stdout
