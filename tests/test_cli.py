@@ -1,0 +1,164 @@
+"""The command line: answers, files, and one clear sentence for everything that goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnflow import Attribution, __version__
+from attnflow.cli import _run
+from attnflow.testing import tiny_encoder
+
+TEXT = "the author talked to sara about [MASK] book"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    loaded = tiny_encoder()
+    loaded.model.save_pretrained(path)
+    loaded.tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+
+
+def test_explain_shows_prediction_target_and_layers(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["explain", "--model", folder, TEXT, "--method", "flow"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"prediction: \S+ \(\d+\.\d%\)", shown)
+    assert "target: 7 '[MASK]'" in shown
+    assert "Flow(heads='mean', residual=0.5" in shown
+    assert re.search(r"layer +1 +2 +3", shown)
+    assert len(re.findall(r"^ *author +\S+ +\S+ +\S+$", shown, re.MULTILINE)) == 1
+    assert "\x1b" not in shown
+    assert all(len(line) <= 80 for line in shown.splitlines() if "Flow(" not in line)
+
+
+def test_json_is_the_whole_result(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--target", "sara", "--layer", "2", "--option", "residual=0.4", "--json"]
+    assert _run(["explain", "--model", folder, TEXT, *arguments]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert np.array(record["values"]).shape == (1, 1, 10)
+    assert record["targets"]["texts"] == ["sara"]
+    assert record["method"] == {
+        "name": "rollout",
+        "options": {
+            "heads": "mean",
+            "residual": 0.4,
+            "discard": 0.0,
+            "start_layer": 1,
+            "top_head": None,
+        },
+    }
+
+
+@pytest.mark.parametrize("name", ["result.json", "result.safetensors", "result.png"])
+def test_output_goes_to_a_file(
+    folder: str, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["explain", "--model", folder, TEXT, "--output", str(tmp_path / name)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"wrote {tmp_path / name}" in captured.err
+    if name.endswith(".png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    else:
+        assert Attribution.load(tmp_path / name).values.shape == (3, 1, 10)
+
+
+def test_methods_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["methods"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("raw", "rollout", "flow", "heads", "residual", "start_layer", "top_head"):
+        assert word in shown
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"attnflow {__version__}"
+
+
+BAD_USAGE = [
+    ([""], "There is nothing to explain: the text is ''"),
+    ([TEXT, "--method", "flo"], "Unknown method 'flo'. Did you mean 'flow'?"),
+    ([TEXT, "--option", "residual"], "must read NAME=VALUE"),
+    ([TEXT, "--option", "residul=1"], "no option 'residul'. Did you mean 'residual'?"),
+    ([TEXT, "--option", "residual=2"], "a number from 0 to 1"),
+    ([TEXT, "--target", "book "], "No token 'book '"),
+    ([TEXT, "--target", "99"], "No position 99 here; choose from 0 '[CLS]'"),
+    (["the key to the cabinets", "--target", "the"], "occurs 2 times, at positions 1, 4"),
+    ([TEXT, "--layer", "9"], "choose from 1, 2, 3"),
+    ([TEXT, "--output", "x.gif"], "must be .json, .safetensors or .png"),
+    ([TEXT, "--output", "no/such/folder/x.json"], "there is no folder 'no/such/folder'"),
+    ([TEXT, "--json", "--output", "x.json"], "choose one"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD_USAGE)
+def test_bad_usage_is_one_sentence_and_status_2(
+    folder: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["explain", "--model", folder, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("attnflow: ")
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["explain"], ["nonsense"], ["explain", "x", "--nonsense"]])
+def test_the_parsers_own_errors_have_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_loaded_has_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["explain", "--model", "./no-such-folder", "text"]) == 1
+    assert "There is no folder './no-such-folder'" in capsys.readouterr().err
+
+
+def test_what_should_not_happen_is_not_a_bare_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("attnflow.loading.load_model", broken)
+    assert _run(["explain", "text"]) == 1
+    assert "RuntimeError: boom" in capsys.readouterr().err
+    monkeypatch.setenv("ATTNFLOW_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="boom"):
+        _run(["explain", "text"])
+
+
+def test_an_interruption_has_status_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnflow.loading.load_model", interrupted)
+    assert _run(["explain", "text"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_installed_command_runs_in_a_process_of_its_own(folder: str) -> None:
+    command = [sys.executable, "-m", "attnflow", "explain", "--model", folder, TEXT, "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout)["layers"] == [1, 2, 3]
