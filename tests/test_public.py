@@ -19,9 +19,12 @@ PACKAGE = Path(attnflow.__file__).parent
 RANK = {
     "_version": 0,
     "errors": 1,
+    "patches": 1,
     "tokens": 2,
     "files": 2,
+    "composition": 4,
     "markup": 3,
+    "cut": 3,
     "trace": 4,
     "graph": 4,
     "mixing": 5,
@@ -34,18 +37,19 @@ RANK = {
     "adapters": 8,
     "capturing": 9,
     "loading": 9,
+    "checking": 10,
     "explanation": 10,
-    "testing": 10,
-    "demo": 11,
-    "cli": 12,
-    "__main__": 13,
-    "__init__": 14,
+    "testing": 11,
+    "demo": 12,
+    "cli": 13,
+    "__main__": 14,
+    "__init__": 15,
 }
 # A result is loaded and drawn by name: upward, inside a function, and nowhere else.
 LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
 
 HEAVY = {
-    "torch": {"adapters", "capturing", "loading", "models", "testing", "explanation"},
+    "torch": {"adapters", "capturing", "checking", "loading", "models", "testing", "explanation"},
     "transformers": {"adapters", "testing", "cli"},
     "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only
 }

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from attnflow import files, markup
 from attnflow.errors import InputError, MethodError, TargetError, did_you_mean, optional_import
+from attnflow.patches import enlarge
 from attnflow.tokens import Target, Tokens
 from attnflow.trace import Prediction
 
@@ -102,6 +103,26 @@ class Attribution:
             Contribution(self.sources[i], self.sources.positions[i], float(values[i]))
             for i in order.tolist()
         ]
+
+    def image(self, *, target: Target | None = None, layer: int = -1) -> Values:
+        """The map of one target over the image's patches, at the image's size: (height, width).
+
+        Prefix tokens (class, registers) are left out; `top` and `values` have them.
+        """
+        grid = self.sources.grid
+        if grid is None:
+            raise InputError(
+                "image() needs sources that are the patches of an image; these are "
+                f"{self.sources.listing()}."
+            )
+        if target is None and len(self.targets) > 1:
+            raise TargetError(
+                f"image() shows one target and this result has {len(self.targets)}; name it: "
+                "image(target=...), for example '[CLS]'."
+            )
+        row = 0 if target is None else self.targets.index_of(target)
+        patches = self.values[self._layer_index(layer), row, grid.prefix :]
+        return enlarge(patches.reshape(grid.rows, grid.columns), grid.height, grid.width)
 
     def _layer_index(self, number: int) -> int:
         if number == -1:

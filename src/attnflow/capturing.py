@@ -5,19 +5,22 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.adapters import Adapter, adapter_for
 from attnflow.adapters.host import Batch, Recorder
+from attnflow.composition import compose, join_tokens
 from attnflow.errors import CaptureError, TokensError
 from attnflow.mixing import Heads
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
 
-__all__ = ["capture", "capture_batch"]
+__all__ = ["at_rest", "capture", "capture_batch"]
 
 
 def capture(
@@ -25,34 +28,45 @@ def capture(
     text: str | Mapping[str, Tensor],
     *,
     tokenizer: Any = None,
+    decoder_text: str | None = None,
     heads: Heads | None = None,
 ) -> AttentionTrace:
     """The attention of one forward pass over a text or over prepared inputs of one example.
 
     `heads=None` keeps every head; with "mean" and the like each layer is reduced as it is seen,
-    which needs far less memory. Padding is trimmed.
+    which needs far less memory. `decoder_text` is what the decoder of an encoder–decoder has
+    written so far. Padding is trimmed.
     """
     adapter = adapter_for(model)
     if isinstance(text, str):
-        batch = adapter.encode(model, tokenizer, [_checked_text(text)])
+        decoder_texts = None if decoder_text is None else [decoder_text]
+        batch = adapter.encode(model, tokenizer, [_checked_text(text)], decoder_texts)
     else:
-        batch = adapter.wrap(model, tokenizer, text)
-        if len(batch.tokens) != 1:
+        batch = adapter.wrap(model, text)
+        if batch.size != 1:
             raise TokensError(
-                f"capture() takes one example and got a batch of {len(batch.tokens)}; use "
-                "capture_batch() for texts, or pass one row of the inputs."
+                f"capture() takes one example and got a batch of {batch.size}; use capture_batch()."
             )
     return _traces(model, tokenizer, adapter, batch, heads)[0]
 
 
 def capture_batch(
-    model: nn.Module, texts: Sequence[str], *, tokenizer: Any = None, heads: Heads | None = None
+    model: nn.Module,
+    texts: Sequence[str] | Mapping[str, Tensor],
+    *,
+    tokenizer: Any = None,
+    decoder_texts: Sequence[str] | None = None,
+    heads: Heads | None = None,
 ) -> list[AttentionTrace]:
-    """Several texts in one forward pass; each trace is as if its text had been alone."""
-    if isinstance(texts, str) or not texts:
-        raise TokensError(f"capture_batch() takes a list of texts; got {texts!r}.")
+    """Several examples in one forward pass; each trace is as if its example had been alone."""
     adapter = adapter_for(model)
-    batch = adapter.encode(model, tokenizer, [_checked_text(text) for text in texts])
+    if isinstance(texts, Mapping):
+        batch = adapter.wrap(model, texts)
+    elif isinstance(texts, str) or not texts:
+        raise TokensError(f"capture_batch() takes a list of texts; got {texts!r}.")
+    else:
+        checked = [_checked_text(text) for text in texts]
+        batch = adapter.encode(model, tokenizer, checked, decoder_texts)
     return _traces(model, tokenizer, adapter, batch, heads)
 
 
@@ -65,37 +79,117 @@ def _checked_text(text: str) -> str:
 def _traces(
     model: nn.Module, tokenizer: Any, adapter: Adapter, batch: Batch, heads: Heads | None
 ) -> list[AttentionTrace]:
-    recorder = Recorder(heads)
-    with _at_rest(model), torch.no_grad():
+    recorder = Recorder(heads, expected=adapter.expected_layers(model))
+    with at_rest(model), torch.no_grad():
         outputs = adapter.run(model, batch.inputs, recorder)
     _check_layers(adapter, model, recorder)
     said = adapter.predictions(model, tokenizer, outputs, batch)
-    return [_trace(model, batch, recorder, b, said[b]) for b in range(len(batch.tokens))]
+    build = _composed_trace if recorder.layers[0].stage == "encoder" else _trace
+    return [
+        build(model, tokenizer, adapter, batch, recorder, b, said[b]) for b in range(batch.size)
+    ]
 
 
 def _trace(
-    model: nn.Module, batch: Batch, recorder: Recorder, example: int, said: Prediction | None
+    model: nn.Module,
+    tokenizer: Any,
+    adapter: Adapter,
+    batch: Batch,
+    recorder: Recorder,
+    example: int,
+    said: Prediction | None,
 ) -> AttentionTrace:
     """One example's trace; its rows are checked here, at the cost of one sum."""
-    kept = np.array(batch.kept[example])
-    weights = np.stack([layer[example][:, kept[:, None], kept] for layer in recorder.layers])
+    length = recorder.layers[0].weights.shape[-1]
+    kept = _kept(batch.kept, example, length)
+    weights = recorder.stacked()[:, example]
+    if len(kept) < length:
+        weights = weights[:, :, kept[:, None], kept]
+    numbers = [layer.number for layer in recorder.layers]
+    known = [number for number in numbers if number is not None]
     return AttentionTrace.from_arrays(
         weights,
-        batch.tokens[example],
-        mixed_heads=None if recorder.heads is None else str(recorder.heads),
+        adapter.name_positions(model, tokenizer, batch, example, length),
+        layers=known if known == sorted(set(numbers)) else None,  # type: ignore[type-var]
+        sinks=_sinks(recorder, weights),
         prediction=said,
-        row_tolerance=ROW_TOLERANCE.get(recorder.dtype),
-        provenance=_provenance(model, recorder),
+        **_about(model, recorder),
     )
 
 
+def _composed_trace(
+    model: nn.Module,
+    tokenizer: Any,
+    adapter: Adapter,
+    batch: Batch,
+    recorder: Recorder,
+    example: int,
+    said: Prediction | None,
+) -> AttentionTrace:
+    """An encoder–decoder: its three attentions as one graph over both sides' tokens."""
+    lengths = {layer.stage: layer.weights.shape[-2:] for layer in recorder.layers}
+    encoder_length, decoder_length = lengths["encoder"][0], lengths["decoder"][0]
+    kept = {
+        "encoder": _kept(batch.kept, example, encoder_length),
+        "decoder": _kept(batch.decoder_kept, example, decoder_length),
+    }
+    queries = {"encoder": "encoder", "decoder": "decoder", "cross": "decoder"}
+    keys = {"encoder": "encoder", "decoder": "decoder", "cross": "encoder"}
+    layers = [
+        (
+            layer.stage,
+            layer.weights[example][:, kept[queries[layer.stage]][:, None], kept[keys[layer.stage]]],
+        )
+        for layer in recorder.layers
+    ]
+    inputs = len(kept["encoder"])
+    composed = compose(layers, inputs, len(kept["decoder"]))
+    tokens = join_tokens(
+        adapter.name_positions(model, tokenizer, batch, example, encoder_length),
+        adapter.name_decoder_positions(model, tokenizer, batch, example, decoder_length),
+    )
+    return AttentionTrace.from_arrays(
+        composed.weights,
+        tokens,
+        kind="cross",
+        stages=composed.stages,
+        encoder_length=inputs,
+        prediction=said and replace(said, position=said.position + inputs),
+        **_about(model, recorder),
+    )
+
+
+def _kept(kept: tuple[tuple[int, ...], ...] | None, example: int, length: int) -> NDArray[np.intp]:
+    return np.arange(length) if kept is None else np.array(kept[example])
+
+
+def _sinks(recorder: Recorder, weights: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """What the rows of layers with a learned sink lack; all other rows must be whole."""
+    declared = [layer.sink for layer in recorder.layers]
+    if not any(declared):
+        return None
+    lacking = np.clip(1 - weights.sum(axis=-1), 0, 1)
+    return lacking * np.array(declared)[:, None, None]
+
+
+def _about(model: nn.Module, recorder: Recorder) -> dict[str, Any]:
+    return {
+        "mixed_heads": None if recorder.heads is None else str(recorder.heads),
+        "row_tolerance": ROW_TOLERANCE.get(recorder.dtype),
+        "copy": False,  # nobody else holds what was recorded
+        "provenance": _provenance(model, recorder),
+    }
+
+
 def _check_layers(adapter: Adapter, model: nn.Module, recorder: Recorder) -> None:
-    expected = adapter.layer_count(model)
+    expected = adapter.expected_layers(model)
     seen = len(recorder.layers)
     if seen == 0 or (expected is not None and seen != expected):
         raise CaptureError(
-            f"{type(model).__name__} has {expected or 'some'} layers and attention was seen in "
-            f"{seen}. Nothing is returned, because a result over missing layers would be wrong."
+            f"{type(model).__name__} has {expected or 'some'} layers with attention and {seen} "
+            "were seen. Nothing is returned, because a result over missing layers would be wrong. "
+            "Quantised or fused attention that returns no weights cannot be explained; load the "
+            "model without it."
         )
 
 
@@ -118,7 +212,7 @@ def _version_of(package: str) -> str | None:
 
 
 @contextmanager
-def _at_rest(model: nn.Module) -> Iterator[None]:
+def at_rest(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for one forward pass; each module gets its own mode back."""
     training = [module for module in model.modules() if module.training]
     model.eval()

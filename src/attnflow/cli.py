@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from attnflow import terminal
 from attnflow._version import __version__
 from attnflow.attribution import Attribution
 from attnflow.errors import AttnflowError, InputError, optional_import
-from attnflow.methods import METHODS, describe_options, make_method
+from attnflow.methods import METHODS, Flow, Method, describe_options, make_method
 from attnflow.tokens import Target
+from attnflow.trace import AttentionTrace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,6 +40,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+_WORTH_AN_ESTIMATE = 50_000  # pairs of one layer: below this, flow takes seconds
+_LONG = 20.0  # seconds after which people want to know how many more
+
+_CHECK_TEXT = "The author talked to Sara about the key to the cabinets."
+
+_MARKS = {True: "[green]ok[/green]", False: "[red]NO[/red]", None: "[dim]--[/dim]"}
 
 _SENTENCES = (
     "the key to the cabinets",
@@ -91,6 +100,22 @@ def explain(
         ),
     ] = None,
     words: Annotated[bool, typer.Option("--words", help="Merge word pieces to words.")] = False,
+    decoder_text: Annotated[
+        str | None,
+        typer.Option(help="For an encoder-decoder: what its decoder has written so far."),
+    ] = None,
+    cut: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="With --method flow: show the minimum cut between the target and this source "
+            "(a position or a token): the edges that hold the flow back.",
+        ),
+    ] = None,
+    all_targets: Annotated[
+        bool,
+        typer.Option("--all-targets", help="Explain every position; needs --json or --output."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON instead of a table.")
     ] = False,
@@ -100,11 +125,15 @@ def explain(
     ] = None,
 ) -> None:
     """Show which tokens of TEXT the model's output draws on."""
-    if as_json and output is not None:
-        raise InputError("--json prints the result and --output writes it to a file: choose one.")
-    if output is not None:
-        _check_output(output)
-    result = _explained(text, model, method, target, layer, option or [], words)
+    chosen = make_method(method, dict(map(_parse_option, option or [])))
+    _check_request(chosen, text, target, cut, all_targets, as_json, output)
+    trace = _captured(model, text, decoder_text, chosen)
+    wanted = None if all_targets else [_target_or_prediction(target, trace)]
+    if isinstance(chosen, Flow) and cut is not None and wanted is not None:
+        _show_cut(chosen, trace, wanted[0], _parse_target(cut), layer)
+        return
+    result = _applied(chosen, trace, wanted, layer)
+    result = result.merge_words() if words else result
     if as_json:
         typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
     elif output is not None:
@@ -127,6 +156,31 @@ def methods() -> None:
 
 
 @app.command()
+def check(
+    model: Annotated[str, typer.Argument(help="A Hugging Face name or a local folder.")],
+    text: Annotated[str, typer.Option(help="The text to check it on.")] = _CHECK_TEXT,
+) -> None:
+    """Check that what attnflow sees in MODEL is what the model computes."""
+    optional_import("torch", extra="models", purpose="Running a model")
+    from attnflow.checking import check_model
+    from attnflow.loading import example_inputs, load_model
+
+    _quiet_hosts()
+    loaded = load_model(model)
+    checks = check_model(loaded.model, example_inputs(loaded, text), tokenizer=loaded.tokenizer)
+    console = Console(highlight=False)
+    for found in checks:
+        mark = {True: "[green]ok[/green]", False: "[red]NO[/red]", None: "[dim]--[/dim]"}[
+            found.passed
+        ]
+        console.print(f"{mark}  {found.name}: {escape(found.detail)}", soft_wrap=True)
+    if any(found.passed is False for found in checks):
+        console.print("[bold]verdict: do not trust attributions of this model[/bold]")
+        raise typer.Exit(1)
+    console.print("[bold]verdict: attention of this model is captured faithfully[/bold]")
+
+
+@app.command()
 def demo(
     output: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path(
         "attnflow-demo.png"
@@ -138,29 +192,80 @@ def demo(
     run_demo(_SENTENCES, output, Console(highlight=False))
 
 
-def _explained(
+def _check_request(
+    method: Method,
     text: str,
-    model: str | None,
-    method: str,
     target: str | None,
-    layer: int | None,
-    options: list[str],
-    words: bool,
-) -> Attribution:
-    chosen = make_method(method, dict(map(_parse_option, options)))
+    cut: str | None,
+    all_targets: bool,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Everything that can be known before the work: a long run must not fail on a file name."""
+    if not text.strip():
+        raise InputError(f"There is nothing to explain: the text is {text!r}.")
+    if as_json and output is not None:
+        raise InputError("--json prints the result and --output writes it to a file: choose one.")
+    if output is not None:
+        _check_output(output, all_targets)
+    if all_targets and (target is not None or (not as_json and output is None)):
+        raise InputError("--all-targets goes with --json or --output, and without --target.")
+    if cut is not None and not isinstance(method, Flow):
+        raise InputError(f"--cut explains a flow; add --method flow (now {method.name!r}).")
+    if cut is not None and (as_json or output is not None or all_targets):
+        raise InputError("--cut shows one flow as text; leave out --json, --output, --all-targets.")
+
+
+def _captured(
+    model: str | None, text: str, decoder_text: str | None, method: Method
+) -> AttentionTrace:
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.capturing import capture
     from attnflow.loading import load_model
 
-    if not text.strip():
-        raise InputError(f"There is nothing to explain: the text is {text!r}.")
     _quiet_hosts()
     loaded = load_model(model)
-    trace = capture(loaded.model, text, tokenizer=loaded.tokenizer, heads=chosen.heads_to_capture)
-    read_from = trace.prediction.position if trace.prediction else 0
-    wanted: Target = read_from if target is None else _parse_target(target)
-    result = chosen(trace, targets=[wanted], layers=layer)
-    return result.merge_words() if words else result
+    return capture(
+        loaded.model,
+        text,
+        tokenizer=loaded.tokenizer,
+        decoder_text=decoder_text,
+        heads=method.heads_to_capture,
+    )
+
+
+def _target_or_prediction(target: str | None, trace: AttentionTrace) -> Target:
+    if target is not None:
+        return _parse_target(target)
+    return trace.prediction.position if trace.prediction else 0
+
+
+def _applied(
+    method: Method, trace: AttentionTrace, targets: list[Target] | None, layer: int | None
+) -> Attribution:
+    if not isinstance(method, Flow):
+        return method(trace, targets=targets, layers=layer)
+    if trace.length * (len(targets) if targets else trace.length) >= _WORTH_AN_ESTIMATE:
+        seconds = method.estimate(trace, targets=targets, layers=layer)
+        if seconds >= _LONG:
+            typer.echo(f"attnflow: this will take about {_duration(seconds)}.", err=True)
+    console = Console(stderr=True)
+    with Progress(
+        *Progress.get_default_columns(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("flow", total=None)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return method(trace, targets=targets, layers=layer, progress=report)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 def _show(result: Attribution) -> None:
@@ -172,10 +277,29 @@ def _show(result: Attribution) -> None:
     console.print()
     console.print(terminal.layers_table([result], names=[result.method.name], console=console))
     console.print(terminal.contributions(result))
+    warning = terminal.saturation_warning(result)
+    if warning:
+        console.print(warning, style="yellow")
 
 
-def _check_output(output: Path) -> None:
-    """Before the work, not after it: an hour's result must not fail on a file name."""
+def _show_cut(
+    method: Flow, trace: AttentionTrace, target: Target, source: Target, layer: int | None
+) -> None:
+    console = Console(highlight=False)
+    found = method.minimum_cut(
+        trace, target=target, source=source, layer=-1 if layer is None else layer
+    )
+    console.print(
+        f"flow from {escape(repr(found.target))} at layer {found.layer} to "
+        f"{escape(repr(found.source))}: [bold]{found.value:.6f}[/bold]"
+    )
+    console.print(f"held back {escape(found.place)}")
+    console.print(terminal.cut_table(found))
+
+
+def _check_output(output: Path, all_targets: bool) -> None:
+    if all_targets and output.suffix == ".png":
+        raise InputError("A .png shows one target; with --all-targets write .json or .safetensors.")
     if output.suffix not in (".json", ".safetensors", ".png"):
         raise InputError(
             f"--output {str(output)!r}: the ending decides the format and must be .json, "

@@ -26,6 +26,7 @@ def explain(
     layer: Sequence[int] | int | None = None,
     words: bool = False,
     tokenizer: Any = None,
+    decoder_text: str | None = None,
     **options: Any,
 ) -> Attribution:
     """Which input tokens did these targets draw on?
@@ -35,6 +36,7 @@ def explain(
     method: "raw", "rollout", "flow" with `options`, or a method such as `Flow(residual=0.4)`.
     target, layer: only these (default: all); a target is a position or a token that occurs once.
     words: merge word pieces to words.
+    decoder_text: what the decoder of an encoder–decoder has written so far.
     """
     chosen = make_method(method, options)
     optional_import("torch", extra="models", purpose="Running a model")
@@ -44,6 +46,12 @@ def explain(
     if model is None or isinstance(model, (str, os.PathLike)):
         model, found = load_model(model)
         tokenizer = tokenizer or found
-    trace = capture(model, text, tokenizer=tokenizer, heads=chosen.heads_to_capture)
+    trace = capture(
+        model,
+        text,
+        tokenizer=tokenizer,
+        decoder_text=decoder_text,
+        heads=chosen.heads_to_capture,
+    )
     result = chosen(trace, targets=target, layers=layer)
     return result.merge_words() if words else result

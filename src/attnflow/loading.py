@@ -7,13 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from attnflow.errors import ModelError, optional_import
 
-__all__ = ["Loaded", "load_model"]
+__all__ = ["Loaded", "example_inputs", "load_model"]
 
-# Which head to load, by how the architecture's name ends; a bare encoder otherwise.
+# Which head to load, by how the architecture's name ends (the first that fits); else a bare model.
 _HEADS = {
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
@@ -21,6 +22,10 @@ _HEADS = {
     "ForQuestionAnswering": "AutoModelForQuestionAnswering",
     "ForCausalLM": "AutoModelForCausalLM",
     "LMHeadModel": "AutoModelForCausalLM",
+    "WhisperForConditionalGeneration": "AutoModelForSpeechSeq2Seq",
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "MTModel": "AutoModelForSeq2SeqLM",
+    "ForImageClassification": "AutoModelForImageClassification",
 }
 
 
@@ -34,6 +39,22 @@ class Loaded(NamedTuple):
 def load_model(name: str | os.PathLike[str] | None) -> Loaded:
     """The embedded default for None, otherwise a Hugging Face name or a local folder."""
     return _embedded() if name is None else _pretrained(os.fspath(name))
+
+
+def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
+    """Something the model can run on: the text, or noise as an image or as sound."""
+    config: Any = getattr(loaded.model, "config", None)
+    noise = torch.Generator().manual_seed(0)
+    if hasattr(config, "num_mel_bins"):
+        frames = 2 * int(config.max_source_positions)
+        sound = torch.randn(1, int(config.num_mel_bins), frames, generator=noise)
+        start = torch.tensor([[int(config.decoder_start_token_id)]])
+        return {"input_features": sound, "decoder_input_ids": start}
+    if config is not None and _sees(config):
+        size = config.image_size
+        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        return {"pixel_values": torch.randn(1, config.num_channels, height, width, generator=noise)}
+    return text
 
 
 @lru_cache(maxsize=1)
@@ -54,7 +75,7 @@ def _pretrained(name: str) -> Loaded:
         )
     try:
         config = transformers.AutoConfig.from_pretrained(name)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        tokenizer = None if _sees(config) else transformers.AutoTokenizer.from_pretrained(name)
         model = _auto_class(transformers, config).from_pretrained(name)
     # The library raises many unrelated types for a missing, broken or unknown model; whichever
     # it is, the user needs the same answer, and the cause is kept.
@@ -66,6 +87,11 @@ def _pretrained(name: str) -> Loaded:
 def _is_path(name: str) -> bool:
     """Hub names have at most one slash and none in front: anything else is meant as a path."""
     return name.startswith((".", "~", "/", "\\")) or Path(name).is_absolute() or name.count("/") > 1
+
+
+def _sees(config: Any) -> bool:
+    """A vision model has patches and no words."""
+    return hasattr(config, "patch_size") and not hasattr(config, "vocab_size")
 
 
 def _auto_class(transformers: Any, config: Any) -> Any:

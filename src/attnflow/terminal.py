@@ -12,13 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from attnflow.attribution import Attribution
+from attnflow.cut import Cut
 from attnflow.markup import shade
 
-__all__ = ["contributions", "layers_table"]
+__all__ = ["contributions", "cut_table", "layers_table", "saturation_warning"]
 
 _TOKEN_WIDTH = 16
 _CELL = 4  # " .37", " 1.0"
@@ -72,6 +75,38 @@ def contributions(result: Attribution, *, k: int = 5) -> Text:
     """The strongest sources of the one target at its highest layer, as a line of text."""
     parts = [f"{c.token} {c.value:.3f}" for c in result.top(k)]
     return Text(f"most at layer {result.layers[-1]}: " + ", ".join(parts))
+
+
+def saturation_warning(result: Attribution) -> str:
+    """What to say when most of a row is saturated at its highest layer; empty otherwise."""
+    if result.saturated is None:
+        return ""
+    shares = result.saturated[:, 0, :].mean(axis=1)
+    if shares[-1] <= 0.5:
+        return ""
+    message = (
+        f"At layer {result.layers[-1]}, {shares[-1]:.0%} of these flows are saturated: they are "
+        "all that the source passes on to anyone and say nothing about this target."
+    )
+    clear = [number for number, share in zip(result.layers, shares, strict=True) if share <= 0.1]
+    if clear:
+        message += f" Up to layer {clear[-1]} at most 10% are."
+    return f"{message} --method rollout has no such limit."
+
+
+def cut_table(cut: Cut, *, rows: int = 20) -> Table:
+    """The edges of a cut, strongest first."""
+    table = Table(box=None, padding=(0, 2))
+    for name in ("layer", "from", "to", "capacity"):
+        table.add_column(name, justify="right" if name in ("layer", "capacity") else "left")
+    for edge in cut.edges[:rows]:
+        above = f"{edge.target} {_fit(edge.target_token)}"
+        below = f"{edge.source} {_fit(edge.source_token)}"
+        table.add_row(str(edge.layer), escape(above), escape(below), f"{edge.capacity:.6f}")
+    if len(cut.edges) > rows:
+        rest = sum(edge.capacity for edge in cut.edges[rows:])
+        table.add_row("", f"{len(cut.edges) - rows} more", "", f"{rest:.6f}")
+    return table
 
 
 def _grid(result: Attribution, shown: Sequence[int]) -> NDArray[np.float64]:

@@ -20,7 +20,14 @@ from attnflow.trace import AttentionTrace
 if TYPE_CHECKING:
     from attnflow.loading import Loaded
 
-__all__ = ["check_flow", "check_method", "random_attention", "random_trace", "tiny_encoder"]
+__all__ = [
+    "check_adapter",
+    "check_flow",
+    "check_method",
+    "random_attention",
+    "random_trace",
+    "tiny_encoder",
+]
 
 Shape = Literal["dense", "causal", "window", "peaked", "uniform", "identity"]
 
@@ -131,6 +138,14 @@ def _check_axes(result: Attribution, trace: AttentionTrace) -> None:
     if result.lower is not None and result.upper is not None:
         assert (result.lower <= result.values).all(), "a value is below its lower bound"
         assert (result.values <= result.upper).all(), "a value is above its upper bound"
+
+
+def check_adapter(model: Any, inputs: Any, *, tokenizer: Any = None) -> None:
+    """What every adapter promises, on one model and one example: its attention is the model's."""
+    from attnflow.checking import check_model
+
+    failed = [c for c in check_model(model, inputs, tokenizer=tokenizer) if c.passed is False]
+    assert not failed, "; ".join(f"not so: {check.name} ({check.detail})" for check in failed)
 
 
 _WORDS = (

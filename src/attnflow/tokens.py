@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from attnflow.errors import TargetError, TokensError, did_you_mean
+from attnflow.patches import Grid
 
 __all__ = ["Target", "Tokens", "words_of_pieces"]
 
@@ -22,11 +23,15 @@ _LISTED = 60  # error messages list this many tokens before they cut the list sh
 
 @dataclass(frozen=True)
 class Tokens(Sequence[str]):
-    """A sequence of tokens; `words[i]` is the word that token i is a piece of, if known."""
+    """A sequence of tokens; `words[i]` is the word that token i is a piece of, if known.
+
+    `grid` is set where the tokens are the patches of an image.
+    """
 
     texts: tuple[str, ...]
     positions: tuple[int, ...] = ()
     words: tuple[int | None, ...] | None = None
+    grid: Grid | None = None
 
     def __post_init__(self) -> None:
         for text in self.texts:
@@ -37,6 +42,8 @@ class Tokens(Sequence[str]):
         for name, field in (("positions", self.positions), ("words", self.words)):
             if field is not None and len(field) != len(self.texts):
                 raise TokensError(f"{len(self.texts)} tokens but {len(field)} {name}.")
+        if self.grid is not None and self.grid.length != len(self.texts):
+            raise TokensError(f"{len(self.texts)} tokens but {self.grid.length} on the grid.")
 
     @classmethod
     def of(cls, tokens: Sequence[str]) -> Tokens:
@@ -149,16 +156,18 @@ class Tokens(Sequence[str]):
             "texts": list(self.texts),
             "positions": list(self.positions),
             "words": None if self.words is None else list(self.words),
+            "grid": None if self.grid is None else self.grid.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Tokens:
         """The inverse of `to_dict`."""
-        words = record.get("words")
+        words, grid = record["words"], record["grid"]
         return cls(
             tuple(record["texts"]),
             tuple(record["positions"]),
             None if words is None else tuple(words),
+            None if grid is None else Grid(**grid),
         )
 
 

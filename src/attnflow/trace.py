@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow import files
-from attnflow.errors import TokensError, WeightsError
+from attnflow.errors import InputError, TokensError, WeightsError
 from attnflow.tokens import Tokens
 
 __all__ = ["AttentionTrace", "Kind", "Prediction"]
@@ -64,7 +64,8 @@ class AttentionTrace:
     `layers` are the model's own layer numbers, counted from 1; a hybrid model's layers without
     attention are simply absent. `sinks[layer, head, query]` is the mass a row gives to a learned
     sink, so that row sum + sink = 1. `mixed_heads` is set when the heads were already reduced at
-    capture, and says how.
+    capture, and says how. Of an encoder–decoder, `stages` names the attention each layer is
+    ("encoder", "decoder", "cross") and the first `encoder_length` positions are the input's.
     """
 
     weights: NDArray[np.floating[Any]]
@@ -74,6 +75,8 @@ class AttentionTrace:
     sinks: NDArray[np.floating[Any]] | None = None
     mixed_heads: str | None = None
     prediction: Prediction | None = None
+    stages: tuple[str, ...] | None = None
+    encoder_length: int | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,16 +94,19 @@ class AttentionTrace:
         sinks: ArrayLike | None = None,
         mixed_heads: str | None = None,
         prediction: Prediction | None = None,
+        stages: Sequence[str] | None = None,
+        encoder_length: int | None = None,
         row_tolerance: float | None = None,
         provenance: Mapping[str, Any] | None = None,
+        copy: bool = True,
     ) -> Self:
         """A trace from arrays of shape (layers, heads, n, n) or (layers, n, n) and n tokens.
 
         Rows must sum to 1 (or to 1 minus `sinks`) within `row_tolerance`, by default what the
         dtype can hold. `kind` is recognised when not given: causal if no position attends to a
-        later one.
+        later one. With `copy=False` the trace may keep and freeze the array it is given.
         """
-        checked, dtype = _checked_weights(weights)
+        checked, dtype = _checked_weights(weights, copy)
         named = Tokens.of(tokens)
         if len(named) != checked.shape[-1]:
             raise TokensError(
@@ -117,6 +123,8 @@ class AttentionTrace:
             sinks=sink,
             mixed_heads=mixed_heads,
             prediction=prediction,
+            stages=None if stages is None else tuple(stages),
+            encoder_length=encoder_length,
             provenance={**files.provenance_stamp(), **(provenance or {})},
         )
 
@@ -129,6 +137,29 @@ class AttentionTrace:
     def heads(self) -> int:
         """How many heads are kept apart (1 when they were mixed at capture)."""
         return int(self.weights.shape[1])
+
+    def stage(self, name: str) -> AttentionTrace:
+        """One attention of an encoder–decoder: "encoder" and "decoder" over their own tokens,
+        "cross" over both, decoder positions attending to the encoder's.
+        """
+        if self.stages is None or self.encoder_length is None or name not in self.stages:
+            raise InputError(
+                f"This trace has no stage {name!r}; its stages are "
+                f"{', '.join(dict.fromkeys(self.stages or ())) or 'none: it is one stack'}."
+            )
+        picked = [k for k, stage in enumerate(self.stages) if stage == name]
+        n = self.encoder_length
+        kept = {"encoder": slice(0, n), "decoder": slice(n, None)}.get(name, slice(None))
+        positions = range(self.length)[kept]
+        words = None if self.tokens.words is None else self.tokens.words[kept]
+        return AttentionTrace(
+            weights=self.weights[picked][:, :, kept, kept].copy(),
+            tokens=Tokens(tuple(self.tokens[k] for k in positions), words=words),
+            layers=tuple(range(1, len(picked) + 1)),
+            kind={"encoder": "bidirectional", "decoder": "causal"}.get(name, "cross"),  # type: ignore[arg-type]
+            mixed_heads=self.mixed_heads,
+            provenance={**self.provenance, "stage": name},
+        )
 
     def __repr__(self) -> str:
         layers, heads, n, _ = self.weights.shape
@@ -145,6 +176,8 @@ class AttentionTrace:
             "kind": self.kind,
             "mixed_heads": self.mixed_heads,
             "prediction": self.prediction.to_dict() if self.prediction else None,
+            "stages": None if self.stages is None else list(self.stages),
+            "encoder_length": self.encoder_length,
             "provenance": dict(self.provenance),
         }
         arrays = {"weights": self.weights}
@@ -165,12 +198,14 @@ class AttentionTrace:
             sinks=arrays.get("sinks"),
             mixed_heads=header["mixed_heads"],
             prediction=Prediction.from_dict(said) if said else None,
+            stages=None if header["stages"] is None else tuple(header["stages"]),
+            encoder_length=header["encoder_length"],
             provenance=header["provenance"],
         )
 
 
-def _checked_weights(weights: ArrayLike) -> tuple[NDArray[np.floating[Any]], str]:
-    """A private copy of rank 4 in float32 or float64, and the name of the dtype it came in."""
+def _checked_weights(weights: ArrayLike, copy: bool) -> tuple[NDArray[np.floating[Any]], str]:
+    """Of rank 4 in float32 or float64, and the name of the dtype it came in."""
     array = _as_array(weights)
     dtype = str(array.dtype)
     if array.ndim not in (3, 4):
@@ -187,7 +222,7 @@ def _checked_weights(weights: ArrayLike) -> tuple[NDArray[np.floating[Any]], str
         raise WeightsError(f"Attention weights are empty: shape {array.shape}.")
     single = dtype in ("float32", "float16")
     copied: NDArray[np.floating[Any]] = (
-        array.astype(np.float32) if single else array.astype(np.float64)
+        array.astype(np.float32, copy=copy) if single else array.astype(np.float64, copy=copy)
     )
     _check_values(copied)
     return (copied[:, None] if copied.ndim == 3 else copied), dtype
@@ -207,18 +242,19 @@ def _as_array(weights: ArrayLike) -> NDArray[Any]:
 
 
 def _check_values(weights: NDArray[np.floating[Any]]) -> None:
-    if not np.isfinite(weights).all():
-        where = tuple(int(i) for i in np.argwhere(~np.isfinite(weights))[0])
-        raise WeightsError(
-            f"Attention weights must be finite; weights{list(where)} is {weights[where]}. "
-            "A fully masked row gives NaN: trim padding before the softmax."
-        )
-    if (weights < 0).any():
-        where = tuple(int(i) for i in np.argwhere(weights < 0)[0])
-        raise WeightsError(
-            f"Attention weights must not be negative; weights{list(where)} is "
-            f"{weights[where]:.6g}. Pass the weights after the softmax, not the scores."
-        )
+    for k, layer in enumerate(weights):  # layer by layer: the masks stay small
+        if not np.isfinite(layer).all():
+            where = (k, *(int(i) for i in np.argwhere(~np.isfinite(layer))[0]))
+            raise WeightsError(
+                f"Attention weights must be finite; weights{list(where)} is {weights[where]}. "
+                "A fully masked row gives NaN: trim padding before the softmax."
+            )
+        if (layer < 0).any():
+            where = (k, *(int(i) for i in np.argwhere(layer < 0)[0]))
+            raise WeightsError(
+                f"Attention weights must not be negative; weights{list(where)} is "
+                f"{weights[where]:.6g}. Pass the weights after the softmax, not the scores."
+            )
 
 
 def _checked_sinks(
@@ -268,6 +304,7 @@ def _checked_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]
 
 
 def _recognise_kind(weights: NDArray[np.floating[Any]]) -> Kind:
-    later = np.triu(np.ones(weights.shape[-2:], dtype=bool), k=1)
-    seen = bool(later.any()) and bool(weights[..., later].any())
-    return "bidirectional" if seen or weights.shape[-1] == 1 else "causal"
+    if weights.shape[-1] == 1:
+        return "bidirectional"
+    ahead = (np.triu(head, k=1).any() for layer in weights for head in layer)
+    return "bidirectional" if any(ahead) else "causal"

@@ -3,29 +3,46 @@
 An adapter recognises a model, turns texts into its inputs, runs one forward pass while handing
 every layer's weights to a recorder, and says what was predicted. It leaves the model as it was,
 also when the forward pass fails. It knows nothing of methods.
+
+A package adds a host through the entry point group `attnflow.adapters`, whose value is an
+`Adapter` class; those are asked before the built-in ones.
 """
 
 from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
 
 from torch import nn
 
 from attnflow.adapters.embedded import EmbeddedAdapter
 from attnflow.adapters.host import Adapter
+from attnflow.adapters.timm import TimmAdapter
+from attnflow.adapters.torch import TorchAdapter
 from attnflow.adapters.transformers import TransformersAdapter
 from attnflow.errors import UnsupportedModelError
 
-__all__ = ["ADAPTERS", "Adapter", "adapter_for"]
+__all__ = ["ENTRY_POINTS", "Adapter", "adapter_for", "adapters"]
 
-ADAPTERS: list[Adapter] = [EmbeddedAdapter(), TransformersAdapter()]
+ENTRY_POINTS = "attnflow.adapters"
+
+
+@cache
+def adapters() -> tuple[Adapter, ...]:
+    """Installed plug-ins first, so that a host's own adapter wins; then the built-in ones."""
+    plugged = [point.load()() for point in entry_points(group=ENTRY_POINTS)]
+    built_in = [EmbeddedAdapter(), TransformersAdapter(), TimmAdapter(), TorchAdapter()]
+    return (*plugged, *built_in)
 
 
 def adapter_for(model: nn.Module) -> Adapter:
     """The first adapter that recognises the model."""
-    for adapter in ADAPTERS:
+    for adapter in adapters():
         if adapter.recognises(model):
             return adapter
     raise UnsupportedModelError(
         f"No adapter recognises {type(model).__module__}.{type(model).__qualname__}; there are "
-        f"adapters for {', '.join(adapter.name for adapter in ADAPTERS)}. If you can get its "
-        "attention weights yourself, AttentionTrace.from_arrays takes them."
+        f"adapters for {', '.join(adapter.name for adapter in adapters())}. If you can get its "
+        "attention weights yourself, AttentionTrace.from_arrays takes them; an adapter of your "
+        "own is a dozen lines."
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from attnflow.adapters.host import Batch, Recorder
+from attnflow.adapters.host import Adapter, Batch, Recorder
+from attnflow.adapters.padding import kept_positions
 from attnflow.errors import TokensError
 from attnflow.models.verb_number import VerbNumberModel, VerbNumberOutput, WordVocabulary
 from attnflow.tokens import Tokens
@@ -17,7 +19,14 @@ from attnflow.trace import Prediction
 __all__ = ["EmbeddedAdapter"]
 
 
-class EmbeddedAdapter:
+@dataclass(frozen=True)
+class _TextBatch(Batch):
+    """A batch made from texts, with the words as they were written."""
+
+    texts: tuple[tuple[str, ...], ...] = ()
+
+
+class EmbeddedAdapter(Adapter):
     """The verb-number classifier: it returns its attention when asked, so nothing is patched."""
 
     name = "attnflow's embedded models"
@@ -26,25 +35,34 @@ class EmbeddedAdapter:
         """Our own class."""
         return isinstance(model, VerbNumberModel)
 
-    def encode(self, model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> Batch:
-        """Words to ids, padded on the right."""
+    def encode(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        texts: Sequence[str],
+        decoder_texts: Sequence[str] | None = None,
+    ) -> Batch:
+        """Words to ids, padded on the right; the words travel beside them, as people wrote them."""
         vocabulary = cast(WordVocabulary, tokenizer)
         encoded = [_encode(vocabulary, text) for text in texts]
         longest = max(len(ids) for ids, _ in encoded)
         rows = [ids + [vocabulary.pad_id] * (longest - len(ids)) for ids, _ in encoded]
         lengths = torch.tensor([[len(ids)] for ids, _ in encoded])
-        return Batch(
-            {
-                "input_ids": torch.tensor(rows),
-                "attention_mask": (torch.arange(longest)[None] < lengths).long(),
-            },
-            tuple(Tokens(tuple(words)) for _, words in encoded),
-            tuple(tuple(range(len(ids))) for ids, _ in encoded),
+        mask = (torch.arange(longest)[None] < lengths).long()
+        return _TextBatch(
+            {"input_ids": torch.tensor(rows), "attention_mask": mask},
+            size=len(texts),
+            kept=kept_positions(mask),
+            texts=tuple(tuple(words) for _, words in encoded),
         )
 
-    def wrap(self, model: nn.Module, tokenizer: Any, inputs: Mapping[str, Tensor]) -> Batch:
-        """Only texts: the vocabulary's rule for unknown words cannot be undone."""
-        raise TokensError("The embedded model takes a text, not prepared inputs.")
+    def name_positions(
+        self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
+    ) -> Tokens:
+        """The user's own words: an unknown one is shown as written, not as its class."""
+        if isinstance(batch, _TextBatch):
+            return Tokens(batch.texts[example])
+        return super().name_positions(model, tokenizer, batch, example, length)
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
         """The model's own switch for attention."""
@@ -53,7 +71,7 @@ class EmbeddedAdapter:
             recorder.add(weights)
         return output
 
-    def layer_count(self, model: nn.Module) -> int | None:
+    def expected_layers(self, model: nn.Module) -> int | None:
         """Six."""
         return len(cast(VerbNumberModel, model).blocks)
 

@@ -1,82 +1,194 @@
-"""The contract between capture and a host: batches go in, recorded layers come out."""
+"""The contract between capture and a host: a batch goes in, recorded layers come out."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from attnflow.errors import TokensError
 from attnflow.mixing import Heads, mix_heads
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
 
-__all__ = ["Adapter", "Batch", "Recorder"]
+__all__ = ["Adapter", "Batch", "Recorded", "Recorder", "Stage", "device_of"]
+
+Stage = Literal["self", "encoder", "decoder", "cross"]
+Kept = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Batch:
     """Some examples as the model takes them.
 
-    `kept[b]` are the positions of example b that are not padding, and `tokens[b]` their tokens.
+    `kept[b]` are the positions of example b that are not padding; None keeps all of them. The
+    same for the decoder's side of an encoder–decoder. `words[b]` is the word each position is a
+    piece of, where the tokenizer tells.
     """
 
     inputs: Mapping[str, Tensor]
-    tokens: tuple[Tokens, ...]
-    kept: tuple[tuple[int, ...], ...]
+    size: int
+    kept: Kept | None = None
+    decoder_kept: Kept | None = None
+    words: tuple[tuple[int | None, ...], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One layer's weights, (batch, heads, queries, keys), heads already mixed if so asked.
+
+    `number` is the model's own number of the layer, from 1, where the host tells it; `sink` says
+    that the layer has a learned sink, so that what its rows lack went there.
+    """
+
+    weights: NDArray[np.float32]
+    stage: Stage = "self"
+    number: int | None = None
+    sink: bool = False
 
 
 class Recorder:
     """Takes each layer's weights as they are computed and keeps what is asked for, on the CPU.
 
     With `heads` given the heads are mixed at once, so that never more than one layer exists with
-    all its heads; with None every head is kept.
+    all its heads; with None every head is kept. With `disturb` the adapter makes attention uniform
+    before it is used: the check that what we see is what the model uses. `expected` layers of one
+    shape share one block of memory, so that stacking them later copies nothing.
     """
 
-    def __init__(self, heads: Heads | None) -> None:
+    def __init__(
+        self, heads: Heads | None, *, expected: int | None = None, disturb: bool = False
+    ) -> None:
         self.heads = heads
+        self.disturb = disturb
         self.dtype = ""
-        self.layers: list[NDArray[np.float32]] = []
+        self.layers: list[Recorded] = []
+        self._expected = expected or 0
+        self._block: NDArray[np.float32] | None = None
 
-    def add(self, weights: Tensor) -> None:
-        """One layer's weights after the softmax, (batch, heads, queries, keys)."""
+    def room(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Memory for the next layer's weights: in the block if they fit, else on its own."""
+        if self._block is None and self._expected:
+            self._block = np.empty((self._expected, *shape), dtype=np.float32)
+        k = len(self.layers)
+        if self._block is not None and k < self._expected and self._block.shape[1:] == shape:
+            return self._block[k]
+        return np.empty(shape, dtype=np.float32)
+
+    def stacked(self) -> NDArray[np.float32]:
+        """All layers, (layers, batch, heads, queries, keys)."""
+        block = self._block
+        if (
+            block is not None
+            and all(layer.weights.base is block for layer in self.layers)
+            and len(block) == len(self.layers)
+        ):
+            return block
+        return np.stack([layer.weights for layer in self.layers])
+
+    def reduce(self, weights: Tensor) -> NDArray[np.float32]:
+        """What is kept of weights after the softmax, (batch, heads, queries, keys).
+
+        Where every head is kept this is a view of the host's memory: copy it before the host goes
+        on.
+        """
         self.dtype = str(weights.dtype).removeprefix("torch.")
-        array = weights.detach().float().cpu().numpy()
-        if self.heads is not None:
-            array = mix_heads(array, self.heads)[:, None].astype(np.float32)
-        self.layers.append(array)
+        array: NDArray[np.float32] = weights.detach().float().cpu().numpy()
+        if self.heads is None:
+            return array
+        return mix_heads(array, self.heads)[:, None].astype(np.float32)
+
+    def add(
+        self,
+        weights: Tensor,
+        *,
+        stage: Stage = "self",
+        number: int | None = None,
+        sink: bool = False,
+    ) -> None:
+        """Keep one layer."""
+        reduced = self.reduce(weights)
+        kept = self.room(reduced.shape)
+        kept[:] = reduced
+        self.layers.append(Recorded(kept, stage, number, sink))
 
 
-class Adapter(Protocol):
-    """What a host declares. `testing.check_adapter` holds an adapter to this contract."""
+class Adapter(ABC):
+    """What a host declares: only `recognises` and `run` must be written.
+
+    `attnflow.testing.check_adapter` holds an adapter to this contract.
+    """
 
     name: str
 
+    @abstractmethod
     def recognises(self, model: nn.Module) -> bool:
         """Whether this adapter is for this model."""
-        ...
 
-    def encode(self, model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> Batch:
-        """Texts to inputs, padded to one length."""
-        ...
-
-    def wrap(self, model: nn.Module, tokenizer: Any, inputs: Mapping[str, Tensor]) -> Batch:
-        """Inputs the user prepared, with their tokens."""
-        ...
-
+    @abstractmethod
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """One forward pass; every layer's weights go to the recorder, in order."""
-        ...
+        """One forward pass; every layer's weights go to the recorder, in order.
 
-    def layer_count(self, model: nn.Module) -> int | None:
+        The model is given back as it was, also when the pass fails.
+        """
+
+    def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+        """The same pass without watching: what capture must not change."""
+        return model(**inputs)
+
+    def encode(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        texts: Sequence[str],
+        decoder_texts: Sequence[str] | None = None,
+    ) -> Batch:
+        """Texts to inputs, padded on the right to one length."""
+        raise TokensError(f"{type(model).__name__} takes prepared inputs, not a text.")
+
+    def wrap(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Batch:
+        """Inputs the user prepared: passed on to the model's forward by name."""
+        on_device = {
+            key: torch.as_tensor(value).to(device_of(model)) for key, value in inputs.items()
+        }
+        return Batch(on_device, size=len(next(iter(on_device.values()))))
+
+    def expected_layers(self, model: nn.Module) -> int | None:
         """How many layers must have been recorded, if the host says."""
-        ...
+        return None
+
+    def name_positions(
+        self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
+    ) -> Tokens:
+        """The tokens of the input (of the encoder, if there are two), padding left out.
+
+        `length` is the number of positions that attention was seen over, padding included.
+        """
+        return Tokens(tuple(f"position {k}" for k in range(length)))
+
+    def name_decoder_positions(
+        self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
+    ) -> Tokens:
+        """The same for the decoder of an encoder–decoder."""
+        return Tokens(tuple(f"output {k}" for k in range(length)))
 
     def predictions(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Prediction | None]:
-        """What the model said of each example, where it has a head that says something."""
-        ...
+        """What the model said of each example, where it has a head that says something.
+
+        A prediction's `position` counts the positions that are kept; that of an encoder–decoder
+        counts the decoder's.
+        """
+        return [None] * batch.size
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's weights are; inputs go there too."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

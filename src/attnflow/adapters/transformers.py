@@ -1,56 +1,34 @@
-"""Hugging Face transformers: attention of a model as it was loaded, SDPA or not.
-
-transformers looks its attention function up by name at every forward pass. We register one under
-a name of ours that calls the model file's own eager function and hands the weights on; for one
-forward pass every config of the model points to that name. The mask function is registered under
-the same name: without it transformers would drop the mask in silence.
-"""
+"""Hugging Face transformers: encoders, decoders, encoder–decoders and vision models, as loaded."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.modeling_utils import AttentionInterface
 
-from attnflow.adapters.host import Batch, Recorder
-from attnflow.errors import CaptureError, TokensError, UnsupportedModelError
+from attnflow.adapters import readout
+from attnflow.adapters.host import Adapter, Batch, Recorder, device_of
+from attnflow.adapters.padding import kept_positions, padding_to_the_right
+from attnflow.adapters.recording import eager, recording
+from attnflow.adapters.refusals import refuse_by_name
+from attnflow.errors import CaptureError, TokensError
+from attnflow.patches import Grid, patch_names
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
 
 __all__ = ["TransformersAdapter"]
 
-_NAME = "attnflow_recording"
-_ALTERNATIVES = 5
-
-# Which recorder a module reports to. Keyed by module, so that two threads that capture two models
-# at once do not mix.
-_RECORDERS: WeakKeyDictionary[nn.Module, Recorder] = WeakKeyDictionary()
+_ATTENDING = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
+_SECONDS_A_FRAME = 0.02  # Whisper's encoder: one position for two frames of 10 ms
 
 
-def _attend_and_record(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """The model file's own eager attention, with its weights handed to the module's recorder."""
-    home = sys.modules[type(module).__module__]
-    output, weights = home.eager_attention_forward(module, *args, **kwargs)
-    recorder = _RECORDERS.get(module)
-    if recorder is not None:
-        recorder.add(weights)
-    return output, weights
-
-
-AttentionInterface.register(_NAME, _attend_and_record)
-AttentionMaskInterface.register(_NAME, eager_mask)
-
-
-class TransformersAdapter:
-    """Any transformers model whose attention goes through the attention interface."""
+class TransformersAdapter(Adapter):
+    """Any transformers model whose attention can be seen; others are refused by name."""
 
     name = "Hugging Face transformers"
 
@@ -58,120 +36,189 @@ class TransformersAdapter:
         """Every model of the library."""
         return isinstance(model, PreTrainedModel)
 
-    def encode(self, model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> Batch:
+    def encode(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        texts: Sequence[str],
+        decoder_texts: Sequence[str] | None = None,
+    ) -> Batch:
         """The model's own tokenizer, with its special tokens; nothing is cut off."""
         if tokenizer is None:
             raise TokensError(
                 "A text needs the model's tokenizer: pass tokenizer=AutoTokenizer.from_pretrained"
                 "(...), or pass the model's name instead of the loaded model."
             )
-        padding = len(texts) > 1
-        encoded = tokenizer(list(texts), return_tensors="pt", padding=padding)
-        _check_length(model, encoded["input_ids"].shape[1])
-        inputs = {key: value.to(next(model.parameters()).device) for key, value in encoded.items()}
-        words = [encoded.word_ids(b) for b in range(len(texts))] if encoded.is_fast else None
-        return _batch(tokenizer, inputs, words)
+        encoded = _tokenized(tokenizer, texts)
+        inputs = dict(encoded)
+        if _is_encoder_decoder(model):
+            inputs |= _decoder_inputs(model, tokenizer, decoder_texts, len(texts))
+        elif decoder_texts is not None:
+            raise TokensError(f"{type(model).__name__} has no decoder beside its encoder.")
+        batch = self.wrap(model, inputs)
+        if not encoded.is_fast:
+            return batch
+        return replace(batch, words=tuple(tuple(encoded.word_ids(b)) for b in range(len(texts))))
 
-    def wrap(self, model: nn.Module, tokenizer: Any, inputs: Mapping[str, Tensor]) -> Batch:
-        """Prepared inputs; without a tokenizer the tokens are called by their ids."""
-        if "input_ids" not in inputs:
+    def wrap(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Batch:
+        """Prepared inputs; padding on the left is moved to the right, where nothing shifts."""
+        refuse_by_name(_config(model).model_type, type(model).__name__)
+        if not any(name in inputs for name in _INPUTS):
             raise TokensError(
-                f"Prepared inputs need 'input_ids'; got {', '.join(map(repr, inputs)) or 'none'}."
+                f"Prepared inputs need one of {', '.join(map(repr, _INPUTS))}; got "
+                f"{', '.join(map(repr, inputs)) or 'none'}."
             )
-        device = next(model.parameters()).device
-        moved = {key: torch.as_tensor(value).to(device) for key, value in inputs.items()}
-        if moved["input_ids"].ndim != 2:
-            raise TokensError(
-                "input_ids must have the shape (batch, length); got "
-                f"{tuple(moved['input_ids'].shape)}."
-            )
-        _check_length(model, moved["input_ids"].shape[1])
-        return _batch(tokenizer, moved, None)
+        moved = {k: torch.as_tensor(v).to(device_of(model)) for k, v in inputs.items()}
+        _check_ranks(moved)
+        moved = padding_to_the_right(moved, "attention_mask")
+        moved = padding_to_the_right(moved, "decoder_attention_mask", prefix="decoder_")
+        for name in ("input_ids", "decoder_input_ids"):
+            if name in moved:
+                _check_length(model, moved[name].shape[1])
+        return Batch(
+            moved,
+            size=len(next(moved[name] for name in _INPUTS if name in moved)),
+            kept=kept_positions(moved.get("attention_mask")) if "input_ids" in moved else None,
+            decoder_kept=kept_positions(moved.get("decoder_attention_mask")),
+        )
+
+    def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+        """The model, or the one of its towers that the inputs are for."""
+        return _tower(cast(PreTrainedModel, model), inputs)(**inputs)
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """One forward pass with our attention function in place of the model's."""
-        if not isinstance(model, PreTrainedModel) or not model._can_set_attn_implementation():
-            raise UnsupportedModelError(
-                f"{type(model).__name__} computes attention outside transformers' attention "
-                "interface, so its weights cannot be recorded. If it returns them itself, load it "
-                "with attn_implementation='eager', run it with output_attentions=True and pass "
-                "the result to AttentionTrace.from_arrays."
+        """One forward pass through our attention function, or eagerly where that is not used."""
+        tower = _tower(cast(PreTrainedModel, model), inputs)
+        if _uses_the_interface(tower):
+            with recording(tower, recorder):
+                return tower(**inputs)
+        if recorder.disturb:
+            raise CaptureError(
+                f"{type(tower).__name__} computes attention outside transformers' attention "
+                "interface, so it cannot be disturbed to check it."
             )
-        with _recording(model, recorder):
-            return model(**inputs)
+        with eager(tower):
+            outputs = tower(**inputs, output_attentions=True)
+        for weights in getattr(outputs, "attentions", None) or ():
+            if weights is not None:
+                recorder.add(weights)
+        return outputs
 
-    def layer_count(self, model: nn.Module) -> int | None:
-        """What the config says."""
-        return getattr(model.config, "num_hidden_layers", None)
+    def expected_layers(self, model: nn.Module) -> int | None:
+        """What the config says: a hybrid counts only the layers that attend."""
+        config = _config(model)
+        if hasattr(config, "vision_config") and hasattr(config, "text_config"):
+            return None  # which tower ran is known only from its inputs
+        if _is_encoder_decoder(model):
+            encoder = getattr(config, "encoder_layers", None) or config.num_layers
+            decoder = getattr(config, "decoder_layers", None) or config.num_decoder_layers
+            return int(encoder) + 2 * int(decoder)
+        kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+        if kinds is not None:
+            return sum(kind in _ATTENDING for kind in kinds)
+        return getattr(config, "num_hidden_layers", None)
+
+    def name_positions(
+        self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
+    ) -> Tokens:
+        """Word pieces, patches, or moments of sound."""
+        if "input_ids" in batch.inputs:
+            kept = batch.kept[example] if batch.kept else tuple(range(length))
+            tokens = _pieces(tokenizer, batch.inputs["input_ids"][example], kept)
+            if batch.words is None:
+                return tokens
+            return replace(tokens, words=tuple(batch.words[example][k] for k in kept))
+        if "pixel_values" in batch.inputs:
+            return _patches(_config(model), batch.inputs["pixel_values"], length)
+        if "input_features" in batch.inputs:
+            return Tokens(tuple(f"{k * _SECONDS_A_FRAME:.2f}s" for k in range(length)))
+        return super().name_positions(model, tokenizer, batch, example, length)
+
+    def name_decoder_positions(
+        self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
+    ) -> Tokens:
+        """The decoder's word pieces."""
+        if "decoder_input_ids" not in batch.inputs:
+            return super().name_decoder_positions(model, tokenizer, batch, example, length)
+        kept = batch.decoder_kept[example] if batch.decoder_kept else tuple(range(length))
+        return _pieces(tokenizer, batch.inputs["decoder_input_ids"][example], kept)
 
     def predictions(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Prediction | None]:
-        """The class of a classifier, the word under the first mask of a masked language model."""
-        kind = type(model).__name__
-        if kind.endswith("ForSequenceClassification") and outputs.logits.shape[-1] > 1:
-            return [_class_of(model, row) for row in outputs.logits.float()]
-        if kind.endswith("ForMaskedLM") and getattr(tokenizer, "mask_token_id", None) is not None:
-            return [
-                _word_under_mask(tokenizer, outputs, batch, b) for b in range(len(batch.tokens))
-            ]
-        return [None] * len(batch.tokens)
+        """A class, the word under the first mask, or the next word: whatever the head says."""
+        read = readout.for_head(type(model).__name__)
+        if read is None or getattr(outputs, "logits", None) is None:
+            return [None] * batch.size
+        return [read(model, tokenizer, outputs.logits, batch, b) for b in range(batch.size)]
 
 
-@contextmanager
-def _recording(model: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
-    """Point every config of the model at our function; put everything back, whatever happens."""
-    configs = _configs(model)
-    before = [config._attn_implementation_internal for config in configs]
-    modules = list(model.modules())
-    if any(module in _RECORDERS for module in modules):
-        raise CaptureError("This model is being captured in another thread; capture one at a time.")
-    try:
-        for config in configs:
-            config._attn_implementation_internal = _NAME
-        for module in modules:
-            _RECORDERS[module] = recorder
-        yield
-    finally:
-        for module in modules:
-            _RECORDERS.pop(module, None)
-        for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation_internal = implementation
+def _config(model: nn.Module) -> Any:
+    return cast(PreTrainedModel, model).config
 
 
-def _configs(model: PreTrainedModel) -> list[Any]:
-    """The configs of the model and of every sub-model, each once."""
-    found: dict[int, Any] = {}
-    waiting: list[Any] = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
-    while waiting:
-        config = waiting.pop()
-        if config is not None and id(config) not in found:
-            found[id(config)] = config
-            waiting.extend(getattr(config, name, None) for name in config.sub_configs)
-    return list(found.values())
+def _is_encoder_decoder(model: nn.Module) -> bool:
+    return bool(getattr(_config(model), "is_encoder_decoder", False))
 
 
-def _batch(tokenizer: Any, inputs: Mapping[str, Tensor], words: list[Any] | None) -> Batch:
-    ids = inputs["input_ids"]
-    mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
-    kept = tuple(tuple(torch.nonzero(row)[:, 0].tolist()) for row in mask)
-    if not all(kept):
-        raise TokensError("An example consists of padding only; nothing is left to explain.")
-    tokens = tuple(
-        _tokens(tokenizer, ids[b], kept[b], words[b] if words else None) for b in range(len(ids))
-    )
-    return Batch(inputs, tokens, kept)
+def _uses_the_interface(model: PreTrainedModel) -> bool:
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    return all(part._can_set_attn_implementation() for part in parts)
 
 
-def _tokens(tokenizer: Any, ids: Tensor, kept: Sequence[int], words: Any) -> Tokens:
-    shown = ids[list(kept)].tolist()
-    texts = [str(i) for i in shown] if tokenizer is None else tokenizer.convert_ids_to_tokens(shown)
-    numbers = None if words is None else tuple(words[position] for position in kept)
-    return Tokens(tuple(texts), words=numbers)
+def _tower(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A model of two towers (CLIP) runs the one its inputs are for."""
+    vision, text = getattr(model, "vision_model", None), getattr(model, "text_model", None)
+    if not isinstance(vision, PreTrainedModel) or not isinstance(text, PreTrainedModel):
+        return model
+    if "pixel_values" in inputs and "input_ids" in inputs:
+        raise TokensError(
+            f"{type(model).__name__} has two towers that do not attend to each other; pass either "
+            "pixel_values or input_ids."
+        )
+    return vision if "pixel_values" in inputs else text
+
+
+def _tokenized(tokenizer: Any, texts: Sequence[str], **how: Any) -> Any:
+    """Padded on the right: on the left, absolute positions would shift."""
+    options = {"padding": True, "padding_side": "right"} if len(texts) > 1 else {}
+    return tokenizer(list(texts), return_tensors="pt", **options, **how)
+
+
+def _decoder_inputs(
+    model: nn.Module, tokenizer: Any, texts: Sequence[str] | None, count: int
+) -> dict[str, Tensor]:
+    """The decoder's start token, then its text if there is one."""
+    start = torch.full((count, 1), int(_start_token(model)))
+    if texts is None:
+        return {"decoder_input_ids": start}
+    encoded = tokenizer(text_target=list(texts), return_tensors="pt", padding=True)
+    mask = torch.cat([torch.ones_like(start), encoded["attention_mask"]], dim=1)
+    ids = torch.cat([start, encoded["input_ids"]], dim=1)
+    return {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+
+
+def _start_token(model: nn.Module) -> int:
+    config = _config(model)
+    for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
+        found = getattr(config, name, None)
+        if found is None:
+            found = getattr(getattr(model, "generation_config", None), name, None)
+        if found is not None:
+            return int(found)
+    raise TokensError(f"{type(model).__name__} names no token to start its decoder with.")
+
+
+def _check_ranks(inputs: Mapping[str, Tensor]) -> None:
+    for name in ("input_ids", "decoder_input_ids", "attention_mask"):
+        if name in inputs and inputs[name].ndim != 2:
+            raise TokensError(
+                f"{name} must have the shape (batch, length); got {tuple(inputs[name].shape)}."
+            )
 
 
 def _check_length(model: nn.Module, length: int) -> None:
-    limit = getattr(model.config, "max_position_embeddings", None)
+    limit = getattr(_config(model), "max_position_embeddings", None)
     if isinstance(limit, int) and length > limit:
         raise TokensError(
             f"The text has {length} tokens and {type(model).__name__} takes at most {limit}. "
@@ -179,24 +226,27 @@ def _check_length(model: nn.Module, length: int) -> None:
         )
 
 
-def _class_of(model: nn.Module, logits: Tensor) -> Prediction:
-    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
-    shares = logits.sigmoid() if several else logits.softmax(dim=-1)
-    names = getattr(model.config, "id2label", None) or {}
-    ranked = [
-        (str(names.get(int(i), f"class {int(i)}")), float(shares[i]))
-        for i in shares.argsort(descending=True)[:_ALTERNATIVES]
-    ]
-    return Prediction(ranked[0][0], ranked[0][1], 0, tuple(ranked))
+def _pieces(tokenizer: Any, ids: Tensor, kept: Sequence[int]) -> Tokens:
+    shown = ids[list(kept)].tolist()
+    texts = shown if tokenizer is None else tokenizer.convert_ids_to_tokens(shown)
+    return Tokens(tuple(map(str, texts)))
 
 
-def _word_under_mask(tokenizer: Any, outputs: Any, batch: Batch, example: int) -> Prediction | None:
-    ids = batch.inputs["input_ids"][example][list(batch.kept[example])]
-    masks = torch.nonzero(ids == tokenizer.mask_token_id)[:, 0].tolist()
-    if not masks:
-        return None
-    logits = outputs.logits[example, batch.kept[example][masks[0]]].float()
-    best = logits.softmax(dim=-1).topk(min(_ALTERNATIVES, logits.shape[-1]))
-    names = tokenizer.convert_ids_to_tokens(best.indices.tolist())
-    ranked = tuple(zip(map(str, names), best.values.tolist(), strict=True))
-    return Prediction(ranked[0][0], ranked[0][1], masks[0], ranked)
+def _patches(config: Any, pixels: Tensor, length: int) -> Tokens:
+    vision = getattr(config, "vision_config", config)
+    size = vision.patch_size
+    down, across = size if isinstance(size, (tuple, list)) else (size, size)
+    height, width = pixels.shape[-2:]
+    rows, columns = height // down, width // across
+    prefix = length - rows * columns
+    if prefix < 0:
+        raise CaptureError(f"{length} positions for {rows} × {columns} patches.")
+    grid = Grid(rows, columns, prefix, height, width)
+    return Tokens(patch_names(grid, prefix_names(prefix, config.model_type == "deit")), grid=grid)
+
+
+def prefix_names(count: int, distilled: bool) -> tuple[str, ...]:
+    """Class token, then the distillation token or registers."""
+    if distilled:
+        return ("[CLS]", "[DIST]")
+    return (*["[CLS]"][:count], *(f"[REG{k}]" for k in range(1, count)))

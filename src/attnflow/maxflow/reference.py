@@ -10,6 +10,7 @@ divided by the scale.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,0 +1,90 @@
+"""What is known without solving: closed forms for shallow layers, bounds for deep ones.
+
+Write ``f_k`` for the flow of (l-1, k) to source token j, and ``g(S)`` for the most that a set S of
+nodes of layer l-1 can send to j together.  By max-flow min-cut
+
+    flow_l(i, j) = min over S of  A_l(i, not S) + g(S),
+
+and ``max of f_k over S  <=  g(S)  <=  sum of f_k over S``.  The left bound makes the minimum run
+over thresholds only, because a set that contains k with f_k = t contains, at no extra cost, every
+k' with f_k' <= t; the right one makes it separate into one minimum per k:
+
+    min over t of  A_l(i, {k: f_k > t}) + t   <=   flow_l(i, j)
+                                              <=   sum over k of min(A_l[i, k], f_k).
+
+Where the two meet, the pair is decided.  All of it is integer arithmetic on the integer graph, so
+"meet" means equal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attnflow.maxflow.compiled import compiled
+from attnflow.maxflow.state import Graph, Integers
+
+
+def one_layer(graph: Graph, targets: Integers, sources: Integers) -> Integers:
+    """Layer 1: the single edge of each pair."""
+    return graph.capacity[1, targets, sources]
+
+
+def two_layers(graph: Graph, targets: Integers, sources: Integers) -> Integers:
+    """Layer 2: one path per middle node, and no two of them share an edge."""
+    values = np.empty(len(targets), np.int64)
+    _two_layers(graph.capacity[2], graph.transposed[1], targets, sources, values)
+    return values
+
+
+def ceiling(graph: Graph, layer: int, targets: Integers, sources: Integers) -> Integers:
+    """All a target can send or all an input token can receive, whichever is less."""
+    return np.minimum(graph.row_sum[layer, targets], graph.column_sum[sources])
+
+
+def from_layer_below(
+    graph: Graph, layer: int, source: int, below_lower: Integers, below_upper: Integers
+) -> tuple[Integers, Integers]:
+    """Lower and upper bounds at `layer` for every target, from all the flows one layer below."""
+    n = len(below_lower)
+    order = np.argsort(-below_lower, kind="stable")
+    above, lower, upper = (np.zeros(n, np.int64) for _ in range(3))
+    columns = graph.transposed[layer]
+    _recursion(columns, order, below_lower[order], below_upper[order], above, lower, upper)
+    upper = np.minimum(upper, np.minimum(graph.row_sum[layer], graph.column_sum[source]))
+    return np.minimum(lower, upper), upper
+
+
+@compiled
+def _two_layers(
+    rows: Integers, columns: Integers, targets: Integers, sources: Integers, values: Integers
+) -> None:
+    for t in range(targets.shape[0]):
+        row = rows[targets[t]]
+        column = columns[sources[t]]
+        total = 0
+        for v in range(row.shape[0]):
+            total += min(row[v], column[v])
+        values[t] = total
+
+
+@compiled
+def _recursion(
+    columns: Integers, order: Integers, below_lower: Integers, below_upper: Integers,
+    above: Integers, lower: Integers, upper: Integers,
+) -> None:  # fmt: skip
+    """Thresholds from the largest flow down, for all targets at once.
+
+    After step r, `above` is A_l(i, the r nodes with the largest flows); the next threshold is the
+    next largest flow, and 0 after the last.
+    """
+    n = above.shape[0]
+    for i in range(n):
+        lower[i] = below_lower[0]
+    for r in range(n):
+        column = columns[order[r]]
+        flow = below_upper[r]
+        threshold = below_lower[r + 1] if r + 1 < n else 0
+        for i in range(n):
+            above[i] += column[i]
+            lower[i] = min(lower[i], above[i] + threshold)
+            upper[i] += min(column[i], flow)

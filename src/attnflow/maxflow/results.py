@@ -1,0 +1,41 @@
+"""What a query answers: certified values, and how they were found."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.maxflow.scaling import Floats
+
+__all__ = ["Decided", "FlowResult"]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """How many pairs were decided how."""
+
+    closed_form: int  # layers 1 and 2
+    bounds: int  # lower and upper bound from the layer below met
+    construction: int  # a flow built from vectors reached a known upper bound
+    search: int  # the residual graph was searched to a minimum cut or a known upper bound
+
+    def to_dict(self) -> dict[str, int]:
+        """The four counts by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class FlowResult:
+    """`lower <= maximum flow <= upper` of layers x targets x sources, or of each pair, as asked.
+
+    `lower` is the value to report: it is the value of a real flow, and the maximum itself when
+    the capacities are multiples of the solver's unit (float32 attention nearly always is).
+    `saturated`: the flow equals all that the target sends or all that the input token receives.
+    """
+
+    lower: Floats
+    upper: Floats
+    saturated: NDArray[np.bool_]
+    decided: Decided

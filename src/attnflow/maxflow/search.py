@@ -1,0 +1,329 @@
+"""Dinic's algorithm on the dense layers: exact, and its last failing search is the proof.
+
+Residual arcs are down-moves ``(k, u) -> (k-1, v)`` where capacity is left and up-moves
+``(k, u) -> (k+1, v)`` where flow on ``v -> u`` can be taken back.  A *slot* is the set of nodes of
+one layer that lie at one distance from the target; a shortest path steps from a slot to the slot
+below or above it at the next distance, so two slot numbers per slot are the whole level graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, trailing_zeros
+from attnflow.maxflow.state import (
+    ABOVE,
+    ASKED,
+    BELOW,
+    LAYER,
+    LEFT,
+    NODE,
+    PHASES,
+    PUSHES,
+    SLOT,
+    SOURCE,
+    TARGET,
+    TOUCHED,
+    Integers,
+    Words,
+)  # fmt: skip
+
+
+@inlined
+def send_down(
+    residual: Integers, forward: Words, backward: Words, touched: Integers, counts: Integers,
+    m: int, u: int, v: int, amount: int,
+) -> None:  # fmt: skip
+    """Put `amount` on edge (m, u, v), and note the edge for cleaning when it had no flow.
+
+    A full list is not an error: `clean` then resets everything.
+    """
+    if backward[m, v, u >> 6] & bit(u) == NONE:
+        backward[m, v, u >> 6] |= bit(u)
+        count = counts[TOUCHED]
+        if count < touched.shape[0]:
+            touched[count] = (m << 40) | (u << 20) | v
+        counts[TOUCHED] = count + 1
+    left = residual[m, u, v] - amount
+    residual[m, u, v] = left
+    if left == 0:
+        forward[m, u, v >> 6] &= ~bit(v)
+
+
+@inlined
+def reach(
+    arcs: Words, unseen: Words, slot_nodes: Words, slots: Integers, newest: Integers,
+    at: int, slot: int, layer: int, free: int,
+) -> int:  # fmt: skip
+    """Add all unseen nodes of `layer` that `arcs[at]` reach from `slot` to the next distance.
+
+    Returns the slot that holds them, -1 when there are none; `free` is the next unused slot.
+    """
+    words = unseen.shape[1]
+    into = newest[layer]
+    if into < 0:
+        into = free
+        for w in range(words):
+            slot_nodes[into, w] = NONE
+    found = NONE
+    # Word by word of the unseen nodes: most of these words are empty, or soon are.
+    for x in range(words):
+        before = unseen[layer, x]
+        left = before
+        for w in range(words):
+            members = slot_nodes[slot, w]
+            while members != NONE and left != NONE:
+                u = (w << 6) + trailing_zeros(members)
+                members &= members - ONE
+                left &= ~arcs[at, u, x]
+        slot_nodes[into, x] |= before ^ left
+        unseen[layer, x] = left
+        found |= before ^ left
+    if into == free:
+        if found == NONE:
+            return -1
+        slots[into, LAYER] = layer
+        newest[layer] = into
+    return into
+
+
+@inlined
+def find_distances(
+    forward: Words, backward: Words, open_ends: Words, unseen: Words, slot_nodes: Words,
+    slots: Integers, newest: Integers, layer: int,
+) -> tuple[int, int]:  # fmt: skip
+    """Breadth-first search from the target.
+
+    Returns (distance of the last slots, first slot beyond them); distance -1 when the source
+    token cannot be reached, and then `unseen` is the sink side of a minimum cut.
+    """
+    words = unseen.shape[1]
+    for k in range(1, layer):
+        for w in range(words):
+            unseen[k, w] = unseen[0, w]
+    for w in range(words):
+        slot_nodes[0, w] = open_ends[TARGET, w]
+        unseen[layer - 1, w] &= ~open_ends[TARGET, w]
+    slots[0, LAYER] = layer - 1
+    begin, end, distance = 0, 1, 0
+    while begin < end:
+        arrived = NONE
+        for s in range(begin, end):
+            slots[s, BELOW] = -1
+            slots[s, ABOVE] = -1
+            if slots[s, LAYER] == 1:
+                for w in range(words):
+                    arrived |= slot_nodes[s, w] & open_ends[SOURCE, w]
+        if arrived != NONE:
+            return distance, end
+        free = end
+        for s in range(begin, end):
+            k = slots[s, LAYER]
+            if k > 1:
+                into = reach(forward, unseen, slot_nodes, slots, newest, k, s, k - 1, free)
+                slots[s, BELOW] = into
+                free = max(free, into + 1)
+            if k < layer - 1:
+                into = reach(backward, unseen, slot_nodes, slots, newest, k + 1, s, k + 1, free)
+                slots[s, ABOVE] = into
+                free = max(free, into + 1)
+        for s in range(end, free):
+            newest[slots[s, LAYER]] = -1
+        begin, end = end, free
+        distance += 1
+    return -1, end
+
+
+@inlined
+def first_common(arcs: Words, at: int, node: int, slot_nodes: Words, slot: int) -> int:
+    """The first node of `slot` that `node` has an arc to, or -1."""
+    for w in range(slot_nodes.shape[1]):
+        common = arcs[at, node, w] & slot_nodes[slot, w]
+        if common != NONE:
+            return (w << 6) + trailing_zeros(common)
+    return -1
+
+
+@inlined
+def fan_out(
+    residual: Integers, forward: Words, backward: Words, touched: Integers, counts: Integers,
+    ends: Integers, open_ends: Words, slot_nodes: Words, u: int, goal: int, left: int,
+) -> int:  # fmt: skip
+    """From node (2, u), hand up to `left` to the source token through all open nodes of layer 1."""
+    for w in range(slot_nodes.shape[1]):
+        nodes = forward[2, u, w] & slot_nodes[goal, w]
+        while nodes != NONE:
+            v = (w << 6) + trailing_zeros(nodes)
+            nodes &= nodes - ONE
+            below = ends[SOURCE, v]
+            amount = min(left, min(residual[2, u, v], below))
+            send_down(residual, forward, backward, touched, counts, 2, u, v, amount)
+            counts[PUSHES] += 1
+            ends[SOURCE, v] = below - amount
+            if below == amount:
+                open_ends[SOURCE, w] &= ~bit(v)
+                slot_nodes[goal, w] &= ~bit(v)
+            left -= amount
+            if left == 0:
+                return 0
+    return left
+
+
+@inlined
+def push_from(
+    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    counts: Integers, ends: Integers, open_ends: Words, slot_nodes: Words, slots: Integers,
+    path: Integers, start: int, asked: int, distance: int,
+) -> int:  # fmt: skip
+    """Push up to `asked` from node `start` of slot 0 along shortest paths; returns what arrived.
+
+    Depth-first with a limit per node: an edge is updated once per visit with all that arrived
+    below it, not once per path.  A node that could not place all it was given is dead for this
+    phase (every continuation was tried), and leaves its slot, so no arc is tried twice.
+    """
+    u, s, left = start, 0, asked
+    path[0, NODE] = start
+    path[0, SLOT] = 0
+    path[0, ASKED] = asked
+    d = 0
+    while True:
+        k = slots[s, LAYER]
+        below = slots[s, BELOW]
+        if d == distance:
+            amount = min(left, ends[SOURCE, u])
+            counts[PUSHES] += 1
+            ends[SOURCE, u] -= amount
+            if ends[SOURCE, u] == 0:
+                open_ends[SOURCE, u >> 6] &= ~bit(u)
+            left -= amount
+        elif d == distance - 1:
+            if k == 2 and below >= 0:
+                left = fan_out(
+                    residual, forward, backward, touched, counts, ends, open_ends, slot_nodes,
+                    u, below, left,
+                )  # fmt: skip
+        else:
+            v = -1
+            room = left
+            if below >= 0:
+                v = first_common(forward, k, u, slot_nodes, below)
+                if v >= 0:
+                    room = residual[k, u, v]
+                    s = below
+            if v < 0 and slots[s, ABOVE] >= 0:
+                v = first_common(backward, k + 1, u, slot_nodes, slots[s, ABOVE])
+                if v >= 0:
+                    room = capacity[k + 1, v, u] - residual[k + 1, v, u]
+                    s = slots[s, ABOVE]
+            if v >= 0:
+                path[d, LEFT] = left
+                d += 1
+                u = v
+                left = min(left, room)
+                path[d, NODE] = u
+                path[d, SLOT] = s
+                path[d, ASKED] = left
+                continue
+        # Nothing more to try from here: hand the result up, as far as nodes are satisfied.
+        while True:
+            if left > 0:
+                slot_nodes[s, u >> 6] &= ~bit(u)
+            amount = path[d, ASKED] - left
+            if d == 0:
+                return amount
+            d -= 1
+            parent = path[d, NODE]
+            k = slots[s, LAYER]
+            s = path[d, SLOT]
+            if amount > 0:
+                if slots[s, LAYER] > k:
+                    send_down(
+                        residual, forward, backward, touched, counts, k + 1, parent, u, amount
+                    )
+                else:  # take back flow from u -> parent
+                    forward[k, u, parent >> 6] |= bit(parent)
+                    residual[k, u, parent] += amount
+                    if residual[k, u, parent] == capacity[k, u, parent]:
+                        backward[k, parent, u >> 6] &= ~bit(u)
+            u = parent
+            left = path[d, LEFT] - amount
+            if left > 0:
+                break
+
+
+@compiled
+def search(
+    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    counts: Integers, ends: Integers, open_ends: Words, unseen: Words, slot_nodes: Words,
+    slots: Integers, newest: Integers, path: Integers, layer: int, value: int, enough: int,
+) -> tuple[int, bool]:  # fmt: skip
+    """Raise a feasible flow to the maximum, or to `enough`.
+
+    Returns the value and whether a minimum cut was reached (then its sink side is `unseen`).
+    Every phase strictly lengthens the shortest path (Dinic), so the loop ends.
+    """
+    words = unseen.shape[1]
+    mark_open(ends, open_ends)
+    while value < enough:
+        distance, end = find_distances(
+            forward, backward, open_ends, unseen, slot_nodes, slots, newest, layer
+        )
+        if distance < 0:
+            return value, True
+        counts[PHASES] += 1
+        # The last slots matter only where they touch the source token.
+        for s in range(end):
+            if slots[s, BELOW] < 0 and slots[s, ABOVE] < 0:
+                for w in range(words):
+                    keep = open_ends[SOURCE, w] if slots[s, LAYER] == 1 else NONE
+                    slot_nodes[s, w] &= keep
+        for w in range(words):
+            while value < enough:
+                members = slot_nodes[0, w] & open_ends[TARGET, w]
+                if members == NONE:
+                    break
+                u = (w << 6) + trailing_zeros(members)
+                amount = push_from(
+                    capacity, residual, forward, backward, touched, counts, ends, open_ends,
+                    slot_nodes, slots, path, u, min(ends[TARGET, u], enough - value), distance,
+                )  # fmt: skip
+                value += amount
+                ends[TARGET, u] -= amount
+                if ends[TARGET, u] == 0:
+                    open_ends[TARGET, w] &= ~bit(u)
+    return value, False
+
+
+@inlined
+def mark_open(ends: Integers, open_ends: Words) -> None:
+    """Bits of the target's and the source token's own edges, from what is left on them."""
+    for end in range(2):
+        for w in range(open_ends.shape[1]):
+            open_ends[end, w] = NONE
+        for v in range(ends.shape[1]):
+            if ends[end, v] > 0:
+                open_ends[end, v >> 6] |= bit(v)
+
+
+@compiled
+def clean(
+    capacity: Integers, positive: Words, residual: Integers, forward: Words, backward: Words,
+    touched: Integers, counts: Integers, layer: int,
+) -> None:  # fmt: skip
+    """Back to zero flow.  Edges were noted when flow first entered them; bits are block-copied."""
+    n, words = residual.shape[1], forward.shape[2]
+    mask = np.int64((1 << 20) - 1)
+    for t in range(min(counts[TOUCHED], touched.shape[0])):
+        edge = touched[t]
+        m, u, v = edge >> 40, (edge >> 20) & mask, edge & mask
+        residual[m, u, v] = capacity[m, u, v]
+    forgotten = counts[TOUCHED] > touched.shape[0]
+    for m in range(2, layer):
+        for u in range(n):
+            for w in range(words):
+                forward[m, u, w] = positive[m, u, w]
+                backward[m, u, w] = NONE
+            if forgotten:
+                for v in range(n):
+                    residual[m, u, v] = capacity[m, u, v]
+    counts[TOUCHED] = 0

@@ -1,0 +1,32 @@
+"""Raw attention, attention rollout and attention flow (Abnar & Zuidema, 2020).
+
+A method is a frozen value that can be called on a trace: `Rollout(residual=0.5)(trace)`. Every
+choice the result depends on is one of its fields; there is no other state. Its repr is the
+provenance that files, figures and the command line show.
+"""
+
+from __future__ import annotations
+
+from attnflow.methods.base import Method
+from attnflow.methods.flow import Flow, Progress
+from attnflow.methods.registry import (
+    METHODS,
+    OptionHelp,
+    describe_options,
+    make_method,
+    method_from_dict,
+)
+from attnflow.methods.rollout import Raw, Rollout
+
+__all__ = [
+    "METHODS",
+    "Flow",
+    "Method",
+    "OptionHelp",
+    "Progress",
+    "Raw",
+    "Rollout",
+    "describe_options",
+    "make_method",
+    "method_from_dict",
+]

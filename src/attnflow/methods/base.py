@@ -1,0 +1,92 @@
+"""What every method is: a frozen value with a mixing that can be called on a trace."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.errors import InputError, MethodError
+from attnflow.mixing import Heads, Mixing
+from attnflow.tokens import Target
+from attnflow.trace import AttentionTrace
+
+__all__ = ["Method", "attribution_of", "layers_from", "wanted_layers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Mixing):
+    """What all methods share: the mixing, being callable, and being written down."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def __call__(
+        self,
+        trace: AttentionTrace,
+        *,
+        targets: Sequence[Target] | Target | None = None,
+        layers: Sequence[int] | int | None = None,
+    ) -> Attribution:
+        """Attribute these targets at these layers (default: all) to the input positions."""
+
+    @property
+    def heads_to_capture(self) -> Heads | None:
+        """How capture may reduce each layer as it is seen; None where every head is needed."""
+        return self.heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and options, for files."""
+        return {"name": self.name, "options": asdict(self)}
+
+
+def layers_from(layers: tuple[int, ...], start: int) -> tuple[int, ...]:
+    """The layers at or above the start layer."""
+    if not isinstance(start, int) or not 1 <= start <= layers[-1]:
+        raise MethodError(
+            f"start_layer={start!r}: the layers with attention are "
+            f"{', '.join(map(str, layers))}; start at one of them or below the first."
+        )
+    return tuple(number for number in layers if number >= start)
+
+
+def wanted_layers(available: tuple[int, ...], asked: Sequence[int] | int | None) -> tuple[int, ...]:
+    """The layers asked for, by their numbers; -1 is the highest."""
+    if asked is None:
+        return available
+    numbers = [asked] if isinstance(asked, int) else list(asked)
+    wanted = tuple(available[-1] if number == -1 else number for number in numbers)
+    if not wanted or any(number not in available for number in wanted):
+        raise InputError(
+            f"layers={asked!r}: choose from {', '.join(map(str, available))} "
+            "(layers are numbered from 1; -1 is the highest)."
+        )
+    return wanted
+
+
+def attribution_of(
+    method: Method,
+    trace: AttentionTrace,
+    values: NDArray[np.float64],
+    layers: tuple[int, ...],
+    rows: Sequence[int],
+    *,
+    notes: Mapping[str, Any] | None = None,
+    **bounds: Any,
+) -> Attribution:
+    """A result with everything it inherits from the trace; `notes` go into its provenance."""
+    return Attribution(
+        values=values,
+        layers=layers,
+        targets=trace.tokens.select(rows),
+        sources=trace.tokens,
+        method=method,
+        prediction=trace.prediction,
+        provenance={**trace.provenance, "kind": trace.kind, **(notes or {})},
+        **bounds,
+    )

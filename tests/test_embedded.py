@@ -1,0 +1,159 @@
+"""The model that ships: what it says, what it refuses, and how it was made."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnflow
+from attnflow.cli import _run
+from attnflow.errors import TokensError
+from attnflow.loading import load_model
+
+ROOT = Path(__file__).parent.parent
+MODELS = Path(attnflow.__file__).parent / "models"
+
+SENTENCES = [
+    ("the key to the cabinets", "singular"),
+    ("the keys to the cabinet", "plural"),
+    ("the key to the cabinets by the door", "singular"),
+    ("the report about the crimes", "singular"),
+    ("the pilots in front of the officer", "plural"),
+    ("the labels on the bottle", "plural"),
+]
+
+
+@pytest.mark.parametrize(("text", "label"), SENTENCES)
+def test_it_is_right_on_classic_sentences(text: str, label: str) -> None:
+    result = attnflow.explain(None, text)
+    assert result.prediction is not None
+    assert result.prediction.label == label
+    assert result.prediction.probability > 0.7
+    assert result.targets[result.prediction.position] == "[CLS]"
+    assert result.values.shape == (6, len(text.split()) + 2, len(text.split()) + 2)
+
+
+def test_it_is_the_papers_architecture() -> None:
+    loaded = load_model(None)
+    trace = attnflow.capture(loaded.model, "the key to the cabinets", tokenizer=loaded.tokenizer)
+    assert trace.weights.shape == (6, 8, 7, 7)
+    assert trace.kind == "bidirectional"
+    assert loaded.model.state_dict()["classifier.weight"].shape == (2, 128)
+
+
+def test_attention_is_what_the_model_uses() -> None:
+    loaded = load_model(None)
+    ids = torch.tensor([loaded.tokenizer.encode("the key to the cabinets")[0]])
+    with torch.no_grad():
+        plain = loaded.model(ids)
+        watched = loaded.model(ids, output_attentions=True)
+    assert plain.attentions == ()
+    assert torch.equal(plain.logits, watched.logits)
+    assert len(watched.attentions) == 6
+    assert torch.allclose(watched.attentions[3].sum(-1), torch.ones(()))
+
+
+def test_words_are_shown_as_written_and_split_like_the_data() -> None:
+    loaded = load_model(None)
+    for text, words in (
+        ("The boy's keys", ("[CLS]", "the", "boy", "'s", "keys", "[EOS]")),
+        (
+            "zorbles of [UNK] and [MASK]",
+            ("[CLS]", "zorbles", "of", "[UNK]", "and", "[MASK]", "[EOS]"),
+        ),
+        ("NNP in Paris", ("[CLS]", "NNP", "in", "paris", "[EOS]")),
+    ):
+        trace = attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+        assert trace.tokens.texts == words
+
+
+def test_an_unknown_plural_still_looks_plural() -> None:
+    result = attnflow.explain(None, "the zorbles")
+    assert result.prediction is not None
+    assert result.prediction.label == "plural"
+
+
+def test_a_batch_gives_each_text_its_own_result() -> None:
+    loaded = load_model(None)
+    texts = [text for text, _ in SENTENCES]
+    together = attnflow.capture_batch(loaded.model, texts, tokenizer=loaded.tokenizer)
+    for text, trace in zip(texts, together, strict=True):
+        alone = attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+        assert np.allclose(trace.weights, alone.weights, rtol=0, atol=1e-6)
+        assert trace.tokens == alone.tokens
+
+
+def test_a_text_that_is_too_long_is_refused_with_both_numbers() -> None:
+    with pytest.raises(TokensError, match=r"72 tokens.*positions for 64"):
+        attnflow.explain(None, "key " * 70)
+
+
+def test_the_weights_are_small_and_the_card_tells_what_matters() -> None:
+    assert (MODELS / "verb_number.safetensors").stat().st_size <= 8_000_000
+    card = (MODELS / "VERB_NUMBER.md").read_text(encoding="utf-8")
+    for needed in ("natural sentences | 3,000 | .950", "1 attractor | 10,080 | .829", "Seed 0"):
+        assert needed in card
+    assert "python training/verb_number.py --data" in card
+
+
+def test_demo_shows_three_methods_and_draws_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    picture = tmp_path / "new" / "demo.png"
+    assert _run(["demo", "--output", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "the key to the cabinets → singular (" in shown
+    assert shown.count("raw") >= 3
+    assert shown.count("flow") >= 3
+    assert f"figure: {picture}" in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+# -- training -----------------------------------------------------------------------------------
+
+
+def write_agreement_data(folder: Path) -> None:
+    """A tiny made-up language with the files and the format of the real data."""
+    rng = random.Random(0)
+    nouns = ["".join(pair) for pair in itertools.product(["ba", "ke", "ti", "mo", "lu"], repeat=2)]
+    places = ["to", "of", "near", "about"]
+    lines: dict[str, list[str]] = {"val": [], **{f"test.{n}": [] for n in range(1, 6)}}
+    for subject, other, place in itertools.product(nouns, nouns, places):
+        for plural in (False, True):
+            tag = "VBP" if plural else "VBZ"
+            head = subject + "s" * plural
+            lines["val"].append(f"{tag}\tthe {head} {place} the {other}{'s' * plural}")
+            lines["test.1"].append(f"{tag}\tthe {head} {place} the {other}{'s' * (not plural)}")
+    for n in range(2, 6):
+        lines[f"test.{n}"] = [f"{line} {'and that ' * n}" for line in lines["test.1"][:40]]
+    for name, rows in lines.items():
+        rng.shuffle(rows)
+        text = "".join(f"{row.strip()}\n" for row in rows)
+        (folder / f"numpred.{name}").write_text(text, encoding="utf-8")
+
+
+def test_training_is_deterministic_by_seed(tmp_path: Path) -> None:
+    write_agreement_data(tmp_path)
+    hashes = []
+    for run in ("one", "two"):
+        output = tmp_path / run
+        output.mkdir()
+        command = [
+            *(sys.executable, str(ROOT / "training" / "verb_number.py")),
+            *("--data", str(tmp_path), "--output", str(output), "--seed", "3"),
+            *("--epochs", "1", "--limit", "200", "--vocabulary-size", "60"),
+            *("--checkpoint", str(tmp_path / f"{run}.checkpoint.pt")),
+        ]
+        subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+        (weights,) = output.glob("*.safetensors")
+        hashes.append(hashlib.sha256(weights.read_bytes()).hexdigest())
+    assert hashes[0] == hashes[1]

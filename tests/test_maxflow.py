@@ -1,0 +1,418 @@
+"""The solver against solvers written by others, and against its own certificates.
+
+Capacities are multiples of 2**-20 unless a test says otherwise, so networkx and scipy, which work
+on the numerators, are exact, and so must ours be: equality here is `==`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_flow
+
+from attnflow.errors import InputError, TargetError, WeightsError
+from attnflow.maxflow import (
+    estimate_seconds,
+    flow_edges,
+    minimum_cut,
+    solve,
+    solve_pairs,
+)
+from attnflow.maxflow.bounds import from_layer_below
+from attnflow.maxflow.kernel import solve_run
+from attnflow.maxflow.scaling import scale
+from attnflow.maxflow.state import build_graph, new_work
+
+Array = NDArray[np.float64]
+UNIT = 2**20
+
+
+def softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def attention(random: np.random.Generator, depth: int, n: int, sharp: float = 2.0) -> Array:
+    return softmax(sharp * random.standard_normal((depth, n, n)))
+
+
+def with_residual(weights: Array) -> Array:
+    return 0.5 * weights + 0.5 * np.eye(weights.shape[-1])
+
+
+def banded(weights: Array, width: int) -> Array:
+    n = weights.shape[-1]
+    distance = np.arange(n)[:, None] - np.arange(n)[None]
+    kept = np.where((distance >= 0) & (distance < width), weights, 0.0)
+    return np.asarray(kept / kept.sum(axis=-1, keepdims=True))
+
+
+def zero_rows(random: np.random.Generator, depth: int, n: int) -> Array:
+    capacities = with_residual(attention(random, depth, n))
+    capacities[random.random((depth, n)) < 0.3] = 0.0
+    return capacities
+
+
+def sparse(random: np.random.Generator, depth: int, n: int) -> Array:
+    return np.where(random.random((depth, n, n)) < 0.4, random.random((depth, n, n)), 0.0)
+
+
+Kind = Callable[[np.random.Generator, int, int], Array]
+KINDS: dict[str, Kind] = {
+    "residual": lambda r, d, n: with_residual(attention(r, d, n)),
+    "no residual": lambda r, d, n: attention(r, d, n),
+    "peaky heads": lambda r, d, n: with_residual(attention(r, d, n, sharp=8.0)),
+    "causal": lambda r, d, n: with_residual(banded(attention(r, d, n), n)),
+    "causal, no residual": lambda r, d, n: banded(attention(r, d, n), n),
+    "sliding window": lambda r, d, n: with_residual(banded(attention(r, d, n), 3)),
+    "sinks": lambda r, d, n: with_residual(attention(r, d, n) * r.random((d, n, 1))),
+    "zero rows": zero_rows,
+    "identity": lambda _, d, n: np.broadcast_to(np.eye(n), (d, n, n)).copy(),
+    "uniform": lambda _, d, n: with_residual(np.full((d, n, n), 1.0 / n)),
+    "few values, many ties": lambda r, d, n: r.integers(0, 4, (d, n, n)) / 4.0,
+    "sparse": sparse,
+    "anything up to 1000": lambda r, d, n: 1000.0 * r.random((d, n, n)),
+    "weak residual": lambda r, d, n: 0.95 * attention(r, d, n) + 0.05 * np.eye(n),
+    "hubs": lambda r, d, n: with_residual(
+        softmax(r.standard_normal((d, n, n)) + 4.0 * (r.random((d, 1, n)) < 0.2))
+    ),
+    "zero": lambda _, d, n: np.zeros((d, n, n)),
+}
+
+
+def dyadic(capacities: Array) -> Array:
+    return np.floor(capacities * UNIT) / UNIT
+
+
+def networkx_flow(capacities: Array, layer: int, target: int, source: int) -> float:
+    whole = (capacities * UNIT).astype(np.int64)
+    graph = nx.DiGraph()
+    graph.add_nodes_from([(layer, target), (0, source)])
+    for m in range(1, layer + 1):
+        for u, v in np.argwhere(whole[m - 1]).tolist():
+            graph.add_edge((m, u), (m - 1, v), capacity=int(whole[m - 1, u, v]))
+    return float(nx.maximum_flow_value(graph, (layer, target), (0, source))) / UNIT
+
+
+def scipy_flow(capacities: Array, layer: int, target: int, source: int) -> float:
+    n = capacities.shape[1]
+    whole = (capacities[:layer] * UNIT).astype(np.int32)
+    m, u, v = np.nonzero(whole)
+    size = (layer + 1) * n
+    graph = csr_array((whole[m, u, v], ((m + 1) * n + u, m * n + v)), (size, size))
+    return float(maximum_flow(graph, layer * n + target, source).flow_value) / UNIT
+
+
+def everything(capacities: Array, **options: Any) -> Any:
+    depth, n, _ = capacities.shape
+    return solve(
+        capacities, layers=range(1, depth + 1), targets=range(n), sources=range(n), **options
+    )
+
+
+def check_certificate(capacities: Array, layer: int, target: int, source: int) -> float:
+    """The flow is a flow, the cut is a cut, and they have the same value: both are optimal."""
+    found = minimum_cut(capacities, layer=layer, target=target, source=source)
+    flow, side = found.flow, found.side
+    assert flow.shape == (layer, *capacities.shape[1:])
+    assert (flow >= 0).all()
+    assert (flow <= capacities[:layer]).all()
+    outside = np.ones(capacities.shape[1], bool)
+    outside[target] = False
+    assert not flow[-1, outside].any()
+    assert not np.delete(flow[0], source, axis=1).any()
+    for m in range(1, layer):
+        np.testing.assert_array_equal(flow[m].sum(axis=0), flow[m - 1].sum(axis=1))
+    assert side[layer, target]
+    assert not side[0, source]
+    crossing = side[1:, :, None] & ~side[:-1, None, :]
+    total = float(capacities[:layer][crossing].sum())
+    assert found.value == pytest.approx(total, abs=1e-12)
+    assert sum(found.capacities) == pytest.approx(total, abs=1e-12)
+    np.testing.assert_allclose(flow[crossing], capacities[:layer][crossing], rtol=0, atol=1e-12)
+    assert flow[-1].sum() == pytest.approx(found.lower, abs=1e-12)
+    assert found.lower == pytest.approx(total, abs=1e-11)
+    for (m, u, v), capacity in zip(found.edges.tolist(), found.capacities, strict=True):
+        assert capacities[m - 1, u, v] == capacity
+    return float(found.lower)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matches_networkx_and_certifies(kind: str) -> None:
+    """Every kind, 150 graphs, all pairs solved, one of them by networkx and by certificate."""
+    random = np.random.default_rng(len(kind))
+    for _ in range(150):
+        depth, n = int(random.integers(1, 8)), int(random.integers(1, 8))
+        capacities = dyadic(KINDS[kind](random, depth, n))
+        found = everything(capacities, threads=1)
+        np.testing.assert_array_equal(found.lower, found.upper)
+        layer = int(random.integers(1, depth + 1))
+        target, source = (int(p) for p in random.integers(n, size=2))
+        value = found.lower[layer - 1, target, source]
+        assert value == networkx_flow(capacities, layer, target, source)
+        assert value == check_certificate(capacities, layer, target, source)
+        top = solve(
+            capacities, layers=[layer], targets=[target], sources=[source], threads=1
+        )  # without the bounds from below
+        assert value == top.lower[0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [20, 63, 64, 65, 130])
+def test_matches_scipy_when_a_set_is_several_words(kind: str, n: int) -> None:
+    random = np.random.default_rng(n)
+    capacities = dyadic(KINDS[kind](random, 5, n))
+    for layer in (3, 4, 5):
+        pairs = random.integers(n, size=(3, 2)).tolist()
+        pairs.append([pairs[0][0]] * 2)
+        found = solve_pairs(capacities, layer=layer, pairs=pairs, threads=1)
+        for (target, source), value in zip(pairs, found.lower, strict=True):
+            assert value == scipy_flow(capacities, layer, target, source)
+    check_certificate(capacities, 5, *random.integers(n, size=2).tolist())
+
+
+@pytest.mark.parametrize("kind", ["residual", "no residual", "causal", "sinks", "sparse"])
+def test_hundreds_of_layers(kind: str) -> None:
+    random = np.random.default_rng(5)
+    for depth, n in ((120, 3), (300, 2), (60, 5), (14, 9), (25, 12)):
+        capacities = dyadic(KINDS[kind](random, depth, n))
+        found = everything(capacities, threads=1)
+        for layer in (7, depth // 2, depth):
+            target, source = (int(p) for p in random.integers(n, size=2))
+            value = found.lower[layer - 1, target, source]
+            assert value == scipy_flow(capacities, layer, target, source)
+            pair = solve_pairs(capacities, layer=layer, pairs=[(target, source)], threads=1)
+            assert value == pair.lower[0]
+        check_certificate(capacities, depth, 0, n - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.integers(1, 5).flatmap(
+            lambda depth: arrays(np.int64, (depth, n, n), elements=st.integers(0, 6))
+        )
+    )
+)
+def test_small_integers_are_exact_for_every_pair(whole: NDArray[np.int64]) -> None:
+    found = everything(whole / 1.0, threads=1)
+    depth, n, _ = whole.shape
+    np.testing.assert_array_equal(found.lower, found.upper)
+    for target in range(n):
+        for source in range(n):
+            expected = networkx_flow(whole / UNIT, depth, target, source) * UNIT
+            assert found.lower[-1, target, source] == expected
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("depth", [1, 2, 3, 6, 9])
+def test_bounds_hold_on_unrounded_capacities(dtype: type, depth: int) -> None:
+    capacities = with_residual(attention(np.random.default_rng(1), depth, 17)).astype(dtype)
+    found = everything(capacities)
+    assert (found.lower <= found.upper).all()
+    assert (found.upper - found.lower).max() <= 1e-6
+    rollout = np.eye(17)
+    for layer, matrix in enumerate(capacities.astype(np.float64)):
+        rollout = matrix @ rollout
+        assert (rollout <= found.upper[layer] + 1e-12).all()
+    most = np.minimum(capacities[-1].sum(1)[:, None], capacities[0].sum(0)[None])
+    assert (found.lower[-1] <= most + 1e-6).all()
+    pairs = [(0, 0), (3, 16), (16, 3)]
+    for target, source in pairs:
+        value = check_certificate(capacities.astype(np.float64), depth, target, source)
+        assert value == found.lower[-1, target, source]
+
+
+def test_one_and_two_layers_are_closed_forms() -> None:
+    capacities = with_residual(attention(np.random.default_rng(2), 2, 11))
+    found = everything(capacities)
+    np.testing.assert_allclose(found.lower[0], capacities[0], atol=1e-9)
+    two = np.minimum(capacities[1][:, :, None], capacities[0][None]).sum(axis=1)
+    np.testing.assert_allclose(found.lower[1], two, atol=1e-9)
+    assert found.decided.closed_form == 2 * 11 * 11
+
+
+def test_any_subset_equals_the_full_answer() -> None:
+    random = np.random.default_rng(3)
+    capacities = with_residual(attention(random, 7, 19))
+    full = everything(capacities, threads=1)
+    assert sum(full.decided.to_dict().values()) == full.lower.size
+    assert full.decided.bounds > 0
+    assert full.decided.search > 0
+    for layers in ([7], [4, 2], [1, 3, 5, 6], [6, 5, 4, 3, 2, 1]):
+        for targets in ([5], [9, 0, 9], list(random.permutation(19))):
+            for sources in ([18], [3, 3, 1], list(range(19))):
+                part = solve(capacities, layers=layers, targets=targets, sources=sources, threads=1)
+                where = np.ix_([layer - 1 for layer in layers], targets, sources)
+                np.testing.assert_array_equal(part.lower, full.lower[where])
+                np.testing.assert_array_equal(part.saturated, full.saturated[where])
+                assert part.decided.closed_form == len(targets) * len(sources) * sum(
+                    layer <= 2 for layer in layers
+                )
+    pairs = random.integers(19, size=(40, 2)).tolist()
+    some = solve_pairs(capacities, layer=5, pairs=pairs, threads=1)
+    np.testing.assert_array_equal(some.lower, [full.lower[4, i, j] for i, j in pairs])
+
+
+def test_nothing_asked_nothing_answered() -> None:
+    capacities = np.ones((3, 4, 4))
+    assert solve(capacities, layers=[], targets=[0], sources=[1]).lower.shape == (0, 1, 1)
+    assert solve(capacities, layers=[3], targets=[], sources=[1]).lower.shape == (1, 0, 1)
+    assert solve_pairs(capacities, layer=3, pairs=[]).lower.shape == (0,)
+    assert estimate_seconds(capacities, layers=[3], targets=[], sources=[]) == 0.0
+
+
+def test_threads_do_not_change_the_answer() -> None:
+    capacities = with_residual(attention(np.random.default_rng(4), 5, 40))
+    one, two = everything(capacities, threads=1), everything(capacities, threads=2)
+    np.testing.assert_array_equal(one.lower, two.lower)
+    np.testing.assert_array_equal(one.upper, two.upper)
+    assert one.decided == two.decided
+
+
+def test_tolerance_lets_pairs_stop_early() -> None:
+    capacities = with_residual(attention(np.random.default_rng(6), 6, 30))
+    exact = everything(capacities)
+    for tolerance in (1e-3, 1e-1):
+        rough = everything(capacities, tolerance=tolerance)
+        assert (rough.upper - rough.lower).max() <= tolerance
+        assert (rough.lower <= exact.upper).all()
+        assert (rough.upper >= exact.lower).all()
+    assert (rough.upper - rough.lower).max() > 1e-6
+    assert rough.decided.search < exact.decided.search
+
+
+def test_saturation_is_exact() -> None:
+    capacities = dyadic(with_residual(attention(np.random.default_rng(7), 9, 8)))
+    found = everything(capacities)
+    for layer in range(9):
+        most = np.minimum(capacities[layer].sum(1)[:, None], capacities[0].sum(0)[None])
+        np.testing.assert_array_equal(found.saturated[layer], found.lower[layer] == most)
+    assert found.saturated[-1].all()
+
+
+def test_bounds_from_below_hold() -> None:
+    for kind in KINDS.values():
+        capacities = dyadic(kind(np.random.default_rng(8), 5, 9))
+        flows = (everything(capacities).lower * 2.0 ** scale(capacities, 1e-6).exponent).astype(int)
+        graph = build_graph(scale(capacities, 1e-6).integers)
+        for layer in range(2, 6):
+            for source in range(9):
+                below = flows[layer - 2, :, source]
+                lower, upper = from_layer_below(graph, layer, source, below, below)
+                assert (lower <= flows[layer - 1, :, source]).all()
+                assert (flows[layer - 1, :, source] <= upper).all()
+
+
+@pytest.mark.parametrize("remembered", [10**6, 5])
+def test_every_pair_starts_from_a_clean_graph(remembered: int) -> None:
+    """Also when more edges were touched than the solver remembers."""
+    capacities = scale(with_residual(attention(np.random.default_rng(9), 6, 33)), 1e-6).integers
+    graph = build_graph(capacities)
+    work = new_work(graph)
+    work = work._replace(touched=work.touched[:remembered])
+    targets = np.arange(33)
+    lower, upper, how = (np.zeros(33, np.int64) for _ in range(3))
+    most = np.full(33, 2**60)
+    solve_run(graph, work, 5, targets, targets[::-1].copy(), most, 0, lower, upper, how)
+    np.testing.assert_array_equal(lower, upper)
+    np.testing.assert_array_equal(work.residual, graph.capacity)
+    np.testing.assert_array_equal(work.forward, graph.positive)
+    assert not work.backward.any()
+    assert not work.plan.any()
+
+
+class Stop(Exception):  # noqa: N818
+    pass
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_in_progress_ends_all_threads(threads: int) -> None:
+    capacities = with_residual(attention(np.random.default_rng(10), 6, 150))
+    before = threading.active_count()
+
+    def stop(done: int, total: int) -> None:
+        raise Stop
+
+    begin = time.perf_counter()
+    with pytest.raises(Stop):
+        everything(capacities, threads=threads, progress=stop)
+    assert time.perf_counter() - begin < 3.0
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_interruption_is_prompt_and_leaves_nothing_running(threads: int) -> None:
+    capacities = with_residual(attention(np.random.default_rng(11), 6, 250))
+    solve_pairs(capacities, layer=3, pairs=[(0, 1)])  # compiled
+    before = threading.active_count()
+    timer = threading.Timer(0.4, _thread.interrupt_main)
+    begin = time.perf_counter()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        everything(capacities, threads=threads)
+    assert time.perf_counter() - begin < 3.0
+    timer.join()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_progress_counts_every_pair(threads: int) -> None:
+    capacities = with_residual(attention(np.random.default_rng(12), 4, 10))
+    calls: list[tuple[int, int]] = []
+    everything(
+        capacities, threads=threads, progress=lambda done, total: calls.append((done, total))
+    )
+    assert calls[-1] == (400, 400)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+
+
+def test_estimate_is_of_the_right_order() -> None:
+    capacities = with_residual(attention(np.random.default_rng(13), 6, 48))
+    seconds = estimate_seconds(
+        capacities, layers=range(1, 7), targets=range(48), sources=range(48), threads=1
+    )
+    begin = time.perf_counter()
+    everything(capacities, threads=1)
+    assert 0.05 < seconds / (time.perf_counter() - begin) < 20
+
+
+def test_refusals() -> None:
+    good = np.ones((3, 4, 4))
+    for bad in (-good, good * np.nan, good * np.inf, good[0], np.ones((2, 3, 4)), good[:0]):
+        with pytest.raises(WeightsError):
+            everything(bad) if bad.ndim == 3 else solve(bad, layers=[1], targets=[0], sources=[0])
+    for query in (
+        {"layers": [0]},
+        {"layers": [4]},
+        {"targets": [4]},
+        {"sources": [-1]},
+    ):
+        with pytest.raises(TargetError):
+            solve(good, **{"layers": [1], "targets": [0], "sources": [0], **query})
+    with pytest.raises(TargetError):
+        minimum_cut(good, layer=4, target=0, source=0)
+    with pytest.raises(InputError):
+        solve(good, layers=[1], targets=[0], sources=[0], tolerance=0.0)
+    with pytest.raises(InputError):
+        solve(good, layers=[3], targets=[0], sources=[0], threads=0)
+    with pytest.raises(WeightsError, match="tolerance"):
+        everything(1e12 * np.random.default_rng(0).random((3, 4, 4)))
+
+
+def test_flow_edges_is_the_flow_of_the_cut() -> None:
+    capacities = with_residual(attention(np.random.default_rng(14), 4, 6))
+    flow = flow_edges(capacities, layer=3, target=2, source=4)
+    np.testing.assert_array_equal(flow, minimum_cut(capacities, layer=3, target=2, source=4).flow)
