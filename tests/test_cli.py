@@ -91,6 +91,48 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == f"attnflow {__version__}"
 
 
+def test_check_gives_a_verdict(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["check", folder]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("ok  ") == 5
+    assert "verdict: attention of this model is captured faithfully" in shown
+
+
+def test_check_says_when_not_to_trust(
+    folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnflow.checking._distance", lambda *_: 0.5)
+    assert _run(["check", folder]) == 1
+    assert "NO  the output is the same without capture" in capsys.readouterr().out
+
+
+def test_the_cut_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "the key to the cabinets"
+    assert _run(["explain", text, "--method", "flow", "--cut", "key", "--layer", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "flow from '[CLS]' at layer 2 to 'key': 0." in shown
+    assert re.search(r"held back (between|at the)", shown)
+    assert re.search(r"layer +from +to +capacity", shown)
+
+
+def test_saturation_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["explain", "the key to the cabinets", "--method", "flow"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"At layer 6, \d+% of these flows are saturated", shown)
+    assert _run(["explain", "the key to the cabinets", "--method", "flow", "--layer", "1"]) == 0
+    assert "saturated" not in capsys.readouterr().out
+
+
+def test_all_targets_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "all.safetensors"
+    arguments = ["explain", "the key", "--method", "flow", "--all-targets", "--output", str(file)]
+    assert _run(arguments) == 0
+    result = Attribution.load(file)
+    assert result.values.shape == (6, 4, 4)
+    assert result.saturated is not None
+    assert sum(result.provenance["decided"].values()) == 6 * 4 * 4
+
+
 BAD_USAGE = [
     ([""], "There is nothing to explain: the text is ''"),
     ([TEXT, "--method", "flo"], "Unknown method 'flo'. Did you mean 'flow'?"),
@@ -104,6 +146,13 @@ BAD_USAGE = [
     ([TEXT, "--output", "x.gif"], "must be .json, .safetensors or .png"),
     ([TEXT, "--output", "no/such/folder/x.json"], "there is no folder 'no/such/folder'"),
     ([TEXT, "--json", "--output", "x.json"], "choose one"),
+    ([TEXT, "--cut", "book"], "--cut explains a flow; add --method flow"),
+    ([TEXT, "--method", "flow", "--cut", "boook"], "No token 'boook' here. Did you mean 'book'?"),
+    ([TEXT, "--method", "flow", "--cut", "book", "--json"], "leave out --json"),
+    ([TEXT, "--all-targets"], "goes with --json or --output"),
+    ([TEXT, "--all-targets", "--output", "x.png"], "A .png shows one target"),
+    ([TEXT, "--method", "flow", "-o", "threads=0"], "threads is a number of at least 1"),
+    ([TEXT, "--method", "flow", "-o", "tolerance=7"], "tolerance is a number from 1e-9 to 1"),
 ]
 
 

@@ -85,8 +85,8 @@ def saturation_warning(result: Attribution) -> str:
     if shares[-1] <= 0.5:
         return ""
     message = (
-        f"At layer {result.layers[-1]}, {shares[-1]:.0%} of these flows are saturated: they are "
-        "all that the source passes on to anyone and say nothing about this target."
+        f"At layer {result.layers[-1]}, {shares[-1]:.0%} of these flows are saturated: they equal "
+        "min(1, all that the source passes on) whatever the target, and say nothing about it."
     )
     clear = [number for number, share in zip(result.layers, shares, strict=True) if share <= 0.1]
     if clear:
