@@ -331,3 +331,69 @@ def test_every_option_is_documented() -> None:
 
 def test_random_attention_has_the_shape_it_says() -> None:
     assert np.triu(random_attention(1, 1, 4, seed=0, shape="causal")[0, 0], 1).sum() == 0
+
+
+# -- what flow says beside its values -----------------------------------------------------------
+
+
+def test_saturation_is_where_the_value_equals_its_ceiling() -> None:
+    trace = random_trace(layers=6, heads=2, length=8, seed=1)
+    flow = Flow()(trace)
+    ceiling = np.minimum(1, Flow().graph(trace).capacities[0].sum(axis=0))
+    assert flow.saturated is not None
+    assert np.array_equal(flow.saturated, flow.values >= ceiling - 1e-9)
+    assert flow.saturated[-1].mean() > 0.5
+    assert not flow.saturated[0].any()
+
+
+def test_every_pair_was_decided_somehow() -> None:
+    trace = random_trace(layers=5, heads=2, length=8, seed=1)
+    decided = Flow()(trace).provenance["decided"]
+    assert sum(decided.values()) == 5 * 8 * 8
+    assert decided["closed_form"] == 2 * 8 * 8
+
+
+def test_a_minimum_cut_holds_exactly_the_flow_back() -> None:
+    trace = random_trace(layers=4, heads=2, length=6, seed=3)
+    flow = Flow()(trace)
+    graph = Flow().graph(trace).to_networkx()
+    for target, source, layer in ((0, 5, 4), (2, 2, 3), (5, 0, 2), (1, 4, 1)):
+        cut = Flow().minimum_cut(trace, target=target, source=source, layer=layer)
+        assert cut.value == pytest.approx(flow.values[layer - 1, target, source], abs=1e-9)
+        assert sum(edge.capacity for edge in cut.edges) == pytest.approx(cut.value, abs=1e-12)
+        assert sum(cut.by_layer().values()) == pytest.approx(cut.value, abs=1e-12)
+        without = graph.copy()
+        without.remove_edges_from(
+            (e.layer * 6 + e.target, (e.layer - 1) * 6 + e.source) for e in cut.edges
+        )
+        assert not nx.has_path(without, layer * 6 + target, source)
+
+
+def test_a_cut_says_where_it_lies() -> None:
+    saturated = Flow().minimum_cut(random_trace(6, 2, 8, seed=1), target=0, source=3)
+    assert saturated.place in (
+        "at the source: everything 't3' passes on in layer 1",
+        "at the target: everything 't0' takes in layer 6",
+    )
+    apart = Flow().minimum_cut(random_trace(2, 1, 3, shape="identity"), target=0, source=2)
+    assert apart.value == 0
+    assert apart.place == "no path leads from 't0' at layer 2 to 't2'"
+    assert repr(apart).startswith("<Cut 't0' at layer 2 to 't2': 0.000000 over 0 edges")
+
+
+def test_progress_is_reported_and_estimates_are_times() -> None:
+    trace = random_trace(layers=4, heads=1, length=16)
+    seen: list[tuple[int, int]] = []
+    Flow()(trace, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (4 * 16 * 16, 4 * 16 * 16)
+    assert 0 < Flow().estimate(trace) < 60
+
+
+def test_a_larger_tolerance_is_kept() -> None:
+    trace = random_trace(layers=4, heads=1, length=16)
+    rough, exact = Flow(tolerance=0.05)(trace), Flow()(trace)
+    assert rough.lower is not None
+    assert rough.upper is not None
+    assert (rough.upper - rough.lower).max() <= 0.05
+    assert (rough.lower <= exact.values + 1e-9).all()
+    assert (exact.values <= rough.upper + 1e-9).all()

@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from attnflow.attribution import Attribution
 from attnflow.cut import Cut, CutEdge
 from attnflow.errors import MethodError
@@ -67,9 +64,8 @@ class Flow(Method):
         from attnflow import maxflow
 
         rows, wanted, levels = self._asked(trace, targets, layers)
-        graph = self.graph(trace)
         found = maxflow.solve(
-            graph.capacities,
+            self.graph(trace).capacities,
             layers=levels,
             targets=rows,
             sources=range(trace.length),
@@ -85,7 +81,7 @@ class Flow(Method):
             rows,
             lower=found.lower,
             upper=found.upper,
-            saturated=_saturated(graph, levels, rows, found.lower, self.tolerance),
+            saturated=found.saturated,
             notes={"decided": found.decided.to_dict()},
         )
         return result.normalize("sum") if self.normalized else result
@@ -144,20 +140,3 @@ class Flow(Method):
         wanted = wanted_layers(available, layers)
         levels = [available.index(number) + 1 for number in wanted]
         return trace.tokens.indices_of(targets), wanted, levels
-
-
-def _saturated(
-    graph: LayeredGraph,
-    levels: Sequence[int],
-    rows: Sequence[int],
-    values: NDArray[np.float64],
-    tolerance: float,
-) -> NDArray[np.bool_]:
-    """Where the flow is all that the target's row lets in or the source's first layer lets out.
-
-    Rows have mass 1 unless a sink takes some, so this is the bound min(1, first-layer column sum).
-    """
-    column = graph.capacities[0].sum(axis=0)
-    row = np.stack([graph.capacities[level - 1][list(rows)].sum(axis=1) for level in levels])
-    ceiling = np.minimum(row[:, :, None], column[None, None, :])
-    return values >= ceiling - 2 * tolerance
