@@ -7,11 +7,11 @@ and only pairs that stay open are solved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,11 @@ __all__ = ["estimate_seconds", "solve", "solve_pairs"]
 
 EXACT = 1e-6
 """The default tolerance: every pair is solved to the end; a larger one lets pairs stop early."""
+
+FIRM = 6
+"""The layer from which bounds alone are climbed: most flows are saturated there."""
+DEEP = 2 * KEPT + 3
+"""From this layer on the middle of the graph is squeezed, or climbed over by bounds."""
 
 CLOSED_FORM, BOUNDS = 0, 1  # the kernel reports 2 and 3; order of the fields of `Decided`
 
@@ -201,10 +206,10 @@ def _run(
 
 
 def _in_columns(query: _Query, targets: Integers) -> bool:
-    """All targets asked for, on two layers in a row: bounds from below can be had for nothing."""
+    """All targets asked for, deep down or on layers in a row: bounds from below cost nothing."""
     everyone = np.array_equal(np.sort(targets), np.arange(query.graph.capacity.shape[1]))
     asked = set(query.layers)
-    return everyone and any(layer - 1 in asked for layer in asked if layer > 2)
+    return everyone and any(layer - 1 in asked or layer >= DEEP for layer in asked if layer > 2)
 
 
 def _jobs(query: _Query, targets: Integers, sources: Integers) -> Iterator[Job[_Scratch]]:
@@ -259,18 +264,23 @@ def _pairs(
 
 
 def _solve_open(
-    query: _Query, scratch: _Scratch, layer: int, targets: Integers, sources: Integers
+    query: _Query,
+    scratch: _Scratch,
+    layer: int,
+    targets: Integers,
+    sources: Integers,
+    ceilings: Integers | None = None,
 ) -> tuple[Integers, Integers, Integers]:
-    """(lower, upper, how) of pairs about which nothing is known."""
+    """(lower, upper, how) of pairs of one layer; `ceilings` are upper bounds known already."""
     how = np.full(len(targets), CLOSED_FORM, np.int64)
     if layer <= 2:
         closed_form = one_layer if layer == 1 else two_layers
         values = closed_form(query.graph, targets, sources)
         return values, values, how
-    upper = ceiling(query.graph, layer, targets, sources)
+    upper = ceiling(query.graph, layer, targets, sources) if ceilings is None else ceilings
     lower = np.zeros_like(upper)
     slack = query.slack(layer)
-    if layer > 2 * KEPT + 2:
+    if ceilings is None and layer >= DEEP:
         graph, work = scratch.squeeze(layer)
         unused = np.empty_like(upper)
         last = 2 * KEPT + 1
@@ -299,33 +309,58 @@ def _solve_run(
     return lower, upper, how
 
 
+class _Known(NamedTuple):
+    """One source token's flows from all targets at one layer."""
+
+    layer: int
+    lower: Integers
+    upper: Integers
+    how: Integers
+
+
 def _column(
     query: _Query, targets: Integers, source: int, column: int, scratch: _Scratch
 ) -> Iterator[int]:
-    """One source token, all targets, every layer asked for, from the bottom up."""
-    n = len(targets)
-    everyone, same = np.arange(n), np.full(n, source)
-    below: tuple[int, Integers, Integers] | None = None
+    """One source token, all targets, every layer asked for, from the bottom up.
+
+    Deep layers are reached from layer `FIRM` by bounds alone: what is saturated there stays so,
+    and a pair of layer 6 is cheaper to solve than one of layer 24.
+    """
+    known: _Known | None = None
     for place in sorted(range(len(query.layers)), key=query.layers.__getitem__):
         layer = query.layers[place]
-        if layer > 2 and below is not None and below[0] == layer - 1:
-            lower, upper = from_layer_below(query.graph, layer, source, below[1], below[2])
-            how = np.full(n, BOUNDS, np.int64)
-            unknown = np.flatnonzero(upper - lower > query.slack(layer))
-        else:
-            lower, upper, how = (np.zeros(n, np.int64) for _ in range(3))
-            unknown = everyone
-        yield n - len(unknown)
-        step = _pairs_per_step(query, layer)
-        for begin in range(0, len(unknown), step):
-            part = unknown[begin : begin + step]
-            if len(unknown) == n:
-                answer = _solve_open(query, scratch, layer, part, same[part])
-            else:
-                answer = _solve_run(query, scratch, layer, part, same[part], upper[part])
-            lower[part], upper[part], how[part] = answer
-            yield len(part)
-        below = layer, lower, upper
-        query.lower[place, :, column] = lower[targets]
-        query.upper[place, :, column] = upper[targets]
-        query.how[place, :, column] = how[targets]
+        if layer >= DEEP and (known is None or known.layer < FIRM):
+            known = yield from _all_targets(query, scratch, FIRM, source, known, count=False)
+        if known is not None and known.layer >= FIRM:
+            for between in range(known.layer + 1, layer):
+                bounds = from_layer_below(query.graph, between, source, known.lower, known.upper)
+                known = _Known(between, *bounds, known.how)
+        known = yield from _all_targets(query, scratch, layer, source, known, count=True)
+        query.lower[place, :, column] = known.lower[targets]
+        query.upper[place, :, column] = known.upper[targets]
+        query.how[place, :, column] = known.how[targets]
+
+
+def _all_targets(
+    query: _Query, scratch: _Scratch, layer: int, source: int, below: _Known | None, *, count: bool
+) -> Generator[int, None, _Known]:
+    """Solve all targets of one layer, with bounds from the layer below if that is known."""
+    n = query.graph.capacity.shape[1]
+    everyone, same = np.arange(n), np.full(n, source)
+    bounded = below is not None and below.layer == layer - 1 and layer > 2
+    if bounded and below is not None:
+        bounds = from_layer_below(query.graph, layer, source, below.lower, below.upper)
+        known = _Known(layer, *bounds, np.full(n, BOUNDS, np.int64))
+        unknown = np.flatnonzero(known.upper - known.lower > query.slack(layer))
+    else:
+        known = _Known(layer, *(np.zeros(n, np.int64) for _ in range(3)))
+        unknown = everyone
+    yield (n - len(unknown)) * count
+    step = _pairs_per_step(query, layer)
+    for begin in range(0, len(unknown), step):
+        part = unknown[begin : begin + step]
+        ceilings = known.upper[part] if bounded else None
+        answer = _solve_open(query, scratch, layer, part, same[part], ceilings)
+        known.lower[part], known.upper[part], known.how[part] = answer
+        yield len(part) * count
+    return known
