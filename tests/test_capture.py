@@ -250,3 +250,15 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no model that transformers can load"):
         load_model(tmp_path)
+
+
+def test_things_that_are_no_text_and_no_model() -> None:
+    loaded = tiny_encoder()
+    with pytest.raises(TokensError, match="mapping of prepared inputs is needed; got int"):
+        attnflow.capture(loaded.model, 5)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"a torch module, a name, a path or None.*got int"):
+        attnflow.explain(3, TEXT)  # type: ignore[arg-type]
+    with pytest.raises(attnflow.AttnflowError, match="called on an AttentionTrace; got str"):
+        attnflow.Rollout()("trace")  # type: ignore[arg-type]
+    with pytest.raises(TokensError, match="has no decoder to give text to"):
+        attnflow.explain(None, TEXT, decoder_text="x")

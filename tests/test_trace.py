@@ -27,6 +27,14 @@ def test_dtype_is_kept_or_widened() -> None:
         assert AttentionTrace.from_arrays(GOOD.astype(given), TOKENS).weights.dtype == kept
 
 
+def test_torch_tensors_are_taken_as_they_are() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.tensor(GOOD, requires_grad=True)
+    assert np.array_equal(AttentionTrace.from_arrays(tensor, TOKENS).weights, GOOD)
+    layers = tuple(tensor.detach().bfloat16())
+    assert AttentionTrace.from_arrays(layers, TOKENS).weights.dtype == np.float32
+
+
 def test_the_users_array_is_copied_and_ours_is_frozen() -> None:
     mine = GOOD.copy()
     trace = AttentionTrace.from_arrays(mine, TOKENS)
@@ -63,7 +71,7 @@ def _with(value: float) -> np.ndarray:
 
 BAD_WEIGHTS = [
     (GOOD[0, 0], "rank 2 (shape (4, 4))"),
-    (GOOD[None], "rank 5"),
+    (GOOD[:, None], "pass one example of it: weights[:, 0]"),
     (GOOD[..., :3], "not square: shape (2, 3, 4, 3) has 4 queries and 3 keys"),
     (GOOD[:0], "empty: shape (0, 3, 4, 4)"),
     (_with(np.nan), "finite; weights[1, 2, 0, 3] is nan"),

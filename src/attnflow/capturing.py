@@ -41,6 +41,10 @@ def capture(
     if isinstance(text, str):
         decoder_texts = None if decoder_text is None else [decoder_text]
         batch = adapter.encode(model, tokenizer, [_checked_text(text)], decoder_texts)
+    elif not isinstance(text, Mapping):
+        raise TokensError(
+            f"A text or a mapping of prepared inputs is needed; got {type(text).__name__}."
+        )
     else:
         batch = adapter.wrap(model, text)
         if batch.size != 1:

@@ -206,12 +206,14 @@ class AttentionTrace:
 
 def _checked_weights(weights: ArrayLike, copy: bool) -> tuple[NDArray[np.floating[Any]], str]:
     """Of rank 4 in float32 or float64, and the name of the dtype it came in."""
-    array = _as_array(weights)
-    dtype = str(array.dtype)
+    array, dtype = _as_array(weights)
     if array.ndim not in (3, 4):
+        hint = "For one layer add an axis: weights[None]."
+        if array.ndim == 5:
+            hint = "If the second axis is a batch, pass one example of it: weights[:, 0]."
         raise WeightsError(
             f"Attention weights have rank {array.ndim} (shape {array.shape}); allowed are "
-            "(layers, heads, n, n) and (layers, n, n). For one layer add an axis: weights[None]."
+            f"(layers, heads, n, n) and (layers, n, n). {hint}"
         )
     if array.shape[-1] != array.shape[-2]:
         raise WeightsError(
@@ -220,7 +222,7 @@ def _checked_weights(weights: ArrayLike, copy: bool) -> tuple[NDArray[np.floatin
         )
     if 0 in array.shape:
         raise WeightsError(f"Attention weights are empty: shape {array.shape}.")
-    single = dtype in ("float32", "float16")
+    single = array.dtype in (np.float32, np.float16)
     copied: NDArray[np.floating[Any]] = (
         array.astype(np.float32, copy=copy) if single else array.astype(np.float64, copy=copy)
     )
@@ -228,9 +230,17 @@ def _checked_weights(weights: ArrayLike, copy: bool) -> tuple[NDArray[np.floatin
     return (copied[:, None] if copied.ndim == 3 else copied), dtype
 
 
-def _as_array(weights: ArrayLike) -> NDArray[Any]:
+def _as_array(weights: ArrayLike) -> tuple[NDArray[Any], str]:
+    """As numpy, and the dtype it came in: of torch tensors too, without importing torch."""
     try:
-        array = np.asarray(weights)
+        if isinstance(weights, (tuple, list)):
+            parts = [_without_torch(part) for part in weights]
+            array = np.asarray([part for part, _ in parts])
+            dtype = parts[0][1] if parts and parts[0][1] else str(array.dtype)
+        else:
+            plain, named = _without_torch(weights)
+            array = np.asarray(plain)
+            dtype = named or str(array.dtype)
     except (ValueError, TypeError, RuntimeError) as error:
         raise WeightsError(f"Attention weights cannot be read as one array: {error}.") from error
     if array.dtype.kind not in "fiu":
@@ -238,7 +248,16 @@ def _as_array(weights: ArrayLike) -> NDArray[Any]:
             f"Attention weights must be real numbers; got dtype {array.dtype}. "
             "Layers of different shapes cannot be stacked: trim padding first."
         )
-    return array
+    return array, dtype
+
+
+def _without_torch(part: Any) -> tuple[Any, str]:
+    """A tensor as a numpy array with its dtype's name; anything else as it is."""
+    if not hasattr(part, "detach"):
+        return part, ""
+    name = str(part.dtype).removeprefix("torch.")
+    plain = part.detach().cpu()
+    return (plain.float() if name == "bfloat16" else plain).numpy(), name
 
 
 def _check_values(weights: NDArray[np.floating[Any]]) -> None:

@@ -20,7 +20,7 @@ from attnflow.adapters.host import Adapter
 from attnflow.adapters.timm import TimmAdapter
 from attnflow.adapters.torch import TorchAdapter
 from attnflow.adapters.transformers import TransformersAdapter
-from attnflow.errors import UnsupportedModelError
+from attnflow.errors import ModelError, UnsupportedModelError
 
 __all__ = ["ENTRY_POINTS", "Adapter", "adapter_for", "adapters"]
 
@@ -37,6 +37,11 @@ def adapters() -> tuple[Adapter, ...]:
 
 def adapter_for(model: nn.Module) -> Adapter:
     """The first adapter that recognises the model."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"A model is a torch module, a name, a path or None for the embedded one; got "
+            f"{type(model).__name__}."
+        )
     for adapter in adapters():
         if adapter.recognises(model):
             return adapter

@@ -43,6 +43,10 @@ class EmbeddedAdapter(Adapter):
         decoder_texts: Sequence[str] | None = None,
     ) -> Batch:
         """Words to ids, padded on the right; the words travel beside them, as people wrote them."""
+        if decoder_texts is not None:
+            raise TokensError(
+                "The embedded model is an encoder and has no decoder to give text to."
+            )
         vocabulary = cast(WordVocabulary, tokenizer)
         encoded = [_encode(vocabulary, text) for text in texts]
         longest = max(len(ids) for ids, _ in encoded)

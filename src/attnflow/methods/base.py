@@ -16,7 +16,7 @@ from attnflow.mixing import Heads, Mixing
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 
-__all__ = ["Method", "attribution_of", "layers_from", "wanted_layers"]
+__all__ = ["Method", "attribution_of", "checked_trace", "layers_from", "wanted_layers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,16 @@ class Method(Mixing):
     def to_dict(self) -> dict[str, Any]:
         """Name and options, for files."""
         return {"name": self.name, "options": asdict(self)}
+
+
+def checked_trace(trace: object) -> AttentionTrace:
+    """The trace, or an error that says how to get one."""
+    if isinstance(trace, AttentionTrace):
+        return trace
+    raise MethodError(
+        f"A method is called on an AttentionTrace; got {type(trace).__name__}. "
+        "AttentionTrace.from_arrays(weights, tokens) or attnflow.capture(model, text) makes one."
+    )
 
 
 def layers_from(layers: tuple[int, ...], start: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from attnflow.attribution import Attribution
 from attnflow.cut import Cut, CutEdge
 from attnflow.errors import MethodError
 from attnflow.graph import LayeredGraph
-from attnflow.methods.base import Method, attribution_of, layers_from, wanted_layers
+from attnflow.methods.base import Method, attribution_of, checked_trace, layers_from, wanted_layers
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 
@@ -136,7 +136,7 @@ class Flow(Method):
         layers: Sequence[int] | int | None,
     ) -> tuple[list[int], tuple[int, ...], list[int]]:
         """Rows, the layers' numbers in the model, and their levels in the graph (from 1)."""
-        available = layers_from(trace.layers, self.start_layer)
+        available = layers_from(checked_trace(trace).layers, self.start_layer)
         wanted = wanted_layers(available, layers)
         levels = [available.index(number) + 1 for number in wanted]
         return trace.tokens.indices_of(targets), wanted, levels

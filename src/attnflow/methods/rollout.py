@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError
-from attnflow.methods.base import Method, attribution_of, layers_from, wanted_layers
+from attnflow.methods.base import Method, attribution_of, checked_trace, layers_from, wanted_layers
 from attnflow.mixing import Heads, Mixing, Residual
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
@@ -34,7 +34,7 @@ class Raw(Method):
         layers: Sequence[int] | int | None = None,
     ) -> Attribution:
         """The weights of these layers, rows of these targets."""
-        rows = trace.tokens.indices_of(targets)
+        rows = checked_trace(trace).tokens.indices_of(targets)
         wanted = wanted_layers(trace.layers, layers)
         matrices = self.matrices(trace)
         picked = np.stack([matrices[trace.layers.index(number)][rows] for number in wanted])
@@ -62,7 +62,7 @@ class Rollout(Method):
         layers: Sequence[int] | int | None = None,
     ) -> Attribution:
         """The rollout of these layers, rows of these targets."""
-        rows = trace.tokens.indices_of(targets)
+        rows = checked_trace(trace).tokens.indices_of(targets)
         available = layers_from(trace.layers, self.start_layer)
         wanted = wanted_layers(available, layers)
         matrices = self.matrices(trace)
