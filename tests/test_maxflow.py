@@ -198,6 +198,20 @@ def test_hundreds_of_layers(kind: str) -> None:
         check_certificate(capacities, depth, 0, n - 1)
 
 
+def test_a_narrow_place_in_the_middle_of_a_deep_graph_counts() -> None:
+    """Deep graphs are first solved with their middle squeezed: it must be its narrowest layer."""
+    random = np.random.default_rng(15)
+    for narrow in range(3, 12):
+        capacities = with_residual(attention(random, 14, 4))
+        capacities[narrow] *= 0.05
+        capacities = dyadic(capacities)
+        pairs = [(target, source) for target in range(4) for source in range(4)]
+        found = solve_pairs(capacities, layer=14, pairs=pairs, threads=1)
+        expected = [scipy_flow(capacities, 14, *pair) for pair in pairs]
+        np.testing.assert_array_equal(found.lower, expected)
+        np.testing.assert_array_equal(everything(capacities).lower[-1].ravel(), expected)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 5).flatmap(

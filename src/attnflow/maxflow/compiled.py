@@ -13,11 +13,14 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core.cpu import CPUTargetOptions
 from numba.extending import intrinsic
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
-_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True}
+if hasattr(CPUTargetOptions, "_nrt"):  # undocumented; without it the solver is right, but slower
+    _OPTIONS["_nrt"] = False
 
 ONE = np.uint64(1)
 NONE = np.uint64(0)
