@@ -12,7 +12,9 @@ import torch
 import transformers
 
 import attnflow
-from attnflow.errors import InputError, TokensError, UnsupportedModelError
+from attnflow.adapters.host import Recorder
+from attnflow.adapters.recording import recording
+from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
 from attnflow.patches import enlarge
 from attnflow.testing import check_adapter, tiny_encoder
 from families import FAMILIES, SIZES, Family, pixels, table, words
@@ -304,6 +306,27 @@ def test_models_without_attention_are_refused_by_name() -> None:
     config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64)
     with pytest.raises(UnsupportedModelError, match=r"MambaModel.*without attention weights"):
         attnflow.capture(transformers.MambaModel(config), words())
+
+
+def test_attention_that_returns_no_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As quantised or fused kernels do: an output and nothing to see."""
+    from transformers.models.llama import modeling_llama
+
+    attend = modeling_llama.eager_attention_forward
+    monkeypatch.setattr(
+        modeling_llama, "eager_attention_forward", lambda *a, **k: (attend(*a, **k)[0], None)
+    )
+    model = named("Llama").build()
+    with pytest.raises(CaptureError, match="LlamaAttention returned no attention weights"):
+        attnflow.capture(model, words())
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_one_model_is_captured_by_one_thread_at_a_time() -> None:
+    model = named("Llama").build()
+    with recording(model, Recorder("mean")), pytest.raises(CaptureError, match="another thread"):
+        attnflow.capture(model, words())
+    assert attnflow.capture(model, words()).layers == (1, 2)
 
 
 def test_two_towers_at_once_are_refused() -> None:

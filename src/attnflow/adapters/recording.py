@@ -72,6 +72,11 @@ def _attend_and_record(
             _rows_of(mask, rows, length),
             **{name: _rows_of(option, rows, length) for name, option in options.items()},
         )
+        if weights is None:
+            raise CaptureError(
+                f"{type(module).__name__} returned no attention weights: quantised or fused "
+                "attention cannot be seen. Load the model without it."
+            )
         outputs.append(output)
         part = recorder.reduce(weights)
         if not outputs[1:]:
