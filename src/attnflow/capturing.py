@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from attnflow.adapters.host import Batch, Recorder
 from attnflow.composition import compose, join_tokens
 from attnflow.errors import CaptureError, TokensError
 from attnflow.mixing import Heads
+from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
 
 __all__ = ["at_rest", "capture", "capture_batch"]
@@ -88,79 +89,76 @@ def _traces(
         outputs = adapter.run(model, batch.inputs, recorder)
     _check_layers(adapter, model, recorder)
     said = adapter.predictions(model, tokenizer, outputs, batch)
-    build = _composed_trace if recorder.layers[0].stage == "encoder" else _trace
-    return [
-        build(model, tokenizer, adapter, batch, recorder, b, said[b]) for b in range(batch.size)
-    ]
+    seen = _Pass(model, tokenizer, adapter, batch, recorder)
+    build = seen.composed_trace if recorder.layers[0].stage == "encoder" else seen.trace
+    return [build(example, said[example]) for example in range(batch.size)]
 
 
-def _trace(
-    model: nn.Module,
-    tokenizer: Any,
-    adapter: Adapter,
-    batch: Batch,
-    recorder: Recorder,
-    example: int,
-    said: Prediction | None,
-) -> AttentionTrace:
-    """One example's trace; its rows are checked here, at the cost of one sum."""
-    length = recorder.layers[0].weights.shape[-1]
-    kept = _kept(batch.kept, example, length)
-    weights = recorder.stacked()[:, example]
-    if len(kept) < length:
-        weights = weights[:, :, kept[:, None], kept]
-    numbers = [layer.number for layer in recorder.layers]
-    known = [number for number in numbers if number is not None]
-    return AttentionTrace.from_arrays(
-        weights,
-        adapter.name_positions(model, tokenizer, batch, example, length),
-        layers=known if known == sorted(set(numbers)) else None,  # type: ignore[type-var]
-        sinks=_sinks(recorder, weights),
-        prediction=said,
-        **_about(model, recorder),
-    )
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """One forward pass: what ran, on what, and what was recorded."""
 
+    model: nn.Module
+    tokenizer: Any
+    adapter: Adapter
+    batch: Batch
+    recorder: Recorder
 
-def _composed_trace(
-    model: nn.Module,
-    tokenizer: Any,
-    adapter: Adapter,
-    batch: Batch,
-    recorder: Recorder,
-    example: int,
-    said: Prediction | None,
-) -> AttentionTrace:
-    """An encoder–decoder: its three attentions as one graph over both sides' tokens."""
-    lengths = {layer.stage: layer.weights.shape[-2:] for layer in recorder.layers}
-    encoder_length, decoder_length = lengths["encoder"][0], lengths["decoder"][0]
-    kept = {
-        "encoder": _kept(batch.kept, example, encoder_length),
-        "decoder": _kept(batch.decoder_kept, example, decoder_length),
-    }
-    queries = {"encoder": "encoder", "decoder": "decoder", "cross": "decoder"}
-    keys = {"encoder": "encoder", "decoder": "decoder", "cross": "encoder"}
-    layers = [
-        (
-            layer.stage,
-            layer.weights[example][:, kept[queries[layer.stage]][:, None], kept[keys[layer.stage]]],
+    def trace(self, example: int, said: Prediction | None) -> AttentionTrace:
+        """One example's trace; its rows are checked here, at the cost of one sum."""
+        layers = self.recorder.layers
+        length = layers[0].weights.shape[-1]
+        kept = _kept(self.batch.kept, example, length)
+        weights = self.recorder.stacked()[:, example]
+        if len(kept) < length:
+            weights = weights[:, :, kept[:, None], kept]
+        numbers = [layer.number for layer in layers if layer.number is not None]
+        told = len(numbers) == len(layers) and numbers == sorted(set(numbers))
+        return AttentionTrace.from_arrays(
+            weights,
+            self._input_tokens(example, length),
+            layers=numbers if told else None,
+            sinks=_sinks(self.recorder, weights),
+            prediction=said,
+            **self._about(),
         )
-        for layer in recorder.layers
-    ]
-    inputs = len(kept["encoder"])
-    composed = compose(layers, inputs, len(kept["decoder"]))
-    tokens = join_tokens(
-        adapter.name_positions(model, tokenizer, batch, example, encoder_length),
-        adapter.name_decoder_positions(model, tokenizer, batch, example, decoder_length),
-    )
-    return AttentionTrace.from_arrays(
-        composed.weights,
-        tokens,
-        kind="cross",
-        stages=composed.stages,
-        encoder_length=inputs,
-        prediction=said and replace(said, position=said.position + inputs),
-        **_about(model, recorder),
-    )
+
+    def composed_trace(self, example: int, said: Prediction | None) -> AttentionTrace:
+        """An encoder–decoder: its three attentions as one graph over both sides' tokens."""
+        lengths = {layer.stage: layer.weights.shape[-2] for layer in self.recorder.layers}
+        encoder = _kept(self.batch.kept, example, lengths["encoder"])
+        decoder = _kept(self.batch.decoder_kept, example, lengths["decoder"])
+        queries = {"encoder": encoder, "decoder": decoder, "cross": decoder}
+        keys = {"encoder": encoder, "decoder": decoder, "cross": encoder}
+        layers = [
+            (x.stage, x.weights[example][:, queries[x.stage][:, None], keys[x.stage]])
+            for x in self.recorder.layers
+        ]
+        composed = compose(layers, len(encoder), len(decoder))
+        outputs = self.adapter.name_decoder_positions(
+            self.model, self.tokenizer, self.batch, example, lengths["decoder"]
+        )
+        return AttentionTrace.from_arrays(
+            composed.weights,
+            join_tokens(self._input_tokens(example, lengths["encoder"]), outputs),
+            kind="cross",
+            stages=composed.stages,
+            encoder_length=len(encoder),
+            prediction=said and replace(said, position=said.position + len(encoder)),
+            **self._about(),
+        )
+
+    def _input_tokens(self, example: int, length: int) -> Tokens:
+        return self.adapter.name_positions(self.model, self.tokenizer, self.batch, example, length)
+
+    def _about(self) -> dict[str, Any]:
+        heads = self.recorder.heads
+        return {
+            "mixed_heads": None if heads is None else str(heads),
+            "row_tolerance": ROW_TOLERANCE.get(self.recorder.dtype),
+            "copy": False,  # nobody else holds what was recorded
+            "provenance": _provenance(self.model, self.recorder),
+        }
 
 
 def _kept(kept: tuple[tuple[int, ...], ...] | None, example: int, length: int) -> NDArray[np.intp]:
@@ -174,15 +172,6 @@ def _sinks(recorder: Recorder, weights: NDArray[np.float32]) -> NDArray[np.float
         return None
     lacking = np.clip(1 - weights.sum(axis=-1), 0, 1)
     return lacking * np.array(declared)[:, None, None]
-
-
-def _about(model: nn.Module, recorder: Recorder) -> dict[str, Any]:
-    return {
-        "mixed_heads": None if recorder.heads is None else str(recorder.heads),
-        "row_tolerance": ROW_TOLERANCE.get(recorder.dtype),
-        "copy": False,  # nobody else holds what was recorded
-        "provenance": _provenance(model, recorder),
-    }
 
 
 def _check_layers(adapter: Adapter, model: nn.Module, recorder: Recorder) -> None:
