@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -125,6 +126,12 @@ def test_html_of_a_long_result_is_cut_and_says_so() -> None:
     result = Raw()(random_trace(layers=1, heads=1, length=200))
     assert "200 × 200 in all" in result._repr_html_()
     assert len(result._repr_html_()) < 200_000
+
+
+def test_html_says_what_is_saturated() -> None:
+    deep = Flow()(random_trace(layers=6, heads=2, length=8, seed=1))
+    assert re.search(r"\d+% at layer 6 are saturated", deep._repr_html_())
+    assert "saturated" not in deep.layer(1)._repr_html_()
 
 
 def test_to_pandas() -> None:

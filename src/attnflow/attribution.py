@@ -194,8 +194,16 @@ class Attribution:
             targets=self.targets,
             sources=self.sources,
             title=self.title,
-            said=str(self.prediction) if self.prediction else "",
+            remarks=self._remarks(),
         )
+
+    def _remarks(self) -> list[str]:
+        """What a reader of the highest layer should know beside the numbers."""
+        remarks = [f"the model says {self.prediction}"] if self.prediction else []
+        if self.saturated is not None and self.saturated[-1].any():
+            share, layer = self.saturated[-1].mean(), self.layers[-1]
+            remarks.append(f"{share:.0%} at layer {layer} are saturated: the same for any target")
+        return remarks
 
     def plot(self, *, target: Target | None = None, ax: Axes | None = None) -> Axes:
         """Tokens × layers heat map of one target (needs matplotlib)."""

@@ -37,7 +37,7 @@ def attribution_table(
     targets: Tokens,
     sources: Tokens,
     title: str,
-    said: str,
+    remarks: Sequence[str],
 ) -> str:
     """One target: sources × layers. Several targets: targets × sources at the highest layer."""
     if len(targets) == 1:
@@ -50,7 +50,7 @@ def attribution_table(
         caption = f"targets (rows) × sources (columns), layer {layers[-1]}"
     row_limit = _SHOWN_SOURCES if len(targets) == 1 else _SHOWN_TARGETS
     body, cut = _body(grid, rows[:row_limit], columns[:_SHOWN_SOURCES])
-    notes = [caption, *([f"the model says {said}"] if said else [])]
+    notes = [caption, *remarks]
     if cut or len(rows) > row_limit:
         notes.append(f"{len(rows)} × {len(columns)} in all; to_pandas() has every value")
     return (
