@@ -44,6 +44,8 @@ app = typer.Typer(
 _WORTH_AN_ESTIMATE = 50_000  # pairs of one layer: below this, flow takes seconds
 _LONG = 20.0  # seconds after which people want to know how many more
 
+_INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
+
 _CHECK_TEXT = "The author talked to Sara about the key to the cabinets."
 
 _MARKS = {True: "[green]ok[/green]", False: "[red]NO[/red]", None: "[dim]--[/dim]"}
@@ -365,11 +367,13 @@ def _run(arguments: list[str]) -> int:
     try:
         app(arguments, prog_name="attnflow", standalone_mode=True)
     except SystemExit as leaving:
+        if leaving.code == _INTERRUPTED:  # the parser catches Ctrl-C before we do, and says nothing
+            return _fail("interrupted; nothing was written.", _INTERRUPTED)
         return leaving.code if isinstance(leaving.code, int) else 0
     except AttnflowError as error:
         return _fail(str(error), 2 if isinstance(error, InputError) else 1, error)
     except KeyboardInterrupt:
-        return _fail("interrupted.", 130)
+        return _fail("interrupted; nothing was written.", _INTERRUPTED)
     except BrokenPipeError:  # the reader has gone: `attnflow methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
