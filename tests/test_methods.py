@@ -397,3 +397,15 @@ def test_a_larger_tolerance_is_kept() -> None:
     assert (rough.upper - rough.lower).max() <= 0.05
     assert (rough.lower <= exact.values + 1e-9).all()
     assert (exact.values <= rough.upper + 1e-9).all()
+
+
+def test_flow_to_some_sources_only() -> None:
+    trace = random_trace(layers=4, heads=1, length=8)
+    whole = Flow()(trace)
+    part = Flow()(trace, targets=[2], sources=["t5", 0])
+    assert part.sources.texts == ("t5", "t0")
+    assert part.sources.positions == (5, 0)
+    assert np.allclose(part.values[:, 0], whole.values[:, 2][:, [5, 0]], rtol=0, atol=1e-9)
+    assert sum(part.provenance["decided"].values()) == 4 * 1 * 2
+    with pytest.raises(MethodError, match="needs all sources"):
+        Flow(normalized=True)(trace, sources=[0])

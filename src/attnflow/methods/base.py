@@ -87,6 +87,7 @@ def attribution_of(
     rows: Sequence[int],
     *,
     notes: Mapping[str, Any] | None = None,
+    columns: Sequence[int] | None = None,
     **bounds: Any,
 ) -> Attribution:
     """A result with everything it inherits from the trace; `notes` go into its provenance."""
@@ -94,7 +95,7 @@ def attribution_of(
         values=values,
         layers=layers,
         targets=trace.tokens.select(rows),
-        sources=trace.tokens,
+        sources=trace.tokens if columns is None else trace.tokens.select(columns),
         method=method,
         prediction=trace.prediction,
         provenance={**trace.provenance, "kind": trace.kind, **(notes or {})},

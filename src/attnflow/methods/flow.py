@@ -55,20 +55,25 @@ class Flow(Method):
         *,
         targets: Sequence[Target] | Target | None = None,
         layers: Sequence[int] | int | None = None,
+        sources: Sequence[Target] | Target | None = None,
         progress: Progress | None = None,
     ) -> Attribution:
         """One maximum flow for each target and source, each with its certificate.
 
+        Every source is a problem of its own, so `sources` (default: all) saves the work of others.
         `progress(done, total)` is called now and then with the number of pairs decided.
         """
         from attnflow import maxflow
 
+        if self.normalized and sources is not None:
+            raise MethodError("normalized divides by the sum of a row and so needs all sources.")
         rows, wanted, levels = self._asked(trace, targets, layers)
+        columns = None if sources is None else trace.tokens.indices_of(sources)
         found = maxflow.solve(
             self.graph(trace).capacities,
             layers=levels,
             targets=rows,
-            sources=range(trace.length),
+            sources=range(trace.length) if columns is None else columns,
             tolerance=self.tolerance,
             threads=self.threads,
             progress=progress,
@@ -83,6 +88,7 @@ class Flow(Method):
             upper=found.upper,
             saturated=found.saturated,
             notes={"decided": found.decided.to_dict()},
+            columns=columns,
         )
         return result.normalize("sum") if self.normalized else result
 
