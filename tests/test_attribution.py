@@ -222,6 +222,14 @@ def test_another_noun_in_the_file_is_named(tmp_path: Path) -> None:
         Attribution.load(tmp_path / "trace.json")
 
 
+@pytest.mark.parametrize("noun", [Attribution, AttentionTrace, LayeredGraph])
+def test_a_file_of_ours_that_lost_its_body_is_named(tmp_path: Path, noun: type) -> None:
+    stamp = {"attnflow": {"format": 1, "kind": noun.__name__}, "arrays": {}}
+    (tmp_path / "x.json").write_text(json.dumps(stamp), encoding="utf-8")
+    with pytest.raises(FileError, match=r"is damaged: it has an attnflow header.*KeyError"):
+        noun.load(tmp_path / "x.json")  # type: ignore[attr-defined]
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     FLOW.save(tmp_path / "result.json")
     before = (tmp_path / "result.json").read_bytes()

@@ -17,6 +17,7 @@ import torch
 import transformers
 
 import attnflow
+from attnflow.cli import _run
 from attnflow.loading import Loaded, load_model
 from attnflow.testing import check_adapter
 
@@ -44,6 +45,7 @@ def test_minilm() -> None:
 
 def test_mathformer_knows_and_attends_to_its_operands() -> None:
     folder = needed("mathformer", "mulformer")
+    assert _run(["check", str(folder)]) == 0  # its own tokenizer class: checked on token ids
     model = transformers.LlamaForCausalLM.from_pretrained(folder)
     vocabulary = json.loads((folder / "vocab.json").read_text())
     ids = torch.tensor([[vocabulary[character] for character in "7*6="]])

@@ -246,17 +246,18 @@ class Attribution:
         from attnflow.methods import method_from_dict
 
         header, arrays = files.read(path, "Attribution")
-        said = header["prediction"]
-        return cls(
-            **{name: arrays[name] for name in _ARRAYS if name in arrays},
-            layers=tuple(header["layers"]),
-            targets=Tokens.from_dict(header["targets"]),
-            sources=Tokens.from_dict(header["sources"]),
-            method=method_from_dict(header["method"]),
-            prediction=Prediction.from_dict(said) if said else None,
-            steps=tuple(header["steps"]),
-            provenance=header["provenance"],
-        )
+        with files.unpacking(path):
+            said = header["prediction"]
+            return cls(
+                **{name: arrays[name] for name in _ARRAYS if name in arrays},
+                layers=tuple(header["layers"]),
+                targets=Tokens.from_dict(header["targets"]),
+                sources=Tokens.from_dict(header["sources"]),
+                method=method_from_dict(header["method"]),
+                prediction=Prediction.from_dict(said) if said else None,
+                steps=tuple(header["steps"]),
+                provenance=header["provenance"],
+            )
 
     def _header(self) -> dict[str, Any]:
         return {

@@ -168,7 +168,7 @@ def check(
     from attnflow.loading import example_inputs, load_model
 
     _quiet_hosts()
-    loaded = load_model(model)
+    loaded = load_model(model, needs_tokenizer=False)
     checks = check_model(loaded.model, example_inputs(loaded, text), tokenizer=loaded.tokenizer)
     console = Console(highlight=False)
     for found in checks:

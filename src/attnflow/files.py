@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from safetensors.numpy import save
 from attnflow._version import __version__
 from attnflow.errors import FileError
 
-__all__ = ["FORMAT", "provenance_stamp", "read", "write"]
+__all__ = ["FORMAT", "provenance_stamp", "read", "unpacking", "write"]
 
 FORMAT = 1  # raised when a reader of the old layout could misread the new one
 _SUFFIXES = (".safetensors", ".json")
@@ -64,6 +65,18 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], Array
     if stamp["kind"] != kind:
         raise FileError(f"{str(source)!r} holds a {stamp['kind']}, not a {kind}.")
     return head, arrays
+
+
+@contextmanager
+def unpacking(path: str | os.PathLike[str]) -> Iterator[None]:
+    """A file with our header that lacks what its kind must hold is damaged: say so, by name."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FileError(
+            f"{str(path)!r} is damaged: it has an attnflow header, but what follows cannot be read "
+            f"({type(error).__name__}: {error}). Save it again from the original."
+        ) from error
 
 
 def _checked_suffix(path: str | os.PathLike[str]) -> Path:

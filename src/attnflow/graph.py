@@ -107,4 +107,5 @@ class LayeredGraph:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote."""
         _, arrays = files.read(path, "LayeredGraph")
-        return cls(arrays["capacities"])
+        with files.unpacking(path):
+            return cls(arrays["capacities"])

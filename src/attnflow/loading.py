@@ -36,13 +36,16 @@ class Loaded(NamedTuple):
     tokenizer: Any
 
 
-def load_model(name: str | os.PathLike[str] | None) -> Loaded:
-    """The embedded default for None, otherwise a Hugging Face name or a local folder."""
-    return _embedded() if name is None else _pretrained(os.fspath(name))
+def load_model(name: str | os.PathLike[str] | None, *, needs_tokenizer: bool = True) -> Loaded:
+    """The embedded default for None, otherwise a Hugging Face name or a local folder.
+
+    Without `needs_tokenizer` a model whose tokenizer cannot be loaded comes with None.
+    """
+    return _embedded() if name is None else _pretrained(os.fspath(name), needs_tokenizer)
 
 
 def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
-    """Something the model can run on: the text, or noise as an image or as sound."""
+    """Something the model can run on: the text; noise as an image, as sound, or as token ids."""
     config: Any = getattr(loaded.model, "config", None)
     noise = torch.Generator().manual_seed(0)
     if hasattr(config, "num_mel_bins"):
@@ -54,6 +57,9 @@ def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
         size = config.image_size
         height, width = size if isinstance(size, (tuple, list)) else (size, size)
         return {"pixel_values": torch.randn(1, config.num_channels, height, width, generator=noise)}
+    if loaded.tokenizer is None:
+        ids = torch.randint(1, int(config.vocab_size), (1, 8), generator=noise)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     return text
 
 
@@ -64,7 +70,7 @@ def _embedded() -> Loaded:
     return Loaded(*load_verb_number())
 
 
-def _pretrained(name: str) -> Loaded:
+def _pretrained(name: str, needs_tokenizer: bool) -> Loaded:
     transformers = optional_import("transformers", extra="models", purpose="Loading a model")
     if not name.strip():
         raise ModelError("The model's name is empty; give a name or a path, or leave it out.")
@@ -75,13 +81,22 @@ def _pretrained(name: str) -> Loaded:
         )
     try:
         config = transformers.AutoConfig.from_pretrained(name)
-        tokenizer = None if _sees(config) else transformers.AutoTokenizer.from_pretrained(name)
+        tokenizer = None if _sees(config) else _tokenizer(transformers, name, needs_tokenizer)
         model = _auto_class(transformers, config).from_pretrained(name)
     # The library raises many unrelated types for a missing, broken or unknown model; whichever
     # it is, the user needs the same answer, and the cause is kept.
     except Exception as error:
         raise ModelError(_why_not(name, error)) from error
     return Loaded(model.eval(), tokenizer)
+
+
+def _tokenizer(transformers: Any, name: str, needed: bool) -> Any:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name)
+    except Exception:  # the library raises many unrelated types; `_pretrained` explains them
+        if needed:
+            raise
+        return None
 
 
 def _is_path(name: str) -> bool:

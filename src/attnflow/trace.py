@@ -189,19 +189,20 @@ class AttentionTrace:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote."""
         header, arrays = files.read(path, "AttentionTrace")
-        said = header["prediction"]
-        return cls(
-            weights=arrays["weights"],
-            tokens=Tokens.from_dict(header["tokens"]),
-            layers=tuple(header["layers"]),
-            kind=header["kind"],
-            sinks=arrays.get("sinks"),
-            mixed_heads=header["mixed_heads"],
-            prediction=Prediction.from_dict(said) if said else None,
-            stages=None if header["stages"] is None else tuple(header["stages"]),
-            encoder_length=header["encoder_length"],
-            provenance=header["provenance"],
-        )
+        with files.unpacking(path):
+            said = header["prediction"]
+            return cls(
+                weights=arrays["weights"],
+                tokens=Tokens.from_dict(header["tokens"]),
+                layers=tuple(header["layers"]),
+                kind=header["kind"],
+                sinks=arrays.get("sinks"),
+                mixed_heads=header["mixed_heads"],
+                prediction=Prediction.from_dict(said) if said else None,
+                stages=None if header["stages"] is None else tuple(header["stages"]),
+                encoder_length=header["encoder_length"],
+                provenance=header["provenance"],
+            )
 
 
 def _checked_weights(weights: ArrayLike, copy: bool) -> tuple[NDArray[np.floating[Any]], str]:
