@@ -88,7 +88,8 @@ def _traces(
     with at_rest(model), torch.no_grad():
         outputs = adapter.run(model, batch.inputs, recorder)
     _check_layers(adapter, model, recorder)
-    said = adapter.predictions(model, tokenizer, outputs, batch)
+    scores = adapter.scores(model, tokenizer, outputs, batch)
+    said = [None if found is None else found.prediction() for found in scores]
     seen = _Pass(model, tokenizer, adapter, batch, recorder)
     build = seen.composed_trace if recorder.layers[0].stage == "encoder" else seen.trace
     return [build(example, said[example]) for example in range(batch.size)]

@@ -9,12 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attnflow.adapters.host import Adapter, Batch, Recorder
+from attnflow.adapters.host import Adapter, Batch, Recorder, Scores
 from attnflow.adapters.padding import kept_positions
 from attnflow.errors import TokensError
 from attnflow.models.verb_number import VerbNumberModel, VerbNumberOutput, WordVocabulary
 from attnflow.tokens import Tokens
-from attnflow.trace import Prediction
 
 __all__ = ["EmbeddedAdapter"]
 
@@ -79,16 +78,12 @@ class EmbeddedAdapter(Adapter):
         """Six."""
         return len(cast(VerbNumberModel, model).blocks)
 
-    def predictions(
+    def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
-    ) -> list[Prediction | None]:
+    ) -> list[Scores | None]:
         """The number of the verb, read from the first position, [CLS]."""
         labels = cast(VerbNumberModel, model).labels
-        said: list[Prediction | None] = []
-        for row in outputs.logits.softmax(dim=-1).tolist():
-            ranked = sorted(zip(labels, row, strict=True), key=lambda pair: -pair[1])
-            said.append(Prediction(ranked[0][0], ranked[0][1], 0, tuple(ranked)))
-        return said
+        return [Scores(row, 0, lambda ids: [labels[k] for k in ids]) for row in outputs.logits]
 
 
 def _encode(vocabulary: WordVocabulary, text: str) -> tuple[list[int], list[str]]:

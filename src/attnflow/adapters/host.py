@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,10 +17,11 @@ from attnflow.mixing import Heads, mix_heads
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
 
-__all__ = ["Adapter", "Batch", "Recorded", "Recorder", "Stage", "device_of"]
+__all__ = ["Adapter", "Batch", "Recorded", "Recorder", "Scores", "Stage", "device_of"]
 
 Stage = Literal["self", "encoder", "decoder", "cross"]
 Kept = tuple[tuple[int, ...], ...]
+_ALTERNATIVES = 5  # choices a prediction names
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,34 @@ class Recorded:
     stage: Stage = "self"
     number: int | None = None
     sink: bool = False
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores (logits) of one example that its answer is read from.
+
+    `position` counts the positions that are kept; that of an encoder–decoder counts the decoder's.
+    `names` turns choices into what people call them. `exclusive`: one choice is right (softmax),
+    or any number of them (sigmoid).
+    """
+
+    logits: Tensor
+    position: int
+    names: Callable[[Sequence[int]], list[str]]
+    exclusive: bool = True
+
+    def shares(self) -> Tensor:
+        """The probability of each choice."""
+        scores = self.logits.float()
+        return scores.softmax(dim=-1) if self.exclusive else scores.sigmoid()
+
+    def prediction(self) -> Prediction:
+        """The most probable choice, and the next ones."""
+        shares = self.shares()
+        best = shares.topk(min(_ALTERNATIVES, len(shares)))
+        named = zip(self.names(best.indices.tolist()), best.values.tolist(), strict=True)
+        ranked = tuple(named)
+        return Prediction(*ranked[0], self.position, ranked)
 
 
 class Recorder:
@@ -178,13 +207,11 @@ class Adapter(ABC):
         """The same for the decoder of an encoder–decoder."""
         return Tokens(tuple(f"output {k}" for k in range(length)))
 
-    def predictions(
+    def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
-    ) -> list[Prediction | None]:
-        """What the model said of each example, where it has a head that says something.
-
-        A prediction's `position` counts the positions that are kept; that of an encoder–decoder
-        counts the decoder's.
+    ) -> list[Scores | None]:
+        """The scores each example's answer is read from, where the model has a head that says
+        something: its prediction, and what gradients are taken of.
         """
         return [None] * batch.size
 

@@ -1,20 +1,19 @@
-"""What a transformers model said, by the kind of its head."""
+"""Which scores a transformers model's answer is read from, by the kind of its head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnflow.adapters.host import Batch
-from attnflow.trace import Prediction
+from attnflow.adapters.host import Batch, Scores
 
 __all__ = ["for_head"]
 
-Readout = Callable[[nn.Module, Any, Tensor, Batch, int], Prediction | None]
-_ALTERNATIVES = 5
+Readout = Callable[[nn.Module, Any, Tensor, Batch, int], Scores | None]
 
 
 def for_head(class_name: str) -> Readout | None:
@@ -27,20 +26,19 @@ def for_head(class_name: str) -> Readout | None:
 
 def _class_of(
     model: nn.Module, tokenizer: Any, logits: Tensor, batch: Batch, example: int
-) -> Prediction | None:
-    row = logits[example].float()
+) -> Scores | None:
+    row = logits[example]
     if row.ndim != 1 or len(row) < 2:
         return None
     config: Any = model.config
     several = getattr(config, "problem_type", None) == "multi_label_classification"
-    shares = row.sigmoid() if several else row.softmax(dim=-1)
     names = getattr(config, "id2label", None) or {}
-    best = shares.topk(min(_ALTERNATIVES, len(shares)))
-    ranked = tuple(
-        (str(names.get(k, f"class {k}")), p)
-        for k, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return Scores(
+        row,
+        _class_position(config, batch, example),
+        lambda ids: [str(names.get(k, f"class {k}")) for k in ids],
+        exclusive=not several,
     )
-    return Prediction(*ranked[0], _class_position(config, batch, example), ranked)
 
 
 def _class_position(config: Any, batch: Batch, example: int) -> int:
@@ -54,7 +52,7 @@ _CAUSAL = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gem
 
 def _word_under_mask(
     model: nn.Module, tokenizer: Any, logits: Tensor, batch: Batch, example: int
-) -> Prediction | None:
+) -> Scores | None:
     mask_id = getattr(tokenizer, "mask_token_id", None)
     if mask_id is None or batch.kept is None:
         return None
@@ -62,25 +60,22 @@ def _word_under_mask(
     masks = torch.nonzero(ids == mask_id)[:, 0].tolist()
     if not masks:
         return None
-    return _best_word(tokenizer, logits[example, batch.kept[example][masks[0]]], masks[0])
+    row = logits[example, batch.kept[example][masks[0]]]
+    return Scores(row, masks[0], partial(_words, tokenizer))
 
 
 def _next_word(
     model: nn.Module, tokenizer: Any, logits: Tensor, batch: Batch, example: int
-) -> Prediction | None:
+) -> Scores | None:
     decoder = "decoder_input_ids" in batch.inputs
     kept = batch.decoder_kept if decoder else batch.kept
     last = kept[example][-1] if kept else logits.shape[1] - 1
     position = (len(kept[example]) if kept else logits.shape[1]) - 1
-    return _best_word(tokenizer, logits[example, last], position)
+    return Scores(logits[example, last], position, partial(_words, tokenizer))
 
 
-def _best_word(tokenizer: Any, logits: Tensor, position: int) -> Prediction:
-    best = logits.float().softmax(dim=-1).topk(min(_ALTERNATIVES, logits.shape[-1]))
-    ids = best.indices.tolist()
-    names = ids if tokenizer is None else tokenizer.convert_ids_to_tokens(ids)
-    ranked = tuple(zip(map(str, names), best.values.tolist(), strict=True))
-    return Prediction(*ranked[0], position, ranked)
+def _words(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    return [str(w) for w in (ids if tokenizer is None else tokenizer.convert_ids_to_tokens(ids))]
 
 
 _READOUTS: dict[str, Readout] = {

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnflow.adapters.host import Adapter, Batch, Recorder, device_of
+from attnflow.adapters.host import Adapter, Batch, Recorder, Scores, device_of
 from attnflow.adapters.refusals import REFUSED, refuse_by_name
 from attnflow.errors import TokensError
 from attnflow.patches import Grid, patch_names
 from attnflow.tokens import Tokens
-from attnflow.trace import Prediction
 
 __all__ = ["TimmAdapter"]
 
@@ -68,21 +67,15 @@ class TimmAdapter(Adapter):
         grid = Grid(rows, columns, prefix, height, width)
         return Tokens(patch_names(grid, _prefix_names(host, prefix)), grid=grid)
 
-    def predictions(
+    def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
-    ) -> list[Prediction | None]:
-        """The best class of a classification head."""
+    ) -> list[Scores | None]:
+        """The classes of a classification head, read from the first position."""
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[1] < 2:
             return [None] * batch.size
         if not getattr(model, "num_classes", 0):
             return [None] * batch.size
-        said: list[Prediction | None] = []
-        for row in outputs.float().softmax(dim=-1):
-            best = row.topk(min(5, len(row)))
-            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            ranked = tuple((f"class {k}", p) for k, p in pairs)
-            said.append(Prediction(*ranked[0], 0, ranked))
-        return said
+        return [Scores(row, 0, lambda ids: [f"class {k}" for k in ids]) for row in outputs]
 
 
 @contextmanager

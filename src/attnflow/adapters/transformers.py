@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnflow.adapters import readout
-from attnflow.adapters.host import Adapter, Batch, Recorder, device_of
+from attnflow.adapters.host import Adapter, Batch, Recorder, Scores, device_of
 from attnflow.adapters.padding import kept_positions, padding_to_the_right
 from attnflow.adapters.recording import eager, recording
 from attnflow.adapters.refusals import refuse_by_name
 from attnflow.errors import CaptureError, TokensError
 from attnflow.patches import Grid, patch_names
 from attnflow.tokens import Tokens
-from attnflow.trace import Prediction
 
 __all__ = ["TransformersAdapter"]
 
@@ -143,9 +142,9 @@ class TransformersAdapter(Adapter):
         kept = batch.decoder_kept[example] if batch.decoder_kept else tuple(range(length))
         return _pieces(tokenizer, batch.inputs["decoder_input_ids"][example], kept)
 
-    def predictions(
+    def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
-    ) -> list[Prediction | None]:
+    ) -> list[Scores | None]:
         """A class, the word under the first mask, or the next word: whatever the head says."""
         read = readout.for_head(type(model).__name__)
         if read is None or getattr(outputs, "logits", None) is None:
