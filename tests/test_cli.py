@@ -59,6 +59,8 @@ def test_json_is_the_whole_result(folder: str, capsys: pytest.CaptureFixture[str
             "heads": "mean",
             "residual": 0.4,
             "discard": 0.0,
+            "drop": [],
+            "receptive_field": None,
             "start_layer": 1,
             "top_head": None,
         },

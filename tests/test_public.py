@@ -23,6 +23,8 @@ RANK = {
     "tokens": 2,
     "files": 2,
     "composition": 4,
+    "common_tokens": 3,
+    "rescaling": 3,
     "markup": 3,
     "cut": 3,
     "trace": 4,

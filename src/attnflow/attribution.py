@@ -7,17 +7,19 @@ notes itself in `steps`, so a saved file or a figure's title tells the whole way
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import files, markup
+from attnflow.common_tokens import common_tokens
 from attnflow.errors import InputError, MethodError, TargetError, did_you_mean, optional_import
 from attnflow.patches import enlarge
+from attnflow.rescaling import Span, Values, merge, resolve_spans, share_of_max, share_of_sum
 from attnflow.tokens import Target, Tokens
 from attnflow.trace import Prediction
 
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
 
     from attnflow.methods import Method
 
-__all__ = ["Attribution", "Contribution", "Normalization"]
+__all__ = ["MEAN_OVER_LAYERS", "Attribution", "Contribution", "Normalization"]
 
 Normalization = Literal["sum", "max"]
-Values = NDArray[np.float64]
+MEAN_OVER_LAYERS = 0  # the number of the one layer of such a mean; real layers count from 1
 _ARRAYS = ("values", "lower", "upper", "saturated")
 
 
@@ -48,6 +50,8 @@ class Attribution:
 
     `lower` and `upper` enclose the true value where a solver certifies it. `saturated` marks flow
     values that equal what the source can pass on to anyone, and so say nothing about the target.
+    `elsewhere[layer, target]` is what falls on positions that are not among the sources, such as
+    the generated tokens when the sources are a prompt's.
     """
 
     values: Values
@@ -58,6 +62,7 @@ class Attribution:
     lower: Values | None = None
     upper: Values | None = None
     saturated: NDArray[np.bool_] | None = None
+    elsewhere: Values | None = None
     prediction: Prediction | None = None
     steps: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -70,6 +75,12 @@ class Attribution:
                 if array.shape != expected:
                     raise InputError(f"{name} has shape {array.shape}, expected {expected}.")
                 array.flags.writeable = False
+        if self.elsewhere is not None:
+            if self.elsewhere.shape != expected[:2]:
+                raise InputError(
+                    f"elsewhere has shape {self.elsewhere.shape}, expected {expected[:2]}."
+                )
+            self.elsewhere.flags.writeable = False
         object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
 
     # -- choosing -----------------------------------------------------------------------------
@@ -77,17 +88,26 @@ class Attribution:
     def row(self, target: Target) -> Attribution:
         """Only this target: a position, or a token that occurs once."""
         index = self.targets.index_of(target)
-        return self._cut(np.s_[:, index : index + 1, :], targets=self.targets.select([index]))
+        return self._cut(np.s_[:, index : index + 1], targets=self.targets.select([index]))
 
     def layer(self, number: int) -> Attribution:
         """Only this layer, by its number in the model (from 1); -1 is the highest."""
         index = self._layer_index(number)
-        return self._cut(np.s_[index : index + 1], layers=(self.layers[index],))
+        return self._cut(np.s_[index : index + 1, :], layers=(self.layers[index],))
 
     def top(
-        self, k: int = 5, *, target: Target | None = None, layer: int = -1
+        self,
+        k: int = 5,
+        *,
+        target: Target | None = None,
+        layer: int = -1,
+        common: bool | Collection[str] = True,
     ) -> list[Contribution]:
-        """The k sources this target draws on most at this layer, strongest first."""
+        """The k sources this target draws on most at this layer, strongest first.
+
+        `common=False` leaves out punctuation, line ends and function words; a list of words
+        leaves out those instead.
+        """
         if k < 1:
             raise InputError(f"top(k) needs k of at least 1; got {k}.")
         if target is None and len(self.targets) > 1:
@@ -98,7 +118,11 @@ class Attribution:
             )
         row = 0 if target is None else self.targets.index_of(target)
         values = self.values[self._layer_index(layer), row]
-        order = np.argsort(-values, kind="stable")[:k]
+        order = np.argsort(-values, kind="stable")
+        if common is not True:
+            words = None if common is False else common
+            order = order[~common_tokens(self.sources, words)[order]]
+        order = order[:k]
         return [
             Contribution(self.sources[i], self.sources.positions[i], float(values[i]))
             for i in order.tolist()
@@ -135,7 +159,7 @@ class Attribution:
         return self.layers.index(number)
 
     def _cut(self, where: Any, **changed: Any) -> Attribution:
-        arrays = {n: a[where] for n in _ARRAYS if (a := getattr(self, n)) is not None}
+        arrays = {name: array[where] for name, array in self._arrays().items()}
         return replace(self, **arrays, **changed)
 
     # -- rescaling ----------------------------------------------------------------------------
@@ -149,8 +173,13 @@ class Attribution:
         if how not in ("sum", "max"):
             hint = did_you_mean(str(how), ("sum", "max"))
             raise MethodError(f"Unknown normalization {how!r}.{hint} Allowed: 'sum', 'max'.")
-        rescale = _share_of_sum if how == "sum" else _share_of_max
+        rescale = share_of_sum if how == "sum" else share_of_max
         changed: dict[str, Any] = {"values": rescale(self.values, self.values)}
+        if self.elsewhere is not None:
+            whole = self.values.sum(axis=-1) if how == "sum" else self.values.max(axis=-1)
+            changed["elsewhere"] = np.divide(
+                self.elsewhere, whole, out=np.zeros_like(whole), where=whole > 0
+            )
         if self.lower is not None and self.upper is not None:
             changed["lower"] = rescale(self.lower, self.upper)
             changed["upper"] = rescale(self.upper, self.lower)
@@ -162,10 +191,14 @@ class Attribution:
         """
         rows, columns = self.targets.groups(), self.sources.groups()
         changed: dict[str, Any] = {
-            name: _merge(array, rows, columns)
+            name: merge(array, rows, columns)
             for name in ("values", "lower", "upper")
             if (array := getattr(self, name)) is not None
         }
+        if self.elsewhere is not None:
+            changed["elsewhere"] = np.stack(
+                [self.elsewhere[:, list(r)].mean(axis=1) for r in rows], axis=1
+            )
         return replace(
             self,
             **changed,
@@ -173,6 +206,96 @@ class Attribution:
             targets=self.targets.merged(rows),
             sources=self.sources.merged(columns),
             steps=(*self.steps, "merge_words()"),
+        )
+
+    def mean_over_layers(self) -> Attribution:
+        """The mean of all layers, as one layer with the number 0."""
+        names = ("values", "lower", "upper", "elsewhere")
+        changed: dict[str, Any] = {
+            name: array.mean(axis=0, keepdims=True)
+            for name in names
+            if (array := getattr(self, name)) is not None
+        }
+        return replace(
+            self,
+            **changed,
+            saturated=None,  # a property of one layer's flow
+            layers=(MEAN_OVER_LAYERS,),
+            steps=(*self.steps, "mean_over_layers()"),
+        )
+
+    def spans(self, spans: Mapping[str, Span]) -> Attribution:
+        """The mass on each named span of sources: (start, end) positions, or a text.
+
+        What falls outside all spans goes to `elsewhere`. Spans may overlap.
+        """
+        members = resolve_spans(self.sources, spans)
+        covered = sorted(set().union(*members.values()))
+        left = self.values.sum(axis=-1) - self.values[:, :, covered].sum(axis=-1)
+        return replace(
+            self,
+            values=np.stack([self.values[:, :, k].sum(axis=-1) for k in members.values()], axis=-1),
+            lower=None,  # a sum of flows to single sources is no flow: it has no certificate
+            upper=None,
+            saturated=None,
+            elsewhere=left if self.elsewhere is None else left + self.elsewhere,
+            sources=Tokens(
+                tuple(members), tuple(self.sources.positions[k[0]] for k in members.values())
+            ),
+            steps=(*self.steps, f"spans({', '.join(map(repr, members))})"),
+        )
+
+    def without(self, sources: Sequence[Target] | Target) -> Attribution:
+        """Leave these sources out (positions, or tokens wherever they occur) and scale each row
+        back to the mass it had.
+        """
+        asked = [sources] if isinstance(sources, (str, int)) else list(sources)
+        gone = self.sources.occurrences_of(asked)
+        kept = [k for k in range(len(self.sources)) if k not in set(gone)]
+        if not gone or not kept:
+            raise TargetError(
+                f"without({asked!r}) would leave out {len(gone)} of {len(self.sources)} sources; "
+                f"they are {self.sources.listing()}."
+            )
+        rest = self.values[:, :, kept]
+        mass, left = self.values.sum(axis=-1), rest.sum(axis=-1)
+        factor = np.divide(mass, left, out=np.zeros_like(mass), where=left > 0)[..., None]
+        scaled: dict[str, Any] = {
+            name: array[:, :, kept] * factor
+            for name in ("values", "lower", "upper")
+            if (array := getattr(self, name)) is not None
+        }
+        return replace(
+            self,
+            **scaled,
+            saturated=None if self.saturated is None else self.saturated[:, :, kept],
+            sources=self.sources.select(kept),
+            steps=(*self.steps, f"without({asked!r})"),
+        )
+
+    def minus(self, baseline: Attribution, *, name: str = "baseline") -> Attribution:
+        """This result less another of the same shape: what is more than the baseline's.
+
+        Values may be negative. Where both have bounds, the difference has.
+        """
+        if baseline.values.shape != self.values.shape:
+            raise InputError(
+                f"A baseline must have the same shape: {baseline.values.shape} is not "
+                f"{self.values.shape} (layers, targets, sources)."
+            )
+        bounds: dict[str, Any] = {"lower": None, "upper": None}
+        pairs = (self.lower, self.upper, baseline.lower, baseline.upper)
+        if all(bound is not None for bound in pairs):
+            low, high, base_low, base_high = cast("tuple[Values, ...]", pairs)
+            bounds = {"lower": low - base_high, "upper": high - base_low}
+        both = self.elsewhere is not None and baseline.elsewhere is not None
+        return replace(
+            self,
+            values=self.values - baseline.values,
+            **bounds,
+            saturated=None,
+            elsewhere=self.elsewhere - baseline.elsewhere if both else None,  # type: ignore[operator]
+            steps=(*self.steps, f"minus({name})"),
         )
 
     # -- showing ------------------------------------------------------------------------------
@@ -232,13 +355,12 @@ class Attribution:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: nested lists with the axes layer, target, source."""
-        arrays = {n: a.tolist() for n in _ARRAYS if (a := getattr(self, n)) is not None}
+        arrays = {name: array.tolist() for name, array in self._arrays().items()}
         return {**self._header(), **arrays}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to .safetensors or .json; `load` gives the same bits back."""
-        arrays = {n: a for n in _ARRAYS if (a := getattr(self, n)) is not None}
-        files.write(path, "Attribution", self._header(), arrays)
+        files.write(path, "Attribution", self._header(), self._arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -249,7 +371,7 @@ class Attribution:
         with files.unpacking(path):
             said = header["prediction"]
             return cls(
-                **{name: arrays[name] for name in _ARRAYS if name in arrays},
+                **{name: arrays[name] for name in (*_ARRAYS, "elsewhere") if name in arrays},
                 layers=tuple(header["layers"]),
                 targets=Tokens.from_dict(header["targets"]),
                 sources=Tokens.from_dict(header["sources"]),
@@ -258,6 +380,10 @@ class Attribution:
                 steps=tuple(header["steps"]),
                 provenance=header["provenance"],
             )
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        names = (*_ARRAYS, "elsewhere")
+        return {n: a for n in names if (a := getattr(self, n)) is not None}
 
     def _header(self) -> dict[str, Any]:
         return {
@@ -270,22 +396,3 @@ class Attribution:
             "steps": list(self.steps),
             "provenance": dict(self.provenance),
         }
-
-
-def _share_of_sum(own: Values, others: Values) -> Values:
-    """own / (own + the others of its row)."""
-    total = others.sum(axis=-1, keepdims=True) - others + own
-    return np.divide(own, total, out=np.zeros_like(own), where=total > 0)
-
-
-def _share_of_max(own: Values, others: Values) -> Values:
-    """own / (the strongest of its row, itself included)."""
-    strongest = np.maximum(others.max(axis=-1, keepdims=True), own)
-    return np.divide(own, strongest, out=np.zeros_like(own), where=strongest > 0)
-
-
-def _merge(
-    values: Values, rows: Sequence[Sequence[int]], columns: Sequence[Sequence[int]]
-) -> Values:
-    summed = np.stack([values[:, :, list(c)].sum(axis=2) for c in columns], axis=2)
-    return np.stack([summed[:, list(r)].mean(axis=1) for r in rows], axis=1)

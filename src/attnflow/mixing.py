@@ -1,9 +1,9 @@
 """From a trace to one matrix for each layer: how heads are mixed and the residual is weighed.
 
 Every paper of this field differs from the next only here, so all methods share this one value.
-The order is fixed: mix heads, discard the weakest entries, then add the residual. Wherever a step
-breaks the rows (max and min over heads, discarding), each row is scaled back to the mass it had,
-along the sources.
+The order is fixed: mix heads, drop sinks, discard the weakest entries, weigh by the receptive
+field, then add the residual. Wherever a step breaks the rows, each row is scaled back to the mass
+it had, along the sources.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import MethodError, did_you_mean
+from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 
-__all__ = ["Heads", "Mixing", "Residual", "mix_heads"]
+__all__ = ["ONE_STEP", "Heads", "Mixing", "Residual", "mix_heads"]
 
 Heads = str | int | tuple[float, ...]
-Residual = float | tuple[float, ...] | None
+Residual = float | tuple[float, ...] | str | None
+ONE_STEP = "one-step"
 _NAMED = ("mean", "max", "min")
+_FIELDS = ("column", "element")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +34,20 @@ class Mixing:
 
     heads: "mean", "max", "min", the number of one head (from 0), or one weight for each head.
     residual: share r of the skip connection in `(1 - r) W + r I`; one number, one for each layer,
-        or None for none.
+        None for none, or "one-step": 1 - 1/layers, so that a path from the top to the input
+        takes one step of attention on average, however deep the model.
     discard: share of the weakest entries of each row set to zero before the residual is added.
+    drop: positions or tokens that others may not draw on, such as (0,) for the first token, on
+        which decoders park attention they do not need.
+    receptive_field: for causal attention, where early tokens are seen by more queries: "column"
+        divides by the number of queries that see the source, "element" by the distance.
     """
 
     heads: Heads = "mean"
     residual: Residual = 0.5
     discard: float = 0.0
+    drop: tuple[Target, ...] = ()
+    receptive_field: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", _checked_heads(self.heads))
@@ -46,13 +56,38 @@ class Mixing:
             raise MethodError(
                 f"discard is a share of each row, at least 0 and below 1; got {self.discard!r}."
             )
+        object.__setattr__(self, "drop", _checked_drop(self.drop))
+        self._check_receptive_field()
+
+    @property
+    def receptive_fields(self) -> tuple[str, ...]:
+        """The names that receptive_field may have."""
+        return _FIELDS
+
+    def _check_receptive_field(self) -> None:
+        name = self.receptive_field
+        if name is not None and name not in self.receptive_fields:
+            raise MethodError(
+                f"Unknown receptive_field={name!r}."
+                f"{did_you_mean(str(name), self.receptive_fields)} Allowed are "
+                f"{', '.join(map(repr, self.receptive_fields))} and None."
+            )
 
     def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
         """`(layers, n, n)`: what each layer takes from the one below."""
         mixed = self._mixed(trace)
+        if self.drop:
+            mixed = _without(mixed, trace.tokens.occurrences_of(self.drop))
         if self.discard:
             mixed = _discard_weakest(mixed, self.discard)
-        return _add_residual(mixed, self._shares(len(trace.layers)))
+        if self.receptive_field is not None:
+            if trace.kind != "causal":
+                raise MethodError(
+                    f"receptive_field={self.receptive_field!r} is for causal attention, where "
+                    f"early tokens are seen more often; this trace is {trace.kind}."
+                )
+            mixed = _weighed_by_field(mixed, self.receptive_field)
+        return _add_residual(mixed, self.residual_shares(len(trace.layers)))
 
     def _mixed(self, trace: AttentionTrace) -> NDArray[np.float64]:
         if trace.mixed_heads is None:
@@ -65,7 +100,10 @@ class Mixing:
             )
         return trace.weights[:, 0].astype(np.float64)
 
-    def _shares(self, layers: int) -> NDArray[np.float64]:
+    def residual_shares(self, layers: int) -> NDArray[np.float64]:
+        """The skip connection's share in each layer."""
+        if self.residual == ONE_STEP:
+            return np.full(layers, 1 - 1 / layers)
         if isinstance(self.residual, tuple):
             if len(self.residual) != layers:
                 raise MethodError(
@@ -73,7 +111,7 @@ class Mixing:
                     "one number, or one for each layer."
                 )
             return np.array(self.residual)
-        return np.full(layers, self.residual or 0.0)
+        return np.full(layers, float(self.residual or 0.0))
 
 
 def mix_heads(weights: NDArray[np.floating[Any]], heads: Heads) -> NDArray[np.float64]:
@@ -116,6 +154,32 @@ def _discard_weakest(rows: NDArray[np.float64], share: float) -> NDArray[np.floa
     return _scaled_to(kept, rows.sum(axis=-1))
 
 
+def _without(rows: NDArray[np.float64], columns: Sequence[int]) -> NDArray[np.float64]:
+    """Nobody draws on these columns but their own rows; a row with nothing else keeps itself."""
+    kept = rows.copy()
+    own = rows[:, columns, columns]
+    kept[:, :, columns] = 0.0
+    kept[:, columns, columns] = own
+    mass = rows.sum(axis=-1)
+    nothing = (kept.sum(axis=-1) <= 0) & (mass > 0)
+    layer, row = np.nonzero(nothing)
+    kept[layer, row, row] = 1.0
+    return _scaled_to(kept, mass)
+
+
+def _weighed_by_field(rows: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    """Each weight over the size of its receptive field; rows keep their mass."""
+    n = rows.shape[-1]
+    position = np.arange(n)
+    if name == "column":
+        size = np.broadcast_to(n - position, (n, n))
+    elif name == "element":
+        size = np.maximum(position[:, None] - position + 1, 1)
+    else:  # a field that is weighed elsewhere, in the result
+        return rows
+    return _scaled_to(rows / size, rows.sum(axis=-1))
+
+
 def _add_residual(rows: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
     r = shares[:, None, None]
     return (1 - r) * rows + r * np.eye(rows.shape[-1])
@@ -145,9 +209,22 @@ def _checked_heads(heads: object) -> Heads:
     )
 
 
+def _checked_drop(drop: object) -> tuple[Target, ...]:
+    """One or several positions or tokens."""
+    if isinstance(drop, (str, int)) and not isinstance(drop, bool):
+        return (drop,)
+    if isinstance(drop, (list, tuple)) and all(
+        isinstance(item, (str, int)) and not isinstance(item, bool) for item in drop
+    ):
+        return tuple(drop)
+    raise MethodError(
+        f"drop={drop!r} is no list of positions (numbers from 0) or tokens (text), such as (0,)."
+    )
+
+
 def _checked_residual(residual: object) -> Residual:
-    if residual is None:
-        return None
+    if residual is None or residual == ONE_STEP:
+        return residual
     if _is_number(residual):
         shares: tuple[float, ...] = (float(residual),)  # type: ignore[arg-type]
     elif isinstance(residual, (Sequence, np.ndarray)) and all(_is_number(r) for r in residual):
@@ -157,6 +234,6 @@ def _checked_residual(residual: object) -> Residual:
     if not shares or not all(0 <= r <= 1 for r in shares):
         raise MethodError(
             f"residual={residual!r}: the share of the skip connection is a number from 0 to 1 "
-            "(the paper's is 0.5), a list with one such number for each layer, or None."
+            "(the paper's is 0.5), a list with one such number for each layer, 'one-step', or None."
         )
     return shares[0] if _is_number(residual) else shares

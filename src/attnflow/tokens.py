@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, overload
 
 from attnflow.errors import TargetError, TokensError, did_you_mean
 from attnflow.patches import Grid
 
-__all__ = ["Target", "Tokens", "words_of_pieces"]
+__all__ = ["Target", "Tokens", "words_of_pieces", "written"]
 
 Target = int | str
 """How a user names a position: by number (negative: from the end) or by the token itself."""
@@ -91,10 +92,49 @@ class Tokens(Sequence[str]):
             raise TargetError(f"No target given; choose from {self.listing()}.")
         return [self.index_of(target) for target in targets]
 
-    def _index_of_text(self, text: str) -> int:
+    def occurrences_of(self, targets: Sequence[Target]) -> list[int]:
+        """Indices of these positions, and of these tokens wherever they occur, in order."""
+        found: set[int] = set()
+        for target in targets:
+            if isinstance(target, str):
+                found.update(self._occurrences_of_text(target))
+            else:
+                found.add(self.index_of(target))
+        return sorted(found)
+
+    def span_of(self, text: str) -> tuple[int, int]:
+        """The first index and the one after the last of a text that occurs once."""
+        surfaces = self.surfaces()
+        whole = "".join(surfaces)
+        start = whole.find(text)
+        if not text.strip() or start < 0 or whole.find(text, start + 1) >= 0:
+            count = 0 if not text.strip() or start < 0 else whole.count(text)
+            raise TargetError(
+                f"The text {text!r} occurs {count} times in {whole!r}; give one that occurs once, "
+                "or positions (start, end)."
+            )
+        ends = list(accumulate(map(len, surfaces)))
+        first = next(k for k, end in enumerate(ends) if end > start)
+        last = next(k for k, end in enumerate(ends) if end >= start + len(text))
+        return first, last + 1
+
+    def surfaces(self) -> list[str]:
+        """Each token as it stands in the text, with the space before it."""
+        if any(token.startswith(_BEGINS) for token in self.texts):
+            return [written(token) for token in self.texts]
+        goes_on = [k == 0 or token.startswith(_CONTINUES) for k, token in enumerate(self.texts)]
+        return [
+            written(token) if glued else f" {token}"
+            for token, glued in zip(self.texts, goes_on, strict=True)
+        ]
+
+    def _occurrences_of_text(self, text: str) -> list[int]:
         found = [index for index, token in enumerate(self.texts) if token == text]
-        if not found:  # "book" for the byte-level piece "Ġbook": people write what they read
-            found = [index for index, token in enumerate(self.texts) if _join([token]) == text]
+        # "book" for the byte-level piece "Ġbook": people write what they read
+        return found or [index for index, t in enumerate(self.texts) if _join([t]) == text]
+
+    def _index_of_text(self, text: str) -> int:
+        found = self._occurrences_of_text(text)
         if len(found) == 1:
             return found[0]
         if found:
@@ -195,6 +235,13 @@ def words_of_pieces(pieces: Sequence[str]) -> tuple[int | None, ...]:
         word += 0 if goes_on else 1
         words.append(word)
     return tuple(words)
+
+
+def written(piece: str) -> str:
+    """A piece as it stands in the text: the tokenizer's marks are spaces and line ends."""
+    if piece.startswith("##"):
+        return piece[2:]
+    return piece.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")
 
 
 def _is_special(piece: str) -> bool:

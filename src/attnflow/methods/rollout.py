@@ -16,7 +16,9 @@ from attnflow.mixing import Heads, Mixing, Residual
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 
-__all__ = ["Raw", "Rollout"]
+__all__ = ["UNIFORM_BASELINE", "Raw", "Rollout", "uniform_rollout"]
+
+UNIFORM_BASELINE = "uniform-baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,8 @@ class Rollout(Method):
     start_layer: the first layer that counts; those below are taken as identity.
     top_head: use only this head at the layer being explained, on top of the rollout of all heads
         below it (single-head rollout, the paper's appendix).
+    receptive_field: "column" or "element" (see above), or "uniform-baseline": the rollout divided
+        by the rollout of uniform causal attention, so 1 is what position alone would give.
     """
 
     name: ClassVar[str] = "rollout"
@@ -74,7 +78,25 @@ class Rollout(Method):
             if number in wanted:
                 found[number] = tops[index][rows] @ below
             below = matrices[index] @ below
-        return attribution_of(self, trace, np.stack([found[n] for n in wanted]), wanted, rows)
+        values = np.stack([found[n] for n in wanted])
+        if self.receptive_field == UNIFORM_BASELINE:
+            values = values / self._uniform(trace, rows, wanted)
+        return attribution_of(self, trace, values, wanted, rows)
+
+    @property
+    def receptive_fields(self) -> tuple[str, ...]:
+        """A rollout can also be held against the rollout of uniform attention."""
+        return (*super().receptive_fields, UNIFORM_BASELINE)
+
+    def _uniform(
+        self, trace: AttentionTrace, rows: Sequence[int], wanted: tuple[int, ...]
+    ) -> NDArray[np.float64]:
+        """The same layers and rows, had attention been uniform; 1 where a row cannot see."""
+        shares = self.residual_shares(len(trace.layers))
+        used = [trace.layers.index(n) for n in layers_from(trace.layers, self.start_layer)]
+        uniform = uniform_rollout(shares[used], trace.length, rows)
+        picked = uniform[[used.index(trace.layers.index(number)) for number in wanted]]
+        return np.where(picked > 0, picked, 1.0)
 
     @property
     def heads_to_capture(self) -> Heads | None:
@@ -84,4 +106,24 @@ class Rollout(Method):
     def _with_top_head(self) -> Mixing:
         if self.top_head is None:
             raise MethodError("top_head is not set.")
-        return Mixing(heads=self.top_head, residual=self.residual, discard=self.discard)
+        weighed = self.receptive_field if self.receptive_field != UNIFORM_BASELINE else None
+        return Mixing(
+            heads=self.top_head,
+            residual=self.residual,
+            discard=self.discard,
+            drop=self.drop,
+            receptive_field=weighed,
+        )
+
+
+def uniform_rollout(
+    shares: NDArray[np.float64], length: int, rows: Sequence[int]
+) -> NDArray[np.float64]:
+    """Rows of the rollout of `A[i, j] = 1/(i+1)`, j ≤ i, at every layer: a running mean a layer."""
+    below = np.eye(length)
+    seen = np.arange(1, length + 1)[:, None]
+    found = np.empty((len(shares), len(rows), length))
+    for layer, share in enumerate(shares.tolist()):
+        below = share * below + (1 - share) * np.cumsum(below, axis=0) / seen
+        found[layer] = below[rows]
+    return found
