@@ -17,7 +17,7 @@ from attnflow.mixing import Heads, mix_heads
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
 
-__all__ = ["Adapter", "Batch", "Recorded", "Recorder", "Scores", "Stage", "device_of"]
+__all__ = ["Adapter", "Batch", "Recorded", "Recorder", "Scores", "Stage", "Watcher", "device_of"]
 
 Stage = Literal["self", "encoder", "decoder", "cross"]
 Kept = tuple[tuple[int, ...], ...]
@@ -82,13 +82,32 @@ class Scores:
         return Prediction(*ranked[0], self.position, ranked)
 
 
-class Recorder:
+class Watcher(ABC):
+    """Whoever is shown attention weights while a model runs, some rows of a layer at a time.
+
+    With `disturb` the adapter makes attention uniform before it is used: the check that what we
+    see is what the model uses.
+    """
+
+    disturb: bool = False
+
+    @abstractmethod
+    def see_rows(self, module: nn.Module, weights: Tensor, rows: slice, length: int) -> None:
+        """Weights after the softmax, (batch, heads, these rows of `length` queries, keys)."""
+
+    @abstractmethod
+    def end_layer(
+        self, module: nn.Module, length: int, *, stage: Stage, number: int | None, sink: bool
+    ) -> None:
+        """All rows of one layer were seen."""
+
+
+class Recorder(Watcher):
     """Takes each layer's weights as they are computed and keeps what is asked for, on the CPU.
 
     With `heads` given the heads are mixed at once, so that never more than one layer exists with
-    all its heads; with None every head is kept. With `disturb` the adapter makes attention uniform
-    before it is used: the check that what we see is what the model uses. `expected` layers of one
-    shape share one block of memory, so that stacking them later copies nothing.
+    all its heads; with None every head is kept. `expected` layers of one shape share one block of
+    memory, so that stacking them later copies nothing.
     """
 
     def __init__(
@@ -100,6 +119,20 @@ class Recorder:
         self.layers: list[Recorded] = []
         self._expected = expected or 0
         self._block: NDArray[np.float32] | None = None
+        self._kept = np.empty(0, dtype=np.float32)
+
+    def see_rows(self, module: nn.Module, weights: Tensor, rows: slice, length: int) -> None:
+        """Keep these rows; the first of a layer make room for all of it."""
+        part = self.reduce(weights)
+        if rows.start == 0:
+            self._kept = self.room((*part.shape[:2], length, part.shape[-1]))
+        self._kept[:, :, rows] = part
+
+    def end_layer(
+        self, module: nn.Module, length: int, *, stage: Stage, number: int | None, sink: bool
+    ) -> None:
+        """Keep the layer."""
+        self.layers.append(Recorded(self._kept, stage, number, sink))
 
     def room(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Memory for the next layer's weights: in the block if they fit, else on its own."""

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
-from attnflow.adapters.host import Recorded, Recorder, Stage
+from attnflow.adapters.host import Stage, Watcher
 from attnflow.errors import CaptureError
 
 __all__ = ["eager", "recording"]
@@ -39,7 +38,7 @@ _CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "en
 class _Post:
     """Where a module stands in its model, and whom it reports to."""
 
-    recorder: Recorder
+    watcher: Watcher
     stage: Stage
 
 
@@ -50,18 +49,17 @@ _POSTS: WeakKeyDictionary[nn.Module, _Post] = WeakKeyDictionary()
 def _attend_and_record(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """The model file's own eager attention, with its weights handed to the module's recorder."""
+    """The model file's own eager attention, with its weights handed to the module's watcher."""
     attend = sys.modules[type(module).__module__].eager_attention_forward
     post = _POSTS.get(module)
     if post is None:
         return attend(module, query, key, value, mask, **options)
-    recorder = post.recorder
-    if recorder.disturb:
+    watcher = post.watcher
+    if watcher.disturb:
         query = torch.zeros_like(query)
     length = query.shape[-2]
     step = max(1, _ROWS_OF_WEIGHTS // (key.shape[-2] * query.shape[1]))
     outputs: list[Tensor] = []
-    kept = np.empty(0, dtype=np.float32)
     for start in range(0, length, step):
         rows = slice(start, start + step)
         output, weights = attend(
@@ -78,20 +76,16 @@ def _attend_and_record(
                 "attention cannot be seen. Load the model without it."
             )
         outputs.append(output)
-        part = recorder.reduce(weights)
-        if not outputs[1:]:
-            kept = recorder.room((*part.shape[:2], length, part.shape[-1]))
-        kept[:, :, rows] = part
+        watcher.see_rows(module, weights, slice(start, min(start + step, length)), length)
     index = getattr(module, "layer_idx", None)
-    recorder.layers.append(
-        Recorded(
-            kept,
-            post.stage,
-            None if index is None else int(index) + 1,
-            sink=getattr(module, "sinks", None) is not None,
-        )
+    watcher.end_layer(
+        module,
+        length,
+        stage=post.stage,
+        number=None if index is None else int(index) + 1,
+        sink=getattr(module, "sinks", None) is not None,
     )
-    return torch.cat(outputs, dim=1), None
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
 
 
 def _rows_of(option: Any, rows: slice, length: int) -> Any:
@@ -106,9 +100,9 @@ AttentionMaskInterface.register(_NAME, eager_mask)
 
 
 @contextmanager
-def recording(model: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
+def recording(model: PreTrainedModel, watcher: Watcher) -> Iterator[None]:
     """Point every config of the model at our function; put everything back, whatever happens."""
-    posts = {module: _Post(recorder, _stage(model, name)) for name, module in model.named_modules()}
+    posts = {module: _Post(watcher, _stage(model, name)) for name, module in model.named_modules()}
     if any(module in _POSTS for module in posts):
         raise CaptureError("This model is being captured in another thread; capture one at a time.")
     with _implementation(model, _NAME):
