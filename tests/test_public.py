@@ -39,7 +39,11 @@ RANK = {
     "adapters": 8,
     "capturing": 9,
     "loading": 9,
+    "prompts": 9,
+    "streaming": 9,
     "checking": 10,
+    "completions": 10,
+    "generation": 11,
     "explanation": 10,
     "testing": 11,
     "demo": 12,
@@ -51,8 +55,20 @@ RANK = {
 LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
 
 HEAVY = {
-    "torch": {"adapters", "capturing", "checking", "loading", "models", "testing", "explanation"},
-    "transformers": {"adapters", "testing", "cli"},
+    "torch": {
+        "adapters",
+        "capturing",
+        "checking",
+        "loading",
+        "models",
+        "testing",
+        "explanation",
+        "prompts",
+        "streaming",
+        "completions",
+        "generation",
+    },
+    "transformers": {"adapters", "testing", "cli", "models"},
     "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only
 }
 
@@ -85,6 +101,8 @@ def test_the_public_names() -> None:
         "Flow",
         "Method",
         "explain",
+        "generate",
+        "explain_completion",
         "capture",
         "capture_batch",
         "Tokens",

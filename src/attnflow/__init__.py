@@ -8,7 +8,8 @@ Methods lead from one to the other. `Raw`, `Rollout` and `Flow` are frozen value
 called on a trace: `Rollout(residual=0.5)(trace)`.
 
 `capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
-does, without any model. `explain` does all of it in one call.
+does, without any model. `explain` does all of it in one call. `generate` continues a prompt and
+attributes every new token to it; `explain_completion` does so for a text that is there already.
 
 Nothing heavy is imported until it is used: no torch for arrays, no matplotlib without a figure.
 """
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from attnflow.capturing import capture, capture_batch
     from attnflow.errors import AttnflowError
     from attnflow.explanation import explain
+    from attnflow.generation import explain_completion, generate
     from attnflow.graph import LayeredGraph
     from attnflow.methods import Flow, Method, Raw, Rollout
     from attnflow.tokens import Tokens
@@ -39,6 +41,8 @@ _HOME = {
     "Flow": "methods",
     "Method": "methods",
     "explain": "explanation",
+    "generate": "generation",
+    "explain_completion": "generation",
     "capture": "capturing",
     "capture_batch": "capturing",
     "Tokens": "tokens",
@@ -55,6 +59,8 @@ __all__ = [
     "Flow",
     "Method",
     "explain",
+    "generate",
+    "explain_completion",
     "capture",
     "capture_batch",
     "Tokens",

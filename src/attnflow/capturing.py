@@ -21,7 +21,7 @@ from attnflow.mixing import Heads
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
 
-__all__ = ["at_rest", "capture", "capture_batch"]
+__all__ = ["at_rest", "capture", "capture_batch", "provenance_of"]
 
 
 def capture(
@@ -158,7 +158,7 @@ class _Pass:
             "mixed_heads": None if heads is None else str(heads),
             "row_tolerance": ROW_TOLERANCE.get(self.recorder.dtype),
             "copy": False,  # nobody else holds what was recorded
-            "provenance": _provenance(self.model, self.recorder),
+            "provenance": provenance_of(self.model, self.recorder.dtype),
         }
 
 
@@ -187,12 +187,13 @@ def _check_layers(adapter: Adapter, model: nn.Module, recorder: Recorder) -> Non
         )
 
 
-def _provenance(model: nn.Module, recorder: Recorder) -> dict[str, Any]:
+def provenance_of(model: nn.Module, dtype: str) -> dict[str, Any]:
+    """What a result should say of the model it was made with."""
     config = getattr(model, "config", None)
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
-        "dtype": recorder.dtype,
+        "dtype": dtype,
         "torch": str(torch.__version__),
         "transformers": _version_of("transformers"),
     }

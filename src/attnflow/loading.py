@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnflow.errors import ModelError, optional_import
 
-__all__ = ["Loaded", "example_inputs", "load_model"]
+__all__ = ["Loaded", "example_inputs", "load_language_model", "load_model"]
 
 # Which head to load, by how the architecture's name ends (the first that fits); else a bare model.
 _HEADS = {
@@ -44,6 +44,11 @@ def load_model(name: str | os.PathLike[str] | None, *, needs_tokenizer: bool = T
     return _embedded() if name is None else _pretrained(os.fspath(name), needs_tokenizer)
 
 
+def load_language_model(name: str | os.PathLike[str] | None) -> Loaded:
+    """A model that generates: SmolLM2 for None, otherwise a Hugging Face name or a local folder."""
+    return _smollm2() if name is None else _pretrained(os.fspath(name), needs_tokenizer=True)
+
+
 def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
     """Something the model can run on: the text; noise as an image, as sound, or as token ids."""
     config: Any = getattr(loaded.model, "config", None)
@@ -68,6 +73,14 @@ def _embedded() -> Loaded:
     from attnflow.models.verb_number import load_verb_number
 
     return Loaded(*load_verb_number())
+
+
+@lru_cache(maxsize=1)
+def _smollm2() -> Loaded:
+    optional_import("transformers", extra="models", purpose="Running a language model")
+    from attnflow.models.smollm2 import load_smollm2
+
+    return Loaded(*load_smollm2())
 
 
 def _pretrained(name: str, needs_tokenizer: bool) -> Loaded:

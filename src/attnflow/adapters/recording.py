@@ -27,7 +27,7 @@ from transformers.modeling_utils import AttentionInterface
 from attnflow.adapters.host import Stage, Watcher
 from attnflow.errors import CaptureError
 
-__all__ = ["eager", "recording"]
+__all__ = ["eager", "recording", "uses_the_interface"]
 
 _NAME = "attnflow_recording"
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
@@ -112,6 +112,12 @@ def recording(model: PreTrainedModel, watcher: Watcher) -> Iterator[None]:
         finally:
             for module in posts:
                 _POSTS.pop(module, None)
+
+
+def uses_the_interface(model: PreTrainedModel) -> bool:
+    """Whether all of the model's attention is looked up by name, and so can be seen."""
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    return all(part._can_set_attn_implementation() for part in parts)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from attnflow.adapters import readout
 from attnflow.adapters.host import Adapter, Batch, Recorder, Scores, device_of
 from attnflow.adapters.padding import kept_positions, padding_to_the_right
-from attnflow.adapters.recording import eager, recording
+from attnflow.adapters.recording import eager, recording, uses_the_interface
 from attnflow.adapters.refusals import refuse_by_name
 from attnflow.errors import CaptureError, TokensError
 from attnflow.patches import Grid, patch_names
@@ -88,7 +88,7 @@ class TransformersAdapter(Adapter):
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
         """One forward pass through our attention function, or eagerly where that is not used."""
         tower = _tower(cast(PreTrainedModel, model), inputs)
-        if _uses_the_interface(tower):
+        if uses_the_interface(tower):
             with recording(tower, recorder):
                 return tower(**inputs)
         if recorder.disturb:
@@ -158,11 +158,6 @@ def _config(model: nn.Module) -> Any:
 
 def _is_encoder_decoder(model: nn.Module) -> bool:
     return bool(getattr(_config(model), "is_encoder_decoder", False))
-
-
-def _uses_the_interface(model: PreTrainedModel) -> bool:
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    return all(part._can_set_attn_implementation() for part in parts)
 
 
 def _tower(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:

