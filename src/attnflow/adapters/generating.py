@@ -14,7 +14,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from attnflow.adapters.host import Watcher
 from attnflow.adapters.recording import recording, uses_the_interface
-from attnflow.errors import InputError, ModelError
+from attnflow.errors import AttnflowError, InputError, ModelError
 
 __all__ = ["can_stream", "checked_generator", "end_tokens", "run_generate", "run_once", "watching"]
 
@@ -73,6 +73,8 @@ def run_generate(
             torch.manual_seed(seed)
         try:
             return model.generate(**inputs, **chosen)  # type: ignore[operator]
+        except AttnflowError:
+            raise  # ours, from the watcher: some of them are ValueErrors too
         except ValueError as error:  # an option that does not exist or does not fit
             raise InputError(f"generate() refused its options: {error}") from error
 
