@@ -1,0 +1,211 @@
+"""What attribution adds to generating text: time against plain generate() and against
+recomputing the rollout at every step, and peak memory.
+
+    python benchmarks/generation.py --output out/bench
+
+A GPT-2 of 12 layers × 12 heads × 768 with random weights, 1,024 prompt and 128 new tokens, on two
+threads; and SmolLM2 with 64 prompt and 32 new tokens, if it is installed. The ways take turns, so
+that a busy moment hits all of them; medians are compared. Memory is the peak of a process of its
+own above the loaded model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import attnflow
+from attnflow.errors import MissingDependencyError
+
+PROMPT, NEW, THREADS = 1024, 128, 2
+RECOMPUTED = 4  # steps that are really recomputed, evenly spread; the rest costs the same
+
+_PREPARE = """
+import sys, json
+from pathlib import Path
+sys.path.insert(0, "benchmarks")
+import torch, attnflow, generation
+model, ids = generation.big_model()
+model.generate(ids[:, :8], max_new_tokens=2, do_sample=False, pad_token_id=0)
+attnflow.generate(model, {"input_ids": ids[:, :8]}, max_new_tokens=2)
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+before = peak()
+"""
+_WAYS = {
+    "plain generate, eager": "kept = model.generate(ids, **generation.GREEDY)",
+    "attnflow, rollout": "kept = generation.explained(model, ids)",
+    "every step's attention kept": (
+        "kept = model.generate(ids, output_attentions=True, return_dict_in_generate=True, "
+        "**generation.GREEDY)"
+    ),
+}
+GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+
+
+def big_model() -> tuple[Any, torch.Tensor]:
+    """The model of the bar, with eager attention, and a prompt."""
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    config = GPT2Config(n_positions=2048, eos_token_id=None, attn_implementation="eager")
+    model = GPT2LMHeadModel(config).eval()
+    return model, torch.randint(0, config.vocab_size, (1, PROMPT))
+
+
+def explained(model: Any, ids: torch.Tensor) -> attnflow.Attribution:
+    """The rollout of every new token, streamed."""
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return attnflow.generate(model, inputs, max_new_tokens=NEW, method="rollout", pad_token_id=0)
+
+
+def recomputed_step(model: Any, ids: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The last row of the rollout from all attention of the text so far."""
+    with torch.no_grad():
+        attentions = model(ids, output_attentions=True, use_cache=False).attentions
+    rows = torch.eye(ids.shape[1])
+    for layer in attentions:
+        rows = 0.5 * rows + 0.5 * layer[0].mean(dim=0) @ rows
+    return rows[-1].numpy()
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds and the result."""
+    start = time.perf_counter()
+    found = run()
+    return time.perf_counter() - start, found
+
+
+def time_big_model(rounds: int) -> dict[str, float]:
+    """Plain, streamed and recomputed, in turns; the recomputed rows are compared with ours."""
+    model, ids = big_model()
+    plain: list[float] = []
+    streamed: list[float] = []
+    result: Any = None
+    for _ in range(rounds):
+        plain.append(timed(lambda: model.generate(ids, **GREEDY))[0])
+        seconds, result = timed(lambda: explained(model, ids))
+        streamed.append(seconds)
+    text = torch.tensor([[*ids[0].tolist(), *map(int, result.targets)]])
+    steps, apart = [], 0.0
+    for step in np.linspace(0, NEW - 1, RECOMPUTED).astype(int).tolist():
+        seconds, row = timed(lambda n=PROMPT + step: recomputed_step(model, text[:, :n]))  # type: ignore[misc]
+        steps.append(seconds)
+        apart = max(apart, float(np.abs(row[:PROMPT] - result.values[-1, step]).max()))
+    return {
+        "plain": statistics.median(plain),
+        "streamed": statistics.median(streamed),
+        "recomputed": statistics.fmean(steps) * NEW,
+        "apart": apart,
+    }
+
+
+def time_smollm2(rounds: int) -> dict[str, float] | None:
+    """SmolLM2 as a user runs it: the default method with its baseline against plain generate."""
+    from attnflow.loading import load_language_model
+
+    try:
+        model, tokenizer = load_language_model(None)
+    except MissingDependencyError as error:
+        print(f"SmolLM2 left out: {error}")
+        return None
+    torch.set_num_threads(THREADS)
+    prose = (Path(__file__).parent / "prose.txt").read_text(encoding="utf-8")
+    ids = tokenizer(prose, return_tensors="pt")["input_ids"][:, :64]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    new: dict[str, Any] = {"max_new_tokens": 32, "min_new_tokens": 32}
+    ways: dict[str, Callable[[], Any]] = {
+        "plain": lambda: model.generate(**inputs, do_sample=False, **new),  # type: ignore[operator]
+        "rollout": lambda: attnflow.generate(
+            model, inputs, tokenizer=tokenizer, method="rollout", **new
+        ),
+        "default": lambda: attnflow.generate(model, inputs, tokenizer=tokenizer, **new),
+    }
+    for run in ways.values():
+        run()
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, run in ways.items():
+            times[way].append(timed(run)[0])
+    return {way: statistics.median(seconds) for way, seconds in times.items()}
+
+
+def peak_memory(way: str) -> float:
+    """Megabytes above the loaded model, in a fresh process."""
+    code = f"{_PREPARE}\n{_WAYS[way]}\nprint(json.dumps(peak() - before))"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
+    return float(run.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Measure, print and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("out/bench"))
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    memory = {way: peak_memory(way) for way in _WAYS}
+    big = time_big_model(arguments.rounds)
+    small = time_smollm2(2 * arguments.rounds + 1)
+    own, kept = (
+        memory[way] - memory["plain generate, eager"]
+        for way in ("attnflow, rollout", "every step's attention kept")
+    )
+    lines = [
+        f"# Attribution while generating: {PROMPT:,} + {NEW} tokens, 12 layers × 12 heads × 768",
+        "",
+        "| | seconds | against plain |",
+        "|---|---|---|",
+        f"| plain generate, eager | {big['plain']:.2f} | 1 |",
+        f"| with rollout, streamed | {big['streamed']:.2f} | "
+        f"{big['streamed'] / big['plain']:.2f} × |",
+        f"| rollout recomputed at each step ({RECOMPUTED} steps measured) | "
+        f"{big['recomputed']:.0f} | {big['recomputed'] / big['plain']:.1f} × |",
+        "",
+        f"Streaming is {big['recomputed'] / big['streamed']:.1f} × faster than recomputing; its "
+        f"rows differ by {big['apart']:.1e} at most.",
+        "",
+        "| | peak above the model, MB | above plain generate |",
+        "|---|---|---|",
+        *(
+            f"| {way} | {mb:.0f} | {mb - memory['plain generate, eager']:.0f} |"
+            for way, mb in memory.items()
+        ),
+        "",
+        f"Streaming needs {own / kept:.1%} of what keeping every step's attention needs.",
+    ]
+    if small is not None:
+        lines += [
+            "",
+            "# SmolLM2, 64 + 32 tokens",
+            "",
+            "| | seconds | added |",
+            "|---|---|---|",
+            *(
+                f"| {way} | {seconds:.2f} | {seconds / small['plain'] - 1:+.0%} |"
+                for way, seconds in small.items()
+            ),
+        ]
+    text = "\n".join(lines) + "\n"
+    (arguments.output / "generation.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
