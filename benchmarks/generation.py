@@ -58,8 +58,9 @@ def big_model() -> tuple[Any, torch.Tensor]:
     """The model of the bar, with eager attention, and a prompt."""
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
-    config = GPT2Config(n_positions=2048, eos_token_id=None, attn_implementation="eager")
+    config = GPT2Config(n_positions=2048, eos_token_id=None)
     model = GPT2LMHeadModel(config).eval()
+    model.set_attn_implementation("eager")
     return model, torch.randint(0, config.vocab_size, (1, PROMPT))
 
 

@@ -47,6 +47,7 @@ RANK = {
     "explanation": 10,
     "testing": 11,
     "demo": 12,
+    "commands": 12,
     "cli": 13,
     "__main__": 14,
     "__init__": 15,
@@ -68,7 +69,7 @@ HEAVY = {
         "completions",
         "generation",
     },
-    "transformers": {"adapters", "testing", "cli", "models"},
+    "transformers": {"adapters", "testing", "commands", "models"},
     "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only
 }
 

@@ -1,4 +1,4 @@
-"""The command line: `attnflow explain`, `attnflow methods`, `attnflow demo`.
+"""The command line: explain, generate, check, methods, demo.
 
 Answers go to standard output, everything else to standard error. Exit status: 0 done, 2 bad
 usage (an option, a text, a target), 1 failure (a model, a file), 130 interrupted. A traceback is
@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -22,6 +22,14 @@ from rich.table import Table
 from attnflow import terminal
 from attnflow._version import __version__
 from attnflow.attribution import Attribution
+from attnflow.commands.generate import generate
+from attnflow.commands.options import (
+    OptionOption,
+    check_output,
+    parse_option,
+    parse_target,
+    quiet_hosts,
+)
 from attnflow.errors import AttnflowError, InputError, optional_import
 from attnflow.methods import METHODS, Flow, Method, describe_options, make_method
 from attnflow.tokens import Target
@@ -92,15 +100,7 @@ def explain(
     layer: Annotated[
         int | None, typer.Option(help="Only this layer, counted from 1; default: all.")
     ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            "-o",
-            metavar="NAME=VALUE",
-            help="An option of the method, e.g. residual=0.4, heads=max, heads=3; repeatable.",
-        ),
-    ] = None,
+    option: OptionOption = None,
     words: Annotated[bool, typer.Option("--words", help="Merge word pieces to words.")] = False,
     decoder_text: Annotated[
         str | None,
@@ -127,12 +127,12 @@ def explain(
     ] = None,
 ) -> None:
     """Show which tokens of TEXT the model's output draws on."""
-    chosen = make_method(method, dict(map(_parse_option, option or [])))
+    chosen = make_method(method, dict(map(parse_option, option or [])))
     _check_request(chosen, text, target, cut, all_targets, as_json, output)
     trace = _captured(model, text, decoder_text, chosen)
     wanted = None if all_targets else [_target_or_prediction(target, trace)]
     if isinstance(chosen, Flow) and cut is not None and wanted is not None:
-        _show_cut(chosen, trace, wanted[0], _parse_target(cut), layer)
+        _show_cut(chosen, trace, wanted[0], parse_target(cut), layer)
         return
     result = _applied(chosen, trace, wanted, layer)
     result = result.merge_words() if words else result
@@ -142,6 +142,9 @@ def explain(
         _write(result, output)
     else:
         _show(result)
+
+
+app.command()(generate)
 
 
 @app.command()
@@ -167,7 +170,7 @@ def check(
     from attnflow.checking import check_model
     from attnflow.loading import example_inputs, load_model
 
-    _quiet_hosts()
+    quiet_hosts()
     loaded = load_model(model, needs_tokenizer=False)
     checks = check_model(loaded.model, example_inputs(loaded, text), tokenizer=loaded.tokenizer)
     console = Console(highlight=False)
@@ -209,7 +212,11 @@ def _check_request(
     if as_json and output is not None:
         raise InputError("--json prints the result and --output writes it to a file: choose one.")
     if output is not None:
-        _check_output(output, all_targets)
+        check_output(output)
+        if all_targets and output.suffix == ".png":
+            raise InputError(
+                "A .png shows one target; with --all-targets write .json or .safetensors."
+            )
     if all_targets and (target is not None or (not as_json and output is None)):
         raise InputError("--all-targets goes with --json or --output, and without --target.")
     if cut is not None and not isinstance(method, Flow):
@@ -225,7 +232,7 @@ def _captured(
     from attnflow.capturing import capture
     from attnflow.loading import load_model
 
-    _quiet_hosts()
+    quiet_hosts()
     loaded = load_model(model)
     return capture(
         loaded.model,
@@ -238,7 +245,7 @@ def _captured(
 
 def _target_or_prediction(target: str | None, trace: AttentionTrace) -> Target:
     if target is not None:
-        return _parse_target(target)
+        return parse_target(target)
     return trace.prediction.position if trace.prediction else 0
 
 
@@ -299,18 +306,6 @@ def _show_cut(
     console.print(terminal.cut_table(found))
 
 
-def _check_output(output: Path, all_targets: bool) -> None:
-    if all_targets and output.suffix == ".png":
-        raise InputError("A .png shows one target; with --all-targets write .json or .safetensors.")
-    if output.suffix not in (".json", ".safetensors", ".png"):
-        raise InputError(
-            f"--output {str(output)!r}: the ending decides the format and must be .json, "
-            ".safetensors or .png."
-        )
-    if not output.absolute().parent.is_dir():
-        raise InputError(f"--output {str(output)!r}: there is no folder {str(output.parent)!r}.")
-
-
 def _write(result: Attribution, output: Path) -> None:
     if output.suffix == ".png":
         figure = cast("Figure", result.plot().get_figure(root=True))
@@ -318,44 +313,6 @@ def _write(result: Attribution, output: Path) -> None:
     else:
         result.save(output)
     typer.echo(f"wrote {output}", err=True)
-
-
-def _parse_target(text: str) -> Target:
-    try:
-        return int(text)
-    except ValueError:
-        return text
-
-
-def _parse_option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InputError(f"--option {text!r} must read NAME=VALUE, for example residual=0.4.")
-    return name.strip().replace("-", "_"), _parse_value(value.strip())
-
-
-def _parse_value(text: str) -> Any:
-    named = {"none": None, "true": True, "false": False}
-    if text.lower() in named:
-        return named[text.lower()]
-    if "," in text:
-        return [_parse_value(part.strip()) for part in text.split(",")]
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _quiet_hosts() -> None:
-    """Host libraries log and draw progress bars for their own users; ours asked for an answer."""
-    try:
-        from transformers.utils import logging
-    except ImportError:
-        return
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def main() -> None:

@@ -17,11 +17,20 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attnflow.attribution import Attribution
+from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
+from attnflow.common_tokens import common_tokens
 from attnflow.cut import Cut
 from attnflow.markup import shade
+from attnflow.tokens import written
 
-__all__ = ["contributions", "cut_table", "layers_table", "saturation_warning"]
+__all__ = [
+    "completion_table",
+    "contributions",
+    "cut_table",
+    "layers_table",
+    "saturation_warning",
+    "strongest_sources",
+]
 
 _TOKEN_WIDTH = 16
 _CELL = 4  # " .37", " 1.0"
@@ -32,7 +41,7 @@ def layers_table(
     results: Sequence[Attribution], *, names: Sequence[str], console: Console
 ) -> RenderableType:
     """The sources of one target at every layer, one block for each result."""
-    tokens = [_fit(token) for token in results[0].sources]
+    tokens = [_fit(shown_token(token)) for token in results[0].sources]
     label = max(map(len, tokens))
     shown = _thinned(results[0].layers, (console.width - label) // _CELL)
     block = _CELL * len(shown)
@@ -73,8 +82,98 @@ def _blocks(
 
 def contributions(result: Attribution, *, k: int = 5) -> Text:
     """The strongest sources of the one target at its highest layer, as a line of text."""
-    parts = [f"{c.token} {c.value:.3f}" for c in result.top(k)]
+    parts = [f"{shown_token(c.token)} {c.value:.3f}" for c in result.top(k)]
     return Text(f"most at layer {result.layers[-1]}: " + ", ".join(parts))
+
+
+def completion_table(
+    result: Attribution,
+    *,
+    k: int,
+    console: Console,
+    words: Sequence[str] | None = None,
+    hide: bool = False,
+) -> Text:
+    """Each generated token on a line, with the prompt tokens it draws on most at the one layer.
+
+    Common tokens are dimmed, or left out with `hide`; `words` replaces the list of them.
+    """
+    shown = [_fit(shown_token(token)) for token in result.targets]
+    label = max(9, *map(len, shown))
+    text = Text("generated".rjust(label) + "  ", style="bold")
+    text.append(_drawn_heading(result), style="bold")
+    strongest = float(result.values.max()) or 1.0
+    for index, token in enumerate(shown):
+        text.append("\n" + token.rjust(label), style="bold")
+        room = console.width - label
+        for place, value in _ranked(result, index, k, words, hide):
+            piece = f"{_fit(shown_token(result.sources[place]))} {_signed(value)}"
+            if len(piece) + 2 > room:
+                break
+            room -= len(piece) + 2
+            common = is_dimmed(result.sources[place], words)
+            text.append("  ")
+            text.append(piece, style="dim" if common else _style(value / strongest))
+    text.append("\n")
+    if result.elsewhere is not None and len(result.targets) > 1:
+        least, most = float(result.elsewhere.min()), float(result.elsewhere.max())
+        place = "outside these spans" if "spans" in result.title else "on generated tokens"
+        text.append(f"{place}: {_signed(least)} to {_signed(most)}\n", style="dim")
+    return text
+
+
+def strongest_sources(
+    result: Attribution, k: int, *, words: Sequence[str] | None = None, hide: bool = False
+) -> Attribution:
+    """Only the k sources that are strongest at any layer, in their order, so that a long prompt
+    fits on a screen.
+    """
+    most = result.values.max(axis=(0, 1))
+    order = np.argsort(-most, kind="stable")
+    if hide:
+        order = order[~common_tokens(result.sources, words)[order]]
+    kept = sorted(order[:k].tolist())
+    return Attribution(
+        values=result.values[:, :, kept].copy(),
+        layers=result.layers,
+        targets=result.targets,
+        sources=result.sources.select(kept),
+        method=result.method,
+        steps=result.steps,
+    )
+
+
+def shown_token(token: str) -> str:
+    """A token as people read it: spaces left out, line ends visible."""
+    text = written(token).strip(" ").replace("\n", "⏎")
+    return text or "␣"
+
+
+def is_dimmed(token: str, words: Sequence[str] | None) -> bool:
+    """Whether a token is common, by the built-in list or the user's."""
+    return bool(common_tokens([token], words)[0])
+
+
+def _drawn_heading(result: Attribution) -> str:
+    number = result.layers[0]
+    place = "the mean over layers" if number == MEAN_OVER_LAYERS else f"layer {number}"
+    return f"draws on, at {place}"
+
+
+def _ranked(
+    result: Attribution, index: int, k: int, words: Sequence[str] | None, hide: bool
+) -> list[tuple[int, float]]:
+    values = result.values[0, index]
+    order = np.argsort(-values, kind="stable")
+    if hide:
+        order = order[~common_tokens(result.sources, words)[order]]
+    if values[order[0]] > 0:  # less a baseline, many draw less than nothing: no news
+        order = order[values[order] > 0]
+    return [(place, float(values[place])) for place in order[:k].tolist()]
+
+
+def _signed(value: float) -> str:
+    return f"{value:.3f}".replace("0.", ".", 1)
 
 
 def saturation_warning(result: Attribution) -> str:
@@ -128,8 +227,10 @@ def _fit(token: str) -> str:
 
 
 def _digits(value: float) -> str:
-    rounded = f"{value:.2f}"
-    return rounded[1:] if rounded.startswith("0") else f"{value:.1f}"
+    rounded = f"{value:.2f}".replace("-0.00", "0.00")
+    if rounded.startswith(("0", "-0")):
+        return rounded.replace("0.", ".", 1)
+    return f"{value:.1f}"
 
 
 def _style(share: float) -> Style:

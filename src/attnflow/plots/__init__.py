@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from attnflow.plots.completions import (
+    completion_figure,
+    completion_map,
+    source_bars,
+    token_layers,
+)
 from attnflow.plots.maps import layers_map, methods_figure
 
-__all__ = ["layers_map", "methods_figure"]
+__all__ = [
+    "completion_figure",
+    "completion_map",
+    "layers_map",
+    "methods_figure",
+    "source_bars",
+    "token_layers",
+]

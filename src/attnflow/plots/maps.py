@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnflow.attribution import Attribution
-from attnflow.errors import InputError, TargetError, optional_import
+from attnflow.errors import InputError, TargetError
+from attnflow.plots.canvas import COLOURS, bare, pyplot
 from attnflow.tokens import Target
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["layers_map", "methods_figure"]
 
-_COLOURS = "Blues"  # one hue, monotone in lightness: safe for the colour-blind and in print
 _NUMBERED_UP_TO = 260  # cells; beyond that numbers would only be noise
 
 
@@ -32,13 +32,11 @@ def layers_map(
     row = _one_target(result, target)
     axes = _new_axes(row) if ax is None else ax
     values = row.values[:, 0, :].T
-    image = axes.imshow(values, aspect="auto", cmap=_COLOURS, vmin=0, vmax=values.max() or 1)
+    image = axes.imshow(values, aspect="auto", cmap=COLOURS, vmin=0, vmax=values.max() or 1)
     axes.set_xticks(range(len(row.layers)), [str(number) for number in row.layers])
     axes.set_yticks(range(len(row.sources)), list(row.sources))
     axes.set_xlabel("layer")
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    bare(axes)
     axes.set_title(title if title is not None else f"{row.targets[0]}: {row.title}", fontsize=10)
     if values.size <= _NUMBERED_UP_TO:
         _write_numbers(axes, image, values)
@@ -49,9 +47,8 @@ def methods_figure(
     groups: Sequence[Sequence[Attribution]], *, names: Sequence[str], headings: Sequence[str]
 ) -> Figure:
     """The paper's figure: one line for each sentence, its methods side by side."""
-    pyplot = _pyplot()
     heights = [len(group[0].sources) for group in groups]
-    figure = pyplot.figure(
+    figure = pyplot().figure(
         figsize=(3.4 * len(names), 0.27 * sum(heights) + 1.15 * len(groups)),
         layout="constrained",
     )
@@ -82,11 +79,7 @@ def _one_target(result: Attribution, target: Target | None) -> Attribution:
 
 def _new_axes(result: Attribution) -> Axes:
     size = (1.6 + 0.55 * len(result.layers), 1.0 + 0.27 * len(result.sources))
-    return _pyplot().subplots(figsize=size, layout="constrained")[1]
-
-
-def _pyplot() -> Any:
-    return optional_import("matplotlib.pyplot", extra="plots", purpose="Drawing a figure")
+    return pyplot().subplots(figsize=size, layout="constrained")[1]
 
 
 def _write_numbers(axes: Axes, image: Any, values: np.ndarray[Any, np.dtype[np.float64]]) -> None:

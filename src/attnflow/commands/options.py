@@ -1,0 +1,74 @@
+"""What several commands read and check in the same way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attnflow.errors import InputError
+from attnflow.tokens import Target
+
+__all__ = ["OptionOption", "check_output", "parse_option", "parse_target", "quiet_hosts"]
+
+OptionOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="An option of the method, e.g. residual=0.4, heads=max, heads=3; repeatable.",
+    ),
+]
+
+
+def check_output(output: Path) -> None:
+    """That the result can be written there, before any work is done."""
+    if output.suffix not in (".json", ".safetensors", ".png"):
+        raise InputError(
+            f"--output {str(output)!r}: the ending decides the format and must be .json, "
+            ".safetensors or .png."
+        )
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"--output {str(output)!r}: there is no folder {str(output.parent)!r}.")
+
+
+def parse_target(text: str) -> Target:
+    """A position, or else a token."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE as a name and a Python value."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InputError(f"--option {text!r} must read NAME=VALUE, for example residual=0.4.")
+    return name.strip().replace("-", "_"), _parse_value(value.strip())
+
+
+def _parse_value(text: str) -> Any:
+    named = {"none": None, "true": True, "false": False}
+    if text.lower() in named:
+        return named[text.lower()]
+    if "," in text:
+        return [_parse_value(part.strip()) for part in text.split(",")]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def quiet_hosts() -> None:
+    """Host libraries log and draw progress bars for their own users; ours asked for an answer."""
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        return
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
