@@ -36,6 +36,7 @@ RANK = {
     "plots": 8,
     "terminal": 8,
     "models": 2,
+    "metrics": 2,
     "adapters": 8,
     "capturing": 9,
     "loading": 9,
@@ -45,7 +46,10 @@ RANK = {
     "completions": 10,
     "generation": 11,
     "explanation": 10,
+    "importance": 10,
+    "faithfulness": 11,
     "testing": 11,
+    "experiments": 12,
     "demo": 12,
     "commands": 12,
     "cli": 13,
@@ -57,17 +61,9 @@ LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
 
 HEAVY = {
     "torch": {
-        "adapters",
-        "capturing",
-        "checking",
-        "loading",
-        "models",
-        "testing",
-        "explanation",
-        "prompts",
-        "streaming",
-        "completions",
-        "generation",
+        *("adapters", "capturing", "checking", "loading", "models", "testing", "explanation"),
+        *("importance", "faithfulness"),  # both run models
+        *("prompts", "streaming", "completions", "generation"),
     },
     "transformers": {"adapters", "testing", "commands", "models"},
     "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only

@@ -8,11 +8,14 @@ from attnflow.plots.completions import (
     source_bars,
     token_layers,
 )
+from attnflow.plots.curves import curves, layer_curves
 from attnflow.plots.maps import layers_map, methods_figure
 
 __all__ = [
     "completion_figure",
     "completion_map",
+    "curves",
+    "layer_curves",
     "layers_map",
     "methods_figure",
     "source_bars",
