@@ -49,12 +49,12 @@ RANK = {
     "importance": 10,
     "faithfulness": 11,
     "testing": 11,
-    "experiments": 12,
+    "experiments": 13,
     "demo": 12,
     "commands": 12,
-    "cli": 13,
-    "__main__": 14,
-    "__init__": 15,
+    "cli": 14,
+    "__main__": 15,
+    "__init__": 16,
 }
 # A result is loaded and drawn by name: upward, inside a function, and nowhere else.
 LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
@@ -62,7 +62,7 @@ LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
 HEAVY = {
     "torch": {
         *("adapters", "capturing", "checking", "loading", "models", "testing", "explanation"),
-        *("importance", "faithfulness"),  # both run models
+        *("importance", "faithfulness", "experiments"),  # they run models
         *("prompts", "streaming", "completions", "generation"),
     },
     "transformers": {"adapters", "testing", "commands", "models"},

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from attnflow.commands.options import quiet_hosts
 from attnflow.errors import InputError, optional_import
 from attnflow.experiments import EXPERIMENTS
 from attnflow.experiments.report import Report
@@ -85,6 +86,50 @@ def verb_number(
             examples, model, vocabulary, source=source, command=command, stages=stages
         )
     finish(report, output)
+
+
+@app.command(name="known-answer")
+def known_answer(
+    model: Annotated[
+        str | None,
+        typer.Option(help="A causal language model, name or folder; default: SmolLM2."),
+    ] = None,
+    mathformer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The folder of the package mathformer, for sums and products; default: where it "
+            "is installed, if it is.",
+        ),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="How many prompts are made.")] = 480,
+    wording: Annotated[
+        str, typer.Option(help="'test', or 'development', which the default was chosen by.")
+    ] = "test",
+    output: Annotated[
+        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which prompts are made.")] = 0,
+) -> None:
+    """Prompts that state a fact and ask for it, and sums: is the true source ranked first?"""
+    optional_import("torch", extra="models", purpose="Running a model")
+    from attnflow.experiments.known_answer import KnownAnswer
+    from attnflow.loading import load_language_model
+    from attnflow.models.mathformer import load_mathformer, mathformer_folder
+
+    quiet_hosts()
+    experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
+    loaded = load_language_model(model)
+    folder = mathformer_folder(mathformer)
+    with progress_bars() as stages:
+        tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer, stages)]
+        for sign in "*+" if folder else "":
+            calculator, vocabulary = load_mathformer(folder, sign)
+            tables.append(experiment.of_arithmetic(calculator, vocabulary, sign, stages))
+    if folder is None:
+        typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
+    command = f"attnflow experiment known-answer --prompts {prompts} --seed {seed}"
+    finish(experiment.report(tables, f"{command} --wording {wording}"), output)
 
 
 def _sentences(
