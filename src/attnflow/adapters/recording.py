@@ -26,6 +26,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 from attnflow.adapters.host import Recorded, Recorder, Stage
+from attnflow.adapters.zeroing import without
 from attnflow.errors import CaptureError
 
 __all__ = ["eager", "recording"]
@@ -56,11 +57,14 @@ def _attend_and_record(
     if post is None:
         return attend(module, query, key, value, mask, **options)
     recorder = post.recorder
+    if recorder.zeroed is not None:
+        return attend(module, query, key, without(value, recorder.zeroed), mask, **options)
     if recorder.disturb:
         query = torch.zeros_like(query)
     length = query.shape[-2]
     step = max(1, _ROWS_OF_WEIGHTS // (key.shape[-2] * query.shape[1]))
     outputs: list[Tensor] = []
+    used: list[Tensor] = []
     kept = np.empty(0, dtype=np.float32)
     for start in range(0, length, step):
         rows = slice(start, start + step)
@@ -82,6 +86,10 @@ def _attend_and_record(
         if not outputs[1:]:
             kept = recorder.room((*part.shape[:2], length, part.shape[-1]))
         kept[:, :, rows] = part
+        if recorder.wants_gradients or recorder.watch is not None:
+            used.append(weights)
+    if recorder.watch is not None:
+        recorder.watch(torch.cat(used, dim=-2), value)
     index = getattr(module, "layer_idx", None)
     recorder.layers.append(
         Recorded(
@@ -89,6 +97,7 @@ def _attend_and_record(
             post.stage,
             None if index is None else int(index) + 1,
             sink=getattr(module, "sinks", None) is not None,
+            in_graph=tuple(used) if recorder.wants_gradients else (),
         )
     )
     return torch.cat(outputs, dim=1), None
