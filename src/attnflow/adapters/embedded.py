@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,13 @@ from attnflow.adapters.padding import kept_positions
 from attnflow.adapters.zeroing import VALUE_ZEROING, replayed, without
 from attnflow.errors import TokensError
 from attnflow.measurements import MEASURES
-from attnflow.models.verb_number import Block, SelfAttention, VerbNumberModel, WordVocabulary
+from attnflow.models.verb_number import (
+    Block,
+    SelfAttention,
+    VerbNumberModel,
+    VerbNumberOutput,
+    WordVocabulary,
+)
 from attnflow.tokens import Tokens
 
 __all__ = ["EmbeddedAdapter"]
@@ -30,7 +37,7 @@ class _TextBatch(Batch):
 
 
 class EmbeddedAdapter(Adapter):
-    """The verb-number classifier: its attention modules return their weights, hooks read them."""
+    """The verb-number classifier: it returns its attention when asked, so nothing is patched."""
 
     name = "attnflow's embedded models"
     measures = tuple(MEASURES)
@@ -73,15 +80,17 @@ class EmbeddedAdapter(Adapter):
         return super().name_positions(model, tokenizer, batch, example, length)
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """One forward pass with every attention module watched, and its block if so asked."""
-        blocks = cast("list[Block]", list(cast(VerbNumberModel, model).blocks))
-        with ExitStack() as stack:
-            stack.enter_context(_watched(blocks, recorder))
-            parts = [Parts(block, block.attention.projection) for block in blocks]
-            stack.enter_context(watched_blocks(parts, recorder, type(model).__name__))
-            if VALUE_ZEROING in recorder.also:
-                stack.enter_context(replayed(blocks, recorder))
-            return model(**inputs)
+        """The model's own switch for attention; where its blocks must be watched, a copy runs.
+
+        The embedded model is shared by everyone in the process. Hooks on it would be seen by
+        another thread's pass, so they go on a copy of our own.
+        """
+        if set(recorder.also) & set(self.measures):
+            return _measured(copy.deepcopy(cast(VerbNumberModel, model)), inputs, recorder)
+        output: VerbNumberOutput = model(**inputs, output_attentions=True)
+        for weights in output.attentions:
+            recorder.add(weights)
+        return output
 
     def expected_layers(self, model: nn.Module) -> int | None:
         """Six."""
@@ -93,6 +102,20 @@ class EmbeddedAdapter(Adapter):
         """The number of the verb, read from the first position, [CLS]."""
         labels = cast(VerbNumberModel, model).labels
         return [Scores(row, 0, lambda ids: [labels[k] for k in ids]) for row in outputs.logits]
+
+
+def _measured(
+    model: VerbNumberModel, inputs: Mapping[str, Tensor], recorder: Recorder
+) -> VerbNumberOutput:
+    blocks = cast("list[Block]", list(model.blocks))
+    parts = [Parts(block, block.attention.projection) for block in blocks]
+    with ExitStack() as stack:
+        stack.enter_context(_watched(blocks, recorder))
+        stack.enter_context(watched_blocks(parts, recorder, type(model).__name__))
+        if VALUE_ZEROING in recorder.also:
+            stack.enter_context(replayed(blocks, recorder))
+        output: VerbNumberOutput = model(**inputs)
+    return output
 
 
 @contextmanager

@@ -98,8 +98,9 @@ class GradientFlow(Flow):
     The capacities are those of Azarkhalili & Libbrecht (2025), "Generalized Attention Flow"; the
     flow is, as in `Flow`, one maximum flow for each target and source. Rows do not sum to 1.
 
-    residual: share r of the skip connection in `(1 - r) Ā + r I`, or None (as published) for none.
-        Ā is often far below 1, so even a small share outweighs it.
+    residual: share r of the skip connection in `(1 - r) Ā + r I`, or None for none. Ā is often far
+        below 1, so even a small share outweighs it; without one, a layer that the score hardly
+        depends on lets hardly anything through.
     tolerance: how far apart the bounds of a value may be, as a share of the largest sum of a row.
     """
 
