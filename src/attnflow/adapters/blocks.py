@@ -142,8 +142,7 @@ class _Watch:
         self.seen.append((weights, values))
 
     def normed(self, norm: nn.LayerNorm, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if self.recorder.zeroed is None:
-            self.norms.append((norm, arguments[0], output))
+        self.norms.append((norm, arguments[0], output))
 
     def end(self, parts: Parts) -> Any:
         def ended(block: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:

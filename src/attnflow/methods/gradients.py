@@ -122,13 +122,14 @@ class GradientFlow(Flow):
         return (GRADIENTS,)
 
     def unit(self, capacities: Matrix) -> float:
-        """A power of two at or above the largest sum of a row, so that no row exceeds 1.
+        """The power of two at or below the largest sum of a row.
 
         Dividing every capacity by u divides every flow and every cut by u, so the largest flow and
         the smallest cut too; the solver's bounds times u are bounds of the original. A power of
         two makes both steps exact in floating point (short of underflow, some 300 digits down).
+        The solver takes any capacities; what the unit fixes is what its tolerance is a share of.
         """
-        return ldexp(1.0, frexp(float(capacities.sum(axis=2).max()))[1])
+        return ldexp(1.0, frexp(float(capacities.sum(axis=2).max()))[1] - 1)
 
     def _held_by_source(
         self,
