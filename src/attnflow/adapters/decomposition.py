@@ -84,10 +84,9 @@ class Inside:
         """F: (targets, sources, width)."""
         return torch.einsum("hqk,hkd->qkd", self.weights[:, rows], self.projected)
 
-    def with_residual(self, rows: Tensor) -> Tensor:
-        """F, and the target's own input added to what it has from itself."""
-        vectors = self.attended(rows)
-        vectors[torch.arange(len(rows)), rows] += self.given[rows]
+    def add_residual(self, vectors: Tensor, rows: Tensor) -> Tensor:
+        """The target's own input, added in place to what it has from itself."""
+        vectors[torch.arange(len(rows), device=rows.device), rows] += self.given[rows]
         return vectors
 
 
@@ -114,11 +113,10 @@ def _rows(inside: Inside) -> Iterator[Tensor]:
 
 
 def _measured_rows(inside: Inside, rows: Tensor) -> dict[str, Tensor]:
-    vectors = inside.with_residual(rows)
-    found = {
-        "norms": inside.attended(rows).norm(dim=-1),
-        "norms-residual": vectors.norm(dim=-1),
-    }
+    vectors = inside.attended(rows)
+    found = {"norms": vectors.norm(dim=-1)}
+    vectors = inside.add_residual(vectors, rows)
+    found["norms-residual"] = vectors.norm(dim=-1)
     if inside.norms:
         first, last = inside.norms
         vectors = first(vectors, rows)
@@ -140,7 +138,7 @@ def _nearer(vectors: Tensor, output: Tensor) -> Tensor:
 
 def _own_share(vectors: Tensor, rows: Tensor) -> Tensor:
     """‖own‖ / (‖own‖ + ‖sum of all others‖); a position without any vector is its own."""
-    own = vectors[torch.arange(len(rows)), rows]
+    own = vectors[torch.arange(len(rows), device=rows.device), rows]
     others = (vectors.sum(dim=1) - own).norm(dim=-1)
     kept = own.norm(dim=-1)
     whole = kept + others
