@@ -13,6 +13,7 @@ import pytest
 
 from attnflow import Attribution, __version__
 from attnflow.cli import _run
+from attnflow.methods import METHODS
 from attnflow.testing import tiny_encoder
 
 TEXT = "the author talked to sara about [MASK] book"
@@ -81,10 +82,45 @@ def test_output_goes_to_a_file(
         assert Attribution.load(tmp_path / name).values.shape == (3, 1, 10)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("gradient-rollout", "gradient-flow", "measured-residual"),
+        *("norm-rollout", "alti", "value-zeroing"),
+    ],
+)
+def test_every_relative_by_its_name(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["explain", "the key to the cabinets", "--method", method, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["method"]["name"] == method
+    assert np.array(record["values"]).shape == (6, 1, 7)
+    assert np.array(record["values"]).max() > 0
+
+
+def test_what_gradients_are_of_can_be_chosen(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for of in ("0", "1"):
+        arguments = ["explain", "the key", "--method", "gradient-rollout", "--of", of, "--json"]
+        assert _run(arguments) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [record["provenance"]["gradients_of"] for record in found] == ["singular", "plural"]
+    assert found[0]["values"] != found[1]["values"]
+    assert _run(["explain", "the key", "--of", "1"]) == 2
+    assert "of=1 chooses what gradients are taken of" in capsys.readouterr().err
+    encoder = ["explain", "--model", folder, TEXT, "--method", "norm-rollout"]
+    assert _run([*encoder, "--option", "kind=encoder"]) == 0
+    assert "NormRollout(start_layer=1, kind='encoder')" in capsys.readouterr().out
+    assert _run(["explain", "the key", "--method", "norm-rollout", "-o", "kind=encoder"]) == 1
+    assert "VerbNumberModel normalises before attention" in capsys.readouterr().err
+
+
 def test_methods_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["methods"]) == 0
     shown = capsys.readouterr().out
-    for word in ("raw", "rollout", "flow", "heads", "residual", "start_layer", "top_head"):
+    options = ("heads", "residual", "start_layer", "top_head", "kind", "others_only")
+    for word in (*METHODS, *options):
         assert word in shown
 
 

@@ -461,12 +461,12 @@ def test_what_was_not_seen_whole_is_refused() -> None:
     module = torch.nn.Identity()
     weights = torch.tensor([[[[1.0, 0.0], [0.5, 0.2]]]])
     rows.see_rows(module, weights, slice(0, 2), 2)
-    rows.end_layer(module, 2, stage="self", number=1, sink=False)
+    rows.end_layer(module, weights, 2, stage="self", number=1, sink=False)
     with pytest.raises(CaptureError, match="1 of 2 layers"):
         rows.check(2)
     other = torch.nn.Identity()
     rows.see_rows(other, weights, slice(0, 2), 2)
-    rows.end_layer(other, 2, stage="self", number=2, sink=False)
+    rows.end_layer(other, weights, 2, stage="self", number=2, sink=False)
     with pytest.raises(CaptureError, match=r"off from 1 by 0\.3"):
         rows.check(2)
     with pytest.raises(MethodError, match="cannot be streamed"):

@@ -136,6 +136,33 @@ def test_timm_takes_pixels(timm: Any) -> None:
         attnflow.capture(vit(timm), "a cat")
 
 
+def test_timm_gradients_equal_finite_differences(timm: Any) -> None:
+    """Nudge one weight where it is dropped out and see how far the score moves."""
+    model = vit(timm).double()
+    pixels = noise().double()
+    trace = attnflow.capture(model, {"x": pixels}, also=("gradients",))
+    assert trace.gradients is not None
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    for layer, head, query, key in ((0, 1, 3, 2), (1, 0, 0, 4), (1, 3, 0, 0)):
+
+        def moved(module: Any, given: Any, output: Tensor, at: Any = (head, query, key)) -> Tensor:
+            changed = output.clone()
+            changed[0, *at] += 1e-5
+            return changed
+
+        with torch.no_grad():
+            before = model(pixels)[0]
+            handle = model.blocks[layer].attn.attn_drop.register_forward_hook(moved)
+            after = model(pixels)[0]
+            handle.remove()
+        slope = float((after - before)[before.argmax()]) / 1e-5
+        assert abs(slope) > 1e-6
+        assert trace.gradients[layer, head, query, key] == pytest.approx(slope, rel=1e-3)
+    with pytest.raises(UnsupportedModelError, match="adapter for timm, which does not measure"):
+        attnflow.capture(model, {"x": pixels}, also=("value-zeroing",))
+
+
 # -- plain torch --------------------------------------------------------------------------------
 
 

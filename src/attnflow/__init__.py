@@ -5,7 +5,9 @@ weights of every layer, and the tokens. A `LayeredGraph` is the same as a flow n
 `Attribution` is an answer: how much each target at each layer draws on each source.
 
 Methods lead from one to the other. `Raw`, `Rollout` and `Flow` are frozen values too, and are
-called on a trace: `Rollout(residual=0.5)(trace)`.
+called on a trace: `Rollout(residual=0.5)(trace)`. So are their stronger relatives, which need
+gradients or measurements beside the weights: `GradientRollout`, `GradientFlow`,
+`MeasuredResidualRollout`, `NormRollout`, `Alti`, `ValueZeroingRollout`.
 
 `capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
 does, without any model. `explain` does all of it in one call. `generate` continues a prompt and
@@ -28,7 +30,18 @@ if TYPE_CHECKING:
     from attnflow.explanation import explain
     from attnflow.generation import explain_completion, generate
     from attnflow.graph import LayeredGraph
-    from attnflow.methods import Flow, Method, Raw, Rollout
+    from attnflow.methods import (
+        Alti,
+        Flow,
+        GradientFlow,
+        GradientRollout,
+        MeasuredResidualRollout,
+        Method,
+        NormRollout,
+        Raw,
+        Rollout,
+        ValueZeroingRollout,
+    )
     from attnflow.tokens import Tokens
     from attnflow.trace import AttentionTrace, Prediction
 
@@ -39,6 +52,12 @@ _HOME = {
     "Raw": "methods",
     "Rollout": "methods",
     "Flow": "methods",
+    "GradientRollout": "methods",
+    "GradientFlow": "methods",
+    "MeasuredResidualRollout": "methods",
+    "NormRollout": "methods",
+    "Alti": "methods",
+    "ValueZeroingRollout": "methods",
     "Method": "methods",
     "explain": "explanation",
     "generate": "generation",
@@ -57,6 +76,12 @@ __all__ = [
     "Raw",
     "Rollout",
     "Flow",
+    "GradientRollout",
+    "GradientFlow",
+    "MeasuredResidualRollout",
+    "NormRollout",
+    "Alti",
+    "ValueZeroingRollout",
     "Method",
     "explain",
     "generate",

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.adapters import Adapter, adapter_for
-from attnflow.adapters.host import Batch, Recorder
+from attnflow.adapters.differentiating import Choice, chosen, differentiable, gradients_of
+from attnflow.adapters.host import Batch, Recorder, Scores
 from attnflow.composition import compose, join_tokens
-from attnflow.errors import CaptureError, TokensError
+from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
+from attnflow.measurements import GRADIENTS, checked_also
 from attnflow.mixing import Heads
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
@@ -31,12 +33,18 @@ def capture(
     tokenizer: Any = None,
     decoder_text: str | None = None,
     heads: Heads | None = None,
+    also: Sequence[str] = (),
+    of: int | None = None,
 ) -> AttentionTrace:
     """The attention of one forward pass over a text or over prepared inputs of one example.
 
     `heads=None` keeps every head; with "mean" and the like each layer is reduced as it is seen,
     which needs far less memory. `decoder_text` is what the decoder of an encoder–decoder has
     written so far. Padding is trimmed.
+
+    `also` names what is recorded beside the weights: "gradients" of the score the prediction is
+    read from (or of another choice: `of`, a class or token id), and the measurements that methods
+    need: `also=method.needs`.
     """
     adapter = adapter_for(model)
     if isinstance(text, str):
@@ -52,7 +60,7 @@ def capture(
             raise TokensError(
                 f"capture() takes one example and got a batch of {batch.size}; use capture_batch()."
             )
-    return _traces(model, tokenizer, adapter, batch, heads)[0]
+    return _traces(model, tokenizer, adapter, batch, _Request.checked(heads, also, of))[0]
 
 
 def capture_batch(
@@ -62,8 +70,13 @@ def capture_batch(
     tokenizer: Any = None,
     decoder_texts: Sequence[str] | None = None,
     heads: Heads | None = None,
+    also: Sequence[str] = (),
+    of: int | Sequence[int] | None = None,
 ) -> list[AttentionTrace]:
-    """Several examples in one forward pass; each trace is as if its example had been alone."""
+    """Several examples in one forward pass; each trace is as if its example had been alone.
+
+    `of` may name one choice for all examples, or one for each.
+    """
     adapter = adapter_for(model)
     if isinstance(texts, Mapping):
         batch = adapter.wrap(model, texts)
@@ -72,7 +85,7 @@ def capture_batch(
     else:
         checked = [_checked_text(text) for text in texts]
         batch = adapter.encode(model, tokenizer, checked, decoder_texts)
-    return _traces(model, tokenizer, adapter, batch, heads)
+    return _traces(model, tokenizer, adapter, batch, _Request.checked(heads, also, of))
 
 
 def _checked_text(text: str) -> str:
@@ -81,18 +94,76 @@ def _checked_text(text: str) -> str:
     return text
 
 
+@dataclass(frozen=True)
+class _Request:
+    """What shall be kept of a forward pass."""
+
+    heads: Heads | None
+    also: tuple[str, ...]
+    of: Choice
+
+    @classmethod
+    def checked(cls, heads: Heads | None, also: Sequence[str], of: Choice) -> _Request:
+        names = checked_also(also)
+        if GRADIENTS in names and heads is not None:
+            raise InputError(
+                f"A gradient belongs to one head, so heads={heads!r} cannot be mixed at capture; "
+                "leave heads=None with also=('gradients',)."
+            )
+        if of is not None and GRADIENTS not in names:
+            raise InputError(
+                f"of={of!r} chooses what gradients are taken of; ask for them with "
+                "also=('gradients',)."
+            )
+        return cls(heads, names, of)
+
+
 def _traces(
-    model: nn.Module, tokenizer: Any, adapter: Adapter, batch: Batch, heads: Heads | None
+    model: nn.Module, tokenizer: Any, adapter: Adapter, batch: Batch, request: _Request
 ) -> list[AttentionTrace]:
-    recorder = Recorder(heads, expected=adapter.expected_layers(model))
-    with at_rest(model), torch.no_grad():
+    _refuse_unmeasured(adapter, model, request.also)
+    expected = adapter.expected_layers(model)
+    recorder = Recorder(request.heads, expected=expected, also=request.also)
+    with at_rest(model), differentiable(model, recorder.wants_gradients):
         outputs = adapter.run(model, batch.inputs, recorder)
-    _check_layers(adapter, model, recorder)
-    scores = adapter.scores(model, tokenizer, outputs, batch)
+        _check_layers(adapter, model, recorder)
+        scores = adapter.scores(model, tokenizer, outputs, batch)
+        gradients = _Gradients.of(scores, request.of, recorder, model)
     said = [None if found is None else found.prediction() for found in scores]
-    seen = _Pass(model, tokenizer, adapter, batch, recorder)
+    seen = _Pass(model, tokenizer, adapter, batch, recorder, gradients)
     build = seen.composed_trace if recorder.layers[0].stage == "encoder" else seen.trace
     return [build(example, said[example]) for example in range(batch.size)]
+
+
+def _refuse_unmeasured(adapter: Adapter, model: nn.Module, also: Sequence[str]) -> None:
+    missing = [name for name in also if name != GRADIENTS and name not in adapter.measures]
+    if missing:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is seen by the adapter for {adapter.name}, which does not "
+            f"measure {', '.join(map(repr, missing))}. Rollout and flow work, and the gradient "
+            "methods where the model has a head."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradients:
+    """Gradients of all layers, and for each example the name of what they are of."""
+
+    layers: list[NDArray[np.float32]]
+    names: list[str]
+
+    @classmethod
+    def of(
+        cls, scores: list[Scores | None], of: Choice, recorder: Recorder, model: nn.Module
+    ) -> _Gradients | None:
+        if not recorder.wants_gradients:
+            return None
+        choices = chosen(scores, of, model)
+        named = zip(scores, choices, strict=True)
+        return cls(
+            gradients_of(scores, choices, recorder, model),
+            [found.names([k])[0] for found, k in named if found is not None],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +175,7 @@ class _Pass:
     adapter: Adapter
     batch: Batch
     recorder: Recorder
+    gradients: _Gradients | None = None
 
     def trace(self, example: int, said: Prediction | None) -> AttentionTrace:
         """One example's trace; its rows are checked here, at the cost of one sum."""
@@ -121,8 +193,30 @@ class _Pass:
             layers=numbers if told else None,
             sinks=_sinks(self.recorder, weights),
             prediction=said,
-            **self._about(),
+            gradients=self._gradients(example, kept),
+            measured=self._measured(example, kept),
+            **self._about(example),
         )
+
+    def _gradients(self, example: int, kept: NDArray[np.intp]) -> NDArray[np.float32] | None:
+        if self.gradients is None:
+            return None
+        return np.stack([x[example][:, kept[:, None], kept] for x in self.gradients.layers])
+
+    def _measured(
+        self, example: int, kept: NDArray[np.intp]
+    ) -> dict[str, NDArray[np.float32]] | None:
+        """Every measurement of every layer, padding trimmed."""
+        found: dict[str, NDArray[np.float32]] = {}
+        for name, layers in self.recorder.measured.items():
+            if len(layers) != len(self.recorder.layers):
+                raise CaptureError(
+                    f"{name!r} was measured on {len(layers)} of {len(self.recorder.layers)} layers "
+                    f"of {type(self.model).__name__}; a result over the rest would be wrong."
+                )
+            whole = np.stack([layer[example] for layer in layers])
+            found[name] = whole[:, kept] if whole.ndim == 2 else whole[:, kept[:, None], kept]
+        return found
 
     def composed_trace(self, example: int, said: Prediction | None) -> AttentionTrace:
         """An encoder–decoder: its three attentions as one graph over both sides' tokens."""
@@ -136,6 +230,13 @@ class _Pass:
             for x in self.recorder.layers
         ]
         composed = compose(layers, len(encoder), len(decoder))
+        gradients = None
+        if self.gradients is not None:
+            found = [
+                (x.stage, g[example][:, queries[x.stage][:, None], keys[x.stage]])
+                for x, g in zip(self.recorder.layers, self.gradients.layers, strict=True)
+            ]
+            gradients = compose(found, len(encoder), len(decoder), idle=0.0).weights
         outputs = self.adapter.name_decoder_positions(
             self.model, self.tokenizer, self.batch, example, lengths["decoder"]
         )
@@ -146,19 +247,21 @@ class _Pass:
             stages=composed.stages,
             encoder_length=len(encoder),
             prediction=said and replace(said, position=said.position + len(encoder)),
-            **self._about(),
+            gradients=gradients,
+            **self._about(example),
         )
 
     def _input_tokens(self, example: int, length: int) -> Tokens:
         return self.adapter.name_positions(self.model, self.tokenizer, self.batch, example, length)
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self, example: int) -> dict[str, Any]:
         heads = self.recorder.heads
+        of = {} if self.gradients is None else {"gradients_of": self.gradients.names[example]}
         return {
             "mixed_heads": None if heads is None else str(heads),
             "row_tolerance": ROW_TOLERANCE.get(self.recorder.dtype),
             "copy": False,  # nobody else holds what was recorded
-            "provenance": provenance_of(self.model, self.recorder.dtype),
+            "provenance": {**provenance_of(self.model, self.recorder.dtype), **of},
         }
 
 

@@ -109,6 +109,12 @@ def explain(
         str | None,
         typer.Option(help="For an encoder-decoder: what its decoder has written so far."),
     ] = None,
+    of: Annotated[
+        int | None,
+        typer.Option(
+            help="With a gradient method: the class or token id to explain; default: the answer."
+        ),
+    ] = None,
     cut: Annotated[
         str | None,
         typer.Option(
@@ -132,7 +138,7 @@ def explain(
     """Show which tokens of TEXT the model's output draws on."""
     chosen = make_method(method, dict(map(parse_option, option or [])))
     _check_request(chosen, text, target, cut, all_targets, as_json, output)
-    trace = _captured(model, text, decoder_text, chosen)
+    trace = _captured(model, text, decoder_text, chosen, of)
     wanted = None if all_targets else [_target_or_prediction(target, trace)]
     if isinstance(chosen, Flow) and cut is not None and wanted is not None:
         _show_cut(chosen, trace, wanted[0], parse_target(cut), layer)
@@ -229,7 +235,7 @@ def _check_request(
 
 
 def _captured(
-    model: str | None, text: str, decoder_text: str | None, method: Method
+    model: str | None, text: str, decoder_text: str | None, method: Method, of: int | None
 ) -> AttentionTrace:
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.capturing import capture
@@ -243,6 +249,8 @@ def _captured(
         tokenizer=loaded.tokenizer,
         decoder_text=decoder_text,
         heads=method.heads_to_capture,
+        also=method.needs,
+        of=of,
     )
 
 

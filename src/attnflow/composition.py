@@ -31,8 +31,14 @@ class Composed(NamedTuple):
     stages: tuple[str, ...]
 
 
-def compose(layers: Sequence[tuple[str, Weights]], encoder: int, decoder: int) -> Composed:
-    """Layers as (stage, (heads, queries, keys)) in the order they ran, to one square stack."""
+def compose(
+    layers: Sequence[tuple[str, Weights]], encoder: int, decoder: int, *, idle: float = 1.0
+) -> Composed:
+    """Layers as (stage, (heads, queries, keys)) in the order they ran, to one square stack.
+
+    `idle` is what a position that a sub-layer does not touch gives to itself: all of its attention,
+    but 0 where the arrays are gradients, since nothing there can change the score.
+    """
     heads = {weights.shape[0] for _, weights in layers}
     if len(heads) != 1:
         raise CaptureError(
@@ -44,7 +50,7 @@ def compose(layers: Sequence[tuple[str, Weights]], encoder: int, decoder: int) -
         "decoder": (slice(encoder, None), slice(encoder, None)),
         "cross": (slice(encoder, None), slice(0, encoder)),
     }
-    identity = np.eye(encoder + decoder, dtype=layers[0][1].dtype)
+    identity = idle * np.eye(encoder + decoder, dtype=layers[0][1].dtype)
     stack = np.broadcast_to(identity, (len(layers), heads.pop(), *identity.shape)).copy()
     for square, (stage, weights) in zip(stack, layers, strict=True):
         rows, columns = places[stage]

@@ -27,16 +27,19 @@ def explain(
     words: bool = False,
     tokenizer: Any = None,
     decoder_text: str | None = None,
+    of: int | None = None,
     **options: Any,
 ) -> Attribution:
     """Which input tokens did these targets draw on?
 
     model: a Hugging Face name, a local path, a loaded model (then pass its `tokenizer` too), or
         None for the model that ships with attnflow.
-    method: "raw", "rollout", "flow" with `options`, or a method such as `Flow(residual=0.4)`.
+    method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
+        `Flow(residual=0.4)`; what it needs beside the weights is captured too.
     target, layer: only these (default: all); a target is a position or a token that occurs once.
     words: merge word pieces to words.
     decoder_text: what the decoder of an encoder–decoder has written so far.
+    of: for gradient methods, the class or token id to explain; default: the model's answer.
     """
     chosen = make_method(method, options)
     optional_import("torch", extra="models", purpose="Running a model")
@@ -52,6 +55,8 @@ def explain(
         tokenizer=tokenizer,
         decoder_text=decoder_text,
         heads=chosen.heads_to_capture,
+        also=chosen.needs,
+        of=of,
     )
     result = chosen(trace, targets=target, layers=layer)
     return result.merge_words() if words else result

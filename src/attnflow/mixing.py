@@ -19,7 +19,7 @@ from attnflow.errors import MethodError, did_you_mean
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 
-__all__ = ["ONE_STEP", "Heads", "Mixing", "Residual", "mix_heads"]
+__all__ = ["ONE_STEP", "Heads", "Mixing", "Residual", "checked_heads", "mix_heads"]
 
 Heads = str | int | tuple[float, ...]
 Residual = float | tuple[float, ...] | str | None
@@ -50,7 +50,7 @@ class Mixing:
     receptive_field: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "heads", _checked_heads(self.heads))
+        object.__setattr__(self, "heads", checked_heads(self.heads))
         object.__setattr__(self, "residual", _checked_residual(self.residual))
         if not _is_number(self.discard) or not 0 <= self.discard < 1:
             raise MethodError(
@@ -75,7 +75,7 @@ class Mixing:
 
     def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
         """`(layers, n, n)`: what each layer takes from the one below."""
-        mixed = self._mixed(trace)
+        mixed = self.mixed(trace)
         if self.drop:
             mixed = _without(mixed, trace.tokens.occurrences_of(self.drop))
         if self.discard:
@@ -89,7 +89,8 @@ class Mixing:
             mixed = _weighed_by_field(mixed, self.receptive_field)
         return _add_residual(mixed, self.residual_shares(len(trace.layers)))
 
-    def _mixed(self, trace: AttentionTrace) -> NDArray[np.float64]:
+    def mixed(self, trace: AttentionTrace) -> NDArray[np.float64]:
+        """`(layers, n, n)`: the heads as one, before anything else is done to them."""
         if trace.mixed_heads is None:
             return mix_heads(trace.weights, self.heads)
         if trace.mixed_heads != str(self.heads):
@@ -189,7 +190,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
-def _checked_heads(heads: object) -> Heads:
+def checked_heads(heads: object) -> Heads:
+    """How heads are mixed, or an error that says what is allowed."""
     if isinstance(heads, str):
         if heads in _NAMED:
             return heads

@@ -102,7 +102,14 @@ class RolloutRows(Watcher):
             self._add_own(layer, below, first, last, share)
 
     def end_layer(
-        self, module: nn.Module, length: int, *, stage: Stage, number: int | None, sink: bool
+        self,
+        module: nn.Module,
+        value: Tensor,
+        length: int,
+        *,
+        stage: Stage,
+        number: int | None,
+        sink: bool,
     ) -> None:
         """The layer's new rows are complete."""
         layer = self._layers[module]

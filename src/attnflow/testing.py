@@ -6,6 +6,7 @@ tests. A check raises AssertionError with a sentence that says what does not hol
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.graph import LayeredGraph
+from attnflow.measurements import GRADIENTS, checked_also
 from attnflow.methods import Method, method_from_dict
 from attnflow.trace import AttentionTrace
 
@@ -52,12 +54,28 @@ def random_attention(
 
 
 def random_trace(
-    layers: int = 3, heads: int = 2, length: int = 5, *, seed: int = 0, shape: Shape = "dense"
+    layers: int = 3,
+    heads: int = 2,
+    length: int = 5,
+    *,
+    seed: int = 0,
+    shape: Shape = "dense",
+    also: Sequence[str] = (),
 ) -> AttentionTrace:
-    """A trace of random attention over tokens t0, t1, ..."""
+    """A trace of random attention over tokens t0, t1, ...; `also` as `capture` takes it."""
     tokens = [f"t{position}" for position in range(length)]
     weights = random_attention(layers, heads, length, seed=seed, shape=shape)
-    return AttentionTrace.from_arrays(weights, tokens)
+    rng = np.random.default_rng(seed + 1)
+    visible = weights.max(axis=1) > 0  # nothing is measured where nothing is seen
+    measured = {
+        name: rng.uniform(size=(layers, length))
+        if name == "residual-share"
+        else rng.uniform(size=visible.shape) * visible
+        for name in checked_also(also)
+        if name != GRADIENTS
+    }
+    gradients = rng.normal(size=weights.shape) if GRADIENTS in also else None
+    return AttentionTrace.from_arrays(weights, tokens, gradients=gradients, measured=measured)
 
 
 def check_flow(
@@ -109,7 +127,7 @@ def check_method(method: Method) -> None:
     _check_frozen(method)
     assert method_from_dict(method.to_dict()) == method, "to_dict does not give the method back"
     for shape in ("dense", "causal", "peaked", "identity"):
-        trace = random_trace(layers=3, heads=2, length=5, seed=7, shape=shape)
+        trace = random_trace(layers=3, heads=2, length=5, seed=7, shape=shape, also=method.needs)
         before = trace.weights.copy()
         whole = method(trace)
         assert np.array_equal(trace.weights, before), "the method changed the trace"

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnflow import files
 from attnflow.errors import InputError, TokensError, WeightsError
+from attnflow.measurements import checked_gradients, checked_measured, pack, unpack
 from attnflow.tokens import Tokens
 
 __all__ = ["AttentionTrace", "Kind", "Prediction"]
@@ -66,6 +67,10 @@ class AttentionTrace:
     sink, so that row sum + sink = 1. `mixed_heads` is set when the heads were already reduced at
     capture, and says how. Of an encoder–decoder, `stages` names the attention each layer is
     ("encoder", "decoder", "cross") and the first `encoder_length` positions are the input's.
+
+    Only when asked for at capture: `gradients`, those of one score with respect to each weight, in
+    the shape of `weights`; and `measured`, named arrays (layers, n, n) or (layers, n) that methods
+    need beside the weights.
     """
 
     weights: NDArray[np.floating[Any]]
@@ -77,10 +82,13 @@ class AttentionTrace:
     prediction: Prediction | None = None
     stages: tuple[str, ...] | None = None
     encoder_length: int | None = None
+    gradients: NDArray[np.floating[Any]] | None = None
+    measured: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights.flags.writeable = False
+        object.__setattr__(self, "measured", MappingProxyType(dict(self.measured)))
         object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
 
     @classmethod
@@ -96,6 +104,8 @@ class AttentionTrace:
         prediction: Prediction | None = None,
         stages: Sequence[str] | None = None,
         encoder_length: int | None = None,
+        gradients: ArrayLike | None = None,
+        measured: Mapping[str, ArrayLike] | None = None,
         row_tolerance: float | None = None,
         provenance: Mapping[str, Any] | None = None,
         copy: bool = True,
@@ -125,6 +135,8 @@ class AttentionTrace:
             prediction=prediction,
             stages=None if stages is None else tuple(stages),
             encoder_length=encoder_length,
+            gradients=checked_gradients(gradients, checked, copy=copy),
+            measured=checked_measured(measured, len(checked), checked.shape[-1]),
             provenance={**files.provenance_stamp(), **(provenance or {})},
         )
 
@@ -152,12 +164,18 @@ class AttentionTrace:
         kept = {"encoder": slice(0, n), "decoder": slice(n, None)}.get(name, slice(None))
         positions = range(self.length)[kept]
         words = None if self.tokens.words is None else self.tokens.words[kept]
+        gradients = self.gradients
         return AttentionTrace(
             weights=self.weights[picked][:, :, kept, kept].copy(),
             tokens=Tokens(tuple(self.tokens[k] for k in positions), words=words),
             layers=tuple(range(1, len(picked) + 1)),
             kind={"encoder": "bidirectional", "decoder": "causal"}.get(name, "cross"),  # type: ignore[arg-type]
             mixed_heads=self.mixed_heads,
+            gradients=None if gradients is None else gradients[picked][:, :, kept, kept].copy(),
+            measured={
+                key: array[picked][:, *[kept] * (array.ndim - 1)].copy()
+                for key, array in self.measured.items()
+            },
             provenance={**self.provenance, "stage": name},
         )
 
@@ -180,7 +198,7 @@ class AttentionTrace:
             "encoder_length": self.encoder_length,
             "provenance": dict(self.provenance),
         }
-        arrays = {"weights": self.weights}
+        arrays = {"weights": self.weights, **pack(self.gradients, self.measured)}
         if self.sinks is not None:
             arrays["sinks"] = self.sinks
         files.write(path, "AttentionTrace", header, arrays)
@@ -201,6 +219,7 @@ class AttentionTrace:
                 prediction=Prediction.from_dict(said) if said else None,
                 stages=None if header["stages"] is None else tuple(header["stages"]),
                 encoder_length=header["encoder_length"],
+                **unpack(arrays),
                 provenance=header["provenance"],
             )
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from attnflow.adapters.blocks import Parts, watched_blocks
 from attnflow.adapters.host import Adapter, At, Batch, Recorder, Scores, TokenIds
 from attnflow.adapters.padding import kept_positions
+from attnflow.adapters.zeroing import VALUE_ZEROING, replayed, without
 from attnflow.errors import TokensError
+from attnflow.measurements import MEASURES
 from attnflow.models.verb_number import (
+    Block,
     SelfAttention,
     VerbNumberModel,
     VerbNumberOutput,
@@ -34,6 +40,7 @@ class EmbeddedAdapter(Adapter):
     """The verb-number classifier: it returns its attention when asked, so nothing is patched."""
 
     name = "attnflow's embedded models"
+    measures = tuple(MEASURES)
 
     def recognises(self, model: nn.Module) -> bool:
         """Our own class."""
@@ -73,7 +80,13 @@ class EmbeddedAdapter(Adapter):
         return super().name_positions(model, tokenizer, batch, example, length)
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """The model's own switch for attention."""
+        """The model's own switch for attention; where its blocks must be watched, a copy runs.
+
+        The embedded model is shared by everyone in the process. Hooks on it would be seen by
+        another thread's pass, so they go on a copy of our own.
+        """
+        if set(recorder.also) & set(self.measures):
+            return _measured(copy.deepcopy(cast(VerbNumberModel, model)), inputs, recorder)
         output: VerbNumberOutput = model(**inputs, output_attentions=True)
         for weights in output.attentions:
             recorder.add(weights)
@@ -117,6 +130,63 @@ class EmbeddedAdapter(Adapter):
         """The number of the verb, read from the first position, [CLS]."""
         labels = cast(VerbNumberModel, model).labels
         return [Scores(row, 0, lambda ids: [labels[k] for k in ids]) for row in outputs.logits]
+
+
+def _measured(
+    model: VerbNumberModel, inputs: Mapping[str, Tensor], recorder: Recorder
+) -> VerbNumberOutput:
+    blocks = cast("list[Block]", list(model.blocks))
+    parts = [Parts(block, block.attention.projection) for block in blocks]
+    with ExitStack() as stack:
+        stack.enter_context(_watched(blocks, recorder))
+        stack.enter_context(watched_blocks(parts, recorder, type(model).__name__))
+        if VALUE_ZEROING in recorder.also:
+            stack.enter_context(replayed(blocks, recorder))
+        output: VerbNumberOutput = model(**inputs)
+    return output
+
+
+@contextmanager
+def _watched(blocks: Sequence[Block], recorder: Recorder) -> Iterator[None]:
+    handles = []
+    try:
+        for block in blocks:
+            seen = _Seen(block.attention, recorder)
+            projection = block.attention.query_key_value
+            handles.append(projection.register_forward_hook(seen.projected))
+            handles.append(block.attention.register_forward_hook(seen.attended))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Seen:
+    """One attention module: its values as they are projected, its weights as they come out."""
+
+    def __init__(self, attention: SelfAttention, recorder: Recorder) -> None:
+        self.heads = attention.heads
+        self.recorder = recorder
+        self.values = torch.empty(0)
+
+    def projected(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Queries, keys and values in one row; while a layer is replayed, a value is zeroed."""
+        query, key, value = output.unflatten(-1, (3, self.heads, -1)).unbind(2)
+        self.values = value.transpose(1, 2)
+        if self.recorder.zeroed is None:
+            return output
+        zeroed = without(self.values, self.recorder.zeroed).transpose(1, 2)
+        return torch.stack([query, key, zeroed], dim=2).flatten(2)
+
+    def attended(
+        self, module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
+    ) -> None:
+        """The weights of one layer."""
+        if self.recorder.zeroed is not None:
+            return
+        self.recorder.add(output[1])
+        if self.recorder.watch is not None:
+            self.recorder.watch(output[1], self.values)
 
 
 def _encode(vocabulary: WordVocabulary, text: str) -> tuple[list[int], list[str]]:

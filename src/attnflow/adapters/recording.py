@@ -25,9 +25,10 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 from attnflow.adapters.host import Stage, Watcher
+from attnflow.adapters.zeroing import without
 from attnflow.errors import CaptureError
 
-__all__ = ["eager", "implementation", "recording", "uses_the_interface"]
+__all__ = ["eager", "recording", "uses_the_interface"]
 
 _NAME = "attnflow_recording"
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
@@ -55,6 +56,8 @@ def _attend_and_record(
     if post is None:
         return attend(module, query, key, value, mask, **options)
     watcher = post.watcher
+    if watcher.zeroed is not None:
+        return attend(module, query, key, without(value, watcher.zeroed), mask, **options)
     if watcher.disturb:
         query = torch.zeros_like(query)
     length = query.shape[-2]
@@ -80,6 +83,7 @@ def _attend_and_record(
     index = getattr(module, "layer_idx", None)
     watcher.end_layer(
         module,
+        value,
         length,
         stage=post.stage,
         number=None if index is None else int(index) + 1,
@@ -105,7 +109,7 @@ def recording(model: PreTrainedModel, watcher: Watcher) -> Iterator[None]:
     posts = {module: _Post(watcher, _stage(model, name)) for name, module in model.named_modules()}
     if any(module in _POSTS for module in posts):
         raise CaptureError("This model is being captured in another thread; capture one at a time.")
-    with implementation(model, _NAME):
+    with _implementation(model, _NAME):
         try:
             _POSTS.update(posts)
             yield
@@ -123,12 +127,12 @@ def uses_the_interface(model: PreTrainedModel) -> bool:
 @contextmanager
 def eager(model: PreTrainedModel) -> Iterator[None]:
     """Eager attention for the models whose files do not use the attention interface."""
-    with implementation(model, "eager"):
+    with _implementation(model, "eager"):
         yield
 
 
 @contextmanager
-def implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+def _implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Every config of the model points at the attention function of this name; then back."""
     configs = _configs(model)
     before = [config._attn_implementation_internal for config in configs]

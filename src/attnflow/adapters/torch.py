@@ -76,6 +76,7 @@ def _read(recorder: Recorder) -> Any:
                 f"{weights.shape[-1]} keys; only self-attention makes one stack of layers. For "
                 "cross attention write an adapter that records each stage."
             )
-        recorder.add(weights)
+        # What is handed out is a view made for the caller; the model goes on with its base.
+        recorder.add(weights, in_graph=weights._base)
 
     return read

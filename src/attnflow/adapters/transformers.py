@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,12 +12,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnflow.adapters import readout
+from attnflow.adapters.blocks import BLOCK_MEASURES, declared_parts, watched_blocks
 from attnflow.adapters.host import Adapter, At, Batch, Recorder, Scores, TokenIds, device_of
 from attnflow.adapters.padding import kept_positions, padding_to_the_right
 from attnflow.adapters.recording import eager, recording, uses_the_interface
 from attnflow.adapters.refusals import refuse_by_name
 from attnflow.adapters.silencing import silencing
+from attnflow.adapters.zeroing import VALUE_ZEROING, outermost_layers, replayed
 from attnflow.errors import CaptureError, TokensError, UnsupportedModelError
+from attnflow.measurements import MEASURES
 from attnflow.patches import Grid, patch_names
 from attnflow.tokens import Tokens
 
@@ -32,6 +36,7 @@ class TransformersAdapter(Adapter):
     """Any transformers model whose attention can be seen; others are refused by name."""
 
     name = "Hugging Face transformers"
+    measures = tuple(MEASURES)
 
     def recognises(self, model: nn.Module) -> bool:
         """Every model of the library."""
@@ -91,12 +96,13 @@ class TransformersAdapter(Adapter):
         """One forward pass through our attention function, or eagerly where that is not used."""
         tower = _tower(cast(PreTrainedModel, model), inputs)
         if uses_the_interface(tower):
-            with recording(tower, recorder):
+            with recording(tower, recorder), _measuring(tower, recorder):
                 return tower(**inputs)
-        if recorder.disturb:
+        if recorder.disturb or set(recorder.also) & set(self.measures):
             raise CaptureError(
                 f"{type(tower).__name__} computes attention outside transformers' attention "
-                "interface, so it cannot be disturbed to check it."
+                "interface, so it cannot be disturbed to check it, nor measured inside. Gradients "
+                "can be captured."
             )
         with eager(tower):
             outputs = tower(**inputs, output_attentions=True)
@@ -184,6 +190,24 @@ class TransformersAdapter(Adapter):
         if read is None or getattr(outputs, "logits", None) is None:
             return [None] * batch.size
         return [read(model, tokenizer, outputs.logits, batch, b) for b in range(batch.size)]
+
+
+@contextmanager
+def _measuring(tower: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
+    """What is asked for beside the weights: blocks taken apart, layers replayed."""
+    config, shown = _config(tower), type(tower).__name__
+    with ExitStack() as stack:
+        if set(recorder.also) & set(BLOCK_MEASURES):
+            parts = declared_parts(tower.base_model, config.model_type, shown)
+            stack.enter_context(watched_blocks(parts, recorder, shown))
+        if VALUE_ZEROING in recorder.also:
+            if _is_encoder_decoder(tower):
+                raise UnsupportedModelError(
+                    f"{shown} is an encoder–decoder: a layer of its decoder attends twice, so "
+                    "zeroing a value in it is not one thing. Gradient methods work on it."
+                )
+            stack.enter_context(replayed(outermost_layers(tower), recorder))
+        yield
 
 
 def _config(model: nn.Module) -> Any:

@@ -53,9 +53,7 @@ _WORDINGS: dict[Wording, tuple[str, tuple[_Kind, ...]]] = {
         (
             _Kind("{} moved to {} last year.", "So the city {0} moved to is", _NAMES, _CITIES),
             _Kind("{} bought a {} on Monday.", "So the animal {0} bought is a", _NAMES, _ANIMALS),
-            _Kind(
-                "I painted the {} {} today.", "So now the {0} has the colour", _THINGS, _COLOURS
-            ),
+            _Kind("I painted the {} {} today.", "So now the {0} has the colour", _THINGS, _COLOURS),
             _Kind("{} was hired as a {} in May.", "So by profession {0} is a", _NAMES, _JOBS),
         ),
     ),

@@ -127,7 +127,7 @@ def _observation(
     return Observation(
         rows={name: result.values[:, 0] for name, result in results.items()},
         saturated=saturated[:, 0],
-        received=METHODS["flow"].matrices(trace)[0].sum(axis=0),
+        received=Flow().matrices(trace)[0].sum(axis=0),
         importance={name: found.values for name, found in importance.items()},
         is_word=any_one.is_word,
         subject=_position_of_subject(example, vocabulary),

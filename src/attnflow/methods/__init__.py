@@ -1,4 +1,4 @@
-"""Raw attention, attention rollout and attention flow (Abnar & Zuidema, 2020).
+"""Raw attention, attention rollout and attention flow (Abnar & Zuidema, 2020), and relatives.
 
 A method is a frozen value that can be called on a trace: `Rollout(residual=0.5)(trace)`. Every
 choice the result depends on is one of its fields; there is no other state. Its repr is the
@@ -7,8 +7,15 @@ provenance that files, figures and the command line show.
 
 from __future__ import annotations
 
-from attnflow.methods.base import Method
+from attnflow.methods.base import Method, MixingMethod
 from attnflow.methods.flow import Flow, Progress
+from attnflow.methods.gradients import GradientFlow, GradientRollout
+from attnflow.methods.measured import (
+    Alti,
+    MeasuredResidualRollout,
+    NormRollout,
+    ValueZeroingRollout,
+)
 from attnflow.methods.registry import (
     METHODS,
     OptionHelp,
@@ -20,12 +27,19 @@ from attnflow.methods.rollout import Raw, Rollout
 
 __all__ = [
     "METHODS",
+    "Alti",
     "Flow",
+    "GradientFlow",
+    "GradientRollout",
+    "MeasuredResidualRollout",
     "Method",
+    "MixingMethod",
+    "NormRollout",
     "OptionHelp",
     "Progress",
     "Raw",
     "Rollout",
+    "ValueZeroingRollout",
     "describe_options",
     "make_method",
     "method_from_dict",

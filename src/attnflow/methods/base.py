@@ -1,4 +1,4 @@
-"""What every method is: a frozen value with a mixing that can be called on a trace."""
+"""What every method is: a frozen value that can be called on a trace."""
 
 from __future__ import annotations
 
@@ -12,16 +12,26 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError
+from attnflow.measurements import GRADIENTS
 from attnflow.mixing import Heads, Mixing
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 
-__all__ = ["Method", "attribution_of", "checked_trace", "layers_from", "wanted_layers"]
+__all__ = [
+    "Method",
+    "MixingMethod",
+    "attribution_of",
+    "checked_trace",
+    "layers_from",
+    "needed",
+    "rolled_out",
+    "wanted_layers",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(Mixing):
-    """What all methods share: the mixing, being callable, and being written down."""
+class Method:
+    """What all methods share: being callable, saying what they need, and being written down."""
 
     name: ClassVar[str]
 
@@ -38,11 +48,26 @@ class Method(Mixing):
     @property
     def heads_to_capture(self) -> Heads | None:
         """How capture may reduce each layer as it is seen; None where every head is needed."""
-        return self.heads
+        return "mean"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What a trace must carry beside its weights: pass it to `capture` as `also`."""
+        return ()
 
     def to_dict(self) -> dict[str, Any]:
         """Name and options, for files."""
         return {"name": self.name, "options": asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixingMethod(Method, Mixing):
+    """A method that starts from attention weights, mixed to one matrix for each layer."""
+
+    @property
+    def heads_to_capture(self) -> Heads | None:
+        """The mixture is all that is needed."""
+        return self.heads
 
 
 def checked_trace(trace: object) -> AttentionTrace:
@@ -52,6 +77,19 @@ def checked_trace(trace: object) -> AttentionTrace:
     raise MethodError(
         f"A method is called on an AttentionTrace; got {type(trace).__name__}. "
         "AttentionTrace.from_arrays(weights, tokens) or attnflow.capture(model, text) makes one."
+    )
+
+
+def needed(method: Method, trace: AttentionTrace, name: str) -> NDArray[np.floating[Any]]:
+    """The gradients or a measurement of this trace, or an error that says how to capture them."""
+    found = trace.gradients if name == GRADIENTS else trace.measured.get(name)
+    if found is not None:
+        return found
+    carried = [*([] if trace.gradients is None else [GRADIENTS]), *trace.measured]
+    raise MethodError(
+        f"{method.name!r} needs {name!r}, and this trace carries {', '.join(carried) or 'nothing'} "
+        "beside its weights. Capture it with: attnflow.capture(model, text, "
+        f"tokenizer=tokenizer, also={method.needs!r})."
     )
 
 
@@ -77,6 +115,30 @@ def wanted_layers(available: tuple[int, ...], asked: Sequence[int] | int | None)
             "(layers are numbered from 1; -1 is the highest)."
         )
     return wanted
+
+
+def rolled_out(
+    method: Method,
+    trace: AttentionTrace,
+    matrices: NDArray[np.float64],
+    *,
+    start: int,
+    targets: Sequence[Target] | Target | None,
+    layers: Sequence[int] | int | None,
+    tops: NDArray[np.float64] | None = None,
+) -> Attribution:
+    """Products of the layers' matrices from the start layer up; `tops` replace the uppermost."""
+    rows = trace.tokens.indices_of(targets)
+    available = layers_from(trace.layers, start)
+    wanted = wanted_layers(available, layers)
+    below = np.eye(trace.length)
+    found: dict[int, NDArray[np.float64]] = {}
+    for number in available:
+        index = trace.layers.index(number)
+        if number in wanted:
+            found[number] = (matrices if tops is None else tops)[index][rows] @ below
+        below = matrices[index] @ below
+    return attribution_of(method, trace, np.stack([found[n] for n in wanted]), wanted, rows)
 
 
 def attribution_of(

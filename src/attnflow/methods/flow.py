@@ -6,11 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from attnflow.attribution import Attribution
 from attnflow.cut import Cut, CutEdge
 from attnflow.errors import MethodError
 from attnflow.graph import LayeredGraph
-from attnflow.methods.base import Method, attribution_of, checked_trace, layers_from, wanted_layers
+from attnflow.methods.base import (
+    MixingMethod,
+    attribution_of,
+    checked_trace,
+    layers_from,
+    wanted_layers,
+)
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 
@@ -20,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flow(Method):
+class Flow(MixingMethod):
     """Attention flow: the maximum flow from the target down to each input, edges as pipes.
 
     start_layer: the first layer that counts; the graph ends below it.
@@ -69,11 +78,14 @@ class Flow(Method):
             raise MethodError("normalized divides by the sum of a row and so needs all sources.")
         rows, wanted, levels = self._asked(trace, targets, layers)
         columns = None if sources is None else trace.tokens.indices_of(sources)
+        picked = list(range(trace.length)) if columns is None else columns
+        capacities = self.graph(trace).capacities
+        unit = self.unit(capacities)
         found = maxflow.solve(
-            self.graph(trace).capacities,
+            capacities / unit,
             layers=levels,
             targets=rows,
-            sources=range(trace.length) if columns is None else columns,
+            sources=picked,
             tolerance=self.tolerance,
             threads=self.threads,
             progress=progress,
@@ -81,12 +93,12 @@ class Flow(Method):
         result = attribution_of(
             self,
             trace,
-            found.lower.copy(),
+            found.lower * unit,
             wanted,
             rows,
-            lower=found.lower,
-            upper=found.upper,
-            saturated=found.saturated,
+            lower=found.lower * unit,
+            upper=found.upper * unit,
+            saturated=found.saturated & self._held_by_source(capacities, levels, rows, picked),
             notes={"decided": found.decided.to_dict()},
             columns=columns,
         )
@@ -103,8 +115,9 @@ class Flow(Method):
         from attnflow import maxflow
 
         rows, _, levels = self._asked(trace, targets, layers)
+        capacities = self.graph(trace).capacities
         return maxflow.estimate_seconds(
-            self.graph(trace).capacities,
+            capacities / self.unit(capacities),
             layers=levels,
             targets=rows,
             sources=range(trace.length),
@@ -134,6 +147,22 @@ class Flow(Method):
             value=found.value,
             edges=tuple(sorted(edges, key=lambda edge: -edge.capacity)),
         )
+
+    def unit(self, capacities: NDArray[np.float64]) -> float:
+        """What the solver counts as 1: attention's rows sum to at most 1 as they are."""
+        return 1.0
+
+    def _held_by_source(
+        self,
+        capacities: NDArray[np.float64],
+        levels: Sequence[int],
+        rows: Sequence[int],
+        columns: Sequence[int],
+    ) -> NDArray[np.bool_]:
+        """Where a saturated flow says nothing about the target: with attention, everywhere, since
+        all rows have the same mass.
+        """
+        return np.ones((len(levels), len(rows), len(columns)), np.bool_)
 
     def _asked(
         self,

@@ -10,11 +10,29 @@ from typing import Any, NamedTuple
 from attnflow.errors import MethodError, did_you_mean
 from attnflow.methods.base import Method
 from attnflow.methods.flow import Flow
+from attnflow.methods.gradients import GradientFlow, GradientRollout
+from attnflow.methods.measured import (
+    Alti,
+    MeasuredResidualRollout,
+    NormRollout,
+    ValueZeroingRollout,
+)
 from attnflow.methods.rollout import Raw, Rollout
 
 __all__ = ["METHODS", "OptionHelp", "describe_options", "make_method", "method_from_dict"]
 
-METHODS: Mapping[str, type[Method]] = {cls.name: cls for cls in (Raw, Rollout, Flow)}
+_BUILT_IN: tuple[type[Method], ...] = (
+    Raw,
+    Rollout,
+    Flow,
+    GradientRollout,
+    GradientFlow,
+    MeasuredResidualRollout,
+    NormRollout,
+    Alti,
+    ValueZeroingRollout,
+)
+METHODS: Mapping[str, type[Method]] = {cls.name: cls for cls in _BUILT_IN}
 
 
 def make_method(name: str | Method, options: Mapping[str, Any] | None = None) -> Method:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError
-from attnflow.methods.base import Method, attribution_of, checked_trace, layers_from, wanted_layers
+from attnflow.methods.base import (
+    MixingMethod,
+    attribution_of,
+    checked_trace,
+    layers_from,
+    rolled_out,
+    wanted_layers,
+)
 from attnflow.mixing import Heads, Mixing, Residual
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
@@ -22,7 +29,7 @@ UNIFORM_BASELINE = "uniform-baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Raw(Method):
+class Raw(MixingMethod):
     """Raw attention: the weights of each layer as they are, the paper's baseline."""
 
     name: ClassVar[str] = "raw"
@@ -44,7 +51,7 @@ class Raw(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout(Method):
+class Rollout(MixingMethod):
     """Attention rollout: the product of all layers' matrices from the input up.
 
     start_layer: the first layer that counts; those below are taken as identity.
@@ -66,22 +73,21 @@ class Rollout(Method):
         layers: Sequence[int] | int | None = None,
     ) -> Attribution:
         """The rollout of these layers, rows of these targets."""
-        rows = checked_trace(trace).tokens.indices_of(targets)
-        available = layers_from(trace.layers, self.start_layer)
-        wanted = wanted_layers(available, layers)
-        matrices = self.matrices(trace)
-        tops = matrices if self.top_head is None else self._with_top_head().matrices(trace)
-        below = np.eye(trace.length)
-        found: dict[int, NDArray[np.float64]] = {}
-        for number in available:
-            index = trace.layers.index(number)
-            if number in wanted:
-                found[number] = tops[index][rows] @ below
-            below = matrices[index] @ below
-        values = np.stack([found[n] for n in wanted])
-        if self.receptive_field == UNIFORM_BASELINE:
-            values = values / self._uniform(trace, rows, wanted)
-        return attribution_of(self, trace, values, wanted, rows)
+        matrices = self.matrices(checked_trace(trace))
+        tops = None if self.top_head is None else self._with_top_head().matrices(trace)
+        found = rolled_out(
+            self,
+            trace,
+            matrices,
+            start=self.start_layer,
+            targets=targets,
+            layers=layers,
+            tops=tops,
+        )
+        if self.receptive_field != UNIFORM_BASELINE:
+            return found
+        rows = trace.tokens.indices_of(targets)
+        return replace(found, values=found.values / self._uniform(trace, rows, found.layers))
 
     @property
     def receptive_fields(self) -> tuple[str, ...]:

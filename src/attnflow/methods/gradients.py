@@ -1,0 +1,176 @@
+"""Weights that count only as far as they raise the score: gradient-weighted rollout and flow.
+
+Each weight is multiplied by the gradient of one score with respect to it, and what is negative is
+dropped: `Ā = mean over heads of relu(A ⊙ ∇A)`. The rows of Ā are no distributions: their size says
+how much the score depends on a position at a layer, and is zero where it does not. So the rows
+that mean something are those of the position the score was read from, and those it draws on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import frexp, ldexp
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.measurements import GRADIENTS
+from attnflow.methods.base import (
+    Method,
+    attribution_of,
+    checked_trace,
+    layers_from,
+    needed,
+    wanted_layers,
+)
+from attnflow.methods.flow import Flow
+from attnflow.mixing import Heads, Residual, checked_heads, mix_heads
+from attnflow.tokens import Target
+from attnflow.trace import AttentionTrace
+
+__all__ = ["GradientFlow", "GradientRollout"]
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientRollout(Method):
+    """Gradient-weighted rollout: R starts as the identity and grows by Ā R at every layer.
+
+    Chefer, Gur & Wolf (2021), "Generic Attention-model Explainability". The values are R as it is,
+    identity included, so rows do not sum to 1. In an encoder–decoder each side grows by its own
+    attention, and cross attention adds `norm(R_dd)ᵀ Ā norm(R_ee)` to what decoder positions draw
+    on the input, where `norm(R) = (R - I) / row sums + I`.
+
+    heads: how heads are mixed: "mean" (the paper's), "max", "min", the number of one head, or one
+        weight for each head.
+    start_layer: the first layer that counts; those below are left out.
+    """
+
+    name: ClassVar[str] = "gradient-rollout"
+    heads: Heads = "mean"
+    start_layer: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", checked_heads(self.heads))
+
+    def __call__(
+        self,
+        trace: AttentionTrace,
+        *,
+        targets: Sequence[Target] | Target | None = None,
+        layers: Sequence[int] | int | None = None,
+    ) -> Attribution:
+        """R after each of these layers, rows of these targets."""
+        rows = checked_trace(trace).tokens.indices_of(targets)
+        available = layers_from(trace.layers, self.start_layer)
+        wanted = wanted_layers(available, layers)
+        weighted = _gradient_weighted(self, trace, self.heads)
+        relevance = np.eye(trace.length)
+        found: dict[int, Matrix] = {}
+        for number in available:
+            index = trace.layers.index(number)
+            if trace.encoder_length is not None and trace.stages and trace.stages[index] == "cross":
+                relevance = _crossed(relevance, weighted[index], trace.encoder_length)
+            else:
+                relevance = relevance + weighted[index] @ relevance
+            found[number] = relevance[rows]
+        return attribution_of(self, trace, np.stack([found[n] for n in wanted]), wanted, rows)
+
+    @property
+    def heads_to_capture(self) -> Heads | None:
+        """A gradient belongs to one head."""
+        return None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Gradients of the score."""
+        return (GRADIENTS,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientFlow(Flow):
+    """Gradient-weighted flow: attention flow with Ā = mean of relu(A ⊙ ∇A) as capacities.
+
+    The capacities are those of Azarkhalili & Libbrecht (2025), "Generalized Attention Flow"; the
+    flow is, as in `Flow`, one maximum flow for each target and source. Rows do not sum to 1.
+
+    residual: share r of the skip connection in `(1 - r) Ā + r I`, or None for none. Ā is often far
+        below 1, so even a small share outweighs it; without one, a layer that the score hardly
+        depends on lets hardly anything through.
+    tolerance: how far apart the bounds of a value may be, as a share of the largest sum of a row.
+    """
+
+    name: ClassVar[str] = "gradient-flow"
+    residual: Residual = None
+
+    def mixed(self, trace: AttentionTrace) -> Matrix:
+        """Weights times gradients, what is negative dropped, heads mixed."""
+        return _gradient_weighted(self, trace, self.heads)
+
+    @property
+    def heads_to_capture(self) -> Heads | None:
+        """A gradient belongs to one head."""
+        return None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Gradients of the score."""
+        return (GRADIENTS,)
+
+    def unit(self, capacities: Matrix) -> float:
+        """The power of two at or below the largest sum of a row.
+
+        Dividing every capacity by u divides every flow and every cut by u, so the largest flow and
+        the smallest cut too; the solver's bounds times u are bounds of the original. A power of
+        two makes both steps exact in floating point (short of underflow, some 300 digits down).
+        The solver takes any capacities; what the unit fixes is what its tolerance is a share of.
+        """
+        return ldexp(1.0, frexp(float(capacities.sum(axis=2).max()))[1] - 1)
+
+    def _held_by_source(
+        self,
+        capacities: Matrix,
+        levels: Sequence[int],
+        rows: Sequence[int],
+        columns: Sequence[int],
+    ) -> NDArray[np.bool_]:
+        """A flow may also fill its own target's row, and that does say something about it."""
+        received = capacities[0].sum(axis=0)[list(columns)]
+        sent = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
+        return np.asarray(received[None, None, :] <= sent[:, :, None])
+
+
+def _gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:
+    """`(layers, n, n)`: Ā of every layer."""
+    gradients = needed(method, trace, GRADIENTS)
+    return np.stack(
+        [
+            mix_heads(np.maximum(weights * gradient, 0)[None], heads)[0]
+            for weights, gradient in zip(trace.weights, gradients, strict=True)
+        ]
+    )
+
+
+def _crossed(relevance: Matrix, weighted: Matrix, encoder: int) -> Matrix:
+    """The bi-modal rule for decoder positions that attend to the encoder's.
+
+    The paper's other half, what the decoder's own relevance gains through the context's view of
+    it, is zero here: the encoder sees nothing of the decoder.
+    """
+    grown = relevance.copy()
+    own = _normalized(relevance[encoder:, encoder:])
+    context = _normalized(relevance[:encoder, :encoder])
+    grown[encoder:, :encoder] += own.T @ weighted[encoder:, :encoder] @ context
+    return grown
+
+
+def _normalized(relevance: Matrix) -> Matrix:
+    """What was added to the identity, each row scaled to sum to 1; a row of zeros stays so."""
+    identity = np.eye(len(relevance))
+    gained = relevance - identity
+    total = gained.sum(axis=1, keepdims=True)
+    return np.divide(gained, total, out=np.zeros_like(gained), where=total > 0) + identity

@@ -1,0 +1,159 @@
+"""Rollout of matrices that were measured inside the blocks instead of read off the attention.
+
+Attention weights leave out the vectors they weigh, the residual stream and the LayerNorm. These
+methods take each layer's matrix from a measurement made at capture, scale every row to sum to 1,
+and multiply the layers as rollout does. The residual is inside the measurement: none is added. A
+row of zeros, a position that nothing was measured to reach, stays with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.errors import MethodError, did_you_mean
+from attnflow.methods.base import Method, checked_trace, needed, rolled_out
+from attnflow.mixing import Heads, Mixing, checked_heads
+from attnflow.tokens import Target
+from attnflow.trace import AttentionTrace
+
+__all__ = ["Alti", "MeasuredResidualRollout", "NormKind", "NormRollout", "ValueZeroingRollout"]
+
+NormKind = Literal["residual", "layernorm", "encoder"]
+_KINDS = ("residual", "layernorm", "encoder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MeasuredRollout(Method):
+    """Rollout of one measurement, rows scaled to sum to 1.
+
+    start_layer: the first layer that counts; those below are taken as identity.
+    """
+
+    start_layer: int = 1
+
+    def __call__(
+        self,
+        trace: AttentionTrace,
+        *,
+        targets: Sequence[Target] | Target | None = None,
+        layers: Sequence[int] | int | None = None,
+    ) -> Attribution:
+        """The rollout of these layers, rows of these targets."""
+        matrices = self.matrices(checked_trace(trace))
+        return rolled_out(
+            self, trace, matrices, start=self.start_layer, targets=targets, layers=layers
+        )
+
+    def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
+        """`(layers, n, n)`: what each layer takes from the one below, rows summing to 1."""
+        return _distributions(needed(self, trace, self.needs[0]).astype(np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormRollout(_MeasuredRollout):
+    """Rollout of norms: how long the vector is that each source adds to each target.
+
+    Kobayashi et al. (2020, 2021) and Modarressi et al. (2022, "GlobEnc").
+
+    kind: where the vectors are measured: "residual" after the residual is added (N-Res),
+        "layernorm" after the LayerNorm that follows (N-ResLN), "encoder" after the one that ends
+        the block (N-Enc); the last two exist only in post-norm models such as BERT.
+    """
+
+    name: ClassVar[str] = "norm-rollout"
+    kind: NormKind = "residual"
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise MethodError(
+                f"Unknown kind={self.kind!r}.{did_you_mean(str(self.kind), _KINDS)} Allowed are "
+                f"{', '.join(map(repr, _KINDS))}."
+            )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The norms of this kind."""
+        return (f"norms-{self.kind}",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alti(_MeasuredRollout):
+    """ALTI: rollout of how much nearer each source brings the attention block's output.
+
+    Ferrando, Gállego & Costa-jussà (2022), distances in the L1 norm.
+    """
+
+    name: ClassVar[str] = "alti"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The contributions."""
+        return ("alti",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueZeroingRollout(_MeasuredRollout):
+    """Value zeroing: rollout of how far outputs turn when a source's value is zeroed.
+
+    Mohebbi et al. (2023): the cosine distance of each position's output, layer by layer.
+    """
+
+    name: ClassVar[str] = "value-zeroing"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The distances."""
+        return ("value-zeroing",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredResidualRollout(_MeasuredRollout):
+    """Rollout of attention with a residual share that is measured, not one half: `(1 - r) W + r I`.
+
+    GlobEnc's W-Res (Modarressi et al. 2022). r differs from position to position: it is
+    `‖own‖ / (‖own‖ + ‖others‖)`, where own is the vector a position's output has from itself, its
+    residual included, and others the sum of the vectors it has from all other positions.
+
+    heads: "mean", "max", "min", the number of one head (from 0), or one weight for each head.
+    others_only: spread 1 - r over the other positions alone, so that the diagonal is exactly r. As
+        published (False) attention's own diagonal counts beside r.
+    """
+
+    name: ClassVar[str] = "measured-residual"
+    heads: Heads = "mean"
+    others_only: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", checked_heads(self.heads))
+
+    def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
+        """Each row with its own residual share."""
+        share = needed(self, trace, self.needs[0]).astype(np.float64)[:, :, None]
+        mixed = Mixing(heads=self.heads).mixed(trace)
+        identity = np.eye(trace.length)
+        if self.others_only:
+            mixed = _distributions(mixed * (1 - identity))
+        return (1 - share) * mixed + share * identity
+
+    @property
+    def heads_to_capture(self) -> Heads | None:
+        """The mixture is all that is needed."""
+        return self.heads
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The share of each position."""
+        return ("residual-share",)
+
+
+def _distributions(matrices: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows scaled to sum to 1; a row of zeros becomes the identity's."""
+    total = matrices.sum(axis=-1, keepdims=True)
+    scaled = np.divide(matrices, total, out=np.zeros_like(matrices), where=total > 0)
+    return scaled + (total == 0) * np.eye(matrices.shape[-1])
