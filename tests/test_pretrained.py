@@ -147,10 +147,11 @@ def test_known_answers_of_smollm2(smollm2: Loaded) -> None:
 @pytest.mark.parametrize("sign", ["*", "+"])
 def test_known_answers_of_mathformer(sign: str) -> None:
     model, vocabulary = load_mathformer(needed("mathformer"), sign)
-    table = KnownAnswer().of_arithmetic(model, vocabulary, sign, lambda *_: None)
+    table, related = KnownAnswer().of_arithmetic(model, vocabulary, sign, lambda *_: None)
     assert table.rows["rollout"][0].n == 100  # all answered rightly
     assert table.rows["rollout"][0].value == 1
     assert table.rows["raw"][0].value < 0.1
+    assert related.rows["alti"][0].n == 60
 
 
 RENAMED = {

@@ -102,7 +102,7 @@ def known_answer(
             "is installed, if it is.",
         ),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="How many prompts are made.")] = 480,
+    prompts: Annotated[int, typer.Option(help="How many prompts are made.")] = 960,
     wording: Annotated[
         str, typer.Option(help="'test', or 'development', which the default was chosen by.")
     ] = "test",
@@ -125,7 +125,7 @@ def known_answer(
         tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer, stages)]
         for sign in "*+" if folder else "":
             calculator, vocabulary = load_mathformer(folder, sign)
-            tables.append(experiment.of_arithmetic(calculator, vocabulary, sign, stages))
+            tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign, stages))
     if folder is None:
         typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
     command = f"attnflow experiment known-answer --prompts {prompts} --seed {seed}"

@@ -10,13 +10,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnflow.capturing import capture_batch
+from attnflow.capturing import capture, capture_batch
+from attnflow.common_tokens import common_tokens
 from attnflow.completions import DEFAULT_METHOD
 from attnflow.errors import InputError
 from attnflow.experiments.fact_prompts import FactPrompt, Wording, fact_prompts
 from attnflow.experiments.observations import Stages
 from attnflow.experiments.report import Cell, Report, Table, compared, summarized
-from attnflow.methods import Flow, Method, Raw, Rollout
+from attnflow.methods import (
+    Alti,
+    Flow,
+    GradientFlow,
+    GradientRollout,
+    MeasuredResidualRollout,
+    Method,
+    NormRollout,
+    Raw,
+    Rollout,
+    ValueZeroingRollout,
+)
 from attnflow.metrics import compare_paired, summarize
 from attnflow.prompts import neutral_ids
 from attnflow.trace import AttentionTrace
@@ -35,6 +47,7 @@ class Contender:
     method: Method
     layers: Literal["top", "mean"] = "top"
     less_neutral: bool = False
+    common: bool = True
 
 
 _FLOW = Flow(threads=1)
@@ -53,6 +66,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "rollout − neutral": Contender(Rollout(), less_neutral=True),
     "rollout, one-step": Contender(Rollout(residual="one-step")),
     "rollout, one-step, first dropped": Contender(DEFAULT_METHOD),
+    "default, common tokens left out": Contender(DEFAULT_METHOD, less_neutral=True, common=False),
     "rollout, one-step − neutral": Contender(Rollout(residual="one-step"), less_neutral=True),
     DEFAULT: Contender(DEFAULT_METHOD, less_neutral=True),
     "the default, mean of layers": Contender(DEFAULT_METHOD, "mean", less_neutral=True),
@@ -60,6 +74,17 @@ CONTENDERS: Mapping[str, Contender] = {
     "flow, mean of layers": Contender(_FLOW, "mean"),
     "flow − neutral": Contender(_FLOW, less_neutral=True),
 }
+
+
+RELATIVES: Mapping[str, Method] = {
+    "gradient-rollout": GradientRollout(),
+    "gradient-flow": GradientFlow(threads=1),
+    "measured-residual": MeasuredResidualRollout(),
+    "norm-rollout": NormRollout(kind="residual"),
+    "alti": Alti(),
+    "value-zeroing": ValueZeroingRollout(),
+}
+_RELATED = 60  # prompts: zeroing every value in 30 layers takes seconds for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +95,7 @@ class Known:
     neutral: AttentionTrace | None
     sources: tuple[int, ...]
     distractors: int = 0
+    inputs: str | Mapping[str, torch.Tensor] = ""
 
 
 def stated_facts(
@@ -89,7 +115,7 @@ def stated_facts(
         others = _neutral_traces(model, tokenizer, [trace for _, trace in right])
         for (prompt, trace), neutral in zip(right, others, strict=True):
             sources = trace.tokens.occurrences_of([f"Ġ{prompt.answer}"])
-            found.append(Known(trace, neutral, tuple(sources), prompt.distractors))
+            found.append(Known(trace, neutral, tuple(sources), prompt.distractors, prompt.text))
         stages("asking", min(start + _BATCH, len(prompts)), len(prompts))
     return found
 
@@ -122,7 +148,8 @@ def arithmetic(model: Any, vocabulary: Mapping[str, int], sign: str, stages: Sta
     for (a, b), trace in zip(pairs, capture_batch(model, _padded(rows), heads="mean"), strict=True):
         first_digit = str(vocabulary[str(compute(a, b))[0]])
         if trace.prediction is not None and trace.prediction.label == first_digit:
-            found.append(Known(trace, None, (0, 2)))
+            ids = torch.tensor([[vocabulary[c] for c in f"{a}{sign}{b}="]])
+            found.append(Known(trace, None, (0, 2), inputs={"input_ids": ids}))
     stages("calculating", len(pairs), len(pairs))
     return found
 
@@ -136,7 +163,7 @@ class KnownAnswer:
     wording: "test", or "development", the wordings the default of generate() was chosen by.
     """
 
-    prompts: int = 480
+    prompts: int = 960
     seed: int = 0
     wording: Wording = "test"
 
@@ -159,11 +186,12 @@ class KnownAnswer:
             _table("facts", title, ranks, note),
             _by_distractors(known, ranks),
             _differences(ranks),
+            _related(known, ranks, model, tokenizer, stages),
         )
 
     def of_arithmetic(
         self, model: Any, vocabulary: Mapping[str, int], sign: str, stages: Stages
-    ) -> Table:
+    ) -> tuple[Table, Table]:
         """How often one of the two operands comes first."""
         known = arithmetic(model, vocabulary, sign, stages)
         fair = {n: c for n, c in CONTENDERS.items() if not c.less_neutral}
@@ -173,7 +201,9 @@ class KnownAnswer:
         )
         name = {"*": "products", "+": "sums"}[sign]
         title = f"mathformer, {name} of two digits: an operand"
-        return _table(name, title, _ranks(known, fair, stages), note)
+        ranks = _ranks(known, fair, stages)
+        related = _related(known, ranks, model, None, stages, name)
+        return _table(name, title, ranks, note), related
 
     def report(self, tables: Sequence[Table], command: str) -> Report:
         """The tables with what they mean."""
@@ -220,6 +250,8 @@ def _ranks(
                     found = contender.method(one.neutral, targets=last)
                     less[contender.method] = found.values[:, 0]
                 row = row - less[contender.method]
+            if not contender.common:
+                row = np.where(common_tokens(one.trace.tokens), -np.inf, row)
             ranks[name].append(_rank(row, contender.layers, one.sources))
         stages("attribution", k + 1, len(known))
     return {name: np.array(found) for name, found in ranks.items()}
@@ -252,6 +284,30 @@ def _table(name: str, title: str, ranks: Mapping[str, Floats], note: str) -> Tab
 def _plain(cell: Cell) -> Cell:
     """Without the standard deviation, which says nothing of a yes or no."""
     return Cell(cell.value, None, cell.low, cell.high, None, cell.n)
+
+
+def _related(
+    known: Sequence[Known],
+    ranks: Mapping[str, Floats],
+    model: Any,
+    tokenizer: Any,
+    stages: Stages,
+    name: str = "facts",
+) -> Table:
+    """The stronger relatives on the first of these prompts, beside the others on the same."""
+    few = known[:_RELATED]
+    needs = dict.fromkeys(need for method in RELATIVES.values() for need in method.needs)
+    found: dict[str, list[float]] = {relative: [] for relative in RELATIVES}
+    for k, one in enumerate(few):
+        trace = capture(model, one.inputs, tokenizer=tokenizer, also=tuple(needs))
+        for relative, method in RELATIVES.items():
+            row = method(trace, targets=trace.length - 1, layers=-1).values[:, 0]
+            found[relative].append(_rank(row, "top", one.sources))
+        stages("relatives", k + 1, len(few))
+    both = {n: ranks[n][: len(few)] for n in ("raw", "rollout", DEFAULT) if n in ranks}
+    both |= {relative: np.array(values) for relative, values in found.items()}
+    title = f"The stronger relatives, {name}"
+    return _table(f"{name}-relatives", title, both, f"The first {len(few)} of the same prompts.")
 
 
 def _by_distractors(known: Sequence[Known], ranks: Mapping[str, Floats]) -> Table:
