@@ -58,6 +58,7 @@ HEAVY = {
         *("importance", "faithfulness"),  # both run models
     },
     "transformers": {"adapters", "testing", "cli"},
+    "captum": {"importance"},
     "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only
 }
 
