@@ -15,8 +15,6 @@ from rich.markup import escape
 from attnflow.errors import FileError
 from attnflow.metrics import Comparison, Summary
 
-_AS_IT_IS: dict[str, bool] = {"soft_wrap": True, "markup": False}
-
 __all__ = ["Cell", "Report", "Table", "compared", "decimals", "summarized"]
 
 
@@ -103,7 +101,8 @@ class Report:
             console.print()
             console.print(f"[bold]{escape(table.title)}[/bold]", soft_wrap=True)
             for line in _aligned(table):
-                console.print(line, style="dim" if line.startswith("  ") else None, **_AS_IT_IS)
+                dim = "dim" if line.startswith("  ") else None
+                console.print(line, style=dim, soft_wrap=True, markup=False)
             if table.note:
                 console.print(escape(table.note), style="dim", soft_wrap=True)
         console.print()
