@@ -67,6 +67,7 @@ HEAVY = {
         *("prompts", "streaming", "completions", "generation"),
     },
     "transformers": {"adapters", "testing", "commands", "models"},
+    "captum": {"importance"},
     "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only
 }
 
