@@ -34,12 +34,16 @@ RANK = {
     "plots": 8,
     "terminal": 8,
     "models": 2,
+    "metrics": 2,
     "adapters": 8,
     "capturing": 9,
     "loading": 9,
     "checking": 10,
     "explanation": 10,
+    "importance": 10,
+    "faithfulness": 11,
     "testing": 11,
+    "experiments": 12,
     "demo": 12,
     "cli": 13,
     "__main__": 14,
@@ -49,7 +53,10 @@ RANK = {
 LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
 
 HEAVY = {
-    "torch": {"adapters", "capturing", "checking", "loading", "models", "testing", "explanation"},
+    "torch": {
+        *("adapters", "capturing", "checking", "loading", "models", "testing", "explanation"),
+        *("importance", "faithfulness"),  # both run models
+    },
     "transformers": {"adapters", "testing", "cli"},
     "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only
 }

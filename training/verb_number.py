@@ -25,6 +25,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attnflow.models.agreement import (
+    DEV,
+    TEST,
+    Example,
+    Split,
+    Words,
+    distinct,
+    read_examples,
+    split,
+)
 from attnflow.models.verb_number import (
     POS_TAGS,
     SPECIAL_TOKENS,
@@ -34,9 +44,7 @@ from attnflow.models.verb_number import (
     model_from_weights,
 )
 
-LABELS = ("VBZ", "VBP")  # in the order of VerbNumberModel.labels
 ATTRACTOR_COUNTS = (1, 2, 3, 4, 5)
-Words = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -57,53 +65,6 @@ class Settings:
 
 
 # --- data ---------------------------------------------------------------------------------------
-
-
-class Example(NamedTuple):
-    """Words before a verb, the verb's number as an index of LABELS, tags where they are known."""
-
-    words: Words
-    label: int
-    tags: Words | None = None
-
-
-def read_examples(path: Path) -> list[Example]:
-    """Read ``label <tab> words [<tab> tags]`` lines."""
-    examples = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        label, words, *tags = line.split("\t")
-        known = tuple(tags[0].split(" ")) if tags else None
-        examples.append(Example(tuple(words.split(" ")), LABELS.index(label), known))
-    return examples
-
-
-def distinct(examples: Iterable[Example], taken: set[Words] | None = None) -> list[Example]:
-    """One example for each word sequence that is not taken, with its most frequent label."""
-    votes: dict[Words, Counter[int]] = {}
-    first: dict[Words, Example] = {}
-    for example in examples:
-        if taken is None or example.words not in taken:
-            first.setdefault(example.words, example)
-            votes.setdefault(example.words, Counter())[example.label] += 1
-    return [
-        example._replace(label=votes[words].most_common(1)[0][0])
-        for words, example in first.items()
-    ]
-
-
-class Split(NamedTuple):
-    """Disjoint parts of one data set."""
-
-    train: list[Example]
-    dev: list[Example]
-    test: list[Example]
-
-
-def split(examples: Sequence[Example], *, dev: int, test: int, seed: int) -> Split:
-    """Shuffle distinct examples and cut them in three."""
-    shuffled = list(examples)
-    random.Random(seed).shuffle(shuffled)
-    return Split(shuffled[dev + test :], shuffled[:dev], shuffled[dev : dev + test])
 
 
 class Corpus(NamedTuple):
@@ -135,7 +96,7 @@ def read_corpus(folder: Path, mined: Path | None, seed: int, limit: int) -> Corp
     """Read, deduplicate on the word sequence, and only then split."""
     natural = distinct(read_examples(folder / "numpred.val"))
     attractors = _split_attractors(folder, {example.words for example in natural}, seed)
-    parts = split(natural, dev=1000, test=3000, seed=seed)
+    parts = split(natural, dev=DEV, test=TEST, seed=seed)
     found = read_examples(mined) if mined is not None else []
     if limit:  # a trial run; held-out parts stay as they are
         parts = parts._replace(train=parts.train[:limit])

@@ -1,4 +1,4 @@
-"""The command line: `attnflow explain`, `attnflow methods`, `attnflow demo`.
+"""The command line: `attnflow explain`, `attnflow methods`, `attnflow experiment`, `attnflow demo`.
 
 Answers go to standard output, everything else to standard error. Exit status: 0 done, 2 bad
 usage (an option, a text, a target), 1 failure (a model, a file), 130 interrupted. A traceback is
@@ -23,6 +23,7 @@ from attnflow import terminal
 from attnflow._version import __version__
 from attnflow.attribution import Attribution
 from attnflow.errors import AttnflowError, InputError, optional_import
+from attnflow.experiments.commands import app as experiments
 from attnflow.methods import METHODS, Flow, Method, describe_options, make_method
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
@@ -40,6 +41,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.add_typer(experiments)
 
 _WORTH_AN_ESTIMATE = 50_000  # pairs of one layer: below this, flow takes seconds
 _LONG = 20.0  # seconds after which people want to know how many more

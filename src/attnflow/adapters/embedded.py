@@ -9,10 +9,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attnflow.adapters.host import Adapter, Batch, Recorder, Scores
+from attnflow.adapters.host import Adapter, At, Batch, Recorder, Scores, TokenIds
 from attnflow.adapters.padding import kept_positions
 from attnflow.errors import TokensError
-from attnflow.models.verb_number import VerbNumberModel, VerbNumberOutput, WordVocabulary
+from attnflow.models.verb_number import (
+    SelfAttention,
+    VerbNumberModel,
+    VerbNumberOutput,
+    WordVocabulary,
+)
 from attnflow.tokens import Tokens
 
 __all__ = ["EmbeddedAdapter"]
@@ -77,6 +82,34 @@ class EmbeddedAdapter(Adapter):
     def expected_layers(self, model: nn.Module) -> int | None:
         """Six."""
         return len(cast(VerbNumberModel, model).blocks)
+
+    def embedding(self, model: nn.Module, at: At) -> nn.Module:
+        """The words' vectors, or (dropped out) their sums with those of the positions."""
+        own = cast(VerbNumberModel, model)
+        return own.word_embedding if at == "words" else own.dropout
+
+    def token_ids(self, model: nn.Module, tokenizer: Any) -> TokenIds:
+        """[UNK] and [PAD]; there is no token for a mask."""
+        words = cast(WordVocabulary, tokenizer)
+        special = frozenset((words.cls_id, words.eos_id, words.pad_id))
+        return TokenIds({"unk": words.unk_id, "pad": words.pad_id}, special)
+
+    def run_silenced(self, model: nn.Module, inputs: Mapping[str, Tensor], silent: Tensor) -> Any:
+        """Queries, keys and values come out of one layer, the values last."""
+        rows = torch.arange(len(silent))
+
+        def silence(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+            changed = output.clone()
+            changed[rows, silent, -output.shape[-1] // 3 :] = 0
+            return changed
+
+        parts = [part for part in model.modules() if isinstance(part, SelfAttention)]
+        handles = [part.query_key_value.register_forward_hook(silence) for part in parts]
+        try:
+            return self.forward(model, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

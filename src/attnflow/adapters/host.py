@@ -12,14 +12,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnflow.errors import TokensError
+from attnflow.errors import TokensError, UnsupportedModelError
 from attnflow.mixing import Heads, mix_heads
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
 
-__all__ = ["Adapter", "Batch", "Recorded", "Recorder", "Scores", "Stage", "device_of"]
+__all__ = [
+    "Adapter",
+    "At",
+    "Batch",
+    "Recorded",
+    "Recorder",
+    "Scores",
+    "Stage",
+    "TokenIds",
+    "device_of",
+]
 
 Stage = Literal["self", "encoder", "decoder", "cross"]
+At = Literal["words", "stream"]
 Kept = tuple[tuple[int, ...], ...]
 _ALTERNATIVES = 5  # choices a prediction names
 
@@ -80,6 +91,18 @@ class Scores:
         named = zip(self.names(best.indices.tolist()), best.values.tolist(), strict=True)
         ranked = tuple(named)
         return Prediction(*ranked[0], self.position, ranked)
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """What a tokenizer's ids mean to who changes an input.
+
+    `blanks` are the tokens that can stand for a word that is not shown, by name: "unk", "mask",
+    "pad". `special` are the ids that frame a text and are no words of it.
+    """
+
+    blanks: Mapping[str, int]
+    special: frozenset[int]
 
 
 class Recorder:
@@ -206,6 +229,31 @@ class Adapter(ABC):
     ) -> Tokens:
         """The same for the decoder of an encoder–decoder."""
         return Tokens(tuple(f"output {k}" for k in range(length)))
+
+    def embedding(self, model: nn.Module, at: At) -> nn.Module:
+        """The module whose output input gradients are taken of: the "words" embedding, or the one
+        that gives the "stream" which the first block reads (positions and norms applied).
+        """
+        raise UnsupportedModelError(
+            f"{type(model).__name__} declares no embedding of tokens, which this needs; an adapter "
+            "declares it with `embedding`."
+        )
+
+    def token_ids(self, model: nn.Module, tokenizer: Any) -> TokenIds:
+        """The ids that can blank a token, and those that are no words."""
+        raise UnsupportedModelError(
+            f"{type(model).__name__} declares no tokens that could be blanked; an adapter declares "
+            "them with `token_ids`."
+        )
+
+    def run_silenced(self, model: nn.Module, inputs: Mapping[str, Tensor], silent: Tensor) -> Any:
+        """One forward pass in which position `silent[b]` of example b passes nothing on: its
+        value is zero in every layer, for every query, in every head.
+        """
+        raise UnsupportedModelError(
+            f"The values of {type(model).__name__} cannot be reached; an adapter gives access with "
+            "`run_silenced`. Blank-out and input gradients need none."
+        )
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

@@ -28,7 +28,7 @@ from transformers.modeling_utils import AttentionInterface
 from attnflow.adapters.host import Recorded, Recorder, Stage
 from attnflow.errors import CaptureError
 
-__all__ = ["eager", "recording"]
+__all__ = ["eager", "implementation", "recording"]
 
 _NAME = "attnflow_recording"
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
@@ -111,7 +111,7 @@ def recording(model: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
     posts = {module: _Post(recorder, _stage(model, name)) for name, module in model.named_modules()}
     if any(module in _POSTS for module in posts):
         raise CaptureError("This model is being captured in another thread; capture one at a time.")
-    with _implementation(model, _NAME):
+    with implementation(model, _NAME):
         try:
             _POSTS.update(posts)
             yield
@@ -123,12 +123,13 @@ def recording(model: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
 @contextmanager
 def eager(model: PreTrainedModel) -> Iterator[None]:
     """Eager attention for the models whose files do not use the attention interface."""
-    with _implementation(model, "eager"):
+    with implementation(model, "eager"):
         yield
 
 
 @contextmanager
-def _implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+def implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Every config of the model points at the attention function of this name; then back."""
     configs = _configs(model)
     before = [config._attn_implementation_internal for config in configs]
     try:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnflow.adapters import readout
-from attnflow.adapters.host import Adapter, Batch, Recorder, Scores, device_of
+from attnflow.adapters.host import Adapter, At, Batch, Recorder, Scores, TokenIds, device_of
 from attnflow.adapters.padding import kept_positions, padding_to_the_right
 from attnflow.adapters.recording import eager, recording
 from attnflow.adapters.refusals import refuse_by_name
-from attnflow.errors import CaptureError, TokensError
+from attnflow.adapters.silencing import silencing
+from attnflow.errors import CaptureError, TokensError, UnsupportedModelError
 from attnflow.patches import Grid, patch_names
 from attnflow.tokens import Tokens
 
@@ -23,6 +24,7 @@ __all__ = ["TransformersAdapter"]
 
 _ATTENDING = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
+_TOKENS = ("unk", "mask", "pad", "cls", "sep", "bos", "eos")  # as tokenizers name their own
 _SECONDS_A_FRAME = 0.02  # Whisper's encoder: one position for two frames of 10 ms
 
 
@@ -141,6 +143,38 @@ class TransformersAdapter(Adapter):
             return super().name_decoder_positions(model, tokenizer, batch, example, length)
         kept = batch.decoder_kept[example] if batch.decoder_kept else tuple(range(length))
         return _pieces(tokenizer, batch.inputs["decoder_input_ids"][example], kept)
+
+    def embedding(self, model: nn.Module, at: At) -> nn.Module:
+        """The model's own word embedding, or the last module before its first block."""
+        words = cast(PreTrainedModel, model).get_input_embeddings()
+        base: Any = cast(PreTrainedModel, model).base_model
+        if at == "words" or hasattr(base, "rotary_emb"):  # no positions are added to the stream
+            return words
+        for name in ("embeddings", "drop"):
+            if isinstance(getattr(base, name, None), nn.Module):
+                return getattr(base, name)
+        raise UnsupportedModelError(
+            f"Where the first block of {type(model).__name__} reads is not known; at='words' is."
+        )
+
+    def token_ids(self, model: nn.Module, tokenizer: Any) -> TokenIds:
+        """What the tokenizer names; a word it does not know is still a word."""
+        ids = {name: getattr(tokenizer, f"{name}_token_id", None) for name in _TOKENS}
+        named = {name: int(number) for name, number in ids.items() if number is not None}
+        blanks = {name: named[name] for name in _TOKENS[:3] if name in named}
+        return TokenIds(blanks, frozenset(named[name] for name in named if name != "unk"))
+
+    def run_silenced(self, model: nn.Module, inputs: Mapping[str, Tensor], silent: Tensor) -> Any:
+        """Through our attention function; models that do not look theirs up are refused."""
+        tower = _tower(cast(PreTrainedModel, model), inputs)
+        if not _uses_the_interface(tower):
+            raise UnsupportedModelError(
+                f"{type(tower).__name__} computes attention outside transformers' attention "
+                "interface, so its values cannot be set to zero. Blank-out and input gradients "
+                "work without."
+            )
+        with silencing(tower, silent):
+            return tower(**inputs)
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

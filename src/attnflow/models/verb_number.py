@@ -14,12 +14,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import torch
 from safetensors.torch import load
 from torch import Tensor, nn
+
+from attnflow.errors import ModelError
 
 __all__ = [
     "VerbNumberConfig",
@@ -351,9 +355,18 @@ def _without_touching_the_random_state(weights: Mapping[str, Tensor]) -> VerbNum
         return model_from_weights(weights)
 
 
-def load_verb_number() -> tuple[VerbNumberModel, WordVocabulary]:
-    """Load the classifier that ships with the package, in eval mode, and its vocabulary."""
-    folder = resources.files(_RESOURCES)
-    model = _without_touching_the_random_state(load(folder.joinpath(_WEIGHTS_FILE).read_bytes()))
-    text = folder.joinpath(_VOCABULARY_FILE).read_text(encoding="utf-8")
+def load_verb_number(folder: Path | None = None) -> tuple[VerbNumberModel, WordVocabulary]:
+    """Load the classifier that ships with the package, in eval mode, and its vocabulary.
+
+    A folder holds another one, as ``training/verb_number.py`` writes it.
+    """
+    place: Path | Traversable = resources.files(_RESOURCES) if folder is None else folder
+    missing = [n for n in (_WEIGHTS_FILE, _VOCABULARY_FILE) if not place.joinpath(n).is_file()]
+    if missing:
+        raise ModelError(
+            f"The folder {str(folder)!r} holds no verb-number model: {', '.join(missing)} missing. "
+            "training/verb_number.py --output FOLDER writes one."
+        )
+    model = _without_touching_the_random_state(load(place.joinpath(_WEIGHTS_FILE).read_bytes()))
+    text = place.joinpath(_VOCABULARY_FILE).read_text(encoding="utf-8")
     return model, WordVocabulary.from_text(text, model.config.positions)

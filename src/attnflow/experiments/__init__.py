@@ -1,0 +1,17 @@
+"""The paper's experiments, each runnable by name: `attnflow experiment NAME`.
+
+An experiment is a frozen value that is called and gives a `Report`: its protocol in words, its
+tables with the paper's numbers beside ours, what follows from them, CSV, Markdown and a figure.
+To add one, write the value in a module of its own, its command in `commands`, and its line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["EXPERIMENTS"]
+
+EXPERIMENTS: Mapping[str, str] = {
+    "verb-number": "Tables 1 and 2: raw attention, rollout and flow against blank-out and input "
+    "gradients on the embedded model",
+}

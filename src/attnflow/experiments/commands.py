@@ -1,0 +1,140 @@
+"""`attnflow experiment NAME`: one command for each experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from attnflow.errors import InputError, optional_import
+from attnflow.experiments import EXPERIMENTS
+from attnflow.experiments.report import Report
+from attnflow.experiments.sentences import template_examples
+from attnflow.models.agreement import Example, held_out, read_agreement
+
+if TYPE_CHECKING:
+    from attnflow.experiments.observations import Stages
+
+__all__ = ["app", "finish", "progress_bars"]
+
+app = typer.Typer(
+    name="experiment",
+    help="Run one of the paper's experiments; without a name, list them.",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _list(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        for name, says in EXPERIMENTS.items():
+            typer.echo(f"{name}  {says}")
+
+
+@app.command(name="verb-number")
+def verb_number(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Agreement data of Linzen et al. (2016): lines 'VBZ<tab>words before the verb', "
+            "or a table with the header sentence subj_idx verb_idx verb_pos verb inflected_verb. "
+            "Default: sentences from built-in templates, which are no natural text."
+        ),
+    ] = None,
+    held_out_only: Annotated[
+        bool,
+        typer.Option(
+            "--held-out",
+            help="DATA is numpred.val: use only the part the embedded model never saw.",
+        ),
+    ] = False,
+    samples: Annotated[int, typer.Option(help="How many sentences.")] = 2_000,
+    protocol: Annotated[
+        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
+    ] = "sound",
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Another verb-number model, as training/verb_number.py writes it.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which sentences are drawn.")] = 0,
+) -> None:
+    """Tables 1 and 2: raw attention, rollout and flow against blank-out and input gradients."""
+    optional_import("torch", extra="models", purpose="Running a model")
+    from attnflow.experiments.verb_number import VerbNumber
+    from attnflow.models.verb_number import load_verb_number
+
+    experiment = VerbNumber(protocol=protocol, samples=samples, seed=seed)  # type: ignore[arg-type]
+    examples, source = _sentences(data, held_out_only, samples, seed)
+    model, vocabulary = load_verb_number(weights)
+    command = _command(data, held_out_only, samples, protocol, weights, seed)
+    with progress_bars() as stages:
+        report = experiment(
+            examples, model, vocabulary, source=source, command=command, stages=stages
+        )
+    finish(report, output)
+
+
+def _sentences(
+    data: Path | None, held_out_only: bool, samples: int, seed: int
+) -> tuple[list[Example], str]:
+    if data is None:
+        if held_out_only:
+            raise InputError("--held-out is a part of numpred.val: say where that is with --data.")
+        return template_examples(samples, seed=seed), "templates (not natural text)"
+    examples = read_agreement(data)
+    if held_out_only:
+        return held_out(examples), f"the held-out part of {data.name}"
+    return examples, data.name
+
+
+def _command(
+    data: Path | None,
+    held_out_only: bool,
+    samples: int,
+    protocol: str,
+    weights: Path | None,
+    seed: int,
+) -> str:
+    """What to type to get the same numbers; of paths only the last part."""
+    parts = ["attnflow experiment verb-number"]
+    parts += [f"--data {data.name}"] if data else []
+    parts += ["--held-out"] if held_out_only else []
+    parts += [f"--samples {samples}", f"--protocol {protocol}", f"--seed {seed}"]
+    parts += [f"--weights {weights.name}"] if weights else []
+    return " ".join(parts)
+
+
+def finish(report: Report, output: Path | None) -> None:
+    """Show a report, and write it if a folder is given."""
+    report.show(Console(highlight=False))
+    if output is not None:
+        for path in report.write(output):
+            typer.echo(f"wrote {path}", err=True)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Stages]:
+    """One bar for each stage, on standard error and only on a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
+        tasks = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield report

@@ -1,0 +1,56 @@
+"""Lines over layers with intervals: what an experiment's figure shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnflow.errors import optional_import
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["curves", "layer_curves"]
+
+# Told apart by the colour-blind and in print: Okabe and Ito's colours, and a marker each.
+_LOOKS = (("#888888", "o"), ("#0072B2", "s"), ("#D55E00", "^"), ("#009E73", "D"), ("#CC79A7", "v"))
+
+
+def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
+    """One line for each series with its 95 % interval; the paper's numbers dashed."""
+    places = np.arange(len(panel["columns"]))
+    for (name, series), (colour, marker) in zip(panel["series"].items(), _LOOKS, strict=False):
+        value = np.array(series["value"], dtype=np.float64)
+        ax.plot(places, value, color=colour, marker=marker, markersize=5, label=name)
+        if series["low"][0] is not None:
+            ax.fill_between(places, series["low"], series["high"], color=colour, alpha=0.25, lw=0)
+        if series["paper"][0] is not None:
+            ax.plot(places, series["paper"], color=colour, linestyle="--", linewidth=1, alpha=0.8)
+    ax.axhline(0, color="black", linewidth=0.6)
+    ax.set_xticks(places, panel["columns"])
+    ax.set_title(panel["title"], fontsize=10)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    return ax
+
+
+def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Panels side by side with one legend, written to a file."""
+    pyplot = optional_import("matplotlib.pyplot", extra="plots", purpose="Drawing a figure")
+    size = (4.3 * len(panels), 3.6)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    for panel, ax in zip(panels, axes[0], strict=True):
+        curves(panel, ax=ax)
+    axes[0][0].set_ylabel("mean rank correlation")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    if any(series["paper"][0] is not None for series in panels[0]["series"].values()):
+        handles.append(pyplot.Line2D([], [], color="black", linestyle="--", linewidth=1))
+        labels.append("dashed: the paper")
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.savefig(path, dpi=160)
+    pyplot.close(figure)
