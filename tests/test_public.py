@@ -55,9 +55,9 @@ LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
 HEAVY = {
     "torch": {
         *("adapters", "capturing", "checking", "loading", "models", "testing", "explanation"),
-        *("importance", "faithfulness"),  # both run models
+        *("importance", "faithfulness", "experiments"),  # these run models
     },
-    "transformers": {"adapters", "testing", "cli"},
+    "transformers": {"adapters", "testing", "loading"},
     "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only
 }
 

@@ -168,9 +168,9 @@ def check(
     """Check that what attnflow sees in MODEL is what the model computes."""
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.checking import check_model
-    from attnflow.loading import example_inputs, load_model
+    from attnflow.loading import example_inputs, load_model, quiet_hosts
 
-    _quiet_hosts()
+    quiet_hosts()
     loaded = load_model(model, needs_tokenizer=False)
     checks = check_model(loaded.model, example_inputs(loaded, text), tokenizer=loaded.tokenizer)
     console = Console(highlight=False)
@@ -226,9 +226,9 @@ def _captured(
 ) -> AttentionTrace:
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.capturing import capture
-    from attnflow.loading import load_model
+    from attnflow.loading import load_model, quiet_hosts
 
-    _quiet_hosts()
+    quiet_hosts()
     loaded = load_model(model)
     return capture(
         loaded.model,
@@ -349,16 +349,6 @@ def _parse_value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _quiet_hosts() -> None:
-    """Host libraries log and draw progress bars for their own users; ours asked for an answer."""
-    try:
-        from transformers.utils import logging
-    except ImportError:
-        return
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnflow.errors import ModelError, optional_import
 
-__all__ = ["Loaded", "example_inputs", "load_model"]
+__all__ = ["Loaded", "example_inputs", "load_model", "quiet_hosts"]
 
 # Which head to load, by how the architecture's name ends (the first that fits); else a bare model.
 _HEADS = {
@@ -42,6 +42,16 @@ def load_model(name: str | os.PathLike[str] | None, *, needs_tokenizer: bool = T
     Without `needs_tokenizer` a model whose tokenizer cannot be loaded comes with None.
     """
     return _embedded() if name is None else _pretrained(os.fspath(name), needs_tokenizer)
+
+
+def quiet_hosts() -> None:
+    """Host libraries log and draw progress bars for their own users; ours asked for an answer."""
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        return
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:

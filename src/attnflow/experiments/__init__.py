@@ -14,4 +14,5 @@ __all__ = ["EXPERIMENTS"]
 EXPERIMENTS: Mapping[str, str] = {
     "verb-number": "Tables 1 and 2: raw attention, rollout and flow against blank-out and input "
     "gradients on the embedded model",
+    "sst2": "Table 3: the same against input gradients, on any sequence classifier and GLUE data",
 }
