@@ -58,6 +58,7 @@ HEAVY = {
         *("importance", "faithfulness", "experiments"),  # these run models
     },
     "transformers": {"adapters", "testing", "loading"},
+    "captum": {"importance"},
     "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only
 }
 

@@ -6,12 +6,11 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as Grid
 
 from attnflow.errors import FileError
 from attnflow.metrics import Comparison, Summary
@@ -88,7 +87,6 @@ class Report:
     tables: tuple[Table, ...]
     findings: tuple[str, ...] = ()
     command: str = ""
-    facts: Mapping[str, object] = field(default_factory=dict)
 
     def table(self, name: str) -> Table:
         """One of its tables."""
@@ -102,9 +100,9 @@ class Report:
         for table in self.tables:
             console.print()
             console.print(f"[bold]{escape(table.title)}[/bold]", soft_wrap=True)
-            grid = _grid(table)
-            wide = console.options.update(max_width=1_000)
-            console.print(grid, width=console.measure(grid, options=wide).maximum, crop=False)
+            for line in _aligned(table):
+                dim = "dim" if line.startswith("  ") else None
+                console.print(line, style=dim, soft_wrap=True, markup=False)
             if table.note:
                 console.print(escape(table.note), style="dim", soft_wrap=True)
         console.print()
@@ -157,7 +155,7 @@ def decimals(value: float | None) -> str:
         return ""
     if not math.isfinite(value):
         return "undefined"
-    shown = f"{value:.2f}"
+    shown = f"{value:.2f}".replace("-0.00", "0.00")
     return shown.replace("0.", ".", 1) if abs(value) < 1 and "0." in shown else shown
 
 
@@ -183,14 +181,15 @@ def _csv(value: object) -> object:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
 
 
-def _grid(table: Table) -> Grid:
-    grid = Grid(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    grid.add_column("", no_wrap=True)
-    for column in table.columns:
-        grid.add_column(column, justify="right", no_wrap=True)
-    for name, values in table.lines():
-        grid.add_row(escape(name), *values, style="dim" if name.startswith("  ") else None)
-    return grid
+def _aligned(table: Table) -> list[str]:
+    """Columns of text as wide as they need to be: a terminal may wrap them, nothing is cut off."""
+    lines = [("", list(table.columns)), *table.lines()]
+    label = max(len(name) for name, _ in lines)
+    widths = [max(map(len, column)) for column in zip(*(cells for _, cells in lines), strict=True)]
+    return [
+        "  ".join([name.ljust(label), *map(str.rjust, cells, widths)]).rstrip()
+        for name, cells in lines
+    ]
 
 
 def _markdown(table: Table) -> Sequence[str]:

@@ -167,7 +167,7 @@ class VerbNumber:
                 *_PROTOCOLS[self.protocol],
             ),
             tables=tuple(tables),
-            findings=_findings(agreed),
+            findings=(*_findings(agreed), _what_is_left(tables)),
             command=command,
         )
 
@@ -396,6 +396,19 @@ def _findings(agreed: Agreed) -> tuple[str, ...]:
         "the scores among themselves show what moves it."
     )
     return tuple(sentences)
+
+
+def _what_is_left(tables: Sequence[Table]) -> str:
+    """The saturation table in one sentence."""
+    rows = next(table.rows for table in tables if table.name == "saturation")
+    shown = {name: decimals(cells[-1].value) for name, cells in rows.items()}
+    return (
+        f"At layer 6 {rows['saturated share of flow'][-1].value:.0%} of the flows are saturated. "
+        "First-layer column sums, which know neither the target nor the layers above, reach "
+        f"{shown['blank-out: column sums alone']} with blank-out; given these, "
+        f"{shown['blank-out: left of flow']} is left of flow and "
+        f"{shown['blank-out: left of rollout']} of rollout."
+    )
 
 
 def _beats_raw(agreed: Agreed, name: str, method: str) -> str:
