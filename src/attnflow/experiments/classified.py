@@ -52,14 +52,16 @@ class Classified:
     `rows[method]` is layer × position: what the position the class is read from (the target) draws
     on each source; `columns[method]` is the most that any position draws on it at the top layer.
     `saturated` and `at_target`, layer × position, say where a flow is held back: at its source,
-    or at the target. `words` are the positions of each word's pieces; those that frame the text
-    are in none. `right`: whether the model's answer is the label, where that is known.
+    or at the target; `taken_in` is what the target draws on others at each layer. `words` are the
+    positions of each word's pieces; those that frame the text are in none. `right`: whether the
+    model's answer is the label, where that is known.
     """
 
     rows: Mapping[str, Floats]
     columns: Mapping[str, Floats]
     saturated: NDArray[np.bool_]
     at_target: NDArray[np.bool_]
+    taken_in: Floats
     importance: Mapping[str, Floats]
     words: tuple[tuple[int, ...], ...]
     layers: tuple[int, ...]
@@ -167,7 +169,7 @@ def _classified(
     place = trace.prediction.position if trace.prediction else 0
     results = {name: method(trace, targets=[place]) for name, method in METHODS.items()}
     tops = {name: method(trace, layers=-1) for name, method in METHODS.items()}
-    flow = results["flow"].values[:, 0]
+    flow, capacities = results["flow"].values[:, 0], METHODS["flow"].matrices(trace)
     saturated = results["flow"].saturated
     assert saturated is not None  # a flow always says
     any_one = importance["gradient"]
@@ -182,7 +184,8 @@ def _classified(
         rows={name: result.values[:, 0] for name, result in results.items()},
         columns={name: result.values[0].max(axis=0) for name, result in tops.items()},
         saturated=saturated[:, 0],
-        at_target=flow >= _most_taken_in(METHODS["flow"].matrices(trace), place) - _CERTIFIED,
+        at_target=flow >= _most_taken_in(capacities, place) - _CERTIFIED,
+        taken_in=1 - capacities[:, place, place],
         importance={name: found.values for name, found in importance.items()},
         words=tuple(groups),
         layers=trace.layers,
@@ -190,7 +193,7 @@ def _classified(
     )
 
 
-def _most_taken_in(matrices: Floats, target: int) -> Floats:
+def _most_taken_in(capacities: Floats, target: int) -> Floats:
     """layer × source: the flow that leaves the target's own channel at most.
 
     Cut the target's nodes of all layers off the rest. In layers 2 and up every edge from there to
@@ -199,9 +202,9 @@ def _most_taken_in(matrices: Floats, target: int) -> Floats:
     first-layer weight of the source: it ranks sources as raw attention of layer 1 does. (The
     target itself as a source is no such case: its flow stays in the channel.)
     """
-    others = 1 - matrices[:, target, target]
+    others = 1 - capacities[:, target, target]
     others[0] = 0
-    bound = matrices[0, target][None] + np.cumsum(others)[:, None]
+    bound = capacities[0, target][None] + np.cumsum(others)[:, None]
     bound[:, target] = np.inf
     return bound
 

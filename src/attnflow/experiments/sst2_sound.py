@@ -96,12 +96,14 @@ def _held_back(seen: Sequence[Classified], layers: Sequence[int]) -> Table:
     rows = {
         "at the source": over_layers(_shares(seen, "saturated")),
         "at the target": over_layers(_shares(seen, "at_target")),
+        "target draws on others": over_layers(np.array([o.taken_in for o in seen])),
     }
     note = (
         "Shares of the flows to pieces of words. At the source (saturated): the flow is all that "
         "the source passes on to anyone, whatever the target. At the target: the flow is all that "
-        "the target takes in from others above layer 1, the same for every source, plus its "
-        "first-layer weight, so that sources rank as in raw attention of layer 1."
+        "the target draws on others above layer 1, the same for every source, plus its "
+        "first-layer weight, so that sources rank as in raw attention of layer 1 (at that layer "
+        "always). The last row: how much that is, layer by layer; the rest stays with the target."
     )
     return Table("held-back", "Where flow is held back", named(layers), rows, note)
 

@@ -42,7 +42,7 @@ def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
 def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Panels side by side with one legend, written to a file."""
     pyplot = optional_import("matplotlib.pyplot", extra="plots", purpose="Drawing a figure")
-    size = (4.3 * len(panels), 3.6)
+    size = (max(5.6, 4.3 * len(panels)), 3.6)  # one panel must be as wide as the legend
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
