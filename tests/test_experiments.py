@@ -16,9 +16,10 @@ from attnflow import Flow, Raw, Rollout, capture
 from attnflow.cli import _run
 from attnflow.errors import FileError, InputError, MethodError, ModelError
 from attnflow.experiments import EXPERIMENTS
+from attnflow.experiments.protocols import PAPER
 from attnflow.experiments.report import Cell, Report, Table, decimals
 from attnflow.experiments.sentences import template_examples
-from attnflow.experiments.verb_number import PAPER, VerbNumber
+from attnflow.experiments.verb_number import VerbNumber
 from attnflow.models.agreement import (
     NATURAL_DISTINCT,
     Example,
@@ -29,6 +30,7 @@ from attnflow.models.agreement import (
 )
 from attnflow.models.verb_number import load_verb_number
 
+ROOT = Path(__file__).resolve().parents[1]
 LINES = (
     "VBZ\tthe key to the cabinets\n"
     "VBP\tthe keys to the old cabinet\n"
@@ -181,6 +183,23 @@ def test_without_data_templates_are_used_and_named(capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert "6 sentences from templates (not natural text)" in shown
     assert "How often the subject is the top word" in shown
+
+
+def test_every_command_in_the_docs_runs(
+    lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small version of each: four sentences, and a copy of the embedded model as another one."""
+    pages = [ROOT / "README.md", ROOT / "docs" / "evidence.md"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    commands = {c.strip() for c in re.findall(r"attnflow experiment verb-number[^`\n#]*", text)}
+    assert len(commands) >= 5
+    for name in ("verb_number.safetensors", "verb_number.vocab.txt"):
+        (tmp_path / name).write_bytes((ROOT / "src/attnflow/models" / name).read_bytes())
+    small = {"numpred.val": str(lines), "two": str(tmp_path), "two-plain": str(tmp_path)}
+    for command in sorted(commands):
+        words = [small.get(word, word) for word in command.split()[1:] if word != "--held-out"]
+        assert _run([*words, "--samples", "4"]) == 0, command
+        assert "ours − paper" in capsys.readouterr().out
 
 
 def test_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,7 +358,7 @@ def test_numbers_are_printed_as_in_the_paper(value: float, shown: str) -> None:
 
 def test_another_models_folder_is_loaded(tmp_path: Path) -> None:
     model, vocabulary = load_verb_number()
-    source = Path(__file__).resolve().parents[1] / "src" / "attnflow" / "models"
+    source = ROOT / "src" / "attnflow" / "models"
     for name in ("verb_number.safetensors", "verb_number.vocab.txt"):
         (tmp_path / name).write_bytes((source / name).read_bytes())
     other, words = load_verb_number(tmp_path)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnflow.errors import InputError
 from attnflow.experiments.observations import METHODS, Observation, Stages, observe, text_of
+from attnflow.experiments.protocols import AS_PAPER, IN_WORDS, PAPER, SOUND, Floats, Reading
 from attnflow.experiments.report import Cell, Report, Table, compared, decimals, summarized
 from attnflow.faithfulness import RANDOM, Faithfulness
 from attnflow.importance.base import check_named
 from attnflow.metrics import (
     compare_paired,
-    dense_rank_correlation,
     partial_spearman,
     spearman,
     summarize,
@@ -25,93 +24,16 @@ from attnflow.metrics import (
 from attnflow.models.agreement import Example
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
 
-__all__ = ["PAPER", "Protocol", "VerbNumber"]
+__all__ = ["Protocol", "VerbNumber"]
 
 Protocol = Literal["sound", "paper"]
-Floats = NDArray[np.float64]
-Correlation = Callable[[Floats, Floats], float]
 Rows = Mapping[str, tuple[Cell, ...]]
 
 LAYERS: Final = tuple(f"L{number}" for number in range(1, 7))
 
-_MEANS: Final = {
-    ("blank-out", "raw"): (0.69, 0.10, -0.11, -0.09, 0.20, 0.29),
-    ("blank-out", "rollout"): (0.32, 0.38, 0.51, 0.62, 0.70, 0.71),
-    ("blank-out", "flow"): (0.32, 0.44, 0.70, 0.70, 0.71, 0.70),
-    ("gradient", "raw"): (0.53, 0.16, -0.06, 0.00, 0.24, 0.46),
-    ("gradient", "rollout"): (0.22, 0.27, 0.39, 0.47, 0.53, 0.54),
-    ("gradient", "flow"): (0.22, 0.31, 0.54, 0.61, 0.60, 0.61),
-}
-_STDS: Final = {
-    ("blank-out", "raw"): (0.27, 0.43, 0.49, 0.52, 0.45, 0.39),
-    ("blank-out", "rollout"): (0.26, 0.27, 0.26, 0.26, 0.25, 0.24),
-    ("blank-out", "flow"): (0.26, 0.29, 0.25, 0.22, 0.22, 0.22),
-    ("gradient", "raw"): (0.33, 0.38, 0.42, 0.47, 0.40, 0.35),
-    ("gradient", "rollout"): (0.31, 0.32, 0.32, 0.32, 0.32, 0.31),
-    ("gradient", "flow"): (0.31, 0.34, 0.32, 0.28, 0.28, 0.28),
-}
-PAPER: Final = {key: tuple(zip(_MEANS[key], _STDS[key], strict=True)) for key in _MEANS}
-"""Tables 1 and 2 of Abnar and Zuidema (2020): mean and standard deviation, layers 1 to 6."""
-
 _LENGTHS: Final = ((1, 3), (4, 6), (7, 10), (11, 20), (21, 62))
 _FAITHFUL: Final = 500  # sentences: each takes about 70 passes
 _CLEAR: Final = 0.05  # a difference with a smaller p is called one
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Which positions are correlated, with which scores, by which formula."""
-
-    positions: Literal["words", "all"]
-    correlation: Correlation
-    scores: Mapping[str, str]  # what the tables call a score → the measure
-    end_is_zero: bool = False
-
-    def chosen(self, seen: Observation) -> NDArray[np.bool_]:
-        """The positions of a sentence that count."""
-        return seen.is_word if self.positions == "words" else np.ones(seen.length, dtype=bool)
-
-    def score(self, seen: Observation, name: str) -> Floats:
-        """The importance of the positions that count."""
-        values = seen.importance[self.scores[name]].copy()
-        if self.end_is_zero and name == "blank-out":
-            values[-1] = 0.0
-        return values[self.chosen(seen)]
-
-    def agreement(self, seen: Observation, method: str, layer: int, name: str) -> float:
-        """Of one row of attention and one score."""
-        row = seen.rows[method][layer][self.chosen(seen)]
-        return self.correlation(row, self.score(seen, name))
-
-
-SOUND: Final = Reading("words", spearman, {"blank-out": "blank-out", "gradient": "gradient"})
-AS_PAPER: Final = Reading(
-    "all",
-    dense_rank_correlation,
-    {"blank-out": "blank-out", "gradient": "gradient sum"},
-    end_is_zero=True,
-)
-
-_PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = {
-    "sound": (
-        "Importance is of the correct answer: blank-out |p(word → [UNK]) − p|, gradient ‖∂p/∂e‖. "
-        "The norm, because |Σ_d ∂p/∂e_d| is zero up to rounding in this architecture: the vectors "
-        "are read through LayerNorm only.",
-        "Words only: [CLS] and [EOS] are in every sentence, and the half of the residual that "
-        "[CLS] keeps for itself says nothing about the words.",
-        "Spearman's correlation of the [CLS] row with the score in each sentence, ties at their "
-        "mean rank; mean ± standard deviation over sentences, 95 % bootstrap interval of the mean. "
-        "Undefined ones (a single word, or all values equal) are counted and not averaged.",
-    ),
-    "paper": (
-        "Importance is of the correct answer: blank-out |p(token → [UNK]) − p| of [CLS] and the "
-        "words, the end token 0; gradient |Σ_d ∂p/∂e_d|, which is rounding in this architecture: "
-        "the vectors are read through LayerNorm only.",
-        "All positions, [CLS] and [EOS] among them.",
-        "1 − 6 Σ d² / (n (n² − 1)) over dense ranks, as the authors' code computes it; ties bias "
-        "it. Mean ± standard deviation over sentences, 95 % bootstrap interval of the mean.",
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +86,7 @@ class VerbNumber:
             protocol=(
                 f"{len(chosen):,} sentences from {source}; the model's answer is right in "
                 f"{right:.1%}.{remarks}",
-                *_PROTOCOLS[self.protocol],
+                *IN_WORDS[self.protocol],
             ),
             tables=tuple(tables),
             findings=(*_findings(agreed), _what_is_left(tables)),
@@ -257,7 +179,7 @@ def _saturation(seen: Sequence[Observation], reading: Reading) -> Table:
     note = (
         "A saturated flow equals min(1, first-layer column sum of the source) whatever the target. "
         "'Left': partial Spearman's correlation given the column sums; undefined where these "
-        "decide the whole ranking."
+        "decide the whole ranking, and for fewer than three positions."
     )
     return Table("saturation", "What follows from saturation", LAYERS, rows, note)
 
@@ -289,7 +211,11 @@ def _readings(seen: Sequence[Observation]) -> Table:
         reading = Reading("words", spearman, {"gradient": measure})
         rows[f"{measure}: words, Spearman"] = _at_the_top(seen, reading, "gradient")
     rows["gradient sum: all, dense ranks (paper)"] = _at_the_top(seen, AS_PAPER, "gradient")
-    note = "The gradient's sum over dimensions is rounding here, about 1e-7 of its norm."
+    shares = [o.importance["gradient sum"] / o.importance["gradient"] for o in seen]
+    note = (
+        "The gradient's sum over dimensions is rounding: in the median "
+        f"{np.median(np.concatenate(shares)):.0e} of the norm."
+    )
     return Table("readings", "Layer 6, by protocol", tuple(METHODS), rows, note)
 
 
