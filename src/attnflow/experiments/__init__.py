@@ -15,4 +15,5 @@ EXPERIMENTS: Mapping[str, str] = {
     "verb-number": "Tables 1 and 2: raw attention, rollout and flow against blank-out and input "
     "gradients on the embedded model",
     "known-answer": "Models whose true sources are known: how often does each method find one",
+    "sst2": "Table 3: the same against input gradients, on any sequence classifier and GLUE data",
 }

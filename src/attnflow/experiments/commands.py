@@ -162,6 +162,63 @@ def _command(
     return " ".join(parts)
 
 
+@app.command(name="sst2")
+def sst2(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A sequence classifier: a Hugging Face name or a local folder, for example what "
+            "training/sst2.py writes."
+        ),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="A TSV as in GLUE: a header with sentence (or text) and, if there are labels, "
+            "label; then one text a line."
+        ),
+    ],
+    samples: Annotated[int, typer.Option(help="How many texts.")] = 100,
+    protocol: Annotated[
+        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
+    ] = "sound",
+    label: Annotated[
+        str | None,
+        typer.Option(help="The class to explain, by name or number; default: the last."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which texts are drawn.")] = 0,
+) -> None:
+    """Table 3: raw attention, rollout and flow against input gradients of a text classifier."""
+    optional_import("torch", extra="models", purpose="Running a model")
+    from attnflow.experiments.classified import labels_of
+    from attnflow.experiments.labelled import read_labelled_texts
+    from attnflow.experiments.sst2 import Sst2
+    from attnflow.loading import load_model
+
+    experiment = Sst2(protocol=protocol, samples=samples, label=label, seed=seed)  # type: ignore[arg-type]
+    quiet_hosts()
+    loaded = load_model(model)
+    examples = read_labelled_texts(data, labels_of(loaded.model))
+    parts = [
+        f"attnflow experiment sst2 --model {Path(model).name} --data {data.name}",
+        f"--samples {samples} --protocol {protocol} --seed {seed}",
+        *([f"--label {label}"] if label is not None else []),
+    ]
+    with progress_bars() as stages:
+        report = experiment(
+            examples,
+            loaded.model,
+            loaded.tokenizer,
+            source=data.name,
+            command=" ".join(parts),
+            stages=stages,
+        )
+    finish(report, output)
+
+
 def finish(report: Report, output: Path | None) -> None:
     """Show a report, and write it if a folder is given."""
     report.show(Console(highlight=False))

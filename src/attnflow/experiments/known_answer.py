@@ -56,6 +56,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "raw": Contender(Raw()),
     "raw, mean of layers": Contender(Raw(), "mean"),
     "raw, first token dropped, mean": Contender(Raw(drop=_FIRST), "mean"),
+    "raw, common left out, mean": Contender(Raw(), "mean", common=False),
     "raw − neutral, mean": Contender(Raw(), "mean", less_neutral=True),
     "rollout": Contender(Rollout()),
     "rollout, mean of layers": Contender(Rollout(), "mean"),
@@ -63,12 +64,13 @@ CONTENDERS: Mapping[str, Contender] = {
     "rollout, element": Contender(Rollout(receptive_field="element")),
     "rollout, uniform-baseline": Contender(Rollout(receptive_field="uniform-baseline")),
     "rollout, first token dropped": Contender(Rollout(drop=_FIRST)),
+    "rollout, common left out": Contender(Rollout(), common=False),
     "rollout − neutral": Contender(Rollout(), less_neutral=True),
     "rollout, one-step": Contender(Rollout(residual="one-step")),
     "rollout, one-step, first dropped": Contender(DEFAULT_METHOD),
-    "default, common tokens left out": Contender(DEFAULT_METHOD, less_neutral=True, common=False),
     "rollout, one-step − neutral": Contender(Rollout(residual="one-step"), less_neutral=True),
     DEFAULT: Contender(DEFAULT_METHOD, less_neutral=True),
+    "the default, common left out": Contender(DEFAULT_METHOD, less_neutral=True, common=False),
     "the default, mean of layers": Contender(DEFAULT_METHOD, "mean", less_neutral=True),
     "flow": Contender(_FLOW),
     "flow, mean of layers": Contender(_FLOW, "mean"),
@@ -278,6 +280,7 @@ def _table(name: str, title: str, ranks: Mapping[str, Floats], note: str) -> Tab
         ("first", "top three", "mean rank"),
         {k: tuple(_plain(cell) for cell in v) for k, v in rows.items()},
         note,
+        drawn="bars" if name in ("facts", "products") else None,
     )
 
 

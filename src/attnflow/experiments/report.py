@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -53,14 +54,16 @@ def compared(found: Comparison) -> Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells by row and column. `name` is for files; `drawn` puts it into the figure."""
+    """Cells by row and column. `name` is for files; `drawn` puts it into the figure, as lines over
+    its columns or as bars of its rows.
+    """
 
     name: str
     title: str
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[Cell, ...]]
     note: str = ""
-    drawn: bool = False
+    drawn: Literal["lines", "bars"] | None = None
 
     def lines(self) -> Iterator[tuple[str, list[str]]]:
         """Each row as text: the value, its interval, and the paper's number and the difference."""
@@ -145,7 +148,14 @@ class Report:
         paths = [folder / f"{self.name}.{ending}" for ending in ("csv", "md", "png")]
         paths[0].write_text(self.to_csv(), encoding="utf-8")
         paths[1].write_text(self.to_markdown(), encoding="utf-8")
-        plots.layer_curves([_panel(table) for table in self.tables if table.drawn], paths[2])
+        lines, bars = (
+            [_panel(table) for table in self.tables if table.drawn == kind]
+            for kind in ("lines", "bars")
+        )
+        if lines:
+            plots.layer_curves(lines, paths[2])
+        else:
+            plots.interval_bars_figure(bars, paths[2])
         return paths
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnflow.plots.bars import interval_bars, interval_bars_figure
 from attnflow.plots.completions import (
     completion_figure,
     completion_map,
@@ -15,6 +16,8 @@ __all__ = [
     "completion_figure",
     "completion_map",
     "curves",
+    "interval_bars",
+    "interval_bars_figure",
     "layer_curves",
     "layers_map",
     "methods_figure",

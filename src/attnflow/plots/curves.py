@@ -27,8 +27,10 @@ def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
         ax.plot(places, value, color=colour, marker=marker, markersize=5, label=name)
         if series["low"][0] is not None:
             ax.fill_between(places, series["low"], series["high"], color=colour, alpha=0.25, lw=0)
-        if series["paper"][0] is not None:
-            ax.plot(places, series["paper"], color=colour, linestyle="--", linewidth=1, alpha=0.8)
+        printed = [k for k, number in enumerate(series["paper"]) if number is not None]
+        if printed:  # the paper may leave layers out
+            numbers = [series["paper"][k] for k in printed]
+            ax.plot(printed, numbers, color=colour, linestyle="--", linewidth=1, alpha=0.8)
     ax.axhline(0, color="black", linewidth=0.6)
     ax.set_xticks(places, panel["columns"])
     ax.set_title(panel["title"], fontsize=10)
@@ -40,7 +42,7 @@ def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
 def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Panels side by side with one legend, written to a file."""
     pyplot = optional_import("matplotlib.pyplot", extra="plots", purpose="Drawing a figure")
-    size = (4.3 * len(panels), 3.6)
+    size = (max(5.6, 4.3 * len(panels)), 3.6)  # one panel must be as wide as the legend
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
