@@ -18,6 +18,7 @@ from attnflow.adapters.generating import run_generate
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, TokensError
 from attnflow.generation import explain_completion, generate
 from attnflow.methods import Flow, Method, Raw, Rollout
+from attnflow.prompts import neutral_ids
 from attnflow.streaming import RolloutRows
 
 SIZES = {
@@ -137,6 +138,7 @@ def test_the_text_is_that_of_the_models_own_generate(name: str) -> None:
         Rollout(heads=1, start_layer=2),
         Rollout(heads=(1.0, 2.0, 0.0, 1.0), residual=None),
         Rollout(residual=(0.2, 0.5, 0.9), drop=("5", "8")),
+        Rollout(drop=(7,)),  # the prompt's last token, whose own row is asked for
     ],
     ids=repr,
 )
@@ -336,6 +338,14 @@ def test_the_neutral_prompt_is_subtracted(speaker: tuple[Any, Any]) -> None:
     np.testing.assert_allclose(given.values, result.values, rtol=0, atol=1e-6)
 
 
+def test_a_neutral_prompt_keeps_its_form(speaker: tuple[Any, Any]) -> None:
+    _, tokenizer = speaker
+    tokens = ["<s>", "My", "Ġname", "Ġis", "ĠAda", ",", "Ċ"]
+    neutral = neutral_ids(tokenizer, tokenizer.convert_tokens_to_ids(tokens))
+    shown = tokenizer.convert_ids_to_tokens(neutral)
+    assert shown == ["<s>", "My", "Ġthing", "Ġis", "Ġthing", ",", "Ċ"]
+
+
 def test_several_texts_and_a_conversation(speaker: tuple[Any, Any]) -> None:
     model, tokenizer = speaker
     texts = [TEXT, "My name is Paris"]
@@ -454,6 +464,16 @@ def test_attention_that_looks_ahead_is_refused() -> None:
     module = torch.nn.Identity()
     with pytest.raises(CaptureError, match="not causal"):
         rows.see_rows(module, weights[:, :, :2], slice(0, 2), 3)
+
+
+def test_padding_that_comes_out_as_nan_spoils_nothing() -> None:
+    rows = RolloutRows(Rollout(), prompt=3, padding=[1], dropped=[[]], layers=2, room=3)
+    weights = torch.tensor([[[[torch.nan] * 3, [0.0, 1.0, 0.0], [0.0, 0.25, 0.75]]]])
+    for number, module in enumerate((torch.nn.Identity(), torch.nn.Identity()), start=1):
+        rows.see_rows(module, weights, slice(0, 3), 3)
+        rows.end_layer(module, weights, 3, stage="self", number=number, sink=False)
+    rows.check(3)
+    np.testing.assert_allclose(rows.rows(0, 1)[0][0, 0], [0.125, 0.875])
 
 
 def test_what_was_not_seen_whole_is_refused() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnflow import AttentionTrace, Flow, Raw, Rollout
-from attnflow.errors import InputError, MethodError
+from attnflow.errors import InputError, MethodError, TargetError
 from attnflow.methods import METHODS, Method, describe_options, make_method
 from attnflow.testing import Shape, check_method, random_attention, random_trace
 
@@ -409,3 +409,57 @@ def test_flow_to_some_sources_only() -> None:
     assert sum(part.provenance["decided"].values()) == 4 * 1 * 2
     with pytest.raises(MethodError, match="needs all sources"):
         Flow(normalized=True)(trace, sources=[0])
+
+
+def causal(layers: int = 3, length: int = 5) -> AttentionTrace:
+    return random_trace(layers=layers, heads=2, length=length, seed=3, shape="causal")
+
+
+def test_one_step_leaves_one_step_of_attention_on_average() -> None:
+    matrices = Rollout(residual="one-step").matrices(causal(layers=4))
+    mean = causal(layers=4).weights.mean(axis=1)
+    np.testing.assert_allclose(matrices, 0.25 * mean + 0.75 * np.eye(5))
+
+
+@pytest.mark.parametrize("name", ["column", "element"])
+def test_receptive_fields_by_loops(name: str) -> None:
+    trace = causal()
+    found = Raw(receptive_field=name)(trace).values
+    for layer, heads in enumerate(trace.weights):
+        for i in range(5):
+            row = [heads[:, i, j].mean() for j in range(5)]
+            seen_by = [5 - j if name == "column" else max(i - j + 1, 1) for j in range(5)]
+            row = [weight / size for weight, size in zip(row, seen_by, strict=True)]
+            expected = [weight / sum(row) for weight in row]
+            np.testing.assert_allclose(found[layer, i], expected)
+
+
+def test_uniform_baseline_is_one_for_uniform_attention() -> None:
+    weights = np.tril(np.ones((3, 5, 5))) / np.arange(1, 6)[:, None]
+    trace = AttentionTrace.from_arrays(weights, list("abcde"))
+    found = Rollout(receptive_field="uniform-baseline")(trace).values
+    np.testing.assert_allclose(found[:, np.tril_indices(5)[0], np.tril_indices(5)[1]], 1)
+
+
+def test_receptive_fields_are_for_causal_attention() -> None:
+    with pytest.raises(MethodError, match=r"causal attention.*this trace is bidirectional"):
+        Rollout(receptive_field="column")(random_trace())
+    with pytest.raises(MethodError, match="Did you mean 'column'"):
+        Rollout(receptive_field="colum")
+    with pytest.raises(MethodError, match="Unknown receptive_field='uniform-baseline'"):
+        Flow(receptive_field="uniform-baseline")
+
+
+def test_nobody_draws_on_what_is_dropped_but_itself() -> None:
+    trace = causal()
+    found = Raw(drop=("t0", 2))(trace).values
+    for layer, heads in enumerate(trace.weights):
+        for i in range(5):
+            row = [heads[:, i, j].mean() if j not in (0, 2) or j == i else 0.0 for j in range(5)]
+            np.testing.assert_allclose(found[layer, i], np.array(row) / sum(row))
+    alone = AttentionTrace.from_arrays(np.array([[[1.0, 0.0], [1.0, 0.0]]]), ["a", "b"])
+    np.testing.assert_array_equal(Raw(drop=(0,))(alone).values[0], np.eye(2))  # keeps itself
+    with pytest.raises(TargetError, match="No position 9"):
+        Raw(drop=(9,))(trace)
+    with pytest.raises(MethodError, match=r"drop=1\.5 is no list"):
+        Raw(drop=1.5)  # type: ignore[arg-type]
