@@ -235,9 +235,7 @@ def test_texts_that_cannot_be_used_are_left_out_with_the_reason() -> None:
     assert [reasons[texts[0]], reasons[texts[3]]] == ["", ""]
     assert len(result.values("rollout", "sufficiency")) == 2
     assert "2 of 4 texts were left out" in result.verdict()[-1]
-    with pytest.raises(
-        ModelError, match=r"could not be measured on the first 1 texts: .*no answer"
-    ):
+    with pytest.raises(ModelError, match=r"on the first 1 texts: .*no answer"):
         evaluate_methods(loaded.model, texts[1:2], tokenizer=loaded.tokenizer)
 
 
@@ -558,7 +556,7 @@ def test_bad_usage_of_the_command(
 
 def test_a_relative_beats_rollout_and_flow_on_the_embedded_model(tmp_path: Path) -> None:
     """A small version of the table in docs/evidence.md, on template sentences."""
-    texts = [" ".join(example.words) for example in template_examples(30)]
+    texts = [" ".join(example.words) for example in template_examples(24)]
     relative = GradientFlow(residual=0.5, threads=1)
     result = evaluate_methods(
         None, texts, methods=["rollout", Flow(threads=1), relative], batch_size=256
