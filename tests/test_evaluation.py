@@ -25,6 +25,7 @@ from attnflow.evaluation.tables import tables_of
 from attnflow.evaluation.verdict import beating
 from attnflow.experiments.sentences import template_examples
 from attnflow.loading import Loaded
+from attnflow.models import agreement
 from attnflow.models.verb_number import load_verb_number
 from attnflow.testing import tiny_encoder
 
@@ -552,6 +553,22 @@ def test_bad_usage_of_the_command(
 ) -> None:
     assert _run(["evaluate", "--data", data, *arguments]) == status
     assert message in capsys.readouterr().err
+
+
+def test_the_held_out_part_is_what_training_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in (("NATURAL_DISTINCT", 10), ("DEV", 2), ("TEST", 5)):
+        monkeypatch.setattr(agreement, name, number)
+    path = tmp_path / "numpred.val"
+    lines = [f"{'VBZ' if k % 2 else 'VBP'}\tthe key number {k}" for k in range(10)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    expected = agreement.held_out(agreement.read_agreement(path))
+    read = command._read(path, None, held_out_only=True)
+    assert len(read) == 5
+    assert [(x.text, x.label) for x in read] == [
+        (" ".join(e.words), str(e.label)) for e in expected
+    ]
 
 
 def test_a_relative_beats_rollout_and_flow_on_the_embedded_model(tmp_path: Path) -> None:
