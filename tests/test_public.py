@@ -38,6 +38,7 @@ RANK = {
     "terminal": 8,
     "models": 2,
     "metrics": 2,
+    "reading": 2,
     "adapters": 8,
     "capturing": 9,
     "loading": 9,
@@ -49,13 +50,14 @@ RANK = {
     "explanation": 10,
     "importance": 10,
     "faithfulness": 11,
+    "evaluation": 12,
     "testing": 11,
-    "experiments": 13,
+    "experiments": 14,
     "demo": 12,
-    "commands": 12,
-    "cli": 14,
-    "__main__": 15,
-    "__init__": 16,
+    "commands": 13,
+    "cli": 15,
+    "__main__": 16,
+    "__init__": 17,
 }
 # A result is loaded and drawn by name: upward, inside a function, and nowhere else.
 LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
@@ -63,7 +65,7 @@ LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
 HEAVY = {
     "torch": {
         *("adapters", "capturing", "checking", "loading", "models", "testing", "explanation"),
-        *("importance", "faithfulness", "experiments"),  # they run models
+        *("importance", "faithfulness", "evaluation", "experiments"),  # they run models
         *("prompts", "streaming", "completions", "generation"),
     },
     "transformers": {"adapters", "testing", "commands", "models"},
@@ -108,6 +110,7 @@ def test_the_public_names() -> None:
         "explain",
         "generate",
         "explain_completion",
+        "evaluate_methods",
         "capture",
         "capture_batch",
         "Tokens",

@@ -12,6 +12,7 @@ gradients or measurements beside the weights: `GradientRollout`, `GradientFlow`,
 `capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
 does, without any model. `explain` does all of it in one call. `generate` continues a prompt and
 attributes every new token to it; `explain_completion` does so for a text that is there already.
+`evaluate_methods` says which method to trust for a model and its texts.
 
 Nothing heavy is imported until it is used: no torch for arrays, no matplotlib without a figure.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from attnflow.attribution import Attribution
     from attnflow.capturing import capture, capture_batch
     from attnflow.errors import AttnflowError
+    from attnflow.evaluation import evaluate_methods
     from attnflow.explanation import explain
     from attnflow.generation import explain_completion, generate
     from attnflow.graph import LayeredGraph
@@ -62,6 +64,7 @@ _HOME = {
     "explain": "explanation",
     "generate": "generation",
     "explain_completion": "generation",
+    "evaluate_methods": "evaluation",
     "capture": "capturing",
     "capture_batch": "capturing",
     "Tokens": "tokens",
@@ -86,6 +89,7 @@ __all__ = [
     "explain",
     "generate",
     "explain_completion",
+    "evaluate_methods",
     "capture",
     "capture_batch",
     "Tokens",

@@ -1,4 +1,4 @@
-"""The command line: explain, generate, experiment, check, methods, demo.
+"""The command line: explain, generate, evaluate, experiment, check, methods, demo.
 
 Answers go to standard output, everything else to standard error. Exit status: 0 done, 2 bad
 usage (an option, a text, a target), 1 failure (a model, a file), 130 interrupted. A traceback is
@@ -22,6 +22,7 @@ from rich.table import Table
 from attnflow import terminal
 from attnflow._version import __version__
 from attnflow.attribution import Attribution
+from attnflow.commands.evaluate import evaluate
 from attnflow.commands.generate import generate
 from attnflow.commands.options import (
     OptionOption,
@@ -30,7 +31,7 @@ from attnflow.commands.options import (
     parse_target,
     quiet_hosts,
 )
-from attnflow.errors import AttnflowError, InputError, optional_import
+from attnflow.errors import AttnflowError, InputError, StoppedError, optional_import
 from attnflow.experiments.commands import app as experiments
 from attnflow.methods import METHODS, Flow, Method, describe_options, make_method
 from attnflow.tokens import Target
@@ -154,6 +155,7 @@ def explain(
 
 
 app.command()(generate)
+app.command()(evaluate)
 
 
 @app.command()
@@ -338,6 +340,8 @@ def _run(arguments: list[str]) -> int:
         if leaving.code == _INTERRUPTED:  # the parser catches Ctrl-C before we do, and says nothing
             return _fail("interrupted; nothing was written.", _INTERRUPTED)
         return leaving.code if isinstance(leaving.code, int) else 0
+    except StoppedError as error:
+        return _fail(str(error), _INTERRUPTED)
     except AttnflowError as error:
         return _fail(str(error), 2 if isinstance(error, InputError) else 1, error)
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@
     │   ├── UnsupportedModelError        the host is known not to have a fixed attention graph
     │   └── CaptureError                 what was recorded failed its own check
     ├── FileError                        a file that is not ours, or cannot be written
+    ├── StoppedError                     a long run was interrupted; what is kept and how to go on
     └── MissingDependencyError (also ImportError)   an optional package is not installed
 
 Each message says what happened, the value, what is allowed, and what to do about it.
@@ -30,6 +31,7 @@ __all__ = [
     "MethodError",
     "MissingDependencyError",
     "ModelError",
+    "StoppedError",
     "TargetError",
     "TokensError",
     "UnsupportedModelError",
@@ -77,6 +79,10 @@ class CaptureError(ModelError):
 
 class FileError(AttnflowError):
     """A file that is not ours, is damaged, or cannot be read or written."""
+
+
+class StoppedError(AttnflowError):
+    """A long run was interrupted; the message says what is kept and how to go on."""
 
 
 class MissingDependencyError(AttnflowError, ImportError):

@@ -183,7 +183,7 @@ class KnownAnswer:
             raise InputError(f"The model answered none of {len(asked)} prompts rightly.")
         ranks = _ranks(known, CONTENDERS, stages)
         note = f"{len(known)} of {len(asked)} prompts were answered rightly and count."
-        title = "SmolLM2: the token that states the fact"
+        title = "The token that states the fact"
         return (
             _table("facts", title, ranks, note),
             _by_distractors(known, ranks),
@@ -280,7 +280,7 @@ def _table(name: str, title: str, ranks: Mapping[str, Floats], note: str) -> Tab
         ("first", "top three", "mean rank"),
         {k: tuple(_plain(cell) for cell in v) for k, v in rows.items()},
         note,
-        drawn="bars" if name in ("facts", "products") else None,
+        drawn="columns" if name == "facts" else None,
     )
 
 

@@ -55,7 +55,7 @@ def compared(found: Comparison) -> Cell:
 @dataclass(frozen=True)
 class Table:
     """Cells by row and column. `name` is for files; `drawn` puts it into the figure, as lines over
-    its columns or as bars of its rows.
+    its columns or as a panel for each column.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Table:
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[Cell, ...]]
     note: str = ""
-    drawn: Literal["lines", "bars"] | None = None
+    drawn: Literal["lines", "columns"] | None = None
 
     def lines(self) -> Iterator[tuple[str, list[str]]]:
         """Each row as text: the value, its interval, and the paper's number and the difference."""
@@ -148,14 +148,12 @@ class Report:
         paths = [folder / f"{self.name}.{ending}" for ending in ("csv", "md", "png")]
         paths[0].write_text(self.to_csv(), encoding="utf-8")
         paths[1].write_text(self.to_markdown(), encoding="utf-8")
-        lines, bars = (
-            [_panel(table) for table in self.tables if table.drawn == kind]
-            for kind in ("lines", "bars")
-        )
+        lines = [_panel(table) for table in self.tables if table.drawn == "lines"]
         if lines:
             plots.layer_curves(lines, paths[2])
         else:
-            plots.interval_bars_figure(bars, paths[2])
+            shown = [table for table in self.tables if table.drawn == "columns"]
+            plots.interval_panels([p for table in shown for p in _column_panels(table)], paths[2])
         return paths
 
 
@@ -206,6 +204,19 @@ def _markdown(table: Table) -> Sequence[str]:
     head = [f"| | {' | '.join(table.columns)} |", "|---|" + "---|" * len(table.columns)]
     rows = [f"| {name.strip()} | {' | '.join(values)} |" for name, values in table.lines()]
     return [*head, *rows]
+
+
+def _column_panels(table: Table) -> list[dict[str, object]]:
+    """Plain numbers, a panel for each column: the mean and its interval in every row."""
+    names = list(table.rows)
+    return [
+        {
+            "title": f"{table.title}: {column}",
+            "names": names,
+            "cells": [(c.value, c.low, c.high) for c in (table.rows[name][k] for name in names)],
+        }
+        for k, column in enumerate(table.columns)
+    ]
 
 
 def _panel(table: Table) -> dict[str, object]:

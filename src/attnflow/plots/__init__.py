@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from attnflow.plots.bars import interval_bars, interval_bars_figure
 from attnflow.plots.completions import (
     completion_figure,
     completion_map,
@@ -10,14 +9,15 @@ from attnflow.plots.completions import (
     token_layers,
 )
 from attnflow.plots.curves import curves, layer_curves
+from attnflow.plots.intervals import interval_panels, intervals
 from attnflow.plots.maps import layers_map, methods_figure
 
 __all__ = [
     "completion_figure",
     "completion_map",
     "curves",
-    "interval_bars",
-    "interval_bars_figure",
+    "interval_panels",
+    "intervals",
     "layer_curves",
     "layers_map",
     "methods_figure",

@@ -1,0 +1,13 @@
+"""Which attribution to trust for a model and its texts: methods held against what the model uses.
+
+`evaluate_methods` runs; an `Evaluation` is what it found, a frozen value that can be shown,
+compared and written. Every method sees the same captured pass and every ranking the same perturbed
+texts, so that differences between methods are differences on the same examples.
+"""
+
+from __future__ import annotations
+
+from attnflow.evaluation.results import Evaluation, Metric, Record
+from attnflow.evaluation.running import evaluate_methods
+
+__all__ = ["Evaluation", "Metric", "Record", "evaluate_methods"]
