@@ -211,7 +211,7 @@ def _column_panels(table: Table) -> list[dict[str, object]]:
     names = list(table.rows)
     return [
         {
-            "title": f"{table.title}: {column}",
+            "title": column,
             "names": names,
             "cells": [(c.value, c.low, c.high) for c in (table.rows[name][k] for name in names)],
         }
