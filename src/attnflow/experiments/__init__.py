@@ -15,4 +15,6 @@ EXPERIMENTS: Mapping[str, str] = {
     "verb-number": "Tables 1 and 2: raw attention, rollout and flow against blank-out and input "
     "gradients on the embedded model",
     "known-answer": "Models whose true sources are known: how often does each method find one",
+    "pronouns": "Figure 4: a model's pronoun beside the antecedent that raw attention, rollout and "
+    "flow prefer; Winogender too",
 }

@@ -21,7 +21,17 @@ from attnflow.metrics import compare_paired, summarize
 from attnflow.prompts import neutral_ids
 from attnflow.trace import AttentionTrace
 
-__all__ = ["CONTENDERS", "Contender", "Known", "KnownAnswer", "arithmetic", "stated_facts"]
+__all__ = [
+    "CONTENDERS",
+    "DEFAULT",
+    "Contender",
+    "Known",
+    "KnownAnswer",
+    "arithmetic",
+    "neutral_traces",
+    "padded",
+    "stated_facts",
+]
 
 Floats = NDArray[np.float64]
 _BATCH = 16
@@ -86,7 +96,7 @@ def stated_facts(
             for prompt, trace in zip(part, traces, strict=True)
             if trace.prediction is not None and trace.prediction.label == f"Ġ{prompt.answer}"
         ]
-        others = _neutral_traces(model, tokenizer, [trace for _, trace in right])
+        others = neutral_traces(model, tokenizer, [trace for _, trace in right])
         for (prompt, trace), neutral in zip(right, others, strict=True):
             sources = trace.tokens.occurrences_of([f"Ġ{prompt.answer}"])
             found.append(Known(trace, neutral, tuple(sources), prompt.distractors))
@@ -94,19 +104,21 @@ def stated_facts(
     return found
 
 
-def _neutral_traces(
+def neutral_traces(
     model: Any, tokenizer: Any, traces: Sequence[AttentionTrace]
 ) -> list[AttentionTrace]:
+    """The same prompts with nothing in them, in one pass."""
     if not traces:
         return []
     rows = [
         neutral_ids(tokenizer, tokenizer.convert_tokens_to_ids(list(trace.tokens)))
         for trace in traces
     ]
-    return capture_batch(model, _padded(rows), tokenizer=tokenizer, heads="mean")
+    return capture_batch(model, padded(rows), tokenizer=tokenizer, heads="mean")
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+def padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    """Token ids as one batch, padding on the right and masked; no padding token is needed."""
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
@@ -119,7 +131,7 @@ def arithmetic(model: Any, vocabulary: Mapping[str, int], sign: str, stages: Sta
     pairs = [(a, b) for a in range(10) for b in range(10)]
     rows = [[vocabulary[c] for c in f"{a}{sign}{b}="] for a, b in pairs]
     found = []
-    for (a, b), trace in zip(pairs, capture_batch(model, _padded(rows), heads="mean"), strict=True):
+    for (a, b), trace in zip(pairs, capture_batch(model, padded(rows), heads="mean"), strict=True):
         first_digit = str(vocabulary[str(compute(a, b))[0]])
         if trace.prediction is not None and trace.prediction.label == first_digit:
             found.append(Known(trace, None, (0, 2)))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as Grid
 
 from attnflow.errors import FileError
 from attnflow.metrics import Comparison, Summary
 
-__all__ = ["Cell", "Report", "Table", "compared", "decimals", "summarized"]
+__all__ = ["Cell", "Report", "Table", "compared", "decimals", "panel_of", "summarized"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,10 @@ def compared(found: Comparison) -> Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells by row and column. `name` is for files; `drawn` puts it into the figure."""
+    """Cells by row and column. `name` is for files; `drawn` puts it into the figure.
+
+    `shown` are the columns that are printed, where all are too many; CSV and figure have all.
+    """
 
     name: str
     title: str
@@ -62,10 +64,20 @@ class Table:
     rows: Mapping[str, tuple[Cell, ...]]
     note: str = ""
     drawn: bool = False
+    shown: tuple[int, ...] | None = None
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """The columns that are printed."""
+        return tuple(self.columns[k] for k in self._printed())
+
+    def _printed(self) -> Sequence[int]:
+        return range(len(self.columns)) if self.shown is None else self.shown
 
     def lines(self) -> Iterator[tuple[str, list[str]]]:
         """Each row as text: the value, its interval, and the paper's number and the difference."""
-        for name, cells in self.rows.items():
+        for name, every in self.rows.items():
+            cells = [every[k] for k in self._printed()]
             yield name, [_with_std(cell.value, cell.std) for cell in cells]
             if any(cell.low is not None for cell in cells):
                 yield "  95 % interval", [_interval(cell) for cell in cells]
@@ -80,7 +92,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """An experiment's result; `protocol` and `findings` are sentences."""
+    """An experiment's result; `protocol` and `findings` are sentences.
+
+    `figure` draws the figure to a file; without it the tables that are `drawn` make one.
+    """
 
     name: str
     title: str
@@ -89,6 +104,7 @@ class Report:
     findings: tuple[str, ...] = ()
     command: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)
+    figure: Callable[[Path], None] | None = None
 
     def table(self, name: str) -> Table:
         """One of its tables."""
@@ -102,9 +118,9 @@ class Report:
         for table in self.tables:
             console.print()
             console.print(f"[bold]{escape(table.title)}[/bold]", soft_wrap=True)
-            grid = _grid(table)
-            wide = console.options.update(max_width=1_000)
-            console.print(grid, width=console.measure(grid, options=wide).maximum, crop=False)
+            for line in _aligned(table):
+                dim = "dim" if line.startswith("  ") else None
+                console.print(line, style=dim, soft_wrap=True, markup=False)
             if table.note:
                 console.print(escape(table.note), style="dim", soft_wrap=True)
         console.print()
@@ -137,7 +153,7 @@ class Report:
         return "\n".join(parts) + "\n"
 
     def write(self, folder: Path) -> list[Path]:
-        """CSV, Markdown and the figure in a folder; the files that were written."""
+        """CSV, Markdown and the figure, if any, in a folder; the files that were written."""
         from attnflow import plots
 
         try:
@@ -147,7 +163,13 @@ class Report:
         paths = [folder / f"{self.name}.{ending}" for ending in ("csv", "md", "png")]
         paths[0].write_text(self.to_csv(), encoding="utf-8")
         paths[1].write_text(self.to_markdown(), encoding="utf-8")
-        plots.layer_curves([_panel(table) for table in self.tables if table.drawn], paths[2])
+        panels = [panel_of(table) for table in self.tables if table.drawn]
+        if self.figure is not None:
+            self.figure(paths[2])
+        elif panels:
+            plots.layer_curves(panels, paths[2])
+        else:
+            return paths[:2]
         return paths
 
 
@@ -157,7 +179,7 @@ def decimals(value: float | None) -> str:
         return ""
     if not math.isfinite(value):
         return "undefined"
-    shown = f"{value:.2f}"
+    shown = f"{value:.2f}".replace("-0.00", "0.00")
     return shown.replace("0.", ".", 1) if abs(value) < 1 and "0." in shown else shown
 
 
@@ -183,23 +205,24 @@ def _csv(value: object) -> object:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
 
 
-def _grid(table: Table) -> Grid:
-    grid = Grid(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    grid.add_column("", no_wrap=True)
-    for column in table.columns:
-        grid.add_column(column, justify="right", no_wrap=True)
-    for name, values in table.lines():
-        grid.add_row(escape(name), *values, style="dim" if name.startswith("  ") else None)
-    return grid
+def _aligned(table: Table) -> list[str]:
+    """Columns of text as wide as they need to be: a terminal may wrap them, nothing is cut off."""
+    lines = [("", list(table.headings)), *table.lines()]
+    label = max(len(name) for name, _ in lines)
+    widths = [max(map(len, column)) for column in zip(*(cells for _, cells in lines), strict=True)]
+    return [
+        "  ".join([name.ljust(label), *map(str.rjust, cells, widths)]).rstrip()
+        for name, cells in lines
+    ]
 
 
 def _markdown(table: Table) -> Sequence[str]:
-    head = [f"| | {' | '.join(table.columns)} |", "|---|" + "---|" * len(table.columns)]
+    head = [f"| | {' | '.join(table.headings)} |", "|---|" + "---|" * len(table.headings)]
     rows = [f"| {name.strip()} | {' | '.join(values)} |" for name, values in table.lines()]
     return [*head, *rows]
 
 
-def _panel(table: Table) -> dict[str, object]:
+def panel_of(table: Table) -> dict[str, object]:
     """Plain numbers for the figure."""
     return {
         "title": table.title,

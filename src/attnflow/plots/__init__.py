@@ -10,14 +10,17 @@ from attnflow.plots.completions import (
 )
 from attnflow.plots.curves import curves, layer_curves
 from attnflow.plots.maps import layers_map, methods_figure
+from attnflow.plots.pronouns import agreement_figure, pronoun_figure
 
 __all__ = [
+    "agreement_figure",
     "completion_figure",
     "completion_map",
     "curves",
     "layer_curves",
     "layers_map",
     "methods_figure",
+    "pronoun_figure",
     "source_bars",
     "token_layers",
 ]

@@ -1,0 +1,86 @@
+"""The paper's Figure 4: a model's pronouns beside what attention says of their antecedents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnflow.plots.canvas import bare, pyplot
+from attnflow.plots.curves import curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["agreement_figure", "pronoun_figure"]
+
+_PAIR = ("#0072B2", "#D55E00")  # the first antecedent and its pronoun, the second and its
+_MARKERS = ("o", "s")
+
+
+def pronoun_figure(sentences: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """A line for each sentence: its pronouns' probabilities, then each method over layers."""
+    names = list(sentences[0]["methods"])
+    figure = pyplot().figure(
+        figsize=(2.4 + 2.7 * len(names), 2.5 * len(sentences) + 0.4), layout="constrained"
+    )
+    parts = np.atleast_1d(figure.subfigures(len(sentences), 1))
+    for part, sentence in zip(parts, sentences, strict=True):
+        part.suptitle(sentence["heading"], fontsize=11, fontweight="bold")
+        bars, *panels = part.subplots(1, 1 + len(names), width_ratios=[0.8] + [1] * len(names))
+        _probabilities(sentence, bars)
+        for ax, name in zip(panels, names, strict=True):
+            _antecedents(sentence, name, ax)
+        handles, labels = panels[0].get_legend_handles_labels()
+        part.legend(handles, labels, loc="outside right center", frameon=False)
+    figure.savefig(path, dpi=160)
+    pyplot().close(figure)
+
+
+def _probabilities(sentence: Mapping[str, Any], ax: Axes) -> None:
+    values = sentence["probabilities"]
+    ax.bar(sentence["pronouns"], values, color=_PAIR, width=0.6)
+    for place, value in enumerate(values):
+        ax.text(place, value, f"{value:.3f}".removeprefix("0"), ha="center", va="bottom")
+    ax.set_ylim(0, 1.18 * max(values))
+    ax.set_yticks([])
+    ax.set_title("the model's probability", fontsize=9)
+    bare(ax)
+
+
+def _antecedents(sentence: Mapping[str, Any], name: str, ax: Axes) -> None:
+    lines = zip(sentence["antecedents"], sentence["methods"][name], _PAIR, _MARKERS, strict=True)
+    for word, values, colour, marker in lines:
+        ax.plot(
+            sentence["layers"], values, color=colour, marker=marker, markersize=3, label=word
+        )  # nan, where a word is not seen, draws nothing
+    ax.axhline(0, color="black", linewidth=0.6)
+    ax.set_title(name, fontsize=9)
+    ax.set_xlabel("layer", fontsize=8)
+    ax.tick_params(labelsize=8)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+
+
+def agreement_figure(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Shares over layers with their intervals, and chance as a line."""
+    figure, axes = pyplot().subplots(
+        1, len(panels), figsize=(4.3 * len(panels), 3.8), sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    labelled: dict[str, Any] = {}
+    for panel, ax in zip(panels, axes[0], strict=True):
+        curves({**panel, "title": fill(panel["title"], 42)}, ax=ax)
+        places = np.unique(np.linspace(0, len(panel["columns"]) - 1, 7).round().astype(int))
+        ax.set_xticks(places, [panel["columns"][k] for k in places])
+        ax.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
+        ax.set_ylim(0, 1)
+        handles, names = ax.get_legend_handles_labels()
+        labelled |= dict(zip(names, handles, strict=True))
+    axes[0][0].set_ylabel("share")
+    figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=160)
+    pyplot().close(figure)
