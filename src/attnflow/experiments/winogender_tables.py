@@ -290,4 +290,5 @@ def draw(found: Winogender, path: Path) -> None:
 
     names = ("agreement", "binding", "original", "referents")
     drawn = [table for table in tables(found) if table.name in names]
-    plots.agreement_figure([panel_of(table) for table in drawn], path)
+    fixed = (FIRST, LAST, MODEL)
+    plots.agreement_figure([{**panel_of(table), "fixed": fixed} for table in drawn], path)

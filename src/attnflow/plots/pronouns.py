@@ -66,21 +66,35 @@ def _antecedents(sentence: Mapping[str, Any], name: str, ax: Axes) -> None:
 
 
 def agreement_figure(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Shares over layers with their intervals, and chance as a line."""
+    """Shares over layers with their intervals; what does not depend on the layer as a line."""
+    across = min(2, len(panels))
+    down = -(-len(panels) // across)
     figure, axes = pyplot().subplots(
-        1, len(panels), figsize=(4.3 * len(panels), 3.8), sharey=True, squeeze=False,
+        down, across, figsize=(5.2 * across, 3.3 * down + 0.6), sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
     labelled: dict[str, Any] = {}
-    for panel, ax in zip(panels, axes[0], strict=True):
-        curves({**panel, "title": fill(panel["title"], 42)}, ax=ax)
-        places = np.unique(np.linspace(0, len(panel["columns"]) - 1, 7).round().astype(int))
-        ax.set_xticks(places, [panel["columns"][k] for k in places])
-        ax.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
-        ax.set_ylim(0, 1)
+    for panel, ax in zip(panels, axes.flat, strict=False):
+        _agreement(panel, ax)
         handles, names = ax.get_legend_handles_labels()
         labelled |= dict(zip(names, handles, strict=True))
-    axes[0][0].set_ylabel("share")
-    figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=4, frameon=False)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_axis_off()
+    for ax in axes[:, 0]:
+        ax.set_ylabel("share")
+    figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=160)
     pyplot().close(figure)
+
+
+def _agreement(panel: Mapping[str, Any], ax: Axes) -> None:
+    values = {name: np.array(line["value"]) for name, line in panel["series"].items()}
+    fixed = {name: line[0] for name, line in values.items() if name in panel["fixed"]}
+    moving = {name: panel["series"][name] for name in values if name not in fixed}
+    curves({**panel, "series": moving, "title": fill(panel["title"], 52)}, ax=ax)
+    for (name, value), dashes in zip(fixed.items(), ("--", "-.", (0, (5, 1, 1, 1))), strict=False):
+        ax.axhline(value, color="black", linewidth=1, linestyle=dashes, label=name)
+    ax.axhline(0.5, color="black", linewidth=0.8, linestyle=":", label="chance")
+    places = np.unique(np.linspace(0, len(panel["columns"]) - 1, 7).round().astype(int))
+    ax.set_xticks(places, [panel["columns"][k] for k in places])
+    ax.set_ylim(0, 1)
