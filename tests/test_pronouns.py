@@ -443,7 +443,8 @@ def test_the_papers_protocol_reads_the_papers_sentences(
     shown = capsys.readouterr().out
     assert "John convinced Mary" not in shown
     assert DEFAULT not in shown
-    assert "2 sentences in 2 frames" in shown
+    assert "Mary convinced John of her/his: Mary" in shown
+    assert "How often" not in shown  # over two sentences a share says nothing
 
 
 def test_one_sentence_of_ones_own(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

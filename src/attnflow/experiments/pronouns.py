@@ -42,6 +42,7 @@ PAPER_PREFERENCES: Final[Mapping[PronounSentence, Mapping[str, bool]]] = {
 """The same figure: whether each, at the last layer, prefers the first antecedent."""
 
 _DETAILED: Final = 6  # sentences whose layers are tables of their own, and rows of the figure
+_FEWEST: Final = 5  # frames that are summed up; over fewer, a share and its interval say nothing
 
 _PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = {
     "sound": (
@@ -220,7 +221,7 @@ def _layers(number: int, reading: Reading) -> Table:
 
 def _questions(frames: Sequence[Frame]) -> list[Question]:
     """Over all sentences; the binding only where each frame has the genders both ways."""
-    if len(frames) < 2:
+    if len(frames) < _FEWEST:
         return []
     count = sum(len(frame.readings) for frame in frames)
     pronoun = Question(
@@ -293,8 +294,8 @@ def _said(reading: Reading) -> str:
     verdicts = {name: float(agreed(leans[-1], truth)) for name, leans in reading.leans.items()}
     agree = [name for name, verdict in verdicts.items() if verdict == 1]
     return (
-        f"{sentence.before!r}: {sentence.pronouns[choice]} ({p[choice]:.3f}) before "
-        f"{sentence.pronouns[1 - choice]} ({p[1 - choice]:.3f}), so "
+        f"{sentence.before!r}: {sentence.pronouns[choice]} ({p[choice]:.2g}) before "
+        f"{sentence.pronouns[1 - choice]} ({p[1 - choice]:.2g}), so "
         f"{sentence.antecedents[choice]}; at the last layer {', '.join(agree) or 'no method'} "
         f"prefer{'s' if len(agree) < 2 else ''} it too."
     )

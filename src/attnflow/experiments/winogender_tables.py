@@ -266,8 +266,7 @@ def findings(found: Winogender) -> tuple[str, ...]:
         consistent = sum(_names_one(item) for item in found.framed)
         said.append(
             f"In {consistent} of {len(found.framed)} texts the preferred pronoun goes with the "
-            "same role however the genders are laid; in the others the model prefers one pronoun "
-            "as such."
+            "same role however the genders are laid; in the others it does not."
         )
         said += [standing(asked, found.methods) for asked in _questions(found)]
     lost = len(found.pairs) - len(found.telling_pairs)

@@ -19,6 +19,7 @@ __all__ = ["agreement_figure", "pronoun_figure"]
 
 _PAIR = ("#0072B2", "#D55E00")  # the first antecedent and its pronoun, the second and its
 _MARKERS = ("o", "s")
+_DASHES = ("--", "-.", "-")
 
 
 def pronoun_figure(sentences: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -89,11 +90,12 @@ def agreement_figure(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def _agreement(panel: Mapping[str, Any], ax: Axes) -> None:
     values = {name: np.array(line["value"]) for name, line in panel["series"].items()}
-    fixed = {name: line[0] for name, line in values.items() if name in panel["fixed"]}
+    styles = dict(zip(panel["fixed"], _DASHES, strict=False))
+    fixed = {name: line[0] for name, line in values.items() if name in styles}
     moving = {name: panel["series"][name] for name in values if name not in fixed}
     curves({**panel, "series": moving, "title": fill(panel["title"], 52)}, ax=ax)
-    for (name, value), dashes in zip(fixed.items(), ("--", "-.", (0, (5, 1, 1, 1))), strict=False):
-        ax.axhline(value, color="black", linewidth=1, linestyle=dashes, label=name)
+    for name, value in fixed.items():
+        ax.axhline(value, color="black", linewidth=1, linestyle=styles[name], label=name)
     ax.axhline(0.5, color="black", linewidth=0.8, linestyle=":", label="chance")
     places = np.unique(np.linspace(0, len(panel["columns"]) - 1, 7).round().astype(int))
     ax.set_xticks(places, [panel["columns"][k] for k in places])
