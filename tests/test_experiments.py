@@ -326,7 +326,7 @@ def test_the_papers_tables_are_written_down_right() -> None:
 
 def test_a_report_shows_what_is_undefined(tmp_path: Path) -> None:
     cells = (Cell(0.123456, 0.2, 0.1, 0.15, n=3, undefined=2, paper=0.2, paper_std=0.1),)
-    table = Table("t", "A table", ("L1",), {"raw": cells}, "a note", drawn="lines")
+    table = Table("t", "A table", ("L1",), {"raw": cells}, "a note", drawn=True)
     report = Report("r", "Title", ("one sentence.",), (table,), ("it follows.",))
     console = Console(record=True, width=40, file=(tmp_path / "out").open("w"))
     report.show(console)

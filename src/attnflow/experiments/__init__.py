@@ -16,4 +16,6 @@ EXPERIMENTS: Mapping[str, str] = {
     "gradients on the embedded model",
     "known-answer": "Models whose true sources are known: how often does each method find one",
     "sst2": "Table 3: the same against input gradients, on any sequence classifier and GLUE data",
+    "pronouns": "Figure 4: a model's pronoun beside the antecedent that raw attention, rollout and "
+    "flow prefer; Winogender too",
 }

@@ -14,8 +14,10 @@ from rich.progress import Progress
 from attnflow.commands.options import quiet_hosts
 from attnflow.errors import InputError, optional_import
 from attnflow.experiments import EXPERIMENTS
+from attnflow.experiments.pronoun_sentences import OURS, PAPERS, parse_sentence
 from attnflow.experiments.report import Report
 from attnflow.experiments.sentences import template_examples
+from attnflow.experiments.winogender import read_winogender
 from attnflow.models.agreement import Example, held_out, read_agreement
 
 if TYPE_CHECKING:
@@ -130,6 +132,81 @@ def known_answer(
         typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
     command = f"attnflow experiment known-answer --prompts {prompts} --seed {seed}"
     finish(experiment.report(tables, f"{command} --wording {wording}"), output)
+
+
+@app.command(name="pronouns")
+def pronouns(
+    model: Annotated[
+        str | None,
+        typer.Option(help="A masked or causal language model, name or folder; default: SmolLM2."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Winogender table: header sentid sentence, ids such as "
+            "accountant.taxpayer.0.male.txt. Gives a summary over all sentences. Default: the "
+            "paper's sentences and more of their form."
+        ),
+    ] = None,
+    sentence: Annotated[
+        str | None,
+        typer.Option(help="One sentence instead, [MASK] in the pronoun's place."),
+    ] = None,
+    antecedents: Annotated[
+        str | None,
+        typer.Option(help="The two words its pronoun may refer to, such as author,Sara."),
+    ] = None,
+    pronouns: Annotated[
+        str | None,
+        typer.Option(help="The pronoun that goes with each of them, such as his,her."),
+    ] = None,
+    protocol: Annotated[
+        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
+    ] = "sound",
+    output: Annotated[
+        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
+    ] = None,
+) -> None:
+    """Figure 4: which antecedent do raw attention, rollout and flow prefer, and which pronoun?"""
+    optional_import("torch", extra="models", purpose="Running a model")
+    from attnflow.experiments.pronouns import Pronouns
+    from attnflow.loading import load_language_model
+
+    experiment = Pronouns(protocol=protocol)  # type: ignore[arg-type]
+    if data is not None and sentence is not None:
+        raise InputError("--data and --sentence are two experiments; give one of them.")
+    if sentence is None and (antecedents or pronouns):
+        raise InputError("--antecedents and --pronouns belong to a --sentence; none is given.")
+    schemas = None if data is None else read_winogender(data)
+    sentences = PAPERS if protocol == "paper" else OURS
+    if sentence is not None:
+        sentences = (parse_sentence(sentence, antecedents, pronouns),)
+    quiet_hosts()
+    loaded = load_language_model(model)
+    command = _pronouns_command(model, data, sentence, antecedents, pronouns, protocol)
+    with progress_bars() as stages:
+        report = (
+            experiment.of_sentences(*loaded, sentences, command=command, stages=stages)
+            if schemas is None
+            else experiment.of_winogender(*loaded, schemas, command=command, stages=stages)
+        )
+    finish(report, output)
+
+
+def _pronouns_command(
+    model: str | None,
+    data: Path | None,
+    sentence: str | None,
+    antecedents: str | None,
+    pronouns: str | None,
+    protocol: str,
+) -> str:
+    parts = ["attnflow experiment pronouns"]
+    parts += [f"--model {Path(model).name}"] if model else []
+    parts += [f"--data {data.name}"] if data else []
+    if sentence:
+        parts.append(f'--sentence "{sentence}" --antecedents {antecedents} --pronouns {pronouns}')
+    return " ".join([*parts, f"--protocol {protocol}"])
 
 
 def _sentences(

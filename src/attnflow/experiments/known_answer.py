@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +35,17 @@ from attnflow.metrics import compare_paired, summarize
 from attnflow.prompts import neutral_ids
 from attnflow.trace import AttentionTrace
 
-__all__ = ["CONTENDERS", "Contender", "Known", "KnownAnswer", "arithmetic", "stated_facts"]
+__all__ = [
+    "CONTENDERS",
+    "DEFAULT",
+    "Contender",
+    "Known",
+    "KnownAnswer",
+    "arithmetic",
+    "neutral_traces",
+    "padded",
+    "stated_facts",
+]
 
 Floats = NDArray[np.float64]
 _BATCH = 16
@@ -114,7 +126,7 @@ def stated_facts(
             for prompt, trace in zip(part, traces, strict=True)
             if trace.prediction is not None and trace.prediction.label == f"Ġ{prompt.answer}"
         ]
-        others = _neutral_traces(model, tokenizer, [trace for _, trace in right])
+        others = neutral_traces(model, tokenizer, [trace for _, trace in right])
         for (prompt, trace), neutral in zip(right, others, strict=True):
             sources = trace.tokens.occurrences_of([f"Ġ{prompt.answer}"])
             found.append(Known(trace, neutral, tuple(sources), prompt.distractors, prompt.text))
@@ -122,19 +134,21 @@ def stated_facts(
     return found
 
 
-def _neutral_traces(
+def neutral_traces(
     model: Any, tokenizer: Any, traces: Sequence[AttentionTrace]
 ) -> list[AttentionTrace]:
+    """The same prompts with nothing in them, in one pass."""
     if not traces:
         return []
     rows = [
         neutral_ids(tokenizer, tokenizer.convert_tokens_to_ids(list(trace.tokens)))
         for trace in traces
     ]
-    return capture_batch(model, _padded(rows), tokenizer=tokenizer, heads="mean")
+    return capture_batch(model, padded(rows), tokenizer=tokenizer, heads="mean")
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+def padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    """Token ids as one batch, padding on the right and masked; no padding token is needed."""
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
@@ -147,7 +161,7 @@ def arithmetic(model: Any, vocabulary: Mapping[str, int], sign: str, stages: Sta
     pairs = [(a, b) for a in range(10) for b in range(10)]
     rows = [[vocabulary[c] for c in f"{a}{sign}{b}="] for a, b in pairs]
     found = []
-    for (a, b), trace in zip(pairs, capture_batch(model, _padded(rows), heads="mean"), strict=True):
+    for (a, b), trace in zip(pairs, capture_batch(model, padded(rows), heads="mean"), strict=True):
         first_digit = str(vocabulary[str(compute(a, b))[0]])
         if trace.prediction is not None and trace.prediction.label == first_digit:
             ids = torch.tensor([[vocabulary[c] for c in f"{a}{sign}{b}="]])
@@ -232,6 +246,7 @@ class KnownAnswer:
             tables=tuple(tables),
             findings=tuple(findings),
             command=command,
+            figure=None if facts is None else partial(_draw, facts),
         )
 
 
@@ -280,13 +295,28 @@ def _table(name: str, title: str, ranks: Mapping[str, Floats], note: str) -> Tab
         ("first", "top three", "mean rank"),
         {k: tuple(_plain(cell) for cell in v) for k, v in rows.items()},
         note,
-        drawn="columns" if name == "facts" else None,
     )
 
 
 def _plain(cell: Cell) -> Cell:
     """Without the standard deviation, which says nothing of a yes or no."""
     return Cell(cell.value, None, cell.low, cell.high, None, cell.n)
+
+
+def _draw(table: Table, path: Path) -> None:
+    """A panel for each column: the mean and its interval in every row."""
+    from attnflow import plots
+
+    names = list(table.rows)
+    panels = [
+        {
+            "title": column,
+            "names": names,
+            "cells": [(c.value, c.low, c.high) for c in (table.rows[name][k] for name in names)],
+        }
+        for k, column in enumerate(table.columns)
+    ]
+    plots.interval_panels(panels, path)
 
 
 def _related(

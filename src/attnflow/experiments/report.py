@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +15,7 @@ from rich.markup import escape
 from attnflow.errors import FileError
 from attnflow.metrics import Comparison, Summary
 
-__all__ = ["Cell", "Report", "Table", "compared", "decimals", "summarized"]
+__all__ = ["Cell", "Report", "Table", "compared", "decimals", "panel_of", "summarized"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,9 @@ def compared(found: Comparison) -> Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells by row and column. `name` is for files; `drawn` puts it into the figure, as lines over
-    its columns or as a panel for each column.
+    """Cells by row and column. `name` is for files; `drawn` puts it into the figure.
+
+    `shown` are the columns that are printed, where all are too many; CSV and figure have all.
     """
 
     name: str
@@ -63,11 +63,21 @@ class Table:
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[Cell, ...]]
     note: str = ""
-    drawn: Literal["lines", "columns"] | None = None
+    drawn: bool = False
+    shown: tuple[int, ...] | None = None
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """The columns that are printed."""
+        return tuple(self.columns[k] for k in self._printed())
+
+    def _printed(self) -> Sequence[int]:
+        return range(len(self.columns)) if self.shown is None else self.shown
 
     def lines(self) -> Iterator[tuple[str, list[str]]]:
         """Each row as text: the value, its interval, and the paper's number and the difference."""
-        for name, cells in self.rows.items():
+        for name, every in self.rows.items():
+            cells = [every[k] for k in self._printed()]
             yield name, [_with_std(cell.value, cell.std) for cell in cells]
             if any(cell.low is not None for cell in cells):
                 yield "  95 % interval", [_interval(cell) for cell in cells]
@@ -82,7 +92,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """An experiment's result; `protocol` and `findings` are sentences."""
+    """An experiment's result; `protocol` and `findings` are sentences.
+
+    `figure` draws the figure to a file; without it the tables that are `drawn` make one.
+    """
 
     name: str
     title: str
@@ -90,6 +103,7 @@ class Report:
     tables: tuple[Table, ...]
     findings: tuple[str, ...] = ()
     command: str = ""
+    figure: Callable[[Path], None] | None = None
 
     def table(self, name: str) -> Table:
         """One of its tables."""
@@ -138,7 +152,7 @@ class Report:
         return "\n".join(parts) + "\n"
 
     def write(self, folder: Path) -> list[Path]:
-        """CSV, Markdown and the figure in a folder; the files that were written."""
+        """CSV, Markdown and the figure, if any, in a folder; the files that were written."""
         from attnflow import plots
 
         try:
@@ -148,12 +162,13 @@ class Report:
         paths = [folder / f"{self.name}.{ending}" for ending in ("csv", "md", "png")]
         paths[0].write_text(self.to_csv(), encoding="utf-8")
         paths[1].write_text(self.to_markdown(), encoding="utf-8")
-        lines = [_panel(table) for table in self.tables if table.drawn == "lines"]
-        if lines:
-            plots.layer_curves(lines, paths[2])
+        panels = [panel_of(table) for table in self.tables if table.drawn]
+        if self.figure is not None:
+            self.figure(paths[2])
+        elif panels:
+            plots.layer_curves(panels, paths[2])
         else:
-            shown = [table for table in self.tables if table.drawn == "columns"]
-            plots.interval_panels([p for table in shown for p in _column_panels(table)], paths[2])
+            return paths[:2]
         return paths
 
 
@@ -191,7 +206,7 @@ def _csv(value: object) -> object:
 
 def _aligned(table: Table) -> list[str]:
     """Columns of text as wide as they need to be: a terminal may wrap them, nothing is cut off."""
-    lines = [("", list(table.columns)), *table.lines()]
+    lines = [("", list(table.headings)), *table.lines()]
     label = max(len(name) for name, _ in lines)
     widths = [max(map(len, column)) for column in zip(*(cells for _, cells in lines), strict=True)]
     return [
@@ -201,25 +216,12 @@ def _aligned(table: Table) -> list[str]:
 
 
 def _markdown(table: Table) -> Sequence[str]:
-    head = [f"| | {' | '.join(table.columns)} |", "|---|" + "---|" * len(table.columns)]
+    head = [f"| | {' | '.join(table.headings)} |", "|---|" + "---|" * len(table.headings)]
     rows = [f"| {name.strip()} | {' | '.join(values)} |" for name, values in table.lines()]
     return [*head, *rows]
 
 
-def _column_panels(table: Table) -> list[dict[str, object]]:
-    """Plain numbers, a panel for each column: the mean and its interval in every row."""
-    names = list(table.rows)
-    return [
-        {
-            "title": column,
-            "names": names,
-            "cells": [(c.value, c.low, c.high) for c in (table.rows[name][k] for name in names)],
-        }
-        for k, column in enumerate(table.columns)
-    ]
-
-
-def _panel(table: Table) -> dict[str, object]:
+def panel_of(table: Table) -> dict[str, object]:
     """Plain numbers for the figure."""
     return {
         "title": table.title,

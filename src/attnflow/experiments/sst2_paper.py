@@ -45,7 +45,7 @@ def run_as_paper(
     rows = {method: over_layers(values) for method, values in norms.items()}
     tables = (
         table_3("Table 3: correlation with |Σ_d| of the gradient", sums, layers),
-        Table("norms", "The same with ‖·‖ of the gradient", named(layers), rows, drawn="lines"),
+        Table("norms", "The same with ‖·‖ of the gradient", named(layers), rows, drawn=True),
         _of_the_sums(seen),
     )
     return Found(accuracy_of(seen), _AS_PAPER, tables, _what_the_sums_are(seen))

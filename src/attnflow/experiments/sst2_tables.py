@@ -75,7 +75,7 @@ def table_3(title: str, agreed: Agreed, layers: Sequence[int]) -> Table:
     note = "The paper's model is a DistilBERT; it prints layers 1, 3, 5 and 6, each ± about .2."
     if not comparable:
         note = f"The paper's model has 6 layers and this one {len(layers)}: not set side by side."
-    return Table("table-3", title, named(layers), rows, note, drawn="lines")
+    return Table("table-3", title, named(layers), rows, note, drawn=True)
 
 
 def named(layers: Sequence[int]) -> tuple[str, ...]:

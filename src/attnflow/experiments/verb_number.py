@@ -145,7 +145,7 @@ def _over_layers(
 def _table(agreed: Agreed, name: str, number: int) -> Table:
     rows = {m: _over_layers(agreed[name, m], PAPER[name, m]) for m in METHODS}
     return Table(
-        f"table-{number}", f"Table {number}: correlation with {name}", LAYERS, rows, drawn="lines"
+        f"table-{number}", f"Table {number}: correlation with {name}", LAYERS, rows, drawn=True
     )
 
 

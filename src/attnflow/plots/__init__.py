@@ -11,8 +11,10 @@ from attnflow.plots.completions import (
 from attnflow.plots.curves import curves, layer_curves
 from attnflow.plots.intervals import interval_panels, intervals
 from attnflow.plots.maps import layers_map, methods_figure
+from attnflow.plots.pronouns import agreement_figure, pronoun_figure
 
 __all__ = [
+    "agreement_figure",
     "completion_figure",
     "completion_map",
     "curves",
@@ -21,6 +23,7 @@ __all__ = [
     "layer_curves",
     "layers_map",
     "methods_figure",
+    "pronoun_figure",
     "source_bars",
     "token_layers",
 ]
