@@ -61,7 +61,7 @@ def _most_faithful(found: Evaluation, ranked: Sequence[str], trusted: Sequence[s
             "All methods are within noise of each other: prefer the cheapest, or add texts."
         )
     elif level:
-        said.append(f"Chance could make its lead over {_listed(level)}: take them as equal.")
+        said.append(f"Its lead over {_listed(level)} could be chance: do not choose by it.")
     elif len(ranked) > 1:
         lead = found.compare(best, ranked[1], FAITHFULNESS)
         said.append(f"It is clearly ahead of the next, {ranked[1]}: by {_shown(lead)}.")
