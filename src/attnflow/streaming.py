@@ -152,19 +152,12 @@ class RolloutRows(Watcher):
         if padded is not None:
             weights, mass = weights.masked_fill(padded, 0.0), mass.masked_fill(padded, 1.0)
         self._worst = torch.maximum(self._worst.to(mass.device), (mass - 1).abs().max())
-        position = torch.arange(first, first + rows, device=weights.device)[:, None]
-        key = torch.arange(offset, offset + keys, device=weights.device)
-        changed = self._without_dropped(weights, position, key)
+        changed = self._without_dropped(weights, first, offset)
         if self.rollout.receptive_field == "element":
+            position = torch.arange(first, first + rows, device=weights.device)[:, None]
+            key = torch.arange(offset, offset + keys, device=weights.device)
             changed = changed / (position - key + 1).clamp(min=1)
-        if changed is weights:
-            return weights
-        total = changed.sum(dim=-1, keepdim=True)
-        whole = weights.sum(dim=-1, keepdim=True)
-        own = (position == key).to(weights.dtype)
-        changed = torch.where((total <= 0) & (whole > 0), own, changed)
-        total = changed.sum(dim=-1, keepdim=True)
-        return changed * torch.where(total > 0, whole / total, torch.zeros_like(total))
+        return weights if changed is weights else _whole_again(changed, weights, first - offset)
 
     def _padded_queries(self, weights: Tensor, first: int) -> Tensor | None:
         if first >= max(self.padding):
@@ -173,14 +166,20 @@ class RolloutRows(Watcher):
         start = torch.tensor(self.padding, device=weights.device)
         return (rows[None] < start[:, None])[:, :, None]
 
-    def _without_dropped(self, weights: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def _without_dropped(self, weights: Tensor, first: int, offset: int) -> Tensor:
+        """Nobody draws on a dropped column but its own row."""
         if not any(self._dropped):
             return weights
-        gone = torch.zeros(len(self._dropped), 1, len(key), dtype=torch.bool, device=key.device)
+        rows, keys = weights.shape[-2:]
+        kept = weights.clone()
         for example, columns in enumerate(self._dropped):
             for column in columns:
-                gone[example, 0] |= key == column
-        return weights.masked_fill(gone & (position != key), 0.0)
+                if offset <= column < offset + keys:
+                    kept[example, :, column - offset] = 0.0
+                if first <= column < first + rows:
+                    own = weights[example, column - first, column - offset]
+                    kept[example, column - first, column - offset] = own
+        return kept
 
     def _drawn(self, taken: Tensor, below: Tensor | None, offset: int, last: int) -> Tensor:
         """taken @ rows below, only as many columns as these rows can reach."""
@@ -255,6 +254,20 @@ class RolloutRows(Watcher):
             axis=-1,
         )
         return np.where(pooled > 0, pooled, 1.0)
+
+
+def _whole_again(changed: Tensor, before: Tensor, shift: int) -> Tensor:
+    """Rows scaled back to the mass they had; a row with nothing left keeps to itself.
+
+    Row i's own key stands at i + shift.
+    """
+    whole = before.sum(dim=-1)
+    row = torch.arange(changed.shape[-2], device=changed.device)
+    empty = (changed.sum(dim=-1) <= 0) & (whole > 0)
+    own = changed[:, row, row + shift]
+    changed[:, row, row + shift] = torch.where(empty, torch.ones_like(own), own)
+    total = changed.sum(dim=-1)
+    return changed * torch.where(total > 0, whole / total, torch.zeros_like(total))[..., None]
 
 
 def _visible(weights: Tensor, total: int, last: int) -> tuple[int, Tensor]:
