@@ -68,7 +68,7 @@ def pyplot() -> Any:
 
 def new_axes(width: float, height: float) -> Axes:
     """Axes of their own in a figure of this size in inches, within what a page can hold."""
-    size = (min(max(width, 3.0), 14.0), min(max(height, 2.0), 14.0))
+    size = (min(max(width, 4.5), 14.0), min(max(height, 2.6), 14.0))
     return pyplot().subplots(figsize=size, layout="constrained")[1]
 
 

@@ -93,7 +93,7 @@ def attention_graph(
         _draw_arrows(axes, kept, strongest, GREY, faint=0.1)
         said = _draw_paths(axes, strengths, kept, row, top, pipes=isinstance(mixing, Flow))
     _draw_nodes(axes, stack, row)
-    axes.set_title(said, fontsize=10)
+    axes.set_title(said, fontsize=10, wrap=True)
     return axes
 
 
