@@ -207,6 +207,8 @@ def test_type_is_never_smaller_than_eight_points() -> None:
     drawn = [draw().figure for draw in DRAWN]
     drawn.append(plots.answer_figure([Rollout()(TRACE, targets=[0])]))
     drawn.append(plots.completion_figure(Rollout()(TRACE), 0))
+    lines = [[method(TRACE, targets=[k]) for method in (Raw(), Rollout())] for k in (0, 2)]
+    drawn.append(plots.methods_figure(lines, names=["raw", "rollout"], headings=["$1", "$2"]))
     long = random_trace(length=120)
     drawn.append(plots.pairs_map(Raw()(long)).figure)
     drawn.append(plots.layers_map(Raw()(long), target=3).figure)
@@ -218,7 +220,11 @@ def test_type_is_never_smaller_than_eight_points() -> None:
 # -- tokens as labels -------------------------------------------------------------------------
 
 
-def test_tokens_are_text_whatever_they_are(tmp_path: Path) -> None:
+def test_tokens_are_text_whatever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(parser: object, text: str, *args: object, **kwargs: object) -> None:
+        raise AssertionError(f"{text!r} was read as mathematics")
+
+    monkeypatch.setattr("matplotlib.mathtext.MathTextParser.parse", refuse)
     trace = AttentionTrace.from_arrays(random_attention(2, 1, len(ODD), seed=0), ODD)
     made = [
         plots.layers_map(Raw()(trace), target=0),

@@ -11,7 +11,7 @@ import numpy as np
 from attnflow.attribution import Attribution
 from attnflow.errors import FileError, InputError, optional_import
 from attnflow.methods import MixingMethod
-from attnflow.plots.canvas import BLUE, SMALL, bare, label, name_ticks, one_target, plain, pyplot
+from attnflow.plots.canvas import BLUE, SMALL, bare, heading, label, name_ticks, one_target, pyplot
 from attnflow.plots.graphs import attention_graph
 from attnflow.plots.maps import layers_map
 from attnflow.tokens import Target
@@ -115,6 +115,6 @@ def _bars(row: Attribution, number: int, axes: Axes) -> None:
     name_ticks(axes, "y", [row.sources[k] for k in kept])
     axes.invert_yaxis()
     axes.set_xlim(min(0.0, 1.05 * float(row.values.min())), 1.05 * float(most.max()) or 1.0)
-    heading = f"{row.method.name} of {label(row.targets[0])} at layer {number}"
-    axes.set_title(heading, fontsize=11, fontweight="bold", **plain())
+    said = f"{row.method.name} of {label(row.targets[0])} at layer {number}"
+    heading(axes, said, size=11, fontweight="bold")
     bare(axes)

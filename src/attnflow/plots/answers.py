@@ -17,11 +17,11 @@ from attnflow.plots.canvas import (
     VERMILLION,
     at_layer,
     bare,
+    heading,
     label,
     name_ticks,
     new_axes,
     one_target,
-    plain,
     pyplot,
 )
 from attnflow.tokens import Target
@@ -68,7 +68,7 @@ def probability_bars(prediction: Prediction, *, answers: int = 5, ax: Axes | Non
     axes.set_ylim(max(len(best), 4) - 0.5, -0.5)
     axes.set_xlim(0, 1.25 * best[0][1])
     axes.set_xticks([])
-    axes.set_title("the model says", fontsize=10)
+    heading(axes, "the model says")
     return bare(axes)
 
 
@@ -101,8 +101,7 @@ def method_bars(
     name_ticks(axes, "x", [rows[0].sources[k] for k in columns])
     axes.axhline(0, color="black", linewidth=0.6)
     axes.set_ylabel("share of the strongest source", fontsize=SMALL + 1)
-    heading = f"{label(rows[0].targets[0])} at {at_layer(rows[0])} draws on"
-    axes.set_title(heading, fontsize=10, **plain())
+    heading(axes, f"{label(rows[0].targets[0])} at {at_layer(rows[0])} draws on")
     axes.set_ylim(top=1.15)  # room for the legend
     axes.legend(fontsize=SMALL + 1, frameon=False, ncols=len(rows), loc="upper center")
     return bare(axes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -33,6 +34,7 @@ __all__ = [
     "at_layer",
     "bare",
     "colour_bar",
+    "heading",
     "heat",
     "label",
     "name_ticks",
@@ -126,6 +128,16 @@ def plain() -> dict[str, Any]:
     return {"parse_math": False, "fontfamily": list(_families())}
 
 
+def heading(axes: Axes, text: str, *, size: float = _USUAL, **properties: Any) -> None:
+    """A title in as many lines as the axes' width asks for.
+
+    Not matplotlib's own wrapping: that reads dollar signs as mathematics although told not to.
+    """
+    room = max(20, int(_points(axes, "x") / (0.53 * size)))
+    lines = [part for line in text.split("\n") for part in wrap(line, room) or [""]]
+    axes.set_title("\n".join(lines), fontsize=size, **plain(), **properties)
+
+
 def label(token: str) -> str:
     """A token as people read it, cut when it is long; what no font can draw is a box."""
     text = readable(token)
@@ -150,9 +162,8 @@ def name_ticks(axes: Axes, side: Literal["x", "y"], tokens: Sequence[str]) -> No
 
 def _points(axes: Axes, side: Literal["x", "y"]) -> float:
     """The length of one side of the axes in points, before any layout moves it."""
-    box = axes.get_position()
-    width, height = axes.figure.get_size_inches()  # type: ignore[union-attr]
-    return float(72 * (box.width * width if side == "x" else box.height * height))
+    pixels = axes.bbox.width if side == "x" else axes.bbox.height
+    return float(72 * pixels / axes.figure.dpi)
 
 
 @lru_cache(maxsize=4096)

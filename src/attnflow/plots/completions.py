@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -44,8 +45,8 @@ def completion_figure(result: Attribution, target: Target | None = None) -> Figu
     )
     source_bars(row, ax=left)
     token_layers(row, ax=right)
-    heading = f"{label(row.targets[0])}: {row.title}"
-    figure.suptitle(heading, fontsize=10, wrap=True, **plain())
+    said = f"{label(row.targets[0])}: {row.title}"
+    figure.suptitle("\n".join(wrap(said, 130)), fontsize=10, **plain())
     return figure
 
 

@@ -25,6 +25,7 @@ from attnflow.plots.canvas import (
     SMALL,
     VERMILLION,
     bare,
+    heading,
     label,
     name_ticks,
     new_axes,
@@ -93,7 +94,7 @@ def attention_graph(
         _draw_arrows(axes, kept, strongest, GREY, faint=0.1)
         said = _draw_paths(axes, strengths, kept, row, top, pipes=isinstance(mixing, Flow))
     _draw_nodes(axes, stack, row)
-    axes.set_title(said, fontsize=10, wrap=True)
+    heading(axes, said)
     return axes
 
 
@@ -237,7 +238,7 @@ def _draw_paths(
         area = 900 * float(mass[level, position])
         axes.scatter([position], [level], s=area, color=BLUE, alpha=0.35, linewidths=0, zorder=2)
     _draw_arrows(axes, _strongest(passed, top), 1.0, BLUE, widest=_WIDEST_SHARE, weakest=0.6)
-    return "width of arrows, area of dots: share of the target that passes"
+    return "width, dots: share of the target that passes"
 
 
 def _draw_arrows(
@@ -333,5 +334,4 @@ def _draw_cut_legend(axes: Axes, cut: Cut) -> None:
         frameon=False,
     )
     ends = f"{label(cut.target)} at layer {cut.layer} to {label(cut.source)}"
-    said = f"{ends}: flow {cut.value:.3f}\n{cut.place}"
-    axes.set_title(said, fontsize=10, pad=24, **plain())
+    heading(axes, f"{ends}: flow {cut.value:.3f}\n{cut.place}", pad=24)

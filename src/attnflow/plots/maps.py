@@ -16,6 +16,7 @@ from attnflow.plots.canvas import (
     at_layer,
     bare,
     colour_bar,
+    heading,
     heat,
     label,
     name_ticks,
@@ -52,7 +53,7 @@ def layers_map(
     name_ticks(axes, "y", row.sources)
     axes.set_xlabel("layer")
     said = title if title is not None else f"{label(row.targets[0])}: {row.title}"
-    axes.set_title(said, fontsize=9, wrap=title is None, **plain())
+    heading(axes, said, size=9 if title is None else 10)
     if values.size <= _NUMBERED_UP_TO:
         _write_numbers(axes, image, values)
     return bare(axes)
@@ -71,7 +72,7 @@ def pairs_map(
     axes.set_xlabel("source")
     axes.set_ylabel("target")
     said = title if title is not None else f"{at_layer(one)}: {one.title}"
-    axes.set_title(said, fontsize=9, wrap=title is None, **plain())
+    heading(axes, said, size=9 if title is None else 10)
     colour_bar(axes, image)
     return bare(axes)
 
@@ -86,8 +87,8 @@ def methods_figure(
         layout="constrained",
     )
     parts = np.atleast_1d(figure.subfigures(len(groups), 1, height_ratios=[h + 4 for h in heights]))
-    for part, group, heading in zip(parts, groups, headings, strict=True):
-        part.suptitle(heading, fontsize=11, fontweight="bold", **plain())
+    for part, group, line in zip(parts, groups, headings, strict=True):
+        part.suptitle(line, fontsize=11, fontweight="bold", **plain())
         panels = part.subplots(1, len(names), sharey=True, squeeze=False)[0]
         for k, (axes, result, name) in enumerate(zip(panels, group, names, strict=True)):
             layers_map(result, ax=axes, title=name)

@@ -15,10 +15,10 @@ from attnflow.plots.canvas import (
     at_layer,
     bare,
     colour_bar,
+    heading,
     label,
     new_axes,
     one_target,
-    plain,
 )
 from attnflow.tokens import Target
 
@@ -58,8 +58,7 @@ def image_overlay(
     )
     axes.set_xticks([])
     axes.set_yticks([])
-    heading = f"{label(one.targets[0])} at {at_layer(one)}: {one.method.name}"
-    axes.set_title(heading, fontsize=10, **plain())
+    heading(axes, f"{label(one.targets[0])} at {at_layer(one)}: {one.method.name}")
     colour_bar(axes, over)
     return bare(axes)
 
