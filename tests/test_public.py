@@ -70,7 +70,7 @@ HEAVY = {
     },
     "transformers": {"adapters", "testing", "commands", "models"},
     "captum": {"importance"},
-    "matplotlib": {"plots", "attribution", "cli"},  # the last two for type checkers only
+    "matplotlib": {"plots", "attribution"},  # the latter for type checkers only
 }
 
 

@@ -7,7 +7,7 @@ notes itself in `steps`, so a saved file or a figure's title tells the whole way
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
@@ -328,11 +328,31 @@ class Attribution:
             remarks.append(f"{share:.0%} at layer {layer} are saturated: the same for any target")
         return remarks
 
-    def plot(self, *, target: Target | None = None, ax: Axes | None = None) -> Axes:
-        """Tokens × layers heat map of one target (needs matplotlib)."""
+    def plot(
+        self,
+        kind: Literal["layers", "pairs", "bars"] = "layers",
+        *,
+        target: Target | None = None,
+        layer: int | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """A figure of this result (needs matplotlib); `attnflow.plots` has more.
+
+        "layers": sources × layers of one target; "pairs": targets × sources at one layer, by
+        default the highest; "bars": the sources of one target at one layer.
+        """
         from attnflow import plots
 
-        return plots.layers_map(self, target=target, ax=ax)
+        kinds: dict[str, Callable[..., Axes]] = {
+            "layers": plots.layers_map,
+            "pairs": plots.pairs_map,
+            "bars": plots.source_bars,
+        }
+        if kind not in kinds:
+            hint = did_you_mean(str(kind), tuple(kinds))
+            raise InputError(f"Unknown kind {kind!r}.{hint} Allowed: 'layers', 'pairs', 'bars'.")
+        chosen = self if target is None else self.row(target)
+        return kinds[kind](chosen if layer is None else chosen.layer(layer), ax=ax)
 
     # -- keeping ------------------------------------------------------------------------------
 

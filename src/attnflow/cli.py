@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -23,6 +23,13 @@ from attnflow import terminal
 from attnflow._version import __version__
 from attnflow.attribution import Attribution
 from attnflow.commands.evaluate import evaluate
+from attnflow.commands.figures import (
+    FIGURES,
+    check_figure,
+    write_cut,
+    write_graph,
+    write_result,
+)
 from attnflow.commands.generate import generate
 from attnflow.commands.options import (
     OptionOption,
@@ -36,9 +43,6 @@ from attnflow.experiments.commands import app as experiments
 from attnflow.methods import METHODS, Flow, Method, describe_options, make_method
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["app", "main"]
 
@@ -133,23 +137,38 @@ def explain(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="Write the result to this file: .json, .safetensors or .png."),
+        typer.Option(
+            help="Write the result to this file: .json, .safetensors; a figure: .png, .svg, .pdf; "
+            "built up layer by layer: .gif."
+        ),
+    ] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Which figure --output is, one of {', '.join(FIGURES)}; default: layers, with "
+            "--all-targets pairs, with --cut the cut in the graph."
+        ),
     ] = None,
 ) -> None:
     """Show which tokens of TEXT the model's output draws on."""
     chosen = make_method(method, dict(map(parse_option, option or [])))
+    all_targets = all_targets or figure == "pairs"
     _check_request(chosen, text, target, cut, all_targets, as_json, output)
+    check_figure(figure, output, chosen, cut=cut, words=words, all_targets=all_targets, layer=layer)
     trace = _captured(model, text, decoder_text, chosen, of)
     wanted = None if all_targets else [_target_or_prediction(target, trace)]
     if isinstance(chosen, Flow) and cut is not None and wanted is not None:
-        _show_cut(chosen, trace, wanted[0], parse_target(cut), layer)
+        _show_cut(chosen, trace, wanted[0], parse_target(cut), layer, output)
+        return
+    if output is not None and figure == "graph" and wanted is not None:
+        write_graph(chosen, trace, wanted[0], layer, output)
         return
     result = _applied(chosen, trace, wanted, layer)
     result = result.merge_words() if words else result
     if as_json:
         typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
     elif output is not None:
-        _write(result, output)
+        write_result(result, output, figure=figure, trace=None if words else trace)
     else:
         _show(result)
 
@@ -223,17 +242,13 @@ def _check_request(
     if as_json and output is not None:
         raise InputError("--json prints the result and --output writes it to a file: choose one.")
     if output is not None:
-        check_output(output)
-        if all_targets and output.suffix == ".png":
-            raise InputError(
-                "A .png shows one target; with --all-targets write .json or .safetensors."
-            )
+        check_output(output, animated=True)
     if all_targets and (target is not None or (not as_json and output is None)):
         raise InputError("--all-targets goes with --json or --output, and without --target.")
     if cut is not None and not isinstance(method, Flow):
         raise InputError(f"--cut explains a flow; add --method flow (now {method.name!r}).")
-    if cut is not None and (as_json or output is not None or all_targets):
-        raise InputError("--cut shows one flow as text; leave out --json, --output, --all-targets.")
+    if cut is not None and (as_json or all_targets):
+        raise InputError("--cut shows one flow; leave out --json and --all-targets.")
 
 
 def _captured(
@@ -297,6 +312,10 @@ def _show(result: Attribution) -> None:
     console.print(f"target: {result.targets.positions[0]} {escape(repr(result.targets[0]))}")
     console.print(escape(result.title), style="dim", soft_wrap=True)
     console.print()
+    shaded = terminal.shaded_text(result, console=console)
+    if shaded is not None:
+        console.print(shaded)
+        console.print()
     console.print(terminal.layers_table([result], names=[result.method.name], console=console))
     console.print(terminal.contributions(result))
     warning = terminal.saturation_warning(result)
@@ -305,27 +324,25 @@ def _show(result: Attribution) -> None:
 
 
 def _show_cut(
-    method: Flow, trace: AttentionTrace, target: Target, source: Target, layer: int | None
+    method: Flow,
+    trace: AttentionTrace,
+    target: Target,
+    source: Target,
+    layer: int | None,
+    output: Path | None,
 ) -> None:
+    number = -1 if layer is None else layer
+    if output is not None:
+        write_cut(method, trace, target, source, number, output)
+        return
     console = Console(highlight=False)
-    found = method.minimum_cut(
-        trace, target=target, source=source, layer=-1 if layer is None else layer
-    )
+    found = method.minimum_cut(trace, target=target, source=source, layer=number)
     console.print(
         f"flow from {escape(repr(found.target))} at layer {found.layer} to "
         f"{escape(repr(found.source))}: [bold]{found.value:.6f}[/bold]"
     )
     console.print(f"held back {escape(found.place)}")
     console.print(terminal.cut_table(found))
-
-
-def _write(result: Attribution, output: Path) -> None:
-    if output.suffix == ".png":
-        figure = cast("Figure", result.plot().get_figure(root=True))
-        figure.savefig(output, dpi=160)
-    else:
-        result.save(output)
-    typer.echo(f"wrote {output}", err=True)
 
 
 def main() -> None:

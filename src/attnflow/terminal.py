@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.style import Style
@@ -21,7 +22,7 @@ from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
 from attnflow.common_tokens import common_tokens
 from attnflow.cut import Cut
 from attnflow.markup import shade
-from attnflow.tokens import written
+from attnflow.tokens import readable
 
 __all__ = [
     "completion_table",
@@ -29,6 +30,7 @@ __all__ = [
     "cut_table",
     "layers_table",
     "saturation_warning",
+    "shaded_text",
     "strongest_sources",
 ]
 
@@ -41,8 +43,8 @@ def layers_table(
     results: Sequence[Attribution], *, names: Sequence[str], console: Console
 ) -> RenderableType:
     """The sources of one target at every layer, one block for each result."""
-    tokens = [_fit(shown_token(token)) for token in results[0].sources]
-    label = max(map(len, tokens))
+    tokens = [_fit(readable(token)) for token in results[0].sources]
+    label = max(map(cell_len, tokens))
     shown = _thinned(results[0].layers, (console.width - label) // _CELL)
     block = _CELL * len(shown)
     per_line = max(1, (console.width - label) // (block + _GAP))
@@ -70,7 +72,7 @@ def _blocks(
         text.append(" " * _GAP + "".join(str(number).rjust(_CELL) for number in shown), style="dim")
     grids = [_grid(result, shown) for result in results]
     for index, token in enumerate(tokens):
-        text.append("\n" + token.rjust(label))
+        text.append("\n" + _to_the_right(token, label))
         for grid in grids:
             text.append(" " * _GAP)
             strongest = float(grid.max()) or 1.0
@@ -80,9 +82,26 @@ def _blocks(
     return text
 
 
+def shaded_text(result: Attribution, *, console: Console) -> Text | None:
+    """The text, each token shaded by what the one target draws on it at the highest layer.
+
+    None where there would be nothing to see: without colour, or where the sources are patches.
+    """
+    if console.no_color or console.color_system is None or result.sources.grid is not None:
+        return None
+    values = result.values[-1, 0]
+    strongest = float(values.max()) or 1.0
+    text = Text()
+    for surface, value in zip(result.sources.surfaces(), values.tolist(), strict=True):
+        body = surface.lstrip()
+        text.append(surface[: len(surface) - len(body)])
+        text.append(body, style=_style(value / strongest))
+    return text
+
+
 def contributions(result: Attribution, *, k: int = 5) -> Text:
     """The strongest sources of the one target at its highest layer, as a line of text."""
-    parts = [f"{shown_token(c.token)} {c.value:.3f}" for c in result.top(k)]
+    parts = [f"{readable(c.token)} {c.value:.3f}" for c in result.top(k)]
     return Text(f"most at layer {result.layers[-1]}: " + ", ".join(parts))
 
 
@@ -98,19 +117,19 @@ def completion_table(
 
     Common tokens are dimmed, or left out with `hide`; `words` replaces the list of them.
     """
-    shown = [_fit(shown_token(token)) for token in result.targets]
-    label = max(9, *map(len, shown))
+    shown = [_fit(readable(token)) for token in result.targets]
+    label = max(9, *map(cell_len, shown))
     text = Text("generated".rjust(label) + "  ", style="bold")
     text.append(_drawn_heading(result), style="bold")
     strongest = float(result.values.max()) or 1.0
     for index, token in enumerate(shown):
-        text.append("\n" + token.rjust(label), style="bold")
+        text.append("\n" + _to_the_right(token, label), style="bold")
         room = console.width - label
         for place, value in _ranked(result, index, k, words, hide):
-            piece = f"{_fit(shown_token(result.sources[place]))} {_signed(value)}"
-            if len(piece) + 2 > room:
+            piece = f"{_fit(readable(result.sources[place]))} {_signed(value)}"
+            if cell_len(piece) + 2 > room:
                 break
-            room -= len(piece) + 2
+            room -= cell_len(piece) + 2
             common = is_dimmed(result.sources[place], words)
             text.append("  ")
             text.append(piece, style="dim" if common else _style(value / strongest))
@@ -141,12 +160,6 @@ def strongest_sources(
         method=result.method,
         steps=result.steps,
     )
-
-
-def shown_token(token: str) -> str:
-    """A token as people read it: spaces left out, line ends visible."""
-    text = written(token).strip(" ").replace("\n", "⏎")
-    return text or "␣"
 
 
 def is_dimmed(token: str, words: Sequence[str] | None) -> bool:
@@ -222,8 +235,15 @@ def _thinned(layers: Sequence[int], room: int) -> list[int]:
 
 
 def _fit(token: str) -> str:
+    """Cut to the width of a column; a Chinese character takes two places of it."""
     printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in token)
-    return printable if len(printable) <= _TOKEN_WIDTH else printable[: _TOKEN_WIDTH - 1] + "…"
+    if cell_len(printable) <= _TOKEN_WIDTH:
+        return printable
+    return set_cell_size(printable, _TOKEN_WIDTH - 1).rstrip() + "…"
+
+
+def _to_the_right(token: str, width: int) -> str:
+    return " " * (width - cell_len(token)) + token
 
 
 def _digits(value: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any, overload
 from attnflow.errors import TargetError, TokensError, did_you_mean
 from attnflow.patches import Grid
 
-__all__ = ["Target", "Tokens", "words_of_pieces", "written"]
+__all__ = ["Target", "Tokens", "readable", "words_of_pieces", "written"]
 
 Target = int | str
 """How a user names a position: by number (negative: from the end) or by the token itself."""
@@ -242,6 +242,12 @@ def written(piece: str) -> str:
     if piece.startswith("##"):
         return piece[2:]
     return piece.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")
+
+
+def readable(piece: str) -> str:
+    """A piece alone, as people read it: no spaces around it, line ends and the like visible."""
+    text = written(piece).strip(" ").replace("\n", "⏎")
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "␣"
 
 
 def _is_special(piece: str) -> bool:

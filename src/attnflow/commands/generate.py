@@ -13,6 +13,7 @@ from rich.markup import escape
 from attnflow import terminal
 from attnflow.attribution import Attribution
 from attnflow.commands.options import (
+    PICTURES,
     OptionOption,
     check_output,
     parse_option,
@@ -82,7 +83,9 @@ def generate(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="Write the result to this file too: .json, .safetensors or .png."),
+        typer.Option(
+            help="Write the result to this file too: .json, .safetensors, .png, .svg or .pdf."
+        ),
     ] = None,
 ) -> None:
     """Continue PROMPT and show, for each new token, the prompt tokens it drew on."""
@@ -176,7 +179,7 @@ def _one_layer(result: Attribution, layer: str) -> Attribution:
 
 
 def _write(result: Attribution, output: Path, select: str | None) -> None:
-    if output.suffix == ".png":
+    if output.suffix in PICTURES:
         from attnflow import plots
 
         figure = plots.completion_figure(result, None if select is None else parse_target(select))

@@ -10,7 +10,15 @@ import typer
 from attnflow.errors import InputError
 from attnflow.tokens import Target
 
-__all__ = ["OptionOption", "check_output", "parse_option", "parse_target", "quiet_hosts"]
+__all__ = [
+    "ANIMATION",
+    "PICTURES",
+    "OptionOption",
+    "check_output",
+    "parse_option",
+    "parse_target",
+    "quiet_hosts",
+]
 
 OptionOption = Annotated[
     list[str] | None,
@@ -23,12 +31,17 @@ OptionOption = Annotated[
 ]
 
 
-def check_output(output: Path) -> None:
+PICTURES = (".png", ".svg", ".pdf")
+ANIMATION = ".gif"
+
+
+def check_output(output: Path, *, animated: bool = False) -> None:
     """That the result can be written there, before any work is done."""
-    if output.suffix not in (".json", ".safetensors", ".png"):
+    allowed = (".json", ".safetensors", *PICTURES, *([ANIMATION] if animated else []))
+    if output.suffix not in allowed:
         raise InputError(
-            f"--output {str(output)!r}: the ending decides the format and must be .json, "
-            ".safetensors or .png."
+            f"--output {str(output)!r}: the ending decides the format and must be "
+            f"{', '.join(allowed[:-1])} or {allowed[-1]}."
         )
     if not output.absolute().parent.is_dir():
         raise InputError(f"--output {str(output)!r}: there is no folder {str(output.parent)!r}.")

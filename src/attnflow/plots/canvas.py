@@ -1,22 +1,77 @@
-"""What all figures share: matplotlib when it is needed, one colour scale, no boxes."""
+"""What all figures share: matplotlib when it is needed, colours, and tokens as labels.
+
+Tokens are anybody's text. They are drawn as they are, never read as mathematics (`$x$`), shortened
+when they are long, and thinned out when there is no room for all of them at a readable size.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal
 
-from attnflow.errors import optional_import
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
+from attnflow.errors import InputError, TargetError, optional_import
+from attnflow.tokens import Target, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
-__all__ = ["COLOURS", "bare", "pyplot"]
+__all__ = [
+    "BLUE",
+    "COLOURS",
+    "GREEN",
+    "GREY",
+    "PALE",
+    "SMALL",
+    "VERMILLION",
+    "at_layer",
+    "bare",
+    "colour_bar",
+    "heading",
+    "heat",
+    "label",
+    "name_ticks",
+    "new_axes",
+    "one_target",
+    "plain",
+    "pyplot",
+]
 
 COLOURS = "Blues"  # one hue, monotone in lightness: safe for the colour-blind and in print
+DIVERGING = "RdBu"  # blue is more and red is less: told apart by the colour-blind, white is zero
+# Accents after Okabe and Ito, who chose them to be told apart by the colour-blind.
+BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
+GREY, PALE = "#767676", "#bdbdbd"
+
+SMALL = 8.0  # points: the smallest type that is still read on a slide
+_USUAL = 10.0
+_LONGEST = 18  # characters of a token; the rest is cut
+_LINE = 1.3  # a line of text takes this much of its type size
+
+# Beyond Latin, Greek and Cyrillic: what systems commonly have, the first installed ones are used.
+_OTHER_SCRIPTS = (
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "WenQuanYi Micro Hei"),
+    *("Microsoft YaHei", "PingFang SC", "Hiragino Sans", "Yu Gothic", "Malgun Gothic"),
+    *("Arial Unicode MS", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Emoji"),
+)
 
 
 def pyplot() -> Any:
     """matplotlib.pyplot, or an error that says how to install it."""
     return optional_import("matplotlib.pyplot", extra="plots", purpose="Drawing a figure")
+
+
+def new_axes(width: float, height: float) -> Axes:
+    """Axes of their own in a figure of this size in inches, within what a page can hold."""
+    size = (min(max(width, 4.5), 14.0), min(max(height, 2.6), 14.0))
+    return pyplot().subplots(figsize=size, layout="constrained")[1]
 
 
 def bare(axes: Axes) -> Axes:
@@ -25,3 +80,115 @@ def bare(axes: Axes) -> Axes:
     for spine in axes.spines.values():
         spine.set_visible(False)
     return axes
+
+
+def heat(axes: Axes, values: NDArray[np.float64]) -> AxesImage:
+    """A map that starts at 0; where values are negative, one that diverges from 0."""
+    if not values.size:
+        raise InputError("There is nothing to draw: the result has no values.")
+    if values.min() < 0:
+        most = float(np.abs(values).max())
+        return axes.imshow(values, aspect="auto", cmap=DIVERGING, vmin=-most, vmax=most)
+    return axes.imshow(values, aspect="auto", cmap=COLOURS, vmin=0, vmax=values.max() or 1)
+
+
+def colour_bar(axes: Axes, image: AxesImage) -> None:
+    """Beside the map, without a frame."""
+    figure = axes.figure
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=SMALL, length=0)
+
+
+def one_target(result: Attribution, target: Target | None) -> Attribution:
+    """The result of one target, or an error that lists them."""
+    if not len(result.sources) or not len(result.targets):
+        raise InputError("There is nothing to draw: the result has no sources or no targets.")
+    if target is not None:
+        return result.row(target)
+    if len(result.targets) > 1:
+        raise TargetError(
+            f"This figure shows one target and this result has {len(result.targets)}; name it: "
+            f"target=... The targets are {result.targets.listing()}."
+        )
+    return result
+
+
+def at_layer(result: Attribution) -> str:
+    """Where the values of a result of one layer stand, in words."""
+    number = result.layers[0]
+    return "mean over layers" if number == MEAN_OVER_LAYERS else f"layer {number}"
+
+
+# -- tokens as labels -------------------------------------------------------------------------
+
+
+def plain() -> dict[str, Any]:
+    """Properties of a text that shows tokens: no mathematics, fonts for other scripts."""
+    return {"parse_math": False, "fontfamily": list(_families())}
+
+
+def heading(axes: Axes, text: str, *, size: float = _USUAL, **properties: Any) -> None:
+    """A title in as many lines as the axes' width asks for.
+
+    Not matplotlib's own wrapping: that reads dollar signs as mathematics although told not to.
+    """
+    room = max(20, int(_points(axes, "x") / (0.53 * size)))
+    lines = [part for line in text.split("\n") for part in wrap(line, room) or [""]]
+    axes.set_title("\n".join(lines), fontsize=size, **plain(), **properties)
+
+
+def label(token: str) -> str:
+    """A token as people read it, cut when it is long; what no font can draw is a box."""
+    text = readable(token)
+    text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    families = _families()
+    return "".join(c if _can_draw(c, families) else "□" for c in text)
+
+
+def name_ticks(axes: Axes, side: Literal["x", "y"], tokens: Sequence[str]) -> None:
+    """Tokens along one side, upright across the bottom; every second, third ... when crowded."""
+    room = _points(axes, side) / max(len(tokens), 1)
+    size = min(_USUAL, max(SMALL, room / _LINE))
+    step = max(1, int(np.ceil(SMALL * _LINE / max(room, 1e-6) - 1e-9)))
+    places = range(0, len(tokens), step)
+    names = [label(tokens[k]) for k in places]
+    if side == "y":
+        axes.set_yticks(places, names, fontsize=size, **plain())
+        return
+    crowded = max(map(len, names), default=0) * 0.56 * size > step * room
+    axes.set_xticks(places, names, fontsize=size, rotation=90 if crowded else 0, **plain())
+
+
+def _points(axes: Axes, side: Literal["x", "y"]) -> float:
+    """The length of one side of the axes in points, before any layout moves it."""
+    pixels = axes.bbox.width if side == "x" else axes.bbox.height
+    return float(72 * pixels / axes.figure.dpi)
+
+
+@lru_cache(maxsize=4096)
+def _can_draw(character: str, families: tuple[str, ...]) -> bool:
+    if any(font.get_char_index(ord(character)) for font in _fonts(families)):
+        return True
+    warnings.warn(
+        f"No installed font can draw {character!r}, so a box stands for it. Install one that can, "
+        "such as Noto Sans CJK, or name one in matplotlib.rcParams['font.family'].",
+        stacklevel=2,
+    )
+    return False
+
+
+def _families() -> tuple[str, ...]:
+    """The user's fonts first, then installed ones for other scripts."""
+    manager = optional_import("matplotlib.font_manager", extra="plots", purpose="Drawing a figure")
+    chosen = tuple(pyplot().rcParams["font.family"])
+    installed = {font.name for font in manager.fontManager.ttflist}
+    return (*chosen, *(name for name in _OTHER_SCRIPTS if name in installed))
+
+
+@lru_cache(maxsize=8)
+def _fonts(families: tuple[str, ...]) -> list[Any]:
+    from matplotlib import font_manager
+
+    paths = [font_manager.findfont(font_manager.FontProperties(family=[n])) for n in families]
+    return [font_manager.get_font(path) for path in paths]
