@@ -41,10 +41,15 @@ def streams(rollout: Rollout) -> bool:
 
 @dataclass
 class _LayerRows:
-    """One layer: `rows[batch, position, prompt column or the generated one]`, filled up to seen."""
+    """One layer: `rows[batch, position, prompt column or the generated one]`, filled up to seen.
+
+    `below` is None for the first one, which draws on the input itself: its rows are the identity.
+    """
 
     number: int
     rows: Tensor
+    share: float
+    below: _LayerRows | None
     seen: int = 0
 
 
@@ -76,7 +81,7 @@ class RolloutRows(Watcher):
         self._shares = rollout.residual_shares(layers)
         self._room = room
         self._layers: dict[nn.Module, _LayerRows] = {}
-        self._worst = torch.zeros(())  # read once, at the end: reading waits for the device
+        self._masses: list[Tensor] = []  # looked at once, at the end: looking waits for the device
         self._sink = False
 
     # -- watching -----------------------------------------------------------------------------
@@ -89,17 +94,20 @@ class RolloutRows(Watcher):
             layer = self._new_layer(module, weights)
         first, last = layer.seen + rows.start, layer.seen + rows.stop
         offset, seen = _visible(weights, layer.seen + length, last)
-        below = self._below(layer)
         with torch.no_grad():
-            taken = self._taken(_mixed(seen, self.rollout.heads), first, offset)
-            share = float(self._shares[self._index(layer)])
-            if layer.number < self.rollout.start_layer:
-                taken, share = torch.zeros_like(taken), 1.0  # layers below count as identity
-            drawn = self._drawn(taken, below, offset, last)
             self._make_room(layer, last)
-            width = drawn.shape[-1]
-            layer.rows[:, first:last, :width] = (1 - share) * drawn
-            self._add_own(layer, below, first, last, share)
+            if layer.number < self.rollout.start_layer:
+                self._add_own(layer, first, last, 1.0)  # layers below the start count as identity
+                return
+            taken = self._taken(_mixed(seen, self.rollout.heads), first, offset)
+            drawn = self._drawn(taken, layer, offset, last)
+            own = (
+                None if layer.below is None else layer.below.rows[:, first:last, : drawn.shape[-1]]
+            )
+            mixed = drawn * (1 - layer.share) if own is None else drawn.lerp(own, layer.share)
+            layer.rows[:, first:last, : drawn.shape[-1]] = mixed
+            if own is None:
+                self._add_own(layer, first, last, layer.share)
 
     def end_layer(
         self,
@@ -124,16 +132,10 @@ class RolloutRows(Watcher):
         rows = torch.zeros(weights.shape[0], self._room, self.prompt + 1, device=weights.device)
         index = getattr(module, "layer_idx", None)
         number = len(self._layers) + 1 if index is None else int(index) + 1
-        self._layers[module] = _LayerRows(number, rows)
+        share = float(self._shares[len(self._layers)])
+        below = next(reversed(self._layers.values()), None)
+        self._layers[module] = _LayerRows(number, rows, share, below)
         return self._layers[module]
-
-    def _index(self, layer: _LayerRows) -> int:
-        return next(k for k, found in enumerate(self._layers.values()) if found is layer)
-
-    def _below(self, layer: _LayerRows) -> Tensor | None:
-        """The rows of the layer below; None is the input itself, whose rows are the identity."""
-        index = self._index(layer)
-        return list(self._layers.values())[index - 1].rows if index else None
 
     def _make_room(self, layer: _LayerRows, last: int) -> None:
         if last > layer.rows.shape[1]:
@@ -145,59 +147,56 @@ class RolloutRows(Watcher):
     # -- one matrix ---------------------------------------------------------------------------
 
     def _taken(self, weights: Tensor, first: int, offset: int) -> Tensor:
-        """The layer's matrix before the residual, checked: what Mixing.matrices() does."""
-        rows, keys = weights.shape[-2:]
-        mass = weights.sum(dim=-1, keepdim=True)
+        """The layer's matrix before the residual: what Mixing.matrices() does, in place."""
+        mass = weights.sum(dim=-1)
         padded = self._padded_queries(weights, first)
         if padded is not None:
-            weights, mass = weights.masked_fill(padded, 0.0), mass.masked_fill(padded, 1.0)
-        self._worst = torch.maximum(self._worst.to(mass.device), (mass - 1).abs().max())
-        changed = self._without_dropped(weights, first, offset)
+            weights.masked_fill_(padded[..., None], 0.0)
+            mass.masked_fill_(padded, 1.0)
+        self._masses.append(mass)
+        if not any(self._dropped) and self.rollout.receptive_field != "element":
+            return weights
+        self._without_dropped(weights, first, offset)
         if self.rollout.receptive_field == "element":
+            rows, keys = weights.shape[-2:]
             position = torch.arange(first, first + rows, device=weights.device)[:, None]
             key = torch.arange(offset, offset + keys, device=weights.device)
-            changed = changed / (position - key + 1).clamp(min=1)
-        return weights if changed is weights else _whole_again(changed, weights, first - offset)
+            weights /= (position - key + 1).clamp(min=1)
+        return _scaled_back(weights, mass, first - offset)
 
     def _padded_queries(self, weights: Tensor, first: int) -> Tensor | None:
         if first >= max(self.padding):
             return None
         rows = torch.arange(first, first + weights.shape[-2], device=weights.device)
         start = torch.tensor(self.padding, device=weights.device)
-        return (rows[None] < start[:, None])[:, :, None]
+        return rows[None] < start[:, None]
 
-    def _without_dropped(self, weights: Tensor, first: int, offset: int) -> Tensor:
+    def _without_dropped(self, weights: Tensor, first: int, offset: int) -> None:
         """Nobody draws on a dropped column but its own row."""
-        if not any(self._dropped):
-            return weights
         rows, keys = weights.shape[-2:]
-        kept = weights.clone()
         for example, columns in enumerate(self._dropped):
             for column in columns:
-                if offset <= column < offset + keys:
-                    kept[example, :, column - offset] = 0.0
-                if first <= column < first + rows:
-                    own = weights[example, column - first, column - offset]
-                    kept[example, column - first, column - offset] = own
-        return kept
+                if not offset <= column < offset + keys:
+                    continue
+                inside = first <= column < first + rows
+                own = weights[example, column - first, column - offset].clone() if inside else None
+                weights[example, :, column - offset] = 0.0
+                if own is not None:
+                    weights[example, column - first, column - offset] = own
 
-    def _drawn(self, taken: Tensor, below: Tensor | None, offset: int, last: int) -> Tensor:
+    def _drawn(self, taken: Tensor, layer: _LayerRows, offset: int, last: int) -> Tensor:
         """taken @ rows below, only as many columns as these rows can reach."""
-        if below is not None:
+        if layer.below is not None:
             width = self.prompt + 1 if last > self.prompt else last
-            return taken @ below[:, offset:last, :width]
+            return taken @ layer.below.rows[:, offset:last, :width]
         drawn = taken.new_zeros(*taken.shape[:2], self.prompt + 1)
         inside = max(min(last, self.prompt) - offset, 0)
         drawn[..., offset : offset + inside] = taken[..., :inside]
         drawn[..., self.prompt] = taken[..., inside:].sum(dim=-1)
         return drawn
 
-    def _add_own(
-        self, layer: _LayerRows, below: Tensor | None, first: int, last: int, share: float
-    ) -> None:
-        if below is not None:
-            layer.rows[:, first:last] += share * below[:, first:last]
-            return
+    def _add_own(self, layer: _LayerRows, first: int, last: int, share: float) -> None:
+        """The residual's part where the layer below is the input: a position's own column."""
         position = torch.arange(first, last, device=layer.rows.device)
         layer.rows[:, position, position.clamp(max=self.prompt)] += share
 
@@ -213,7 +212,7 @@ class RolloutRows(Watcher):
                 "because a rollout over missing layers or positions would be wrong."
             )
         tolerance = ROW_TOLERANCE.get(self.dtype, 1e-4)
-        worst = float(self._worst)
+        worst = float(torch.cat([mass.reshape(-1) for mass in self._masses]).sub(1).abs().max())
         if not self._sink and not worst <= tolerance:
             raise CaptureError(
                 f"A row of attention is off from 1 by {worst:.3g}, more than {tolerance:g}: "
@@ -256,18 +255,15 @@ class RolloutRows(Watcher):
         return np.where(pooled > 0, pooled, 1.0)
 
 
-def _whole_again(changed: Tensor, before: Tensor, shift: int) -> Tensor:
-    """Rows scaled back to the mass they had; a row with nothing left keeps to itself.
+def _scaled_back(rows: Tensor, mass: Tensor, shift: int) -> Tensor:
+    """Rows scaled to the mass they had; a row with nothing left keeps to itself.
 
     Row i's own key stands at i + shift.
     """
-    whole = before.sum(dim=-1)
-    row = torch.arange(changed.shape[-2], device=changed.device)
-    empty = (changed.sum(dim=-1) <= 0) & (whole > 0)
-    own = changed[:, row, row + shift]
-    changed[:, row, row + shift] = torch.where(empty, torch.ones_like(own), own)
-    total = changed.sum(dim=-1)
-    return changed * torch.where(total > 0, whole / total, torch.zeros_like(total))[..., None]
+    total = rows.sum(dim=-1)
+    empty = (total <= 0).to(rows.dtype)
+    rows.diagonal(shift, dim1=-2, dim2=-1).add_(empty)
+    return rows.mul_((mass / (total + empty))[..., None])
 
 
 def _visible(weights: Tensor, total: int, last: int) -> tuple[int, Tensor]:
@@ -301,7 +297,7 @@ def _mixed(weights: Tensor, heads: Heads) -> Tensor:
             raise MethodError(
                 f"There is no head {heads}; this model has {weights.shape[1]}, numbered from 0."
             )
-        return weights[:, heads]
+        return weights[:, heads].clone()  # it will be changed, and this is the host's memory
     mean = weights.mean(dim=1)
     if heads == "mean":
         return mean
