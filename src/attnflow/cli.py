@@ -1,4 +1,4 @@
-"""The command line: explain, generate, experiment, check, methods, demo.
+"""The command line: explain, generate, report, serve, experiment, check, methods, demo.
 
 Answers go to standard output, everything else to standard error. Exit status: 0 done, 2 bad
 usage (an option, a text, a target), 1 failure (a model, a file), 130 interrupted. A traceback is
@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from attnflow import terminal
+from attnflow import files, terminal
 from attnflow._version import __version__
 from attnflow.attribution import Attribution
 from attnflow.commands.generate import generate
@@ -30,11 +30,13 @@ from attnflow.commands.options import (
     parse_target,
     quiet_hosts,
 )
+from attnflow.commands.report import report
 from attnflow.errors import AttnflowError, InputError, optional_import
 from attnflow.experiments.commands import app as experiments
 from attnflow.methods import METHODS, Flow, Method, describe_options, make_method
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
+from attnflow.web.command import serve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,14 +134,15 @@ def explain(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="Write the result to this file: .json, .safetensors or .png."),
+        typer.Option(help="Write the result to this file: .json, .safetensors, .png or .html."),
     ] = None,
 ) -> None:
     """Show which tokens of TEXT the model's output draws on."""
     chosen = make_method(method, dict(map(parse_option, option or [])))
     _check_request(chosen, text, target, cut, all_targets, as_json, output)
     trace = _captured(model, text, decoder_text, chosen, of)
-    wanted = None if all_targets else [_target_or_prediction(target, trace)]
+    every = all_targets or (target is None and output is not None and output.suffix == ".html")
+    wanted = None if every else [_target_or_prediction(target, trace)]
     if isinstance(chosen, Flow) and cut is not None and wanted is not None:
         _show_cut(chosen, trace, wanted[0], parse_target(cut), layer)
         return
@@ -154,6 +157,8 @@ def explain(
 
 
 app.command()(generate)
+app.command()(report)
+app.command()(serve)
 
 
 @app.command()
@@ -321,6 +326,8 @@ def _write(result: Attribution, output: Path) -> None:
     if output.suffix == ".png":
         figure = cast("Figure", result.plot().get_figure(root=True))
         figure.savefig(output, dpi=160)
+    elif output.suffix == ".html":
+        files.write_text(output, result.to_html())
     else:
         result.save(output)
     typer.echo(f"wrote {output}", err=True)

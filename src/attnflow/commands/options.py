@@ -25,10 +25,10 @@ OptionOption = Annotated[
 
 def check_output(output: Path) -> None:
     """That the result can be written there, before any work is done."""
-    if output.suffix not in (".json", ".safetensors", ".png"):
+    if output.suffix not in (".json", ".safetensors", ".png", ".html"):
         raise InputError(
             f"--output {str(output)!r}: the ending decides the format and must be .json, "
-            ".safetensors or .png."
+            ".safetensors, .png or .html."
         )
     if not output.absolute().parent.is_dir():
         raise InputError(f"--output {str(output)!r}: there is no folder {str(output.parent)!r}.")
