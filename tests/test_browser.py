@@ -307,7 +307,7 @@ def contrast(one: list[int], other: list[int]) -> float:
 # -- long texts ------------------------------------------------------------------------------------
 
 
-def long_document(length: int = 2000, layers: int = 24) -> dict[str, Any]:
+def long_result(length: int = 2000, layers: int = 24) -> Attribution:
     """Every target of a long text; all layers lie in one small buffer, each a few numbers on."""
     rng = np.random.default_rng(0)
     shift = 997
@@ -319,7 +319,7 @@ def long_document(length: int = 2000, layers: int = 24) -> dict[str, Any]:
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
     texts = ["Ġ" + "".join(rng.choice(letters, size=rng.integers(1, 9))) for _ in range(length)]
     tokens = Tokens.of(texts)
-    return view(Attribution(values, tuple(range(1, layers + 1)), tokens, tokens, Rollout()))
+    return Attribution(values, tuple(range(1, layers + 1)), tokens, tokens, Rollout())
 
 
 _WATCH = """
@@ -354,7 +354,7 @@ new Promise(async (done) => {
 
 def test_two_thousand_tokens_and_24_layers_stay_fluid(tab: Page, tmp_path: Path) -> None:
     """The median of three runs, because another program may stop the browser for a moment."""
-    show(tab, long_document(), tmp_path)
+    show(tab, view(long_result()), tmp_path)
     tab.wait("performance.now() > 0 && document.querySelectorAll('.af-token').length > 50")
     time.sleep(1.5)  # all layers are unpacked by then
     longest = sorted(float(tab.run(_WATCH)) for _ in range(3))
@@ -365,8 +365,26 @@ def test_two_thousand_tokens_and_24_layers_stay_fluid(tab: Page, tmp_path: Path)
     assert tab.run("document.querySelector('.af-token').getAttribute('aria-setsize')") == "2000"
 
 
+def test_shares_count_what_a_large_document_left_out(tab: Page, tmp_path: Path) -> None:
+    result = long_result(600, 4)
+    show(tab, view(result), tmp_path)
+    opened = "attnflow.open(JSON.parse(document.getElementById('attnflow-data').textContent))"
+    one, mean = tab.run(
+        f"(() => {{ const r = {opened}.results[0]; "
+        "return [r.total(1, 7, r.row(1, 7)), r.total(null, 7, r.meanRow(7))]; })()"
+    )
+    sums = result.values[:, 7].sum(axis=-1)
+    assert one == pytest.approx(sums[1], rel=1e-4)
+    assert mean == pytest.approx(sums.mean(), rel=1e-4)
+    choose(tab, "scale", "sum")
+    number = float(tab.run("document.querySelector('.af-number').textContent"))
+    assert number == pytest.approx(
+        result.values[-1, 0].max() / result.values[-1, 0].sum(), rel=0.05
+    )
+
+
 def test_a_long_text_is_walked_by_keyboard(tab: Page, tmp_path: Path) -> None:
-    show(tab, long_document(600, 4), tmp_path)
+    show(tab, view(long_result(600, 4)), tmp_path)
     tab.run("document.querySelector('.af-text').focus()")
     tab.key("End")
     settle(tab)

@@ -77,10 +77,11 @@
       return this.layers.map((_, k) => (this.unpacked.has(k) ? this.row(k, target) : null));
     }
 
-    // What a row sums to, with what the document left out of it.
+    // What a row sums to, with what the document left out of it; k is null for the mean of layers.
     total(k, target, row) {
-      const rest = this.layer(k).rest;
-      return row.reduce((sum, value) => sum + value, rest ? rest[target] : 0);
+      const layers = k === null ? this.layers.map((_, each) => each) : [k];
+      const rest = layers.reduce((sum, each) => sum + (this.layer(each).rest?.[target] ?? 0), 0);
+      return row.reduce((sum, value) => sum + value, rest / layers.length);
     }
 
     isSaturated(k, target, source) {

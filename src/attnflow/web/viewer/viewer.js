@@ -175,7 +175,7 @@
     reckon() {
       const { layer, mean, top, least, hideCommon } = this.state;
       const raw = mean ? this.result.meanRow(this.target) : this.result.row(layer, this.target);
-      const row = this.scaled(layer, raw);
+      const row = this.scaled(mean ? null : layer, raw);
       let order = Array.from(row.keys()).filter((j) => row[j] !== 0 && !(hideCommon && this.common[j]));
       order.sort((a, b) => Math.abs(row[b]) - Math.abs(row[a]) || a - b);
       let strongest = order.length ? Math.abs(row[order[0]]) : 0;
