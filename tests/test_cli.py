@@ -210,7 +210,7 @@ BAD_USAGE = [
     ([TEXT, "--target", "99"], "No position 99 here; choose from 0 '[CLS]'"),
     (["the key to the cabinets", "--target", "the"], "occurs 2 times, at positions 1, 4"),
     ([TEXT, "--layer", "9"], "choose from 1, 2, 3"),
-    ([TEXT, "--output", "x.txt"], "must be .json, .safetensors, .png, .svg, .pdf or .gif"),
+    ([TEXT, "--output", "x.txt"], "must be .json, .safetensors, .html, .png, .svg, .pdf or .gif"),
     ([TEXT, "--output", "no/such/folder/x.json"], "there is no folder 'no/such/folder'"),
     ([TEXT, "--json", "--output", "x.json"], "choose one"),
     ([TEXT, "--cut", "book"], "--cut explains a flow; add --method flow"),

@@ -33,6 +33,9 @@ RANK = {
     "mixing": 5,
     "attribution": 5,
     "maxflow": 6,
+    "pictures": 2,
+    "viewing": 6,
+    "pages": 7,
     "methods": 7,
     "plots": 8,
     "terminal": 8,
@@ -52,15 +55,22 @@ RANK = {
     "faithfulness": 11,
     "evaluation": 12,
     "testing": 11,
+    "comparison": 12,
     "experiments": 14,
     "demo": 12,
     "commands": 13,
+    "web": 14,
     "cli": 15,
     "__main__": 16,
     "__init__": 17,
 }
-# A result is loaded and drawn by name: upward, inside a function, and nowhere else.
-LAZY_DOORS = {("attribution", "methods"), ("attribution", "plots")}
+# A result is loaded, drawn and shown by name: upward, inside a function, and nowhere else.
+LAZY_DOORS = {
+    ("attribution", "methods"),
+    ("attribution", "plots"),
+    ("attribution", "viewing"),
+    ("attribution", "pages"),
+}
 
 HEAVY = {
     "torch": {
@@ -70,6 +80,8 @@ HEAVY = {
     },
     "transformers": {"adapters", "testing", "commands", "models"},
     "captum": {"importance"},
+    "fastapi": {"web"},
+    "uvicorn": {"web"},
     "matplotlib": {"plots", "attribution"},  # the latter for type checkers only
 }
 

@@ -88,3 +88,18 @@ def test_groups_and_merged_words() -> None:
     merged = tokens.merged(groups)
     assert merged.texts == ("[CLS]", "unlocked", "book", "[SEP]")
     assert merged.positions == (0, 1, 4, 5)
+
+
+def test_byte_level_pieces_are_read_as_text() -> None:
+    """Against the library that writes them: the same text, and the same piece by piece."""
+    tokenizers = pytest.importorskip("tokenizers")
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    text = "Zoë, où? 東京\t¿\u00ad\x7f"
+    (whole, _), *_ = byte_level.pre_tokenize_str(" " + text)
+    pieces = [whole[:1], *whole[1:]]  # one byte each: most characters are torn apart
+    surfaces = Tokens.of(pieces).surfaces()
+    assert "".join(surfaces) == " " + text
+    assert len(surfaces) == len(pieces)
+    assert surfaces.count("") == len(pieces) - len(text) - 1
+    assert Tokens.of(["<|im_start|>", "ĠZo", "Ã«"]).surfaces() == ["<|im_start|>", " Zo", "ë"]
+    assert Tokens.of(["Ġa", "é", "Ġb"]).surfaces() == [" a", "", "\ufffd b"]

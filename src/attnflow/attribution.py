@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from attnflow.methods import Method
+    from attnflow.pages import InteractiveView
 
 __all__ = ["MEAN_OVER_LAYERS", "Attribution", "Contribution", "Normalization"]
 
@@ -353,6 +354,24 @@ class Attribution:
             raise InputError(f"Unknown kind {kind!r}.{hint} Allowed: 'layers', 'pairs', 'bars'.")
         chosen = self if target is None else self.row(target)
         return kinds[kind](chosen if layer is None else chosen.layer(layer), ax=ax)
+
+    def to_html(self, *, title: str | None = None, image: Any = None) -> str:
+        """The interactive viewer with this result inside, as one HTML file that fetches nothing.
+
+        `image`: the pixels (height, width, 3) behind a result over patches.
+        """
+        from attnflow import pages, viewing
+
+        return pages.page(viewing.view(self, title=title, image=image))
+
+    def viewer(
+        self, *, title: str | None = None, image: Any = None, height: int = 760
+    ) -> InteractiveView:
+        """The same viewer in a notebook's cell, `height` pixels high."""
+        from attnflow import pages
+
+        whole = self.to_html(title=title, image=image)
+        return pages.InteractiveView(whole, self._repr_html_(), height)
 
     # -- keeping ------------------------------------------------------------------------------
 

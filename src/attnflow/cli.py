@@ -1,4 +1,4 @@
-"""The command line: explain, generate, evaluate, experiment, check, methods, demo.
+"""The command line: explain, generate, report, serve, evaluate, experiment, check, methods, demo.
 
 Answers go to standard output, everything else to standard error. Exit status: 0 done, 2 bad
 usage (an option, a text, a target), 1 failure (a model, a file), 130 interrupted. A traceback is
@@ -38,11 +38,13 @@ from attnflow.commands.options import (
     parse_target,
     quiet_hosts,
 )
+from attnflow.commands.report import report
 from attnflow.errors import AttnflowError, InputError, StoppedError, optional_import
 from attnflow.experiments.commands import app as experiments
 from attnflow.methods import METHODS, Flow, Method, describe_options, make_method
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
+from attnflow.web.command import serve
 
 __all__ = ["app", "main"]
 
@@ -138,8 +140,8 @@ def explain(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Write the result to this file: .json, .safetensors; a figure: .png, .svg, .pdf; "
-            "built up layer by layer: .gif."
+            help="Write the result to this file: .json, .safetensors; a page: .html; a figure: "
+            ".png, .svg, .pdf; built up layer by layer: .gif."
         ),
     ] = None,
     figure: Annotated[
@@ -156,7 +158,8 @@ def explain(
     _check_request(chosen, text, target, cut, all_targets, as_json, output)
     check_figure(figure, output, chosen, cut=cut, words=words, all_targets=all_targets, layer=layer)
     trace = _captured(model, text, decoder_text, chosen, of)
-    wanted = None if all_targets else [_target_or_prediction(target, trace)]
+    every = all_targets or (target is None and output is not None and output.suffix == ".html")
+    wanted = None if every else [_target_or_prediction(target, trace)]
     if isinstance(chosen, Flow) and cut is not None and wanted is not None:
         _show_cut(chosen, trace, wanted[0], parse_target(cut), layer, output)
         return
@@ -175,6 +178,8 @@ def explain(
 
 app.command()(generate)
 app.command()(evaluate)
+app.command()(report)
+app.command()(serve)
 
 
 @app.command()

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 from attnflow._version import __version__
 from attnflow.errors import FileError
 
-__all__ = ["FORMAT", "provenance_stamp", "read", "unpacking", "write"]
+__all__ = ["FORMAT", "provenance_stamp", "read", "unpacking", "write", "write_text"]
 
 FORMAT = 1  # raised when a reader of the old layout could misread the new one
 _SUFFIXES = (".safetensors", ".json")
@@ -87,6 +87,11 @@ def _checked_suffix(path: str | os.PathLike[str]) -> Path:
             f"decided by the ending, which must be one of {', '.join(_SUFFIXES)}."
         )
     return target
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text such as a page, whole or not at all."""
+    _replace(Path(path), text.encode("utf-8"))
 
 
 def _replace(target: Path, content: bytes) -> None:

@@ -6,6 +6,7 @@ when a result is cut down to some targets, so `row(5)` means the same before and
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,7 +15,7 @@ from typing import Any, overload
 from attnflow.errors import TargetError, TokensError, did_you_mean
 from attnflow.patches import Grid
 
-__all__ = ["Target", "Tokens", "readable", "words_of_pieces", "written"]
+__all__ = ["Target", "Tokens", "is_special", "readable", "words_of_pieces", "written"]
 
 Target = int | str
 """How a user names a position: by number (negative: from the end) or by the token itself."""
@@ -120,6 +121,8 @@ class Tokens(Sequence[str]):
 
     def surfaces(self) -> list[str]:
         """Each token as it stands in the text, with the space before it."""
+        if any(token.startswith(_BYTE_MARKS) for token in self.texts):
+            return _from_bytes(self.texts)
         if any(token.startswith(_BEGINS) for token in self.texts):
             return [written(token) for token in self.texts]
         goes_on = [k == 0 or token.startswith(_CONTINUES) for k, token in enumerate(self.texts)]
@@ -211,6 +214,7 @@ class Tokens(Sequence[str]):
         )
 
 
+_BYTE_MARKS = ("Ġ", "Ċ")  # a space and a line end, as byte-level BPE writes those bytes
 _CONTINUES = ("##",)  # WordPiece marks the pieces that go on a word
 _BEGINS = ("Ġ", "▁", "Ċ")  # byte-level BPE and SentencePiece mark those that begin one
 
@@ -224,7 +228,7 @@ def words_of_pieces(pieces: Sequence[str]) -> tuple[int | None, ...]:
     words: list[int | None] = []
     word = -1
     for index, piece in enumerate(pieces):
-        if _is_special(piece):
+        if is_special(piece):
             words.append(None)
             continue
         after_special = index == 0 or words[-1] is None
@@ -250,7 +254,35 @@ def readable(piece: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "␣"
 
 
-def _is_special(piece: str) -> bool:
+def _byte_signs() -> dict[str, int]:
+    """Which byte each sign of byte-level BPE stands for: printable ones for themselves, and the
+    others, in order, from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + k): b for k, b in enumerate(others)}
+
+
+_BYTES = _byte_signs()
+
+
+def _from_bytes(pieces: Sequence[str]) -> list[str]:
+    """Pieces of byte-level BPE as text. A character whose bytes lie in several pieces stands in the
+    one that ends it; a piece that is no such writing (a special token) stands for itself.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts = []
+    for piece in pieces:
+        if all(sign in _BYTES for sign in piece):
+            texts.append(decoder.decode(bytes(_BYTES[sign] for sign in piece)))
+        else:
+            texts.append(decoder.decode(b"", final=True) + piece)
+            decoder.reset()
+    return texts
+
+
+def is_special(piece: str) -> bool:
+    """Whether a token stands in brackets, such as `[CLS]` or `<s>`: no part of the text."""
     return len(piece) > 2 and (piece[0], piece[-1]) in {("[", "]"), ("<", ">")}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from attnflow import files
 from attnflow.attribution import Attribution
 from attnflow.commands.options import ANIMATION, PICTURES
 from attnflow.errors import InputError, did_you_mean
@@ -67,6 +68,8 @@ def write_result(
         kind: Any = figure or ("pairs" if len(result.targets) > 1 else "layers")
         _save(result.plot(kind), output)
         return
+    elif output.suffix == ".html":
+        files.write_text(output, result.to_html())
     else:
         result.save(output)
     _say(output)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from attnflow import terminal
+from attnflow import files, terminal
 from attnflow.attribution import Attribution
 from attnflow.commands.options import (
     PICTURES,
@@ -84,7 +84,7 @@ def generate(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Write the result to this file too: .json, .safetensors, .png, .svg or .pdf."
+            help="Write the result to this file too: .json, .safetensors, .html, .png, .svg, .pdf."
         ),
     ] = None,
 ) -> None:
@@ -184,6 +184,8 @@ def _write(result: Attribution, output: Path, select: str | None) -> None:
 
         figure = plots.completion_figure(result, None if select is None else parse_target(select))
         figure.savefig(output, dpi=160)
+    elif output.suffix == ".html":
+        files.write_text(output, result.to_html())
     else:
         result.save(output)
     typer.echo(f"wrote {output}", err=True)

@@ -37,7 +37,7 @@ ANIMATION = ".gif"
 
 def check_output(output: Path, *, animated: bool = False) -> None:
     """That the result can be written there, before any work is done."""
-    allowed = (".json", ".safetensors", *PICTURES, *([ANIMATION] if animated else []))
+    allowed = (".json", ".safetensors", ".html", *PICTURES, *([ANIMATION] if animated else []))
     if output.suffix not in allowed:
         raise InputError(
             f"--output {str(output)!r}: the ending decides the format and must be "

@@ -1,0 +1,142 @@
+"""Work that takes a while: one thread does it in order, everyone can see how far it is and stop it.
+
+One thread, because the work fills the machine by itself and a model is not made for two at once.
+The queue is short: whoever comes when it is full is told so at once, instead of waiting for ever.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Queue
+from threading import Event, Lock, Thread
+from typing import Any, Literal
+
+from attnflow.errors import AttnflowError
+
+__all__ = ["CancelledJobError", "Job", "Jobs", "QueueFullError"]
+
+State = Literal["waiting", "running", "done", "failed", "cancelled"]
+_REMEMBERED = 512  # finished jobs that can still be asked about
+
+
+class QueueFullError(Exception):
+    """The queue is full."""
+
+
+class CancelledJobError(Exception):
+    """Raised inside the work when its user no longer wants it."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One piece of work and where it stands. The work calls `tell`, which also stops it."""
+
+    work: Callable[[Job], str]
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(9))
+    state: State = "waiting"
+    stage: str = "waiting"
+    done: int = 0
+    total: int = 0
+    text: str = ""
+    error: str | None = None
+    result: str | None = None
+    _unwanted: Event = field(default_factory=Event)
+
+    def tell(self, stage: str, done: int = 0, total: int = 0) -> None:
+        """Say what is being done; raises CancelledJobError when the job is no longer wanted."""
+        self.stage, self.done, self.total = stage, done, total
+        self.stop_if_unwanted()
+
+    def write(self, text: str) -> None:
+        """Add to the text that is being generated."""
+        self.text += text
+        self.done = min(self.done + 1, self.total)
+        self.stop_if_unwanted()
+
+    def stop_if_unwanted(self) -> None:
+        """Raise CancelledJobError when the job is no longer wanted."""
+        if self._unwanted.is_set():
+            raise CancelledJobError
+
+    def cancel(self) -> None:
+        """Stop at the next word from the work; a job that still waits never starts."""
+        self._unwanted.set()
+        if self.state == "waiting":
+            self.state = "cancelled"
+
+    def run(self) -> None:
+        """Do the work; whatever happens ends in a state and, if it failed, in a sentence."""
+        try:
+            self.stop_if_unwanted()
+            self.state = "running"
+            self.result = self.work(self)
+            self.state = "done"
+        except CancelledJobError:
+            self.state = "cancelled"
+        except AttnflowError as error:
+            self.error, self.state = str(error), "failed"
+        except Exception as error:  # the thread must live on for the next visitor
+            self.error = f"This should not have happened ({type(error).__name__}: {error})."
+            self.state = "failed"
+
+    def to_dict(self, ahead: int) -> dict[str, Any]:
+        """Plain values, for JSON; `ahead` is how many jobs come first."""
+        shown = ("id", "state", "stage", "done", "total", "text", "error", "result")
+        return {**{name: getattr(self, name) for name in shown}, "ahead": ahead}
+
+
+class Jobs:
+    """The queue, its thread, and the jobs that can be asked about."""
+
+    def __init__(self, *, waiting: int) -> None:
+        self.limit = waiting
+        self._queue: Queue[Job | None] = Queue()
+        self._known: OrderedDict[str, Job] = OrderedDict()
+        self._lock = Lock()
+        self._thread = Thread(target=self._work, name="attnflow-jobs", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[Job], str]) -> Job:
+        """Put work into the queue, or raise QueueFullError."""
+        job = Job(work)
+        with self._lock:
+            if len(self._waiting()) >= self.limit:
+                raise QueueFullError
+            self._known[job.id] = job
+            self._forget()
+        self._queue.put(job)
+        return job
+
+    def get(self, name: str) -> Job | None:
+        """A job by its id, or None if there is none, or none any more."""
+        return self._known.get(name)
+
+    def ahead_of(self, job: Job) -> int:
+        """How many jobs come before this one."""
+        with self._lock:
+            waiting = self._waiting()
+            running = any(other.state == "running" for other in self._known.values())
+        return waiting.index(job) + running if job in waiting else 0
+
+    def close(self) -> None:
+        """Cancel everything and end the thread."""
+        with self._lock:
+            for job in self._known.values():
+                job.cancel()
+        self._queue.put(None)
+        self._thread.join(timeout=10)
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            job.run()
+
+    def _waiting(self) -> list[Job]:
+        return [job for job in self._known.values() if job.state == "waiting"]
+
+    def _forget(self) -> None:
+        ended = [j for j in self._known.values() if j.state in ("done", "failed", "cancelled")]
+        for job in ended[: max(0, len(self._known) - _REMEMBERED)]:
+            del self._known[job.id]

@@ -1,0 +1,167 @@
+// The text: every token in its place, shaded by what the target draws from it. Only the lines in
+// sight are elements; the rest is a number of pixels.
+(function (attnflow) {
+  "use strict";
+
+  const { make, visible, format, breakLines } = attnflow;
+  const LINE = 30; // pixels; the style sheet says the same
+  const BEYOND = 6; // lines kept above and below what is seen
+  let counter = 0;
+
+  // The space before a token stands outside it, so that shading fits the word.
+  function parts(text) {
+    const spaced = /^[^\S\n]/u.test(text) && text.trim() !== "";
+    return spaced ? [" ", visible(text.slice(1))] : ["", visible(text)];
+  }
+
+  class TextPanel {
+    constructor(items, { label, onHover, onPick, onMove }) {
+      this.items = items;
+      this.texts = items.map((item) => item.text);
+      this.prefix = `af-${++counter}-token-`;
+      this.live = new Map(); // line number -> element
+      this.paint = null;
+      this.body = make("div", { class: "af-lines" });
+      this.root = make(
+        "div",
+        { class: "af-text", role: "listbox", tabindex: "0", "aria-label": label },
+        this.body,
+      );
+      this.pen = document.createElement("canvas").getContext("2d");
+      this.widths = new Map();
+      this.root.addEventListener("scroll", () => this.show(), { passive: true });
+      this.root.addEventListener("pointerover", (event) => onHover(this.itemOf(event.target)));
+      this.root.addEventListener("pointerleave", () => onHover(null));
+      this.root.addEventListener("click", (event) => onPick(this.itemOf(event.target)));
+      this.root.addEventListener("keydown", (event) => onMove(event));
+      new ResizeObserver(() => this.layout()).observe(this.root);
+      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.repaint());
+    }
+
+    itemOf(element) {
+      const number = element.closest?.("[data-item]")?.dataset.item;
+      return number === undefined ? null : this.items[Number(number)];
+    }
+
+    measure(text) {
+      let width = this.widths.get(text);
+      if (width === undefined) {
+        width = this.pen.measureText(parts(text).join("")).width;
+        this.widths.set(text, width);
+      }
+      return width;
+    }
+
+    layout() {
+      const width = this.root.clientWidth - 26; // the panel's padding, and a hair
+      if (width <= 0 || width === this.width) return;
+      this.width = width;
+      this.pen.font = getComputedStyle(this.body).font;
+      this.widths.clear();
+      this.lines = breakLines(this.texts, width, (text) => this.measure(text));
+      this.lineOf = new Int32Array(this.items.length);
+      this.lines.forEach(([start, end], line) => this.lineOf.fill(line, start, end));
+      this.body.style.height = `${this.lines.length * LINE}px`;
+      this.body.replaceChildren();
+      this.live.clear();
+      this.show();
+    }
+
+    show() {
+      if (!this.lines) return;
+      const first = Math.max(0, Math.floor(this.root.scrollTop / LINE) - BEYOND);
+      const seen = Math.ceil(this.root.clientHeight / LINE) + 2 * BEYOND;
+      const last = Math.min(this.lines.length, first + seen);
+      for (const [line, element] of this.live) {
+        if (line < first || line >= last) {
+          element.remove();
+          this.live.delete(line);
+        }
+      }
+      for (let line = first; line < last; line++) {
+        if (!this.live.has(line)) this.addLine(line);
+      }
+    }
+
+    addLine(line) {
+      const element = make("div", { class: "af-line" });
+      element.style.top = `${line * LINE}px`;
+      const [start, end] = this.lines[line];
+      for (let k = start; k < end; k++) {
+        const [space, shown] = parts(this.texts[k]);
+        if (space && k > start) element.append(space);
+        element.append(this.token(k, shown));
+      }
+      this.live.set(line, element);
+      this.body.append(element); // reading order is by aria-posinset, whatever the order here
+      if (this.paint) this.paintLine(element);
+    }
+
+    token(k, text) {
+      const item = this.items[k];
+      const kind = item.target === null ? " af-source-only" : item.source === null ? " af-written" : "";
+      const made = make("span", {
+        class: `af-token${kind}`,
+        id: this.prefix + k,
+        role: "option",
+        "data-item": k,
+        "aria-posinset": k + 1,
+        "aria-setsize": this.items.length,
+        "aria-disabled": item.target === null ? "true" : null,
+      });
+      made.textContent = text;
+      return made;
+    }
+
+    // paint: {share(source), value(source), hidden(source), saturated(source), target, pinned}
+    update(paint) {
+      this.paint = paint;
+      this.repaint();
+      const at = this.items.findIndex((item) => item.target === paint.target);
+      if (at >= 0) this.root.setAttribute("aria-activedescendant", this.prefix + at);
+    }
+
+    repaint() {
+      if (!this.paint) return;
+      this.flip = Number(getComputedStyle(this.root).getPropertyValue("--af-flip"));
+      for (const element of this.live.values()) this.paintLine(element);
+    }
+
+    paintLine(line) {
+      for (const element of line.children) {
+        const item = this.items[Number(element.dataset.item)];
+        const chosen = item.target !== null && item.target === this.paint.target;
+        element.classList.toggle("af-chosen", chosen);
+        element.setAttribute("aria-selected", chosen ? "true" : "false");
+        if (item.source !== null) this.paintSource(element, item.source);
+      }
+    }
+
+    paintSource(element, source) {
+      const { share, value, hidden, saturated } = this.paint;
+      const part = hidden(source) ? 0 : share(source);
+      const percent = Math.round(Math.min(1, Math.abs(part)) * 100);
+      element.style.setProperty("--share", `${percent}%`);
+      element.classList.toggle("af-less", part < 0);
+      element.classList.toggle("af-deep", percent > this.flip);
+      element.classList.toggle("af-hidden", hidden(source));
+      element.classList.toggle("af-saturated", saturated(source));
+      const said = hidden(source) ? "left out" : format(value(source));
+      element.title = `${element.textContent}: ${said}${saturated(source) ? ", saturated" : ""}`;
+      element.setAttribute("aria-label", `${element.textContent.trim()}, ${said}`);
+    }
+
+    // Scroll just enough for a token to be in sight.
+    reveal(target) {
+      const at = this.items.findIndex((item) => item.target === target);
+      if (at < 0 || !this.lines) return;
+      const top = this.lineOf[at] * LINE;
+      const { scrollTop, clientHeight } = this.root;
+      if (top < scrollTop) this.root.scrollTop = top;
+      else if (top + LINE > scrollTop + clientHeight) this.root.scrollTop = top + 2 * LINE - clientHeight;
+      this.show();
+    }
+  }
+
+  Object.assign(attnflow, { TextPanel });
+})((globalThis.attnflow ??= {}));

@@ -1,0 +1,372 @@
+"""The view document and the page that carries it: what they hold, and what they let out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnflow import AttentionTrace, Attribution, Flow, LayeredGraph, Raw, Rollout, Tokens
+from attnflow.cli import _run
+from attnflow.errors import FileError, InputError
+from attnflow.pages import SCRIPTS, embedded_json, page
+from attnflow.patches import Grid, patch_names
+from attnflow.pictures import png
+from attnflow.testing import random_attention, random_trace
+from attnflow.viewing import unpack_values, view
+
+WEB = Path(page.__code__.co_filename).parent / "web"
+HOSTILE = [
+    "</script>",
+    "<script>alert(1)</script>",
+    "<!--",
+    "&lt;",
+    "'\"",
+    "\u2028",
+    "]]>",
+    "`${1}",
+]
+
+
+def result(values: Any, sources: list[str], targets: list[str] | None = None) -> Attribution:
+    array = np.array(values, dtype=float)
+    named = Tokens.of(sources if targets is None else targets)
+    layers = tuple(range(1, len(array) + 1))
+    return Attribution(array, layers, named, Tokens.of(sources), Rollout())
+
+
+class Reader(HTMLParser):
+    """A parser's view of a page: elements in order, each with the text that follows its tag."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.texts: list[tuple[str, dict[str, str | None], str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.texts.append((tag, dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.texts.append(("/" + tag, {}, ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.texts:
+            tag, attributes, text = self.texts[-1]
+            self.texts[-1] = (tag, attributes, text + data)
+
+    def find(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
+        return [(attributes, text) for name, attributes, text in self.texts if name == tag]
+
+
+# -- the document ----------------------------------------------------------------------------------
+
+
+def test_values_survive_to_four_digits_of_their_row() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(3, 4, 7)) * 10.0 ** rng.integers(-8, 3, size=(3, 4, 1))
+    values[1, 2] = 0.0
+    found = unpack_values(
+        json.loads(json.dumps(view(result(values, list("abcdefg"), list("wxyz")))))
+    )
+    strongest = np.abs(values).max(axis=2, keepdims=True)
+    assert (np.abs(found - values) <= strongest / 32_767 * 0.51 + 1e-12).all()
+    assert (found[1, 2] == 0).all()
+
+
+def test_the_bytes_are_what_the_format_says() -> None:
+    document = view(result([[[0.5, -0.25]]], ["a", "b"], ["t"]))
+    layer = document["results"][0]["values"][0]
+    assert struct.unpack("<2h", base64.b64decode(layer["values"])) == (32767, -16384)
+    (scale,) = struct.unpack("<f", base64.b64decode(layer["scale"]))
+    assert scale == pytest.approx(0.5 / 32767)
+
+
+def test_a_large_result_keeps_the_strongest_and_says_what_it_left_out() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.random((2, 900, 600)) ** 8
+    names = [f"t{k}" for k in range(900)]
+    big = Attribution(values, (1, 2), Tokens.of(names), Tokens.of(names[:600]), Raw())
+    document = view(big)
+    found = unpack_values(document)
+    for layer, target in ((0, 0), (1, 899), (1, 450)):
+        row, kept = values[layer, target], found[layer, target]
+        strongest = set(np.argsort(row)[-64:].tolist())
+        assert set(np.flatnonzero(kept).tolist()) <= strongest
+        packed = document["results"][0]["values"][layer]
+        rest = np.frombuffer(base64.b64decode(packed["rest"]), "<f4")[target]
+        assert kept.sum() + rest == pytest.approx(row.sum(), rel=1e-3)
+        assert packed["kept"] == 64
+
+
+def test_marks_and_mass_elsewhere_and_the_certificate_are_kept() -> None:
+    trace = random_trace(layers=5, length=6, seed=3)
+    flow = Flow(threads=1)(trace)
+    assert flow.saturated is not None
+    assert flow.upper is not None
+    record = view(flow)["results"][0]
+    for layer, packed in enumerate(record["saturated"]):
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(packed), np.uint8), bitorder="little")
+        assert (bits[:36].reshape(6, 6).astype(bool) == flow.saturated[layer]).all()
+    assert record["gap"] == float((flow.upper - flow.lower).max())
+    spans = Rollout()(trace).spans({"start": (0, 2)})
+    found = np.frombuffer(base64.b64decode(view(spans)["results"][0]["elsewhere"]), "<f4")
+    assert found.reshape(5, 6) == pytest.approx(Rollout()(trace).values[:, :, 2:].sum(axis=-1))
+
+
+def test_one_text_where_targets_are_sources_and_two_where_they_follow() -> None:
+    same = view(result(np.ones((1, 2, 2)), ["[CLS]", "key"]))["items"]
+    assert [(item["text"], item["source"], item["target"]) for item in same] == [
+        ("[CLS]", 0, 0),
+        (" key", 1, 1),
+    ]
+    written = Attribution(
+        np.ones((1, 2, 2)),
+        (1,),
+        Tokens(("ĠRome", "."), (2, 3)),
+        Tokens.of(["Tom", "Ġin"]),
+        Raw(),
+    )
+    document = view(written)
+    shown = [(item["text"], item["source"], item["target"]) for item in document["items"]]
+    assert shown == [("Tom", 0, None), (" in", 1, None), (" Rome", None, 0), (".", None, 1)]
+    assert [item["common"] for item in document["items"]] == [False, True, False, True]
+
+
+def test_names_that_are_no_tokens_stand_apart() -> None:
+    spans = Rollout()(random_trace(length=4)).spans({"both": (0, 2), "other": (1, 4)})
+    items = view(spans)["items"]
+    assert [item["source"] for item in items] == [0, 1, None, None, None, None]
+    assert [item["target"] for item in items] == [None, None, 0, 1, 2, 3]
+
+
+def test_the_view_opens_where_the_prediction_was_read() -> None:
+    from attnflow import Prediction
+
+    weights = random_attention(2, 1, 4, seed=0)
+    said = Prediction("plural", 0.7, 3)
+    trace = AttentionTrace.from_arrays(weights, list("abcd"), prediction=said)
+    document = view(Rollout()(trace, targets=[1, 3]))
+    assert document["start"] == 1
+    assert document["prediction"]["label"] == "plural"
+
+
+def test_graph_capacities_are_whole_numbers_of_the_strongest() -> None:
+    trace = random_trace(layers=2, length=4)
+    graph = Flow().graph(trace)
+    record = view(Rollout()(trace), graph=graph)["graph"]
+    for packed, layer in zip(record["capacities"], graph.capacities, strict=True):
+        whole = np.frombuffer(base64.b64decode(packed), "<u2").reshape(4, 4)
+        assert whole * record["unit"] == pytest.approx(layer, abs=1e-5)
+    large = LayeredGraph.from_capacities(np.ones((2, 200, 200)))
+    assert view(result(np.ones((2, 200, 200)), ["a"] * 200), graph=large)["graph"] is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: view([]), "at least one result; got none"),
+        (
+            lambda: view([result([[[1.0]]], ["a"]), result([[[1.0]]], ["b"])]),
+            "about the same targets and sources",
+        ),
+        (
+            lambda: view(
+                result([[[1.0]]], ["a"]), graph=LayeredGraph.from_capacities(np.ones((2, 1, 1)))
+            ),
+            r"2 layers × 1 positions and the result 1 × 1",
+        ),
+        (lambda: view(result([[[1.0]]], ["a"]), image=np.ones((2, 2))), "over the patches"),
+        (lambda: png(np.full((2, 2), -1.0)), "run from -1 to -1. Undo the model's"),
+        (lambda: png(np.ones((2, 2, 5))), r"got shape \(2, 2, 5\)"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(wrong: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        wrong()
+
+
+def test_a_document_of_another_version_is_refused() -> None:
+    with pytest.raises(FileError, match=r"not a view of version 1.*version 9"):
+        unpack_values({"format": "attnflow-view", "version": 9})
+
+
+def test_a_folder_is_not_given_away() -> None:
+    trace = random_trace(length=3)
+    shown = Rollout()(trace)
+    for model, expected in {"/home/me/secret/bert": "bert", "org/model": "org/model"}.items():
+        named = Attribution(
+            shown.values,
+            shown.layers,
+            shown.targets,
+            shown.sources,
+            shown.method,
+            provenance={"model": model},
+        )
+        assert view(named)["model"] == expected
+        assert "secret" not in named.to_html()
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+
+def test_png_is_read_back_by_another_library() -> None:
+    image = pytest.importorskip("PIL.Image")
+    import io
+
+    pixels = np.random.default_rng(0).integers(0, 256, size=(5, 7, 3), dtype=np.uint8)
+    with image.open(io.BytesIO(png(pixels))) as opened:
+        assert (np.asarray(opened) == pixels).all()
+    with image.open(io.BytesIO(png(np.full((2, 3), 0.5)))) as opened:
+        assert (np.asarray(opened) == 128).all()
+    assert zlib.crc32(b"IEND") == int.from_bytes(png(pixels)[-4:], "big")
+
+
+def test_an_image_carries_its_grid_and_its_picture() -> None:
+    grid = Grid(2, 3, 1, 4, 6)
+    tokens = Tokens(patch_names(grid, ("[CLS]",)), grid=grid)
+    vision = Attribution(np.ones((1, 7, 7)), (1,), tokens, tokens, Raw())
+    document = view(vision, image=np.zeros((4, 6, 3), np.uint8))
+    assert document["image"]["picture"].startswith("data:image/png;base64,iVBOR")
+    assert (document["image"]["rows"], document["image"]["columns"]) == (2, 3)
+    assert [item["text"] for item in document["items"]] == ["[CLS]"]
+    assert view(vision)["image"]["picture"] is None
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_a_page_is_one_file_that_fetches_nothing_and_is_small() -> None:
+    words = [f"word{k}" for k in range(50)]
+    trace = AttentionTrace.from_arrays(random_attention(6, 2, 50, seed=0), words)
+    results = [method(trace) for method in (Rollout(), Raw(), Flow(threads=1))]
+    text = page(view(results, graph=Flow().graph(trace)))
+    assert len(text.encode()) < 300_000
+    for _, attributes, _ in Reader(text).texts:
+        assert not {"src", "href", "action"} & set(attributes)
+    assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)", text)
+    assert len(results[0].to_html().encode()) < 150_000
+
+
+def test_no_token_can_leave_its_place() -> None:
+    text = result(np.ones((1, len(HOSTILE), len(HOSTILE))), HOSTILE).to_html(title="</title><b>")
+    reader = Reader(text)
+    scripts = reader.find("script")
+    assert [attributes.get("type") for attributes, _ in scripts] == ["application/json", None]
+    document = json.loads(scripts[0][1])
+    assert document["sources"]["texts"] == HOSTILE
+    assert reader.find("title")[0][1] == "</title><b> · attnflow"
+    assert not reader.find("b")
+    packed = embedded_json({"a": "\u2028é<!--<script></script>&"})
+    assert re.fullmatch(r"[\x20-\x7e]*", packed)
+    assert not set("<>&") & set(packed)
+
+
+def test_the_policy_names_exactly_the_scripts_of_the_page() -> None:
+    import hashlib
+
+    reader = Reader(result([[[1.0]]], ["a"]).to_html())
+    policy = next(a["content"] for a, _ in reader.find("meta") if "http-equiv" in a) or ""
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for tag, which in (("script", 1), ("style", 0)):
+        digest = hashlib.sha256(reader.find(tag)[which][1].encode()).digest()
+        assert f"'sha256-{base64.b64encode(digest).decode()}'" in policy
+
+
+def test_the_viewer_never_writes_markup() -> None:
+    for path in [*(WEB / "viewer").glob("*.js"), *(WEB / "page").glob("*.js")]:
+        text = path.read_text(encoding="utf-8")
+        assert "</" not in text, f"{path.name} would end the script it stands in"
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text)
+        assert not re.search(r'setAttribute\("style"', text), "the policy forbids it"
+    assert {path.name for path in (WEB / "viewer").glob("*.js")} == {*SCRIPTS, "open.js"}
+
+
+def test_a_notebook_shows_the_static_form_and_the_viewer_on_request() -> None:
+    shown = result(np.ones((1, 2, 2)), ["</script>", "b"])
+    static = shown._repr_html_()
+    assert "<script" not in static
+    assert "<iframe" not in static
+    reader = Reader(shown.viewer(height=500)._repr_html_())
+    frame = reader.find("iframe")[0][0]
+    assert frame["sandbox"] == "allow-scripts"
+    assert frame["srcdoc"] == shown.to_html()
+    assert "height:500px" in (frame["style"] or "")
+    assert reader.find("table")
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+def read_data(path: Path) -> dict[str, Any]:
+    return dict(json.loads(Reader(path.read_text(encoding="utf-8")).find("script")[0][1]))
+
+
+def test_report_compares_methods_on_one_page(tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    assert _run(["report", "the key to the cabinets", "--output", str(output)]) == 0
+    document = read_data(output)
+    assert [found["name"] for found in document["results"]] == ["rollout", "raw", "flow"]
+    assert document["title"] == "the key to the cabinets"
+    assert document["graph"]["length"] == 7
+    assert document["start"] == 0
+
+
+def test_report_takes_methods_and_a_title(tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    chosen = ["--method", "flow", "--method", "gradient-rollout", "--title", "Keys"]
+    assert _run(["report", "the key", *chosen, "--output", str(output)]) == 0
+    document = read_data(output)
+    assert [found["name"] for found in document["results"]] == ["flow", "gradient-rollout"]
+    assert document["title"] == "Keys"
+
+
+def test_explain_writes_a_page_of_every_target(tmp_path: Path) -> None:
+    output = tmp_path / "x.html"
+    assert _run(["explain", "the key to the cabinets", "--output", str(output)]) == 0
+    assert unpack_values(read_data(output)).shape == (6, 7, 7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--output", "r.html"], "give TEXT, or --prompt"),
+        (["a", "--prompt", "b", "--output", "r.html"], "give TEXT, or --prompt"),
+        (["a", "--output", "r.pdf"], "its ending is .html"),
+        (["  ", "--output", "r.html"], "nothing to explain"),
+        (["a", "--output", "nowhere/r.html"], "there is no folder 'nowhere'"),
+        (["a", "--method", "flaw", "--output", "r.html"], "Did you mean 'flow'?"),
+    ],
+)
+def test_report_refuses_what_it_cannot_do(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["report", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_report_and_generate_write_completions(tmp_path: Path) -> None:
+    from test_server import tiny_writer
+
+    loaded = tiny_writer()
+    loaded.model.save_pretrained(tmp_path / "writer")
+    loaded.tokenizer.save_pretrained(tmp_path / "writer")
+    model = ["--model", str(tmp_path / "writer"), "--tokens", "4"]
+    output = tmp_path / "x.html"
+    methods = ["--method", "rollout", "--method", "flow"]
+    assert _run(["report", "--prompt", "a b c", *model, *methods, "--output", str(output)]) == 0
+    document = read_data(output)
+    assert [found["name"] for found in document["results"]] == ["rollout", "flow"]
+    assert document["model"] == "writer"
+    assert [item["target"] for item in document["items"]] == [None, None, None, 0, 1, 2, 3]
+    output.unlink()
+    assert _run(["generate", "a b c", *model, "--method", "raw", "--output", str(output)]) == 0
+    assert unpack_values(read_data(output)).shape == (2, 4, 3)
