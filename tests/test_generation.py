@@ -197,6 +197,18 @@ def test_flow_of_a_generated_token() -> None:
     assert result.values.shape == (3, 3, m)
 
 
+def test_relatives_of_generated_tokens() -> None:
+    model = family("llama")
+    result = generate(model, {"input_ids": PROMPT}, max_new_tokens=3, method="alti")
+    whole = torch.tensor([[*PROMPT[0].tolist(), *written(result)[:-1]]])
+    m = PROMPT.shape[1]
+    trace = attnflow.capture(model, {"input_ids": whole}, also=("alti",))
+    expected = attnflow.Alti()(trace, targets=[m - 1, m, m + 1])
+    np.testing.assert_allclose(result.values, expected.values[..., :m], rtol=0, atol=1e-7)
+    with pytest.raises(MethodError, match="every generated token has its own"):
+        generate(model, {"input_ids": PROMPT}, method="gradient-rollout")
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
 def test_a_padded_batch_equals_each_prompt_alone(name: str) -> None:
     model = family(name)

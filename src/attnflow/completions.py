@@ -13,7 +13,8 @@ from attnflow.adapters import adapter_for
 from attnflow.adapters.generating import can_stream, end_tokens, run_generate, run_once
 from attnflow.attribution import Attribution
 from attnflow.capturing import at_rest, capture, provenance_of
-from attnflow.errors import InputError
+from attnflow.errors import InputError, MethodError
+from attnflow.measurements import GRADIENTS
 from attnflow.methods import Flow, Method, Rollout, make_method
 from attnflow.mixing import ONE_STEP
 from attnflow.prompts import Prompt, neutral_ids
@@ -43,6 +44,11 @@ class Asked:
     ) -> Asked:
         """From what generate() takes; errors name what is allowed."""
         chosen = DEFAULT_METHOD if method is None else make_method(method)
+        if GRADIENTS in chosen.needs:
+            raise MethodError(
+                f"{chosen.name!r} needs the gradient of one score, and every generated token has "
+                "its own; explain(model, prompt) gives it for the next token."
+            )
         if sources not in ("prompt", "all"):
             raise InputError(f"sources is 'prompt' or 'all'; got {sources!r}.")
         if baseline == "auto":
@@ -176,6 +182,7 @@ class Writer:
             self._text_inputs(prompt, ids),
             tokenizer=self.tokenizer,
             heads=method.heads_to_capture,
+            also=method.needs,
         )
         first = (trace.encoder_length or len(prompt)) - (trace.encoder_length is None)
         rows = list(range(first, first + len(ids)))
