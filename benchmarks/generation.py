@@ -189,7 +189,8 @@ def main() -> None:
             for way, mb in memory.items()
         ),
         "",
-        f"Streaming needs {own / kept:.1%} of what keeping every step's attention needs.",
+        f"Streaming needs {max(own, 0) / kept:.1%} of what keeping every step's attention needs "
+        "above plain generate, whose prefill holds all heads of a layer at once and ours does not.",
     ]
     if small is not None:
         lines += [
