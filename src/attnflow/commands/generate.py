@@ -121,13 +121,13 @@ def generate(
         **settings,
     )
     shown = result.spans(spans) if spans else result
-    if output is not None:
-        _write(shown, output, select)
     if as_json:
         typer.echo(json.dumps(shown.to_dict(), ensure_ascii=False))
-        return
-    words = None if common is None else common.split()
-    _show(shown, console, select=select, layer=layer, top=top, words=words, hide=hide_common)
+    else:
+        words = None if common is None else common.split()
+        _show(shown, console, select=select, layer=layer, top=top, words=words, hide=hide_common)
+    if output is not None:
+        _write(shown, output, select)
 
 
 class _Echo:
