@@ -117,11 +117,16 @@ class Writer:
 
     # -- both ways ----------------------------------------------------------------------------
 
-    def _watcher(self, prompt: Prompt, max_new_tokens: int) -> RolloutRows | None:
+    def _streamable(self) -> Rollout | None:
+        """The rollout whose rows can be had while the model runs; None needs a whole trace."""
         method = self.asked.method
         if self.asked.sources == "all" or not can_stream(self.model):
             return None
-        if not isinstance(method, Rollout) or not streams(method):
+        return method if isinstance(method, Rollout) and streams(method) else None
+
+    def _watcher(self, prompt: Prompt, max_new_tokens: int) -> RolloutRows | None:
+        method = self._streamable()
+        if method is None:
             return None
         return self._rows(method, prompt.ids, prompt.padding, prompt.length + max_new_tokens)
 
@@ -162,10 +167,8 @@ class Writer:
     def _after_the_fact(
         self, prompt: list[int], ids: list[int], notes: dict[str, Any]
     ) -> Attribution:
-        method = self.asked.method
-        if self.asked.sources == "all" or not can_stream(self.model):
-            return self._captured(prompt, ids, notes)
-        if not isinstance(method, Rollout) or not streams(method):
+        method = self._streamable()
+        if method is None:
             return self._captured(prompt, ids, notes)
         whole = torch.tensor([[*prompt, *ids[:-1]]], device=self.model.device)
         rows = self._rows(method, whole[:, : len(prompt)], [0], whole.shape[1])
