@@ -113,7 +113,7 @@ def time_big_model(rounds: int) -> dict[str, float]:
 
 def time_smollm2(rounds: int) -> dict[str, float] | None:
     """SmolLM2 as a user runs it: the default method with its baseline against plain generate."""
-    from attnflow.loading import load_language_model
+    from attnflow.hosts.load import load_language_model
 
     try:
         model, tokenizer = load_language_model(None)

@@ -15,8 +15,9 @@ from PIL import Image, ImageSequence
 from transformers import ViTConfig, ViTForImageClassification
 
 import attnflow
-from attnflow import Flow, Raw, Rollout, plots
-from attnflow.loading import load_model
+from attnflow import Flow, Raw, Rollout
+from attnflow.hosts.load import load_model
+from attnflow.show import plots
 
 FOLDER = Path(__file__).parent / "figures"
 SIDE, PATCH = 64, 8

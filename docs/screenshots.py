@@ -18,10 +18,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from attnflow import Attribution, Raw, Tokens
-from attnflow.pages import page
-from attnflow.patches import Grid, patch_names
-from attnflow.viewing import view
-from attnflow.web.offers import embedded_offers
+from attnflow.show.page import page
+from attnflow.show.view import view
+from attnflow.tokens.patches import Grid, patch_names
+from attnflow.web.models import embedded_offers
 from browser import Page, installed_browser, running_browser
 from serving import Client, serving
 

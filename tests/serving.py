@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from attnflow.web.asked import Limits
-from attnflow.web.offers import Offer
-from attnflow.web.server import guarded_app
+from attnflow.web.app import guarded_app
+from attnflow.web.models import Offer
+from attnflow.web.requests import Limits
 
 JSON = {"content-type": "application/json"}
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from attnflow import AttentionTrace, Attribution, Flow, Raw, Rollout, Tokens
-from attnflow.pages import page as page_of
-from attnflow.patches import Grid, patch_names
+from attnflow.show.page import page as page_of
+from attnflow.show.view import view
 from attnflow.testing import random_attention
-from attnflow.viewing import view
-from attnflow.web.asked import Limits
-from attnflow.web.offers import Offer, embedded_offers
+from attnflow.tokens.patches import Grid, patch_names
+from attnflow.web.models import Offer, embedded_offers
+from attnflow.web.requests import Limits
 from browser import Browser, Page, installed_browser, running_browser
 from serving import Client, serving
 from test_server import tiny_writer

@@ -14,7 +14,7 @@ from torch import nn
 
 import attnflow
 from attnflow.errors import CaptureError, ModelError, TokensError, UnsupportedModelError
-from attnflow.loading import Loaded, load_model
+from attnflow.hosts.load import Loaded, load_model
 from attnflow.testing import tiny_encoder
 
 TEXT = "the author talked to sara about [MASK] book"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attnflow import Attribution, __version__
-from attnflow.cli import _run
+from attnflow.cli.app import _run
 from attnflow.methods import METHODS
 from attnflow.testing import tiny_encoder
 
@@ -168,7 +168,7 @@ def test_check_gives_a_verdict(folder: str, capsys: pytest.CaptureFixture[str]) 
 def test_check_says_when_not_to_trust(
     folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnflow.checking._distance", lambda *_: 0.5)
+    monkeypatch.setattr("attnflow.hosts.check._distance", lambda *_: 0.5)
     assert _run(["check", folder]) == 1
     assert "NO  the output is the same without capture" in capsys.readouterr().out
 
@@ -274,7 +274,7 @@ def test_what_should_not_happen_is_not_a_bare_traceback(
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("attnflow.loading.load_model", broken)
+    monkeypatch.setattr("attnflow.hosts.load.load_model", broken)
     assert _run(["explain", "text"]) == 1
     assert "RuntimeError: boom" in capsys.readouterr().err
     monkeypatch.setenv("ATTNFLOW_DEBUG", "1")
@@ -288,7 +288,7 @@ def test_an_interruption_has_status_130(
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnflow.loading.load_model", interrupted)
+    monkeypatch.setattr("attnflow.hosts.load.load_model", interrupted)
     assert _run(["explain", "text"]) == 130
     assert capsys.readouterr().err.strip() == "attnflow: interrupted; nothing was written."
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import attnflow
-from attnflow.cli import _run
+from attnflow.cli.app import _run
 from attnflow.errors import TokensError
-from attnflow.loading import load_model
+from attnflow.hosts.load import load_model
 
 ROOT = Path(__file__).parent.parent
 MODELS = Path(attnflow.__file__).parent / "models"

@@ -17,15 +17,16 @@ import torch
 from scipy import stats
 
 from attnflow import Alti, Flow, GradientFlow, NormRollout, Rollout, capture, evaluate_methods
-from attnflow.cli import _run
-from attnflow.commands import evaluate as command
-from attnflow.commands.evaluate import parse_method
+from attnflow.cli import evaluate as command
+from attnflow.cli.app import _run
+from attnflow.cli.evaluate import parse_method
 from attnflow.errors import FileError, InputError, MethodError, ModelError
-from attnflow.evaluation import Evaluation, Record, running
+from attnflow.evaluation import Evaluation, Record
+from attnflow.evaluation import run as running
 from attnflow.evaluation.tables import tables_of
 from attnflow.evaluation.verdict import beating
-from attnflow.experiments.sentences import template_examples
-from attnflow.loading import Loaded
+from attnflow.experiments.verb_number.data import template_examples
+from attnflow.hosts.load import Loaded
 from attnflow.models import agreement
 from attnflow.models.verb_number import load_verb_number
 from attnflow.testing import tiny_encoder

@@ -13,13 +13,13 @@ from rich.console import Console
 from scipy import stats
 
 from attnflow import Flow, Raw, Rollout, capture
-from attnflow.cli import _run
+from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError, MethodError, ModelError
 from attnflow.experiments import EXPERIMENTS
-from attnflow.experiments.protocols import PAPER
 from attnflow.experiments.report import Cell, Report, Table, decimals
-from attnflow.experiments.sentences import template_examples
-from attnflow.experiments.verb_number import VerbNumber
+from attnflow.experiments.verb_number.data import template_examples
+from attnflow.experiments.verb_number.experiment import VerbNumber
+from attnflow.experiments.verb_number.protocols import PAPER
 from attnflow.models.agreement import (
     NATURAL_DISTINCT,
     Example,

@@ -12,11 +12,11 @@ import torch
 import transformers
 
 import attnflow
-from attnflow.adapters.host import Recorder
-from attnflow.adapters.recording import recording
 from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
-from attnflow.patches import enlarge
+from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.transformers.attention import recording
 from attnflow.testing import check_adapter, tiny_encoder
+from attnflow.tokens.patches import enlarge
 from families import FAMILIES, SIZES, Family, pixels, table, words
 
 # DeBERTa's file compiles functions with torch.jit when it is imported.

@@ -13,12 +13,12 @@ import transformers
 from rich.console import Console
 
 import attnflow
-from attnflow import plots, terminal
-from attnflow.cli import _run
-from attnflow.common_tokens import common_tokens, is_common
-from attnflow.experiments.fact_prompts import fact_prompts
-from attnflow.experiments.known_answer import _rank
+from attnflow.cli.app import _run
+from attnflow.experiments.known_answer.data import fact_prompts
+from attnflow.experiments.known_answer.experiment import _rank
 from attnflow.methods import Rollout
+from attnflow.show import plots, terminal
+from attnflow.tokens.common_words import common_tokens, is_common
 
 TEXT = "the key to the cabinets"
 
@@ -148,7 +148,7 @@ def test_without_smollm2_it_says_what_to_install(
 ) -> None:
     import importlib.util
 
-    from attnflow import loading
+    from attnflow.hosts import load as loading
 
     found = importlib.util.find_spec
     monkeypatch.setenv("ATTNFLOW_CACHE", str(tmp_path))

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import attnflow
-from attnflow.adapters.generating import run_generate
+from attnflow.api import explain_completion, generate
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, TokensError
-from attnflow.generation import explain_completion, generate
+from attnflow.generation.prompts import neutral_ids
+from attnflow.generation.rollout_cache import RolloutRows
+from attnflow.hosts.transformers.generate import run_generate
 from attnflow.methods import Flow, Method, Raw, Rollout
-from attnflow.prompts import neutral_ids
-from attnflow.streaming import RolloutRows
 
 SIZES = {
     "hidden_size": 32,

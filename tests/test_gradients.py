@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 import attnflow
 from attnflow import AttentionTrace, GradientFlow, GradientRollout
-from attnflow.adapters import recording
-from attnflow.adapters.host import Batch, Recorder, Scores
-from attnflow.adapters.torch import TorchAdapter
-from attnflow.capturing import capture, capture_batch
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, WeightsError
-from attnflow.loading import load_model
+from attnflow.hosts.adapter import Batch, Scores
+from attnflow.hosts.capture import capture, capture_batch
+from attnflow.hosts.load import load_model
+from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.torch import TorchAdapter
+from attnflow.hosts.transformers import attention as recording
 from attnflow.testing import check_method, random_attention, random_trace, tiny_encoder
 from families import FAMILIES, Family, words
 
@@ -243,7 +244,7 @@ def test_gradients_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1, 5, 16)
     with pytest.raises(ModelError, match="Classifier gives none for this input"):
         capture(model, {"x": x}, also=ALSO)
-    monkeypatch.setattr("attnflow.capturing.adapter_for", lambda _: ClassifierAdapter())
+    monkeypatch.setattr("attnflow.hosts.capture.adapter_for", lambda _: ClassifierAdapter())
     trace = capture(model, {"x": x}, also=ALSO)
     used: list[Tensor] = []
     state = x
@@ -275,7 +276,7 @@ class CopyingAdapter(ClassifierAdapter):
 
 
 def test_weights_outside_the_graph_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnflow.capturing.adapter_for", lambda _: CopyingAdapter())
+    monkeypatch.setattr("attnflow.hosts.capture.adapter_for", lambda _: CopyingAdapter())
     with pytest.raises(CaptureError, match="weights that Classifier shows are not part of the gra"):
         capture(Classifier().eval(), {"x": torch.randn(1, 5, 16)}, also=ALSO)
 

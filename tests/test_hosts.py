@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import attnflow
-from attnflow import adapters
-from attnflow.adapters.host import Adapter, Recorder
-from attnflow.checking import check_model
 from attnflow.errors import TokensError, UnsupportedModelError
+from attnflow.hosts import registry as adapters
+from attnflow.hosts.adapter import Adapter
+from attnflow.hosts.check import check_model
+from attnflow.hosts.recorder import Recorder
 from attnflow.testing import check_adapter, tiny_encoder
 
 _DECLARED: list[torch.library.Library] = []  # operators live as long as their library object
@@ -298,7 +299,7 @@ class Careless(OneHeadAdapter):
 def test_a_wrong_adapter_fails_its_check(
     monkeypatch: pytest.MonkeyPatch, adapter: type[Adapter], said: str
 ) -> None:
-    for module in ("attnflow.capturing", "attnflow.checking"):
+    for module in ("attnflow.hosts.capture", "attnflow.hosts.check"):
         monkeypatch.setattr(f"{module}.adapter_for", lambda _: adapter())
     with pytest.raises(AssertionError, match=f"not so: {said}"):
         check_adapter(OneHead(), {"x": torch.randn(1, 4, 8)})

@@ -9,17 +9,18 @@ import pytest
 import torch
 import transformers
 
-from attnflow import capture, metrics
+from attnflow import capture
 from attnflow.errors import InputError, MethodError, ModelError, TokensError, UnsupportedModelError
-from attnflow.faithfulness import Faithfulness
-from attnflow.importance import (
+from attnflow.evaluation import metrics
+from attnflow.evaluation.faithfulness import Faithfulness
+from attnflow.evaluation.importance import (
     MEASURES,
     BlankOut,
     InputGradient,
     IntegratedGradients,
     ValueZeroing,
 )
-from attnflow.loading import Loaded
+from attnflow.hosts.load import Loaded
 from attnflow.models.verb_number import VerbNumberModel, load_verb_number
 from attnflow.testing import tiny_encoder
 

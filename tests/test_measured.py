@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 import attnflow
 from attnflow import Alti, MeasuredResidualRollout, NormRollout, ValueZeroingRollout
-from attnflow.adapters import blocks, decomposition, zeroing
-from attnflow.adapters.decomposition import Inside
-from attnflow.capturing import capture, capture_batch
-from attnflow.checking import _state
 from attnflow.errors import CaptureError, MethodError, UnsupportedModelError
-from attnflow.loading import load_model
-from attnflow.measurements import MEASURES
+from attnflow.extras import MEASURES
+from attnflow.hosts.capture import capture, capture_batch
+from attnflow.hosts.check import _state
+from attnflow.hosts.load import load_model
+from attnflow.hosts.measure import blocks, decomposition
+from attnflow.hosts.measure import value_zeroing as zeroing
+from attnflow.hosts.measure.decomposition import Inside
 from attnflow.testing import check_method, random_trace, tiny_encoder
 from families import FAMILIES, Family, words
 

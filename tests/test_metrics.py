@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attnflow import metrics
 from attnflow.errors import InputError
+from attnflow.evaluation import metrics
 
 
 def rows(seed: int, n: int, *, ties: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

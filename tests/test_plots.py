@@ -37,11 +37,11 @@ from attnflow import (
     plots,
 )
 from attnflow.errors import FileError, InputError, TargetError
-from attnflow.patches import Grid, patch_names
-from attnflow.plots import canvas, graphs
-from attnflow.plots.animation import draw_frame
-from attnflow.plots.canvas import BLUE, VERMILLION
+from attnflow.show.plots import canvas, graphs
+from attnflow.show.plots.animation import draw_frame
+from attnflow.show.plots.canvas import BLUE, VERMILLION
 from attnflow.testing import random_attention, random_trace
+from attnflow.tokens.patches import Grid, patch_names
 
 BASELINES = Path(__file__).parent / "baselines"
 # Root mean square over 0 to 255 of figures without their letters, which every version of matplotlib

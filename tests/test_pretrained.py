@@ -17,10 +17,10 @@ import torch
 import transformers
 
 import attnflow
-from attnflow.cli import _run
+from attnflow.cli.app import _run
 from attnflow.errors import MissingDependencyError
-from attnflow.experiments.known_answer import DEFAULT, KnownAnswer
-from attnflow.loading import Loaded, load_language_model, load_model
+from attnflow.experiments.known_answer.experiment import DEFAULT, KnownAnswer
+from attnflow.hosts.load import Loaded, load_language_model, load_model
 from attnflow.models.mathformer import load_mathformer
 from attnflow.testing import check_adapter
 

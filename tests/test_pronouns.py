@@ -14,11 +14,20 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from attnflow.cli import _run
+from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError, ModelError, TargetError, TokensError
-from attnflow.experiments import winogender_tables
-from attnflow.experiments.known_answer import DEFAULT
-from attnflow.experiments.pronoun_agreement import (
+from attnflow.experiments.known_answer.experiment import DEFAULT
+from attnflow.experiments.pronouns import winogender_tables
+from attnflow.experiments.pronouns.data import (
+    OURS,
+    PAPERS,
+    PronounSentence,
+    occurrences,
+    parse_sentence,
+)
+from attnflow.experiments.pronouns.experiment import Pronouns
+from attnflow.experiments.pronouns.observe import PronounReader, Reading, lean
+from attnflow.experiments.pronouns.tables import (
     FIRST,
     LAST,
     Frame,
@@ -27,17 +36,8 @@ from attnflow.experiments.pronoun_agreement import (
     shown_layers,
     standing,
 )
-from attnflow.experiments.pronoun_readings import PronounReader, Reading, lean
-from attnflow.experiments.pronoun_sentences import (
-    OURS,
-    PAPERS,
-    PronounSentence,
-    occurrences,
-    parse_sentence,
-)
-from attnflow.experiments.pronouns import Pronouns
-from attnflow.experiments.winogender import Schema, crossed, read_winogender
-from attnflow.loading import load_language_model
+from attnflow.experiments.pronouns.winogender import Schema, crossed, read_winogender
+from attnflow.hosts.load import load_language_model
 from attnflow.models.smollm2 import prepared_folder
 from attnflow.testing import tiny_encoder
 

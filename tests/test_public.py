@@ -1,107 +1,15 @@
-"""The public names, the import law, and what importing costs."""
+"""The public names, and what importing costs."""
 
 from __future__ import annotations
 
-import ast
 import importlib
-import pkgutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import attnflow
-
-PACKAGE = Path(attnflow.__file__).parent
-
-# Each module may import only modules of a lower rank, or of its own package.
-RANK = {
-    "_version": 0,
-    "errors": 1,
-    "patches": 1,
-    "tokens": 2,
-    "files": 2,
-    "measurements": 3,
-    "composition": 4,
-    "common_tokens": 3,
-    "rescaling": 3,
-    "markup": 3,
-    "cut": 3,
-    "trace": 4,
-    "graph": 4,
-    "mixing": 5,
-    "attribution": 5,
-    "maxflow": 6,
-    "pictures": 2,
-    "viewing": 6,
-    "pages": 7,
-    "methods": 7,
-    "plots": 8,
-    "terminal": 8,
-    "models": 2,
-    "metrics": 2,
-    "reading": 2,
-    "adapters": 8,
-    "capturing": 9,
-    "loading": 9,
-    "prompts": 9,
-    "streaming": 9,
-    "checking": 10,
-    "completions": 10,
-    "generation": 11,
-    "explanation": 10,
-    "importance": 10,
-    "faithfulness": 11,
-    "evaluation": 12,
-    "testing": 11,
-    "comparison": 12,
-    "experiments": 14,
-    "demo": 12,
-    "commands": 13,
-    "web": 14,
-    "cli": 15,
-    "__main__": 16,
-    "__init__": 17,
-}
-# A result is loaded, drawn and shown by name: upward, inside a function, and nowhere else.
-LAZY_DOORS = {
-    ("attribution", "methods"),
-    ("attribution", "plots"),
-    ("attribution", "viewing"),
-    ("attribution", "pages"),
-}
-
-HEAVY = {
-    "torch": {
-        *("adapters", "capturing", "checking", "loading", "models", "testing", "explanation"),
-        *("importance", "faithfulness", "evaluation", "experiments"),  # they run models
-        *("prompts", "streaming", "completions", "generation"),
-    },
-    "transformers": {"adapters", "testing", "commands", "models"},
-    "captum": {"importance"},
-    "fastapi": {"web"},
-    "uvicorn": {"web"},
-    "matplotlib": {"plots", "attribution"},  # the latter for type checkers only
-}
-
-
-def modules() -> list[tuple[str, Path]]:
-    return [(_home(path), path) for path in sorted(PACKAGE.rglob("*.py"))]
-
-
-def _home(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imports(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+from attnflow._renamed import RENAMED_MODULES, renamed_arguments
 
 
 def test_the_public_names() -> None:
@@ -132,40 +40,16 @@ def test_the_public_names() -> None:
     }
     for name in attnflow.__all__:
         assert getattr(attnflow, name) is not None
-    assert dir(attnflow) == sorted(attnflow.__all__)
+    assert set(attnflow.__all__) < set(dir(attnflow))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         attnflow.nothing  # noqa: B018
 
 
-def test_no_public_function_hides_behind_a_module_of_its_name() -> None:
-    submodules = {module.name for module in pkgutil.iter_modules([str(PACKAGE)])}
-    assert not submodules & set(attnflow.__all__)
-
-
 def test_every_module_says_what_it_exports() -> None:
-    for name in ("trace", "graph", "attribution", "methods", "tokens", "files", "errors"):
+    for name in ("trace", "graph", "attribution", "methods", "tokens", "storage", "errors"):
         module = importlib.import_module(f"attnflow.{name}")
         for exported in module.__all__:
             assert hasattr(module, exported)
-
-
-@pytest.mark.parametrize(("home", "path"), modules(), ids=lambda value: str(value))
-def test_imports_run_one_way(home: str, path: Path) -> None:
-    for name in imports(path):
-        if not name.startswith("attnflow."):
-            continue
-        other = name.split(".")[1]
-        if other == home or other not in RANK:
-            continue
-        allowed = RANK[other] < RANK[home] or (home, other) in LAZY_DOORS
-        assert allowed, f"{path.name} imports attnflow.{other}, which stands above it"
-
-
-@pytest.mark.parametrize("library", sorted(HEAVY))
-def test_heavy_libraries_stay_where_they_belong(library: str) -> None:
-    for home, path in modules():
-        used = any(name.split(".")[0] == library for name in imports(path))
-        assert not used or home in HEAVY[library], f"{path.name} imports {library}"
 
 
 def test_import_is_fast_and_loads_nothing_heavy() -> None:
@@ -197,3 +81,38 @@ def test_arrays_need_no_torch() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "(2, 3, 3) (2, 3, 3)" in run.stdout
     assert "pip install 'attnflow[models]'" in run.stdout
+
+
+@pytest.mark.parametrize(("old", "new"), sorted(RENAMED_MODULES.items()))
+def test_old_import_paths_lead_to_the_new_modules_and_warn(old: str, new: str) -> None:
+    code = (
+        "import importlib, warnings\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        f"    old = importlib.import_module({old!r})\n"
+        f"assert old is importlib.import_module({new!r}), old\n"
+        f"assert any({f'{old} is now {new}'!r} in str(w.message) for w in caught), caught\n"
+        "assert {w.category for w in caught} == {DeprecationWarning}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_submodules_are_reached_by_attribute() -> None:
+    code = (
+        "import attnflow\n"
+        "attnflow.plots.layers_map, attnflow.testing.check_method, attnflow.methods.METHODS\n"
+        "attnflow.evaluation.evaluate_methods, attnflow.hosts, attnflow.errors.InputError\n"
+        "for name in dir(attnflow): getattr(attnflow, name)\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_old_arguments_work_and_warn() -> None:
+    @renamed_arguments(also="record")
+    def capture(*, record: tuple[str, ...] = ()) -> tuple[str, ...]:
+        return record
+
+    with pytest.warns(DeprecationWarning, match=r"capture\(also=...\) is now record="):
+        assert capture(also=("gradients",)) == ("gradients",)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="both 'also' and 'record'"):
+        capture(also=(), record=())  # type: ignore[call-arg]

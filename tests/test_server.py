@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from attnflow import AttentionTrace, Rollout
-from attnflow.cli import _run
-from attnflow.loading import Loaded
+from attnflow.cli.app import _run
+from attnflow.hosts.load import Loaded
+from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_encoder
-from attnflow.viewing import unpack_values
-from attnflow.web.asked import Limits
 from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError
-from attnflow.web.offers import Offer, embedded_offers, named_offers
+from attnflow.web.models import Offer, embedded_offers, named_offers
+from attnflow.web.requests import Limits
 from attnflow.web.results import Results
 from serving import JSON, Client, serving
 
@@ -290,7 +290,7 @@ def test_waiting_and_running_jobs_can_be_cancelled() -> None:
 
 def test_generation_stops_between_two_words(client: Client) -> None:
     """Cancelled from inside the stream, as a visitor's click would: the rest is never written."""
-    from attnflow.comparison import continued
+    from attnflow.compare import continued
 
     heard: list[str] = []
 

@@ -15,15 +15,15 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from attnflow import AttentionTrace, Flow
-from attnflow.cli import _run
+from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError, MethodError, ModelError, TokensError
-from attnflow.experiments.classified import _most_taken_in, labels_of
-from attnflow.experiments.fed_twice import gradient_sums
-from attnflow.experiments.labelled import LabelledText, read_labelled_texts
 from attnflow.experiments.report import Report
-from attnflow.experiments.sst2 import Sst2
-from attnflow.experiments.sst2_tables import table_3
-from attnflow.loading import Loaded
+from attnflow.experiments.sst2.data import LabelledText, read_labelled_texts
+from attnflow.experiments.sst2.double_embedded import gradient_sums
+from attnflow.experiments.sst2.experiment import Sst2
+from attnflow.experiments.sst2.observe import _most_taken_in, labels_of
+from attnflow.experiments.sst2.tables import table_3
+from attnflow.hosts.load import Loaded
 from attnflow.testing import random_attention, tiny_encoder
 
 TEXTS = (

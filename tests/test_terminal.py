@@ -10,11 +10,12 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from attnflow import AttentionTrace, Attribution, Rollout, Tokens, terminal
-from attnflow.cli import _run
-from attnflow.markup import shade
-from attnflow.patches import Grid, patch_names
+from attnflow import AttentionTrace, Attribution, Rollout, Tokens
+from attnflow.cli.app import _run
+from attnflow.show import terminal
+from attnflow.show.static_html import shade
 from attnflow.testing import random_attention
+from attnflow.tokens.patches import Grid, patch_names
 
 SENTENCE = "the author who talked to the editors about the keys to the cabinets went home"
 COLOUR = re.compile(r"\x1b\[38;2;\d+;\d+;\d+;48;2;(\d+);(\d+);(\d+)m([^\x1b]*)\x1b\[0m")

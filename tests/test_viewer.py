@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from attnflow import AttentionTrace, Attribution, Flow, LayeredGraph, Raw, Rollout, Tokens
-from attnflow.cli import _run
+from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError
-from attnflow.pages import SCRIPTS, embedded_json, page
-from attnflow.patches import Grid, patch_names
-from attnflow.pictures import png
+from attnflow.show.page import SCRIPTS, embedded_json, page
+from attnflow.show.png import png
+from attnflow.show.view import unpack_values, view
 from attnflow.testing import random_attention, random_trace
-from attnflow.viewing import unpack_values, view
+from attnflow.tokens.patches import Grid, patch_names
 
 WEB = Path(page.__code__.co_filename).parent / "web"
 HOSTILE = [

@@ -22,16 +22,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from attnflow import _renamed
 from attnflow._version import __version__
 
 if TYPE_CHECKING:
+    from attnflow.api import explain, explain_completion, generate
     from attnflow.attribution import Attribution
-    from attnflow.capturing import capture, capture_batch
     from attnflow.errors import AttnflowError
     from attnflow.evaluation import evaluate_methods
-    from attnflow.explanation import explain
-    from attnflow.generation import explain_completion, generate
     from attnflow.graph import LayeredGraph
+    from attnflow.hosts.capture import capture, capture_batch
     from attnflow.methods import (
         Alti,
         Flow,
@@ -61,12 +61,12 @@ _HOME = {
     "Alti": "methods",
     "ValueZeroingRollout": "methods",
     "Method": "methods",
-    "explain": "explanation",
-    "generate": "generation",
-    "explain_completion": "generation",
+    "explain": "api",
+    "generate": "api",
+    "explain_completion": "api",
     "evaluate_methods": "evaluation",
-    "capture": "capturing",
-    "capture_batch": "capturing",
+    "capture": "hosts.capture",
+    "capture_batch": "hosts.capture",
     "Tokens": "tokens",
     "Prediction": "trace",
     "AttnflowError": "errors",
@@ -99,13 +99,32 @@ __all__ = [
 ]
 
 
+# Submodules that are reached by attribute, so that `import attnflow` is enough; `plots` is short
+# for `show.plots`.
+_SUBMODULES = {
+    **{
+        name: f"attnflow.{name}"
+        for name in ("errors", "evaluation", "experiments", "generation", "hosts", "maxflow")
+    },
+    **{name: f"attnflow.{name}" for name in ("methods", "models", "show", "testing", "tokens")},
+    "plots": "attnflow.show.plots",
+}
+
+_renamed.install()
+
+
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name in _HOME:
+        value: object = getattr(importlib.import_module(f"attnflow.{_HOME[name]}"), name)
+    elif name in _SUBMODULES:
+        value = importlib.import_module(_SUBMODULES[name])
+    elif f"attnflow.{name}" in _renamed.RENAMED_MODULES:
+        value = importlib.import_module(f"attnflow.{name}")
+    else:
         raise AttributeError(f"module 'attnflow' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"attnflow.{_HOME[name]}"), name)
     globals()[name] = value  # the next look-up does not come here
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_SUBMODULES])

@@ -1,6 +1,6 @@
 """`python -m attnflow` is `attnflow`."""
 
-from attnflow.cli import main
+from attnflow.cli.app import main
 
 if __name__ == "__main__":
     main()

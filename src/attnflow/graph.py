@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnflow import files
+from attnflow import storage
 from attnflow.errors import InputError, WeightsError, optional_import
 
 if TYPE_CHECKING:
     import networkx as nx
     from scipy.sparse import csr_array
 
-__all__ = ["LayeredGraph"]
+__all__ = ["Cut", "CutEdge", "LayeredGraph"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +101,61 @@ class LayeredGraph:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to .safetensors or .json; `load` gives the same bits back."""
-        files.write(path, "LayeredGraph", {}, {"capacities": self.capacities})
+        storage.write(path, "LayeredGraph", {}, {"capacities": self.capacities})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote."""
-        _, arrays = files.read(path, "LayeredGraph")
-        with files.unpacking(path):
+        _, arrays = storage.read(path, "LayeredGraph")
+        with storage.unpacking(path):
             return cls(arrays["capacities"])
+
+
+class CutEdge(NamedTuple):
+    """One edge of the cut, from a position above to one below; `layer` is the upper one's."""
+
+    layer: int
+    target: int
+    target_token: str
+    source: int
+    source_token: str
+    capacity: float
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The narrowest place between one target and one source, strongest edges first.
+
+    By the max-flow min-cut theorem the flow from the target to the source equals the total
+    capacity of these edges, so they are the whole reason why the flow is not larger.
+    """
+
+    layer: int
+    target: str
+    source: str
+    value: float
+    edges: tuple[CutEdge, ...]
+
+    def by_layer(self) -> dict[int, float]:
+        """How much of the cut lies in each layer; a layer without cut edges is absent."""
+        shares: dict[int, float] = {}
+        for edge in sorted(self.edges, key=lambda edge: edge.layer):
+            shares[edge.layer] = shares.get(edge.layer, 0.0) + edge.capacity
+        return shares
+
+    @property
+    def place(self) -> str:
+        """In words, where the flow is held back."""
+        shares = self.by_layer()
+        if not shares:
+            return f"no path leads from {self.target!r} at layer {self.layer} to {self.source!r}"
+        if set(shares) == {1} and {edge.source_token for edge in self.edges} == {self.source}:
+            return f"at the source: everything {self.source!r} passes on in layer 1"
+        if set(shares) == {self.layer}:
+            return f"at the target: everything {self.target!r} takes in layer {self.layer}"
+        parts = [f"{share / self.value:.0%} in layer {layer}" for layer, share in shares.items()]
+        return "between: " + ", ".join(parts)
+
+    def __repr__(self) -> str:
+        ends = f"{self.target!r} at layer {self.layer} to {self.source!r}"
+        return f"<Cut {ends}: {self.value:.6f} over {len(self.edges)} edges, {self.place}>"

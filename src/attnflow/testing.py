@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
+from attnflow.extras import GRADIENTS, checked_also
 from attnflow.graph import LayeredGraph
-from attnflow.measurements import GRADIENTS, checked_also
 from attnflow.methods import Method, method_from_dict
 from attnflow.trace import AttentionTrace
 
 if TYPE_CHECKING:
-    from attnflow.loading import Loaded
+    from attnflow.hosts.load import Loaded
 
 __all__ = [
     "check_adapter",
@@ -160,7 +160,7 @@ def _check_axes(result: Attribution, trace: AttentionTrace) -> None:
 
 def check_adapter(model: Any, inputs: Any, *, tokenizer: Any = None) -> None:
     """What every adapter promises, on one model and one example: its attention is the model's."""
-    from attnflow.checking import check_model
+    from attnflow.hosts.check import check_model
 
     failed = [c for c in check_model(model, inputs, tokenizer=tokenizer) if c.passed is False]
     assert not failed, "; ".join(f"not so: {check.name} ({check.detail})" for check in failed)
@@ -181,7 +181,7 @@ def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0)
     import torch
     import transformers
 
-    from attnflow.loading import Loaded
+    from attnflow.hosts.load import Loaded
 
     tokenizer = _tiny_tokenizer()
     sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}

@@ -15,9 +15,9 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnflow import files
+from attnflow import storage
 from attnflow.errors import InputError, TokensError, WeightsError
-from attnflow.measurements import checked_gradients, checked_measured, pack, unpack
+from attnflow.extras import checked_gradients, checked_measured, pack, unpack
 from attnflow.tokens import Tokens
 
 __all__ = ["AttentionTrace", "Kind", "Prediction"]
@@ -137,7 +137,7 @@ class AttentionTrace:
             encoder_length=encoder_length,
             gradients=checked_gradients(gradients, checked, copy=copy),
             measured=checked_measured(measured, len(checked), checked.shape[-1]),
-            provenance={**files.provenance_stamp(), **(provenance or {})},
+            provenance={**storage.provenance_stamp(), **(provenance or {})},
         )
 
     @property
@@ -201,13 +201,13 @@ class AttentionTrace:
         arrays = {"weights": self.weights, **pack(self.gradients, self.measured)}
         if self.sinks is not None:
             arrays["sinks"] = self.sinks
-        files.write(path, "AttentionTrace", header, arrays)
+        storage.write(path, "AttentionTrace", header, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote."""
-        header, arrays = files.read(path, "AttentionTrace")
-        with files.unpacking(path):
+        header, arrays = storage.read(path, "AttentionTrace")
+        with storage.unpacking(path):
             said = header["prediction"]
             return cls(
                 weights=arrays["weights"],

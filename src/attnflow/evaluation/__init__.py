@@ -8,6 +8,6 @@ texts, so that differences between methods are differences on the same examples.
 from __future__ import annotations
 
 from attnflow.evaluation.results import Evaluation, Metric, Record
-from attnflow.evaluation.running import evaluate_methods
+from attnflow.evaluation.run import evaluate_methods
 
 __all__ = ["Evaluation", "Metric", "Record", "evaluate_methods"]

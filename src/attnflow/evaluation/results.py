@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import InputError, did_you_mean
-from attnflow.metrics import Comparison, Summary, compare_paired, summarize
+from attnflow.evaluation.metrics import Comparison, Summary, compare_paired, summarize
 
 __all__ = ["FAITHFUL", "FAITHFULNESS", "RANDOM", "Evaluation", "Metric", "Record", "agreement"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from attnflow.evaluation.metrics import Comparison
 from attnflow.evaluation.results import FAITHFULNESS, RANDOM, Evaluation
-from attnflow.metrics import Comparison
 
 __all__ = ["beating", "sentences"]
 

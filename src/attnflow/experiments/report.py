@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnflow.errors import FileError
-from attnflow.metrics import Comparison, Summary
+from attnflow.evaluation.metrics import Comparison, Summary
 
 __all__ = ["Cell", "Report", "Table", "compared", "decimals", "panel_of", "summarized"]
 
@@ -153,7 +153,7 @@ class Report:
 
     def write(self, folder: Path) -> list[Path]:
         """CSV, Markdown and the figure, if any, in a folder; the files that were written."""
-        from attnflow import plots
+        from attnflow.show import plots
 
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError
-from attnflow.measurements import GRADIENTS
-from attnflow.mixing import Heads, Mixing
+from attnflow.extras import GRADIENTS
+from attnflow.methods.mixing import Heads, Mixing
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.cut import Cut, CutEdge
 from attnflow.errors import MethodError
-from attnflow.graph import LayeredGraph
+from attnflow.graph import Cut, CutEdge, LayeredGraph
 from attnflow.methods.base import (
     MixingMethod,
     attribution_of,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.measurements import GRADIENTS
+from attnflow.extras import GRADIENTS
 from attnflow.methods.base import (
     Method,
     attribution_of,
@@ -27,7 +27,7 @@ from attnflow.methods.base import (
     wanted_layers,
 )
 from attnflow.methods.flow import Flow
-from attnflow.mixing import Heads, Residual, checked_heads, mix_heads
+from attnflow.methods.mixing import Heads, Residual, checked_heads, mix_heads
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 

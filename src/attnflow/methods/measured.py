@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError, did_you_mean
 from attnflow.methods.base import Method, checked_trace, needed, rolled_out
-from attnflow.mixing import Heads, Mixing, checked_heads
+from attnflow.methods.mixing import Heads, Mixing, checked_heads
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 

@@ -19,7 +19,7 @@ from attnflow.methods.base import (
     rolled_out,
     wanted_layers,
 )
-from attnflow.mixing import Heads, Mixing, Residual
+from attnflow.methods.mixing import Heads, Mixing, Residual
 from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 

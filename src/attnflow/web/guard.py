@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from attnflow.web.asked import Limits
+from attnflow.web.requests import Limits
 
 __all__ = ["Guard"]
 

@@ -11,10 +11,10 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from attnflow.comparison import Comparison
+from attnflow.compare import Comparison
 from attnflow.errors import InputError
-from attnflow.pages import page
-from attnflow.viewing import View
+from attnflow.show.page import page
+from attnflow.show.view import View
 
 __all__ = ["Kept", "Results"]
 
@@ -80,8 +80,8 @@ class Results:
 
 
 def _drawn(result: Any, position: int, generated: bool) -> bytes:
-    from attnflow import plots
-    from attnflow.plots.canvas import pyplot
+    from attnflow.show import plots
+    from attnflow.show.plots.canvas import pyplot
 
     if generated:
         figure = plots.completion_figure(result, position)

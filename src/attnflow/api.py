@@ -1,0 +1,194 @@
+"""generate() and explain_completion(): which part of the prompt made each generated token.
+
+The result is the tensor of Deb (2021) as an Attribution: layer × generated token × prompt token,
+where the row of a generated token is that of the position that predicted it. What falls on
+generated tokens is kept in `elsewhere`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnflow.attribution import Attribution
+from attnflow.errors import InputError, TokensError, optional_import
+from attnflow.methods import Method, make_method
+from attnflow.tokens import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from attnflow.generation.prompts import Prompts
+    from attnflow.generation.writer import Baseline, Sources
+
+    Model = nn.Module | str | os.PathLike[str] | None
+
+__all__ = ["explain", "explain_completion", "generate"]
+
+
+def explain(
+    model: nn.Module | str | os.PathLike[str] | None,
+    text: str | Mapping[str, Tensor],
+    method: str | Method = "rollout",
+    *,
+    target: Sequence[Target] | Target | None = None,
+    layer: Sequence[int] | int | None = None,
+    words: bool = False,
+    tokenizer: Any = None,
+    decoder_text: str | None = None,
+    of: int | None = None,
+    **options: Any,
+) -> Attribution:
+    """Which input tokens did these targets draw on?
+
+    model: a Hugging Face name, a local path, a loaded model (then pass its `tokenizer` too), or
+        None for the model that ships with attnflow.
+    method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
+        `Flow(residual=0.4)`; what it needs beside the weights is captured too.
+    target, layer: only these (default: all); a target is a position or a token that occurs once.
+    words: merge word pieces to words.
+    decoder_text: what the decoder of an encoder–decoder has written so far.
+    of: for gradient methods, the class or token id to explain; default: the model's answer.
+    """
+    chosen = make_method(method, options)
+    optional_import("torch", extra="models", purpose="Running a model")
+    from attnflow.hosts.capture import capture
+    from attnflow.hosts.load import load_model
+
+    if model is None or isinstance(model, (str, os.PathLike)):
+        model, found = load_model(model)
+        tokenizer = tokenizer or found
+    trace = capture(
+        model,
+        text,
+        tokenizer=tokenizer,
+        decoder_text=decoder_text,
+        heads=chosen.heads_to_capture,
+        also=chosen.needs,
+        of=of,
+    )
+    result = chosen(trace, targets=target, layers=layer)
+    return result.merge_words() if words else result
+
+
+def generate(
+    model: Model,
+    prompt: Prompts,
+    *,
+    max_new_tokens: int = 20,
+    method: str | Method | None = None,
+    baseline: Baseline = "auto",
+    sources: Sources = "prompt",
+    tokenizer: Any = None,
+    chat: bool = False,
+    seed: int | None = None,
+    stream: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Any:
+    """Continue a prompt with the model's own generate(), and attribute every new token to it.
+
+    model: a name, a path, a loaded model (with its `tokenizer`), or None for SmolLM2, if
+        `attnflow[demo]` is installed.
+    prompt: a text, a list of texts (then a list of results), a conversation of messages, or
+        prepared inputs. `chat=True` puts a text into the model's chat template.
+    method: None is the measured default: rollout with one step of attention on average
+        and the first token dropped, less its value on a neutral prompt (docs/generation.md).
+        `Rollout` streams beside the key-value cache; other methods run once more at the end.
+    baseline: "neutral" subtracts what the model does on a neutral prompt of the same length and
+        the same completion, a list of token ids is a prompt of your own, None subtracts nothing;
+        "auto" is "neutral" with the default method, where there is a tokenizer, and else None.
+    sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too.
+    seed: sample with this seed; without it the search is greedy.
+    stream: called with each piece of text as it is made.
+    options: more for the model's generate(), such as temperature=0.7.
+    """
+    host, tokenizer = _loaded(model, tokenizer)
+    from attnflow.generation.prompts import encode_prompts
+    from attnflow.generation.writer import Asked, Writer
+
+    asked = Asked.of(method, baseline, sources, tokenizer)
+    _check_new_tokens(max_new_tokens)
+    encoded = encode_prompts(host, tokenizer, prompt, chat=chat)
+    _check_room(host, encoded.length, max_new_tokens)
+    writer = Writer(host, tokenizer, asked)
+    results = writer.write(encoded, max_new_tokens, seed=seed, stream=stream, options=options)
+    return results if encoded.several else results[0]
+
+
+def explain_completion(
+    model: Model,
+    prompt: Prompts,
+    completion: str | Sequence[int],
+    *,
+    method: str | Method | None = None,
+    baseline: Baseline = "auto",
+    sources: Sources = "prompt",
+    tokenizer: Any = None,
+    chat: bool = False,
+) -> Attribution:
+    """Attribute a text that was generated already: one forward pass, the same result.
+
+    completion: the text as it follows the prompt, with its leading space, or its token ids.
+    Everything else is as in `generate`.
+    """
+    host, tokenizer = _loaded(model, tokenizer)
+    from attnflow.generation.prompts import encode_prompts
+    from attnflow.generation.writer import Asked, Writer
+
+    asked = Asked.of(method, baseline, sources, tokenizer)
+    encoded = encode_prompts(host, tokenizer, prompt, chat=chat)
+    if len(encoded.ids) != 1:
+        raise InputError(f"explain_completion() takes one prompt; got {len(encoded.ids)}.")
+    ids = _completion_ids(tokenizer, completion)
+    _check_room(host, encoded.length, len(ids))
+    writer = Writer(host, tokenizer, asked)
+    return writer.read(encoded.own_ids(0), ids, {"streamed": False})
+
+
+def _loaded(model: Model, tokenizer: Any) -> tuple[Any, Any]:
+    optional_import("torch", extra="models", purpose="Running a model")
+    optional_import("transformers", extra="models", purpose="Running a language model")
+    from attnflow.hosts.load import load_language_model
+    from attnflow.hosts.transformers.generate import checked_generator
+
+    if model is None or isinstance(model, (str, os.PathLike)):
+        loaded = load_language_model(model)
+        model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
+    return checked_generator(model), tokenizer
+
+
+def _completion_ids(tokenizer: Any, completion: str | Sequence[int]) -> list[int]:
+    if isinstance(completion, str):
+        if tokenizer is None:
+            raise TokensError("A completion as text needs tokenizer=...; or pass its token ids.")
+        ids = list(tokenizer(completion, add_special_tokens=False)["input_ids"])
+    else:
+        ids = [int(token) for token in completion]
+    if not ids:
+        raise TokensError(f"There is nothing to explain: the completion is {completion!r}.")
+    return ids
+
+
+def _check_new_tokens(count: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise InputError(f"max_new_tokens is how many tokens to make, at least 1; got {count!r}.")
+
+
+def _check_room(model: Any, prompt: int, new: int) -> None:
+    """The prompt and what is made must fit into the positions the model has."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(limit, int):
+        return
+    if prompt > limit:
+        raise TokensError(
+            f"The prompt has {prompt} tokens and {type(model).__name__} takes at most {limit}. "
+            "Shorten it."
+        )
+    if prompt + new > limit:
+        raise TokensError(
+            f"{prompt} tokens of prompt and {new} new ones are {prompt + new}, and "
+            f"{type(model).__name__} takes at most {limit}; ask for at most {limit - prompt}."
+        )

@@ -1,0 +1,316 @@
+"""`attnflow experiment NAME`: one command for each experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from attnflow.cli.options import prepare_models
+from attnflow.errors import InputError
+from attnflow.experiments import EXPERIMENTS
+from attnflow.experiments.pronouns.data import OURS, PAPERS, parse_sentence
+from attnflow.experiments.pronouns.winogender import read_winogender
+from attnflow.experiments.report import Report
+from attnflow.experiments.verb_number.data import template_examples
+from attnflow.models.agreement import Example, held_out, read_agreement
+
+if TYPE_CHECKING:
+    from attnflow.experiments.verb_number.observe import Stages
+
+__all__ = ["app", "finish", "progress_bars"]
+
+app = typer.Typer(
+    name="experiment",
+    help="Run one of the paper's experiments; without a name, list them.",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _list(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        for name, says in EXPERIMENTS.items():
+            typer.echo(f"{name}  {says}")
+
+
+@app.command(name="verb-number")
+def verb_number(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Agreement data of Linzen et al. (2016): lines 'VBZ<tab>words before the verb', "
+            "or a table with the header sentence subj_idx verb_idx verb_pos verb inflected_verb. "
+            "Default: sentences from built-in templates, which are no natural text."
+        ),
+    ] = None,
+    held_out_only: Annotated[
+        bool,
+        typer.Option(
+            "--held-out",
+            help="DATA is numpred.val: use only the part the embedded model never saw.",
+        ),
+    ] = False,
+    samples: Annotated[int, typer.Option(help="How many sentences.")] = 2_000,
+    protocol: Annotated[
+        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
+    ] = "sound",
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Another verb-number model, as training/verb_number.py writes it.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which sentences are drawn.")] = 0,
+) -> None:
+    """Tables 1 and 2: raw attention, rollout and flow against blank-out and input gradients."""
+    prepare_models()
+    from attnflow.experiments.verb_number.experiment import VerbNumber
+    from attnflow.models.verb_number import load_verb_number
+
+    experiment = VerbNumber(protocol=protocol, samples=samples, seed=seed)  # type: ignore[arg-type]
+    examples, source = _sentences(data, held_out_only, samples, seed)
+    model, vocabulary = load_verb_number(weights)
+    command = _command(data, held_out_only, samples, protocol, weights, seed)
+    with progress_bars() as stages:
+        report = experiment(
+            examples, model, vocabulary, source=source, command=command, stages=stages
+        )
+    finish(report, output)
+
+
+@app.command(name="known-answer")
+def known_answer(
+    model: Annotated[
+        str | None,
+        typer.Option(help="A causal language model, name or folder; default: SmolLM2."),
+    ] = None,
+    mathformer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The folder of the package mathformer, for sums and products; default: where it "
+            "is installed, if it is.",
+        ),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="How many prompts are made.")] = 960,
+    wording: Annotated[
+        str, typer.Option(help="'test', or 'development', which the default was chosen by.")
+    ] = "test",
+    output: Annotated[
+        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which prompts are made.")] = 0,
+) -> None:
+    """Prompts that state a fact and ask for it, and sums: is the true source ranked first?"""
+    prepare_models()
+    from attnflow.experiments.known_answer.experiment import KnownAnswer
+    from attnflow.hosts.load import load_language_model
+    from attnflow.models.mathformer import load_mathformer, mathformer_folder
+
+    experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
+    loaded = load_language_model(model)
+    folder = mathformer_folder(mathformer)
+    with progress_bars() as stages:
+        tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer, stages)]
+        for sign in "*+" if folder else "":
+            calculator, vocabulary = load_mathformer(folder, sign)
+            tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign, stages))
+    if folder is None:
+        typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
+    command = f"attnflow experiment known-answer --prompts {prompts} --seed {seed}"
+    finish(experiment.report(tables, f"{command} --wording {wording}"), output)
+
+
+@app.command(name="pronouns")
+def pronouns(
+    model: Annotated[
+        str | None,
+        typer.Option(help="A masked or causal language model, name or folder; default: SmolLM2."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Winogender table: header sentid sentence, ids such as "
+            "accountant.taxpayer.0.male.txt. Gives a summary over all sentences. Default: the "
+            "paper's sentences and more of their form."
+        ),
+    ] = None,
+    sentence: Annotated[
+        str | None,
+        typer.Option(help="One sentence instead, [MASK] in the pronoun's place."),
+    ] = None,
+    antecedents: Annotated[
+        str | None,
+        typer.Option(help="The two words its pronoun may refer to, such as author,Sara."),
+    ] = None,
+    pronouns: Annotated[
+        str | None,
+        typer.Option(help="The pronoun that goes with each of them, such as his,her."),
+    ] = None,
+    protocol: Annotated[
+        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
+    ] = "sound",
+    output: Annotated[
+        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
+    ] = None,
+) -> None:
+    """Figure 4: which antecedent do raw attention, rollout and flow prefer, and which pronoun?"""
+    prepare_models()
+    from attnflow.experiments.pronouns.experiment import Pronouns
+    from attnflow.hosts.load import load_language_model
+
+    experiment = Pronouns(protocol=protocol)  # type: ignore[arg-type]
+    if data is not None and sentence is not None:
+        raise InputError("--data and --sentence are two experiments; give one of them.")
+    if sentence is None and (antecedents or pronouns):
+        raise InputError("--antecedents and --pronouns belong to a --sentence; none is given.")
+    schemas = None if data is None else read_winogender(data)
+    sentences = PAPERS if protocol == "paper" else OURS
+    if sentence is not None:
+        sentences = (parse_sentence(sentence, antecedents, pronouns),)
+    loaded = load_language_model(model)
+    command = _pronouns_command(model, data, sentence, antecedents, pronouns, protocol)
+    with progress_bars() as stages:
+        report = (
+            experiment.of_sentences(*loaded, sentences, command=command, stages=stages)
+            if schemas is None
+            else experiment.of_winogender(*loaded, schemas, command=command, stages=stages)
+        )
+    finish(report, output)
+
+
+def _pronouns_command(
+    model: str | None,
+    data: Path | None,
+    sentence: str | None,
+    antecedents: str | None,
+    pronouns: str | None,
+    protocol: str,
+) -> str:
+    parts = ["attnflow experiment pronouns"]
+    parts += [f"--model {Path(model).name}"] if model else []
+    parts += [f"--data {data.name}"] if data else []
+    if sentence:
+        parts.append(f'--sentence "{sentence}" --antecedents {antecedents} --pronouns {pronouns}')
+    return " ".join([*parts, f"--protocol {protocol}"])
+
+
+def _sentences(
+    data: Path | None, held_out_only: bool, samples: int, seed: int
+) -> tuple[list[Example], str]:
+    if data is None:
+        if held_out_only:
+            raise InputError("--held-out is a part of numpred.val: say where that is with --data.")
+        return template_examples(samples, seed=seed), "templates (not natural text)"
+    examples = read_agreement(data)
+    if held_out_only:
+        return held_out(examples), f"the held-out part of {data.name}"
+    return examples, data.name
+
+
+def _command(
+    data: Path | None,
+    held_out_only: bool,
+    samples: int,
+    protocol: str,
+    weights: Path | None,
+    seed: int,
+) -> str:
+    """What to type to get the same numbers; of paths only the last part."""
+    parts = ["attnflow experiment verb-number"]
+    parts += [f"--data {data.name}"] if data else []
+    parts += ["--held-out"] if held_out_only else []
+    parts += [f"--samples {samples}", f"--protocol {protocol}", f"--seed {seed}"]
+    parts += [f"--weights {weights.name}"] if weights else []
+    return " ".join(parts)
+
+
+@app.command(name="sst2")
+def sst2(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A sequence classifier: a Hugging Face name or a local folder, for example what "
+            "training/sst2.py writes."
+        ),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="A TSV as in GLUE: a header with sentence (or text) and, if there are labels, "
+            "label; then one text a line."
+        ),
+    ],
+    samples: Annotated[int, typer.Option(help="How many texts.")] = 100,
+    protocol: Annotated[
+        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
+    ] = "sound",
+    label: Annotated[
+        str | None,
+        typer.Option(help="The class to explain, by name or number; default: the last."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which texts are drawn.")] = 0,
+) -> None:
+    """Table 3: raw attention, rollout and flow against input gradients of a text classifier."""
+    prepare_models()
+    from attnflow.experiments.sst2.data import read_labelled_texts
+    from attnflow.experiments.sst2.experiment import Sst2
+    from attnflow.experiments.sst2.observe import labels_of
+    from attnflow.hosts.load import load_model
+
+    experiment = Sst2(protocol=protocol, samples=samples, label=label, seed=seed)  # type: ignore[arg-type]
+    loaded = load_model(model)
+    examples = read_labelled_texts(data, labels_of(loaded.model))
+    parts = [
+        f"attnflow experiment sst2 --model {Path(model).name} --data {data.name}",
+        f"--samples {samples} --protocol {protocol} --seed {seed}",
+        *([f"--label {label}"] if label is not None else []),
+    ]
+    with progress_bars() as stages:
+        report = experiment(
+            examples,
+            loaded.model,
+            loaded.tokenizer,
+            source=data.name,
+            command=" ".join(parts),
+            stages=stages,
+        )
+    finish(report, output)
+
+
+def finish(report: Report, output: Path | None) -> None:
+    """Show a report, and write it if a folder is given."""
+    report.show(Console(highlight=False))
+    if output is not None:
+        for path in report.write(output):
+            typer.echo(f"wrote {path}", err=True)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Stages]:
+    """One bar for each stage, on standard error and only on a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
+        tasks = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield report

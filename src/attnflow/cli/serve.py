@@ -1,0 +1,69 @@
+"""`attnflow serve`: the page on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import webbrowser
+from threading import Timer
+from typing import Annotated
+
+import typer
+
+from attnflow.cli.options import prepare_models
+from attnflow.errors import InputError, optional_import
+
+__all__ = ["serve"]
+
+_HOST = "127.0.0.1"
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A Hugging Face name or a local folder to offer beside the embedded models; "
+            "repeatable. Visitors can reach no other."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.")] = 8765,
+    open_page: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
+    ] = True,
+) -> None:
+    """Serve a page on this machine: type a sentence or a prompt, see what it draws on."""
+    prepare_models()
+    optional_import("fastapi", extra="web", purpose="`attnflow serve`")
+    uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")
+    os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn outside the main thread
+    from attnflow.web.app import guarded_app
+    from attnflow.web.models import embedded_offers, named_offers
+
+    with _listen(port) as listening:
+        app = guarded_app([*embedded_offers(), *named_offers(model or [])])
+        address = f"http://{_HOST}:{listening.getsockname()[1]}/"
+        typer.echo(f"attnflow: {address} (Ctrl-C ends it)", err=True)
+        if open_page:
+            Timer(0.8, webbrowser.open, [address]).start()
+        settings = uvicorn.Config(app, log_level="warning", http="h11", ws="none", lifespan="on")
+        with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
+            uvicorn.Server(settings).run(sockets=[listening])
+
+
+def _listen(port: int) -> socket.socket:
+    """The port is taken before models are loaded: that it is in use is told at once."""
+    if not 0 <= port <= 65_535:
+        raise InputError(f"--port is a number from 0 to 65535; got {port}.")
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((_HOST, port))
+        listening.listen(256)  # a visitor may come before the server is awake
+    except OSError as error:
+        listening.close()
+        raise InputError(
+            f"Port {port} of {_HOST} cannot be used ({error.strerror}); choose another with "
+            "--port, or --port 0 for a free one."
+        ) from error
+    return listening

@@ -1,0 +1,135 @@
+"""Several methods about the same text, for a reader who wants to switch between them: what the
+report and the served page show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnflow.attribution import Attribution
+from attnflow.errors import InputError
+from attnflow.graph import LayeredGraph
+from attnflow.methods import Flow, Method, Raw, Rollout
+from attnflow.show.view import View, view
+
+if TYPE_CHECKING:
+    from attnflow.hosts.load import Loaded
+    from attnflow.trace import AttentionTrace
+
+__all__ = ["FLOW_TOKENS", "Comparison", "Progress", "compare", "continued", "usual_methods"]
+
+FLOW_TOKENS = 128  # up to here the flows of all pairs take seconds, and everybody wants to see them
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of what is being done, how much is done, and of how much."""
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The results of several methods about the same targets, and the graph under them."""
+
+    results: tuple[Attribution, ...]
+    graph: LayeredGraph | None = None
+
+    def view(self, *, title: str | None = None, image: Any = None) -> View:
+        """The document the viewer shows."""
+        return view(self.results, title=title, graph=self.graph, image=image)
+
+
+def usual_methods(length: int) -> tuple[Method, ...]:
+    """What is shown when nothing was asked for: flow only where it takes seconds."""
+    both = (Rollout(), Raw())
+    return (*both, Flow()) if length <= FLOW_TOKENS else both
+
+
+def compare(
+    loaded: Loaded,
+    text: Any,
+    methods: Sequence[Method] | None = None,
+    *,
+    decoder_text: str | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Run the model once, with all that these methods need, and apply each to every target."""
+    from attnflow.hosts.capture import capture
+
+    if methods is not None and not methods:
+        raise InputError("There is nothing to compare: give at least one method.")
+    _tell(progress, "running the model", 0, 1)
+    heads = {"mean"} if methods is None else {method.heads_to_capture for method in methods}
+    needs = [name for method in methods or () for name in method.needs]
+    trace = capture(
+        loaded.model,
+        text,
+        tokenizer=loaded.tokenizer,
+        decoder_text=decoder_text,
+        heads=next(iter(heads)) if len(heads) == 1 else None,
+        also=tuple(dict.fromkeys(needs)),
+    )
+    chosen = usual_methods(trace.length) if methods is None else tuple(methods)
+    results = tuple(_applied(method, trace, progress) for method in chosen)
+    return Comparison(results, _graph(trace, chosen, results[0]))
+
+
+def continued(
+    loaded: Loaded,
+    prompt: Any,
+    methods: Sequence[Method | None] = (None,),
+    *,
+    max_new_tokens: int,
+    chat: bool = False,
+    stream: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Continue a prompt; the first method watches it being written, the others read it again.
+
+    None stands for the default of `generate`.
+    """
+    from attnflow.api import explain_completion, generate
+
+    if not methods:
+        raise InputError("There is nothing to compare: give at least one method.")
+    shared: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chat": chat}
+    _tell(progress, "writing", 0, max_new_tokens)
+    first: Attribution = generate(
+        loaded.model,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        method=methods[0],
+        stream=stream,
+        **shared,
+    )
+    ids = loaded.tokenizer.convert_tokens_to_ids(list(first.targets.texts))
+    results = [first]
+    for method in methods[1:]:
+        _tell(progress, "default" if method is None else method.name, 0, 1)
+        found = explain_completion(loaded.model, prompt, ids, method=method, **shared)
+        results.append(found)
+    return Comparison(tuple(results))
+
+
+def _applied(method: Method, trace: AttentionTrace, progress: Progress | None) -> Attribution:
+    name = method.name
+    _tell(progress, name, 0, 1)
+    if not isinstance(method, Flow):
+        return method(trace)
+    return method(trace, progress=lambda done, of: _tell(progress, name, done, of))
+
+
+def _tell(progress: Progress | None, name: str, done: int, of: int) -> None:
+    if progress is not None:
+        progress(name, done, of)
+
+
+def _graph(
+    trace: AttentionTrace, methods: Sequence[Method], first: Attribution
+) -> LayeredGraph | None:
+    """The network of the flow that was asked for, else that of plain attention flow."""
+    flow = next((method for method in methods if isinstance(method, Flow)), None)
+    if flow is None and trace.mixed_heads in (None, "mean"):
+        flow = Flow()
+    if flow is None or first.layers != trace.layers or flow.start_layer > trace.layers[0]:
+        return None
+    return flow.graph(trace)

@@ -1,0 +1,203 @@
+"""Is a ranking of words faithful? Take away its strongest words, or keep only them, and look.
+
+All rankings of a text share their passes: two rankings that agree on the three strongest words
+need the text without these three once. Random orders are always run beside, since a model without
+any three words may be at a loss whichever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from attnflow.errors import InputError, MethodError
+from attnflow.evaluation import metrics
+from attnflow.evaluation.importance.base import Answer, Choice, check_named, read_answers
+from attnflow.evaluation.importance.blanking import By, blanked, check_blank
+from attnflow.evaluation.importance.passes import Passes, Progress, Text, score_of
+
+__all__ = ["RANDOM", "Curves", "Faithfulness"]
+
+RANDOM = "random"
+_STEPS = 10  # of the deletion and insertion curves
+
+Floats = NDArray[np.float64]
+Hidden = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """What one ranking does to each text: `deletion[text, step]` and `insertion[text, step]`.
+
+    Step k of ten: the strongest k tenths of the words are blanked (deletion), or all others are
+    (insertion). `score[text]` is that of the text as it is.
+    """
+
+    score: Floats
+    deletion: Floats
+    insertion: Floats
+
+    @property
+    def comprehensiveness(self) -> Floats:
+        """One value for each text, over `metrics.SHARES`; higher is more faithful."""
+        columns = [round(share * _STEPS) for share in metrics.SHARES]
+        pairs = zip(self.score, self.deletion[:, columns], strict=True)
+        return np.array([metrics.comprehensiveness(score, curve) for score, curve in pairs])
+
+    @property
+    def sufficiency(self) -> Floats:
+        """One value for each text, over `metrics.SHARES`; lower is more faithful."""
+        columns = [round(share * _STEPS) for share in metrics.SHARES]
+        pairs = zip(self.score, self.insertion[:, columns], strict=True)
+        return np.array([metrics.sufficiency(score, curve) for score, curve in pairs])
+
+    @property
+    def deletion_area(self) -> Floats:
+        """The area under each text's deletion curve; lower is more faithful."""
+        return np.array([metrics.area(curve) for curve in self.deletion])
+
+    @property
+    def insertion_area(self) -> Floats:
+        """The area under each text's insertion curve; higher is more faithful."""
+        return np.array([metrics.area(curve) for curve in self.insertion])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faithfulness:
+    """Deletion and insertion curves of any number of rankings, and of random orders beside them.
+
+    by: what takes a word's place: "unk", "mask", "pad" or "delete".
+    random_orders: how many random orders are averaged; each text draws its own.
+    seed: of the random orders.
+    """
+
+    by: By = "unk"
+    random_orders: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_named("by", self.by, get_args(By))
+        if not isinstance(self.random_orders, int) or self.random_orders < 1:
+            raise MethodError(f"random_orders is at least 1; got {self.random_orders!r}.")
+
+    def __call__(
+        self,
+        model: nn.Module,
+        texts: Sequence[str],
+        rankings: Mapping[str, Sequence[ArrayLike]],
+        *,
+        tokenizer: Any = None,
+        of: Choice | Sequence[Choice | None] | None = None,
+        batch_size: int = 64,
+        progress: Progress | None = None,
+    ) -> dict[str, Curves]:
+        """Curves by the name of the ranking, and of "random".
+
+        `rankings[name][k]` has one value for each position of text k, larger for stronger; only
+        words are taken away, the tokens that frame a text always stay.
+        """
+        passes = Passes.over(model, tokenizer, batch_size)
+        check_blank(passes.ids, self.by)
+        read = passes.texts(texts)
+        answers = read_answers(passes, read, of, "probability")
+        orders = [_orders(text, rankings, k) for k, text in enumerate(read)]
+        plans = [
+            {name: _plan(order) for name, order in {**own, **self._random(k, text)}.items()}
+            for k, (text, own) in enumerate(zip(read, orders, strict=True))
+        ]
+        found = self._scores(passes, read, answers, plans, progress)
+        score = np.array([answer.score for answer in answers])
+        curves = {name: _curves(score, found, plans, [name]) for name in rankings}
+        drawn = [_drawn(draw) for draw in range(self.random_orders)]
+        return {**curves, RANDOM: _curves(score, found, plans, drawn)}
+
+    def _random(self, number: int, text: Text) -> dict[str, list[int]]:
+        words = np.flatnonzero(text.is_word)
+        rng = np.random.default_rng([self.seed, number])
+        return {_drawn(k): rng.permutation(words).tolist() for k in range(self.random_orders)}
+
+    def _scores(
+        self,
+        passes: Passes,
+        texts: Sequence[Text],
+        answers: Sequence[Answer],
+        plans: Sequence[Mapping[str, Sequence[tuple[Hidden, Hidden]]]],
+        progress: Progress | None,
+    ) -> dict[tuple[int, Hidden], float]:
+        """The score of each text with each set of words hidden, every set once."""
+        wanted = {
+            (k, hidden)
+            for k, plan in enumerate(plans)
+            for steps in plan.values()
+            for step in steps
+            for hidden in step
+            if self._can_hide(texts[k], hidden)
+        }
+        places = sorted(wanted)
+        rows = [blanked(texts[k].row, hidden, passes.ids, self.by) for k, hidden in places]
+        scores = passes.read(
+            rows,
+            lambda r, found: float(score_of(found, answers[places[r][0]].choice, "probability")),
+            progress=progress,
+            read_as=rows if self.by == "delete" else [texts[k].row for k, _ in places],
+        )
+        return dict(zip(places, scores, strict=True))
+
+    def _can_hide(self, text: Text, hidden: Hidden) -> bool:
+        """An empty text is no text."""
+        return self.by != "delete" or len(hidden) < len(text.tokens)
+
+
+def _drawn(draw: int) -> str:
+    return f"{RANDOM} {draw}"
+
+
+def _orders(
+    text: Text, rankings: Mapping[str, Sequence[ArrayLike]], number: int
+) -> dict[str, list[int]]:
+    """The words of a text by each ranking, strongest first; ties in the order of the text."""
+    words = np.flatnonzero(text.is_word)
+    found: dict[str, list[int]] = {}
+    for name, rows in rankings.items():
+        if name.startswith(RANDOM):
+            raise InputError(f"The name {name!r} is taken: random orders are run in any case.")
+        values = np.asarray(rows[number], dtype=np.float64)
+        if values.shape != (len(text.tokens),):
+            raise InputError(
+                f"{name!r} has values of shape {values.shape} for the {len(text.tokens)} "
+                f"tokens of text {number}."
+            )
+        found[name] = words[np.argsort(-values[words], kind="stable")].tolist()
+    return found
+
+
+def _plan(order: Sequence[int]) -> list[tuple[Hidden, Hidden]]:
+    """What is hidden at each step: the strongest words, and all but the strongest.
+
+    A share of the words is rounded up, so that every step but the first takes at least one.
+    """
+    counts = [-(-step * len(order) // _STEPS) for step in range(_STEPS + 1)]
+    return [(tuple(sorted(order[:c])), tuple(sorted(order[c:]))) for c in counts]
+
+
+def _curves(
+    score: Floats,
+    found: Mapping[tuple[int, Hidden], float],
+    plans: Sequence[Mapping[str, Sequence[tuple[Hidden, Hidden]]]],
+    names: Sequence[str],
+) -> Curves:
+    """The curves of one ranking, or the mean of those of several orders."""
+    shape = (len(names), len(plans), _STEPS + 1, 2)
+    values = np.array(
+        [
+            [[[found.get((k, hidden), np.nan) for hidden in step] for step in plan[name]]
+             for k, plan in enumerate(plans)]
+            for name in names
+        ]
+    ).reshape(shape).mean(axis=0)  # fmt: skip
+    return Curves(score, values[..., 0], values[..., 1])

@@ -1,0 +1,200 @@
+"""What every measure is: a frozen value that is called on a model and texts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from attnflow.attribution import Contribution
+from attnflow.errors import InputError, MethodError, did_you_mean
+from attnflow.evaluation.importance.passes import Passes, Progress, Row, Score, Text, score_of
+from attnflow.hosts.adapter import Scores
+from attnflow.tokens import Tokens
+
+__all__ = ["Answer", "Choice", "Importance", "Measure", "check_named", "effects", "read_answers"]
+
+Choice = int | str
+"""What can be explained: a class or a token, by its number or its name."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The choice that is explained, and what the model gave it on the text as it is."""
+
+    choice: int
+    name: str
+    probability: float
+    score: float
+    position: int
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """How much each token matters to one answer; nan where it was not measured.
+
+    `is_word` is false where a token only frames the text. `answer` and `probability` are of the
+    text as it is; `position` is where the answer was read.
+    """
+
+    values: NDArray[np.float64]
+    tokens: Tokens
+    is_word: NDArray[np.bool_]
+    choice: int
+    answer: str
+    probability: float
+    position: int
+    measure: Measure
+
+    def __post_init__(self) -> None:
+        if self.values.shape != (len(self.tokens),):
+            raise InputError(f"{self.values.shape} values for {len(self.tokens)} tokens.")
+        self.values.flags.writeable = False
+
+    def top(self, k: int = 5) -> list[Contribution]:
+        """The k tokens that matter most, strongest first; those not measured left out."""
+        if k < 1:
+            raise InputError(f"top(k) needs k of at least 1; got {k}.")
+        order = np.argsort(-np.abs(self.values), kind="stable")[:k].tolist()
+        return [
+            Contribution(self.tokens[i], self.tokens.positions[i], float(self.values[i]))
+            for i in order
+            if np.isfinite(self.values[i])
+        ]
+
+    def __repr__(self) -> str:
+        named = f"{self.answer} ({self.probability:.1%})"
+        return f"<Importance of {len(self.tokens)} tokens for {named}, {self.measure!r}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure(ABC):
+    """What all measures share: the score they are about, and being callable.
+
+    score: "probability" of the choice, or its "logit".
+    """
+
+    name: ClassVar[str]
+    score: Score = "probability"
+
+    def __post_init__(self) -> None:
+        check_named("score", self.score, get_args(Score))
+
+    def __call__(
+        self,
+        model: nn.Module,
+        texts: Sequence[str],
+        *,
+        tokenizer: Any = None,
+        of: Choice | Sequence[Choice | None] | None = None,
+        batch_size: int = 64,
+        progress: Progress | None = None,
+    ) -> list[Importance]:
+        """Importance of every token of every text to the model's answer.
+
+        `of` is the choice to explain, the same for all texts or one for each; None is what the
+        model itself says. `progress(done, total)` is called after each pass of `batch_size`.
+        """
+        passes = Passes.over(model, tokenizer, batch_size)
+        read = passes.texts(texts)
+        answers = read_answers(passes, read, of, self.score)
+        values = self._measure(passes, read, answers, progress)
+        return [
+            Importance(
+                found,
+                text.tokens,
+                text.is_word,
+                answer.choice,
+                answer.name,
+                answer.probability,
+                answer.position,
+                self,
+            )
+            for found, text, answer in zip(values, read, answers, strict=True)
+        ]
+
+    @abstractmethod
+    def _measure(
+        self,
+        passes: Passes,
+        texts: Sequence[Text],
+        answers: Sequence[Answer],
+        progress: Progress | None,
+    ) -> list[NDArray[np.float64]]:
+        """One value for each position of each text."""
+
+
+def effects(
+    answers: Sequence[Answer],
+    texts: Sequence[Text],
+    places: Sequence[tuple[int, int]],
+    scores: Sequence[float],
+    *,
+    signed: bool,
+) -> list[NDArray[np.float64]]:
+    """Score as it is minus score after the change at (text, position); nan where none was made."""
+    values = [np.full(len(text.tokens), np.nan) for text in texts]
+    for (text, position), score in zip(places, scores, strict=True):
+        effect = answers[text].score - score
+        values[text][position] = effect if signed else abs(effect)
+    return values
+
+
+def check_named(option: str, value: object, allowed: Sequence[str]) -> None:
+    """An option with a few names, or an error that lists them."""
+    if value not in allowed:
+        hint = did_you_mean(str(value), allowed)
+        raise MethodError(f"{option}={value!r}:{hint} Allowed: {', '.join(map(repr, allowed))}.")
+
+
+def _one_for_each(
+    of: Choice | Sequence[Choice | None] | None, count: int
+) -> Sequence[Choice | None]:
+    if of is None or isinstance(of, (int, str)):
+        return [of] * count
+    if len(of) != count:
+        raise InputError(f"of has {len(of)} choices for {count} texts; give one for each.")
+    return of
+
+
+def read_answers(
+    passes: Passes,
+    texts: Sequence[Text],
+    of: Choice | Sequence[Choice | None] | None,
+    kind: Score,
+) -> list[Answer]:
+    """What the model says of each text as it is, or what it says of the choice asked for."""
+    wanted = _one_for_each(of, len(texts))
+    rows: list[Row] = [text.row for text in texts]
+
+    def answer(k: int, scores: Scores) -> Answer:
+        choice = _chosen(scores, wanted[k])
+        return Answer(
+            choice,
+            scores.names([choice])[0],
+            float(score_of(scores, choice, "probability")),
+            float(score_of(scores, choice, kind)),
+            scores.position,
+        )
+
+    return passes.read(rows, answer)
+
+
+def _chosen(scores: Scores, wanted: Choice | None) -> int:
+    count = len(scores.logits)
+    if wanted is None:
+        return int(scores.logits.argmax())
+    if isinstance(wanted, str):
+        names = scores.names(range(count))
+        if wanted not in names:
+            hint = did_you_mean(wanted, names) or f" Some are {', '.join(names[:5])}."
+            raise InputError(f"of={wanted!r}: the model has no such choice.{hint}")
+        return names.index(wanted)
+    if isinstance(wanted, bool) or not 0 <= wanted < count:
+        raise InputError(f"of={wanted!r}: the model's choices are numbered 0 to {count - 1}.")
+    return int(wanted)

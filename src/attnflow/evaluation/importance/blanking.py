@@ -1,0 +1,89 @@
+"""Blank-out: what happens to the answer when one token is hidden, or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.errors import MethodError
+from attnflow.evaluation.importance.base import Answer, Measure, check_named, effects
+from attnflow.evaluation.importance.passes import Passes, Progress, Row, Text, score_of
+from attnflow.hosts.adapter import TokenIds
+
+__all__ = ["BlankOut", "By", "blanked", "check_blank"]
+
+By = Literal["unk", "mask", "pad", "delete"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlankOut(Measure):
+    """Blank-out: the change of the score when one token is blanked, one pass for each token.
+
+    by: what takes the token's place, "unk", "mask" or "pad"; or "delete" to close the gap.
+    keep: "special" leaves the tokens that frame the text alone; or the tokens to leave alone, for
+        example ("[EOS]",). A token for a masked word always stays: the answer is read there.
+    signed: keep the sign (positive: the token speaks for the answer) instead of the size.
+    """
+
+    name: ClassVar[str] = "blank-out"
+    by: By = "unk"
+    keep: Literal["special"] | tuple[str, ...] = "special"
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_named("by", self.by, get_args(By))
+        if isinstance(self.keep, str) and self.keep != "special":
+            raise MethodError(
+                f"keep={self.keep!r}: 'special', or a tuple of tokens: keep=({self.keep!r},)."
+            )
+        if not isinstance(self.keep, str):
+            object.__setattr__(self, "keep", tuple(self.keep))
+
+    def _measure(
+        self,
+        passes: Passes,
+        texts: Sequence[Text],
+        answers: Sequence[Answer],
+        progress: Progress | None,
+    ) -> list[NDArray[np.float64]]:
+        check_blank(passes.ids, self.by)
+        places = [(k, i) for k, text in enumerate(texts) for i in self._hidden(text, passes.ids)]
+        rows = [blanked(texts[k].row, [i], passes.ids, self.by) for k, i in places]
+        scores = passes.read(
+            rows,
+            lambda r, found: float(score_of(found, answers[places[r][0]].choice, self.score)),
+            progress=progress,
+            read_as=rows if self.by == "delete" else [texts[k].row for k, _ in places],
+        )
+        return effects(answers, texts, places, scores, signed=self.signed)
+
+    def _hidden(self, text: Text, ids: TokenIds) -> list[int]:
+        if isinstance(self.keep, str):
+            hidden = text.is_word
+        else:
+            hidden = np.array([token not in self.keep for token in text.tokens])
+        hidden = hidden & (text.row["input_ids"] != ids.blanks.get("mask", -1))
+        if self.by == "delete" and len(text.tokens) < 2:
+            return []  # an empty text is no text
+        return np.flatnonzero(hidden).tolist()
+
+
+def check_blank(ids: TokenIds, by: By) -> None:
+    """The tokenizer must have the token that blanks others."""
+    if by != "delete" and by not in ids.blanks:
+        there = ", ".join(repr(name) for name in (*ids.blanks, "delete"))
+        raise MethodError(f"by={by!r}: this tokenizer has no such token. There are {there}.")
+
+
+def blanked(row: Row, positions: Sequence[int], ids: TokenIds, by: By) -> Row:
+    """The row with these positions blanked, or without them."""
+    if by == "delete":
+        return {name: np.delete(values, positions) for name, values in row.items()}
+    changed = row["input_ids"].copy()
+    changed[list(positions)] = ids.blanks[by]
+    return {**row, "input_ids": changed}

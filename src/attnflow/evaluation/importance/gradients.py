@@ -1,0 +1,219 @@
+"""Input gradients: how the score answers to a small change of each token's vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from attnflow.errors import MethodError, ModelError, optional_import
+from attnflow.evaluation.importance.base import Answer, Measure, check_named
+from attnflow.evaluation.importance.blanking import By, blanked, check_blank
+from attnflow.evaluation.importance.passes import Passes, Progress, Text, score_of
+from attnflow.hosts.adapter import At
+from attnflow.hosts.capture import at_rest
+
+__all__ = ["InputGradient", "IntegratedGradients", "Reduce"]
+
+Reduce = Literal["abs-sum", "norm", "times-input"]
+_BLANKS = tuple(name for name in get_args(By) if name != "delete")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputGradient(Measure):
+    """Input gradients: the score's gradient by each token's vector, one pass for each text.
+
+    reduce: how a gradient becomes a number: "abs-sum", the size of the sum over its dimensions (the
+        paper's); its "norm"; or "times-input", the size of its product with the vector.
+    at: the "words" vectors, or the "stream" that the first block reads.
+    allow_noise: return an "abs-sum" also where it is nothing but rounding; otherwise refuse.
+
+    With two classes the gradient of p0 − p1, which the paper takes, is twice that of p0: the same
+    order of the tokens.
+
+    Where vectors are read through LayerNorm only, as in every pre-norm model and at the words of
+    BERT, "abs-sum" is zero: LayerNorm subtracts the mean, so adding one constant to all dimensions
+    of a vector changes nothing, and the sum of the gradient is the derivative in that direction.
+    """
+
+    name: ClassVar[str] = "input-gradient"
+    reduce: Reduce = "norm"
+    at: At = "words"
+    allow_noise: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_named("reduce", self.reduce, get_args(Reduce))
+        check_named("at", self.at, get_args(At))
+
+    def _measure(
+        self,
+        passes: Passes,
+        texts: Sequence[Text],
+        answers: Sequence[Answer],
+        progress: Progress | None,
+    ) -> list[NDArray[np.float64]]:
+        found: dict[int, NDArray[np.float64]] = {}
+        with at_rest(passes.model), torch.enable_grad():
+            for chosen, batch in passes.batches([text.row for text in texts]):
+                with _leaf(passes.adapter.embedding(passes.model, self.at)) as vectors:
+                    outputs = passes.adapter.forward(passes.model, batch.inputs)
+                scores = passes.scores(outputs, batch)
+                # Examples of a batch do not touch: the gradient of the sum is each one's own.
+                total = torch.stack(
+                    [
+                        score_of(scores[b], answers[k].choice, self.score)
+                        for b, k in enumerate(chosen)
+                    ]
+                ).sum()
+                gradients = torch.autograd.grad(total, vectors())[0]
+                reduced = self._reduced(gradients, vectors().detach()).double().cpu().numpy()
+                if self.reduce == "abs-sum" and not self.allow_noise:
+                    _check_sums(gradients, passes.model)
+                for b, k in enumerate(chosen):
+                    found[k] = reduced[b, : len(texts[k].tokens)].copy()
+                if progress is not None:
+                    progress(len(found), len(texts))
+        return [found[k] for k in range(len(texts))]
+
+    def _reduced(self, gradients: Tensor, vectors: Tensor) -> Tensor:
+        gradients, vectors = gradients.double(), vectors.double()
+        if self.reduce == "norm":
+            return gradients.norm(dim=-1)
+        if self.reduce == "times-input":
+            return (gradients * vectors).sum(dim=-1).abs()
+        return gradients.sum(dim=-1).abs()
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegratedGradients(Measure):
+    """Integrated gradients (captum): gradients along the way from a blank text to the text.
+
+    The blank text has every word's vector replaced by that of a blank token; the tokens that frame
+    the text stay. Signed, the values add up to score of the text − score of the blank text.
+
+    steps: points on the way; more is more exact.
+    blank: the token whose vector the way starts from, "unk", "mask" or "pad".
+    signed: keep the sign (positive: the token speaks for the answer) instead of the size.
+    """
+
+    name: ClassVar[str] = "integrated-gradients"
+    steps: int = 32
+    blank: Literal["unk", "mask", "pad"] = "unk"
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_named("blank", self.blank, _BLANKS)
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise MethodError(f"steps is a number of at least 1; got {self.steps!r}.")
+
+    def _measure(
+        self,
+        passes: Passes,
+        texts: Sequence[Text],
+        answers: Sequence[Answer],
+        progress: Progress | None,
+    ) -> list[NDArray[np.float64]]:
+        optional_import("captum", extra="evaluate", purpose="Integrated gradients")
+        check_blank(passes.ids, self.blank)
+        found = []
+        with at_rest(passes.model), torch.enable_grad():
+            for k, (text, answer) in enumerate(zip(texts, answers, strict=True), start=1):
+                signed = self._one(passes, text, answer)
+                found.append(signed if self.signed else np.abs(signed))
+                if progress is not None:
+                    progress(k, len(texts))
+        return found
+
+    def _one(self, passes: Passes, text: Text, answer: Answer) -> NDArray[np.float64]:
+        from captum.attr import IntegratedGradients as Captum
+
+        embedding = passes.adapter.embedding(passes.model, "words")
+        hidden = np.flatnonzero(text.is_word).tolist()
+        blank = blanked(text.row, hidden, passes.ids, self.blank)
+        (_, batch), (_, start) = (next(passes.batches([row])) for row in (text.row, blank))
+        attributed = Captum(self._scores(passes, text, answer)).attribute(
+            embedding(batch.inputs["input_ids"]).detach(),
+            baselines=embedding(start.inputs["input_ids"]).detach(),
+            n_steps=self.steps,
+            internal_batch_size=passes.batch_size,
+        )
+        return attributed[0].sum(dim=-1).double().cpu().numpy()
+
+    def _scores(self, passes: Passes, text: Text, answer: Answer) -> Callable[[Tensor], Tensor]:
+        """The score as a function of the vectors, for as many points of the way as captum asks."""
+        embedding = passes.adapter.embedding(passes.model, "words")
+
+        def scores(vectors: Tensor) -> Tensor:
+            batch = next(batch for _, batch in _whole(passes, text, len(vectors)))
+            with _replaced(embedding, vectors):
+                outputs = passes.adapter.forward(passes.model, batch.inputs)
+            found = passes.scores(outputs, batch)
+            return torch.stack([score_of(each, answer.choice, self.score) for each in found])
+
+        return scores
+
+
+def _check_sums(gradients: Tensor, model: nn.Module) -> None:
+    """Refuse sums over dimensions that are rounding: their share of what they could be is tiny.
+
+    |Σ g| is at most √d ‖g‖, and about ‖g‖ for a gradient in no special direction.
+    """
+    most = gradients.norm(dim=-1) * gradients.shape[-1] ** 0.5
+    share = float((gradients.sum(dim=-1).abs() / most.clamp_min(1e-30)).max())
+    if share > torch.finfo(gradients.dtype).eps ** 0.5:
+        return
+    raise ModelError(
+        f"The gradient of {type(model).__name__} sums to zero over the dimensions (its largest sum "
+        f"is {share:.0e} of what it could be, which is rounding): the vectors are read through "
+        "LayerNorm only, which ignores a constant added to all of them. Use reduce='norm' or "
+        "'times-input', or at='stream' where a block reads its input without a norm."
+    )
+
+
+def _whole(passes: Passes, text: Text, count: int) -> Iterator[tuple[list[int], Any]]:
+    """One batch of the same text `count` times, however large."""
+    return Passes(
+        passes.model, passes.tokenizer, passes.adapter, passes.ids, batch_size=count
+    ).batches([text.row] * count)
+
+
+@contextmanager
+def _leaf(embedding: nn.Module) -> Iterator[Callable[[], Tensor]]:
+    """During one forward pass, what the embedding gives starts the graph; then it can be had."""
+    seen: list[Tensor] = []
+
+    def begin(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+        seen.append(output.detach().requires_grad_())
+        return seen[-1]
+
+    def vectors() -> Tensor:
+        if len(seen) != 1:
+            raise ModelError(
+                f"The token embedding, {type(embedding).__name__}, was used {len(seen)} times in "
+                "one pass; input gradients need it used once."
+            )
+        return seen[0]
+
+    handle = embedding.register_forward_hook(begin)
+    try:
+        yield vectors
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _replaced(embedding: nn.Module, vectors: Tensor) -> Iterator[None]:
+    """During one forward pass, the embedding gives these vectors, whatever the tokens."""
+    handle = embedding.register_forward_hook(lambda *_: vectors)
+    try:
+        yield
+    finally:
+        handle.remove()

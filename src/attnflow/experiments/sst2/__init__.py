@@ -1,0 +1,1 @@
+"""Table 3 of the paper, on any sequence classifier and GLUE data."""

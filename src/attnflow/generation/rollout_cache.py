@@ -1,0 +1,307 @@
+"""Rollout rows beside the key-value cache: what lets a language model be explained as it writes.
+
+Under a causal mask a row of the rollout never changes once computed:
+
+    R_l[t] = r R_{l-1}[t] + (1 - r) Σ_{k ≤ t} W_l[t, k] R_{l-1}[k]
+
+so the rows of all positions so far are kept, as the model keeps its keys and values, and a new
+token costs one product of a vector with a matrix in each layer. A row has one column for each
+prompt token and one more for everything that falls on generated tokens together: that column is
+what the input identity of a generated position adds to. Memory is layers × length × prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from attnflow.errors import CaptureError, MethodError
+from attnflow.hosts.recorder import Stage, Watcher
+from attnflow.methods.mixing import Heads
+from attnflow.methods.rollout import UNIFORM_BASELINE, Rollout, uniform_rollout
+from attnflow.trace import ROW_TOLERANCE
+
+__all__ = ["RolloutRows", "streams"]
+
+_SPARE_ROWS = 64  # room to grow by when more tokens come than were announced
+
+
+def streams(rollout: Rollout) -> bool:
+    """Whether this rollout's rows are final once computed.
+
+    Discarding a share of each row and dividing by how many queries see a column both depend on
+    the length of the finished text; a single head at the top is no row of the rollout below.
+    """
+    return not rollout.discard and rollout.top_head is None and rollout.receptive_field != "column"
+
+
+@dataclass
+class _LayerRows:
+    """One layer: `rows[batch, position, prompt column or the generated one]`, filled up to seen.
+
+    `below` is None for the first one, which draws on the input itself: its rows are the identity.
+    """
+
+    number: int
+    rows: Tensor
+    share: float
+    below: _LayerRows | None
+    seen: int = 0
+
+
+class RolloutRows(Watcher):
+    """Watches a causal model run and keeps the rollout of every position to the prompt.
+
+    prompt: how many positions the prompt has, padding included. padding: how many of them are
+    padding, on the left, one number for each example. dropped: for each example the columns that
+    others may not draw on. layers: how many layers with attention the model has.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        *,
+        prompt: int,
+        padding: list[int],
+        dropped: list[list[int]],
+        layers: int,
+        room: int,
+    ) -> None:
+        if not streams(rollout):
+            raise MethodError(f"{rollout!r} depends on the finished text and cannot be streamed.")
+        self.rollout = rollout
+        self.prompt = prompt
+        self.padding = padding
+        self.dtype = "float32"
+        self._dropped = dropped
+        self._shares = rollout.residual_shares(layers)
+        self._room = room
+        self._layers: dict[nn.Module, _LayerRows] = {}
+        self._masses: list[Tensor] = []  # looked at once, at the end: looking waits for the device
+        self._sink = False
+
+    # -- watching -----------------------------------------------------------------------------
+
+    def see_rows(self, module: nn.Module, weights: Tensor, rows: slice, length: int) -> None:
+        """Roll these rows out, from the rows of the layer below."""
+        self.dtype = str(weights.dtype).removeprefix("torch.")
+        layer = self._layers.get(module)
+        if layer is None:
+            layer = self._new_layer(module, weights)
+        first, last = layer.seen + rows.start, layer.seen + rows.stop
+        offset, seen = _visible(weights, layer.seen + length, last)
+        with torch.no_grad():
+            self._make_room(layer, last)
+            if layer.number < self.rollout.start_layer:
+                self._add_own(layer, first, last, 1.0)  # layers below the start count as identity
+                return
+            taken = self._taken(_mixed(seen, self.rollout.heads), first, offset)
+            drawn = self._drawn(taken, layer, offset, last)
+            own = (
+                None if layer.below is None else layer.below.rows[:, first:last, : drawn.shape[-1]]
+            )
+            mixed = drawn * (1 - layer.share) if own is None else drawn.lerp(own, layer.share)
+            layer.rows[:, first:last, : drawn.shape[-1]] = mixed
+            if own is None:
+                self._add_own(layer, first, last, layer.share)
+
+    def end_layer(
+        self,
+        module: nn.Module,
+        value: Tensor,
+        length: int,
+        *,
+        stage: Stage,
+        number: int | None,
+        sink: bool,
+    ) -> None:
+        """The layer's new rows are complete."""
+        layer = self._layers[module]
+        layer.seen += length
+        if number is not None:
+            layer.number = number
+        self._sink = self._sink or sink
+
+    def _new_layer(self, module: nn.Module, weights: Tensor) -> _LayerRows:
+        if len(self._layers) == len(self._shares):
+            raise CaptureError(f"More than {len(self._shares)} layers with attention were seen.")
+        rows = torch.zeros(weights.shape[0], self._room, self.prompt + 1, device=weights.device)
+        index = getattr(module, "layer_idx", None)
+        number = len(self._layers) + 1 if index is None else int(index) + 1
+        share = float(self._shares[len(self._layers)])
+        below = next(reversed(self._layers.values()), None)
+        self._layers[module] = _LayerRows(number, rows, share, below)
+        return self._layers[module]
+
+    def _make_room(self, layer: _LayerRows, last: int) -> None:
+        if last > layer.rows.shape[1]:
+            batch, _, width = layer.rows.shape
+            longer = layer.rows.new_zeros(batch, last + _SPARE_ROWS, width)
+            longer[:, : layer.seen] = layer.rows[:, : layer.seen]
+            layer.rows = longer
+
+    # -- one matrix ---------------------------------------------------------------------------
+
+    def _taken(self, weights: Tensor, first: int, offset: int) -> Tensor:
+        """The layer's matrix before the residual: what Mixing.matrices() does, in place."""
+        mass = weights.sum(dim=-1)
+        padded = self._padded_queries(weights, first)
+        if padded is not None:
+            weights.masked_fill_(padded[..., None], 0.0)
+            mass.masked_fill_(padded, 1.0)
+        self._masses.append(mass)
+        if not any(self._dropped) and self.rollout.receptive_field != "element":
+            return weights
+        self._without_dropped(weights, first, offset)
+        if self.rollout.receptive_field == "element":
+            rows, keys = weights.shape[-2:]
+            position = torch.arange(first, first + rows, device=weights.device)[:, None]
+            key = torch.arange(offset, offset + keys, device=weights.device)
+            weights /= (position - key + 1).clamp(min=1)
+        return _scaled_back(weights, mass, first - offset)
+
+    def _padded_queries(self, weights: Tensor, first: int) -> Tensor | None:
+        if first >= max(self.padding):
+            return None
+        rows = torch.arange(first, first + weights.shape[-2], device=weights.device)
+        start = torch.tensor(self.padding, device=weights.device)
+        return rows[None] < start[:, None]
+
+    def _without_dropped(self, weights: Tensor, first: int, offset: int) -> None:
+        """Nobody draws on a dropped column but its own row."""
+        rows, keys = weights.shape[-2:]
+        for example, columns in enumerate(self._dropped):
+            for column in columns:
+                if not offset <= column < offset + keys:
+                    continue
+                inside = first <= column < first + rows
+                own = weights[example, column - first, column - offset].clone() if inside else None
+                weights[example, :, column - offset] = 0.0
+                if own is not None:
+                    weights[example, column - first, column - offset] = own
+
+    def _drawn(self, taken: Tensor, layer: _LayerRows, offset: int, last: int) -> Tensor:
+        """taken @ rows below, only as many columns as these rows can reach."""
+        if layer.below is not None:
+            width = self.prompt + 1 if last > self.prompt else last
+            return taken @ layer.below.rows[:, offset:last, :width]
+        drawn = taken.new_zeros(*taken.shape[:2], self.prompt + 1)
+        inside = max(min(last, self.prompt) - offset, 0)
+        drawn[..., offset : offset + inside] = taken[..., :inside]
+        drawn[..., self.prompt] = taken[..., inside:].sum(dim=-1)
+        return drawn
+
+    def _add_own(self, layer: _LayerRows, first: int, last: int, share: float) -> None:
+        """The residual's part where the layer below is the input: a position's own column."""
+        position = torch.arange(first, last, device=layer.rows.device)
+        layer.rows[:, position, position.clamp(max=self.prompt)] += share
+
+    # -- the result ---------------------------------------------------------------------------
+
+    def check(self, length: int) -> None:
+        """That every layer saw every position once, and every row was whole."""
+        seen = {layer.seen for layer in self._layers.values()}
+        if len(self._layers) != len(self._shares) or seen != {length}:
+            raise CaptureError(
+                f"{len(self._layers)} of {len(self._shares)} layers with attention were seen, over "
+                f"{sorted(seen)} positions where {length} were expected; nothing is returned, "
+                "because a rollout over missing layers or positions would be wrong."
+            )
+        tolerance = ROW_TOLERANCE.get(self.dtype, 1e-4)
+        worst = float(torch.cat([mass.reshape(-1) for mass in self._masses]).sub(1).abs().max())
+        if not self._sink and not worst <= tolerance:
+            raise CaptureError(
+                f"A row of attention is off from 1 by {worst:.3g}, more than {tolerance:g}: "
+                "what was seen is no attention after its softmax."
+            )
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The numbers of the layers a result has, from the start layer up."""
+        numbers = [layer.number for layer in self._layers.values()]
+        return tuple(number for number in numbers if number >= self.rollout.start_layer)
+
+    def rows(self, example: int, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(layers, count, prompt) and (layers, count): to the prompt, and to generated tokens.
+
+        The first row is that of the prompt's last position, which predicts the first token.
+        """
+        first, padding = self.prompt - 1, self.padding[example]
+        kept = [layer for layer in self._layers.values() if layer.number in self.layers]
+        found = torch.stack([layer.rows[example, first : first + count] for layer in kept])
+        values = found.double().cpu().numpy()
+        if self.rollout.receptive_field == UNIFORM_BASELINE:
+            values = values / self._uniform(padding, count)
+        return values[..., padding:-1].copy(), values[..., -1].copy()
+
+    def _uniform(self, padding: int, count: int) -> NDArray[np.float64]:
+        """The rollout of uniform causal attention, its generated columns pooled like ours."""
+        prompt = self.prompt - padding
+        used = len(self._shares) - len(self.layers)
+        rows = range(prompt - 1, prompt - 1 + count)
+        whole = uniform_rollout(self._shares[used:], prompt + count, rows)
+        pooled = np.concatenate(
+            [
+                np.ones((*whole.shape[:2], padding)),
+                whole[..., :prompt],
+                whole[..., prompt:].sum(axis=-1, keepdims=True),
+            ],
+            axis=-1,
+        )
+        return np.where(pooled > 0, pooled, 1.0)
+
+
+def _scaled_back(rows: Tensor, mass: Tensor, shift: int) -> Tensor:
+    """Rows scaled to the mass they had; a row with nothing left keeps to itself.
+
+    Row i's own key stands at i + shift.
+    """
+    total = rows.sum(dim=-1)
+    empty = (total <= 0).to(rows.dtype)
+    rows.diagonal(shift, dim1=-2, dim2=-1).add_(empty)
+    return rows.mul_((mass / (total + empty))[..., None])
+
+
+def _visible(weights: Tensor, total: int, last: int) -> tuple[int, Tensor]:
+    """The position of the first key, and the weights on the keys up to the last query.
+
+    A sliding window's cache holds the latest keys only; a cache of fixed size has empty room
+    after the last one.
+    """
+    keys = weights.shape[-1]
+    offset = max(total - keys, 0)
+    if last - offset < keys and bool(weights[..., last - offset :].any()):
+        raise CaptureError(
+            "A position attends to a later one: this model's attention is not causal, so its rows "
+            "are not final while it generates. explain() takes such a model after the fact."
+        )
+    return offset, weights[..., : last - offset]
+
+
+def _mixed(weights: Tensor, heads: Heads) -> Tensor:
+    """Heads as `mix_heads` mixes them, on the model's device, in float32."""
+    weights = weights.float()
+    if isinstance(heads, tuple):
+        if len(heads) != weights.shape[1]:
+            raise MethodError(
+                f"heads has {len(heads)} weights for {weights.shape[1]} heads; pass one for each."
+            )
+        share = torch.tensor(heads, device=weights.device) / sum(heads)
+        return torch.einsum("h,bhqk->bqk", share, weights)
+    if isinstance(heads, int):
+        if heads >= weights.shape[1]:
+            raise MethodError(
+                f"There is no head {heads}; this model has {weights.shape[1]}, numbered from 0."
+            )
+        return weights[:, heads].clone()  # it will be changed, and this is the host's memory
+    mean = weights.mean(dim=1)
+    if heads == "mean":
+        return mean
+    extreme = weights.amax(dim=1) if heads == "max" else weights.amin(dim=1)
+    total = extreme.sum(dim=-1, keepdim=True)
+    mass = mean.sum(dim=-1, keepdim=True)
+    return extreme * torch.where(total > 0, mass / total, torch.zeros_like(total))

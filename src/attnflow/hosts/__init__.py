@@ -1,0 +1,1 @@
+"""A model to what it did: capture, loading, checking, and one adapter for each host library."""

@@ -1,0 +1,185 @@
+"""The contract between capture and a host: a batch goes in, recorded layers come out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attnflow.errors import TokensError, UnsupportedModelError
+from attnflow.hosts.recorder import Recorder
+from attnflow.tokens import Tokens
+from attnflow.trace import Prediction
+
+__all__ = [
+    "Adapter",
+    "At",
+    "Batch",
+    "Scores",
+    "TokenIds",
+    "device_of",
+]
+
+At = Literal["words", "stream"]
+Kept = tuple[tuple[int, ...], ...]
+_ALTERNATIVES = 5  # choices a prediction names
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples as the model takes them.
+
+    `kept[b]` are the positions of example b that are not padding; None keeps all of them. The
+    same for the decoder's side of an encoder–decoder. `words[b]` is the word each position is a
+    piece of, where the tokenizer tells.
+    """
+
+    inputs: Mapping[str, Tensor]
+    size: int
+    kept: Kept | None = None
+    decoder_kept: Kept | None = None
+    words: tuple[tuple[int | None, ...], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores (logits) of one example that its answer is read from.
+
+    `position` counts the positions that are kept; that of an encoder–decoder counts the decoder's.
+    `names` turns choices into what people call them. `exclusive`: one choice is right (softmax),
+    or any number of them (sigmoid).
+    """
+
+    logits: Tensor
+    position: int
+    names: Callable[[Sequence[int]], list[str]]
+    exclusive: bool = True
+
+    def shares(self) -> Tensor:
+        """The probability of each choice."""
+        scores = self.logits.float()
+        return scores.softmax(dim=-1) if self.exclusive else scores.sigmoid()
+
+    def prediction(self) -> Prediction:
+        """The most probable choice, and the next ones."""
+        shares = self.shares()
+        best = shares.topk(min(_ALTERNATIVES, len(shares)))
+        named = zip(self.names(best.indices.tolist()), best.values.tolist(), strict=True)
+        ranked = tuple(named)
+        return Prediction(*ranked[0], self.position, ranked)
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """What a tokenizer's ids mean to who changes an input.
+
+    `blanks` are the tokens that can stand for a word that is not shown, by name: "unk", "mask",
+    "pad". `special` are the ids that frame a text and are no words of it.
+    """
+
+    blanks: Mapping[str, int]
+    special: frozenset[int]
+
+
+class Adapter(ABC):
+    """What a host declares: only `recognises` and `run` must be written.
+
+    `attnflow.testing.check_adapter` holds an adapter to this contract. `measures` are the
+    measurements its `run` hands to the recorder when they are asked for.
+    """
+
+    name: str
+    measures: tuple[str, ...] = ()
+
+    @abstractmethod
+    def recognises(self, model: nn.Module) -> bool:
+        """Whether this adapter is for this model."""
+
+    @abstractmethod
+    def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
+        """One forward pass; every layer's weights go to the recorder, in order.
+
+        The model is given back as it was, also when the pass fails.
+        """
+
+    def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+        """The same pass without watching: what capture must not change."""
+        return model(**inputs)
+
+    def encode(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        texts: Sequence[str],
+        decoder_texts: Sequence[str] | None = None,
+    ) -> Batch:
+        """Texts to inputs, padded on the right to one length."""
+        raise TokensError(f"{type(model).__name__} takes prepared inputs, not a text.")
+
+    def wrap(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Batch:
+        """Inputs the user prepared: passed on to the model's forward by name."""
+        on_device = {
+            key: torch.as_tensor(value).to(device_of(model)) for key, value in inputs.items()
+        }
+        return Batch(on_device, size=len(next(iter(on_device.values()))))
+
+    def expected_layers(self, model: nn.Module) -> int | None:
+        """How many layers must have been recorded, if the host says."""
+        return None
+
+    def name_positions(
+        self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
+    ) -> Tokens:
+        """The tokens of the input (of the encoder, if there are two), padding left out.
+
+        `length` is the number of positions that attention was seen over, padding included.
+        """
+        return Tokens(tuple(f"position {k}" for k in range(length)))
+
+    def name_decoder_positions(
+        self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
+    ) -> Tokens:
+        """The same for the decoder of an encoder–decoder."""
+        return Tokens(tuple(f"output {k}" for k in range(length)))
+
+    def embedding(self, model: nn.Module, at: At) -> nn.Module:
+        """The module whose output input gradients are taken of: the "words" embedding, or the one
+        that gives the "stream" which the first block reads (positions and norms applied).
+        """
+        raise UnsupportedModelError(
+            f"{type(model).__name__} declares no embedding of tokens, which this needs; an adapter "
+            "declares it with `embedding`."
+        )
+
+    def token_ids(self, model: nn.Module, tokenizer: Any) -> TokenIds:
+        """The ids that can blank a token, and those that are no words."""
+        raise UnsupportedModelError(
+            f"{type(model).__name__} declares no tokens that could be blanked; an adapter declares "
+            "them with `token_ids`."
+        )
+
+    def run_silenced(self, model: nn.Module, inputs: Mapping[str, Tensor], silent: Tensor) -> Any:
+        """One forward pass in which position `silent[b]` of example b passes nothing on: its
+        value is zero in every layer, for every query, in every head.
+        """
+        raise UnsupportedModelError(
+            f"The values of {type(model).__name__} cannot be reached; an adapter gives access with "
+            "`run_silenced`. Blank-out and input gradients need none."
+        )
+
+    def scores(
+        self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
+    ) -> list[Scores | None]:
+        """The scores each example's answer is read from, where the model has a head that says
+        something: its prediction, and what gradients are taken of.
+        """
+        return [None] * batch.size
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's weights are; inputs go there too."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -1,0 +1,143 @@
+"""Is what capture sees what the model does? The full set of checks on one model.
+
+Every capture checks shapes, rows and the number of layers. These also compare the model's output
+with and without capture, disturb attention to see the output change, and look for anything left
+behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnflow.errors import AttnflowError, CaptureError, ModelError
+from attnflow.hosts.adapter import Batch
+from attnflow.hosts.capture import at_rest, capture, capture_batch
+from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.registry import Adapter, adapter_for
+from attnflow.trace import AttentionTrace
+
+__all__ = ["Check", "check_model"]
+
+# Two correct ways to compute one attention differ by rounding, amplified by the layers above.
+_APART = {"float64": 1e-6, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
+_DISTURBED = 1e-6  # a change this small (relative) is no change
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: whether it passed (None: it cannot be made on this host) and what was seen."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+
+def check_model(
+    model: nn.Module, inputs: str | Mapping[str, Tensor], *, tokenizer: Any = None
+) -> list[Check]:
+    """Run every check on one example; nothing raises, what goes wrong is in the list."""
+    try:
+        adapter = adapter_for(model)
+        state = _state(model)
+        if isinstance(inputs, str):
+            trace = capture(model, inputs, tokenizer=tokenizer)
+            batch = adapter.encode(model, tokenizer, [inputs])
+        else:
+            trace = capture_batch(model, inputs, tokenizer=tokenizer)[0]
+            batch = adapter.wrap(model, inputs)
+    except AttnflowError as error:
+        return [Check("attention was captured", False, str(error))]
+    return [
+        _captured(adapter, trace),
+        _causal(model, trace),
+        _same_output(adapter, model, batch, trace),
+        _used(adapter, model, batch),
+        Check("the model was given back unchanged", _state(model) == state, "flags, hooks, modes"),
+    ]
+
+
+def _captured(adapter: Adapter, trace: AttentionTrace) -> Check:
+    layers, heads, n, _ = trace.weights.shape
+    sinks = "" if trace.sinks is None else f", up to {trace.sinks.max():.2f} to a learned sink"
+    detail = f"{layers} layers × {heads} heads × {n} positions by {adapter.name}{sinks}"
+    return Check("attention was captured, rows are whole", True, detail)
+
+
+def _causal(model: nn.Module, trace: AttentionTrace) -> Check:
+    """A dropped mask would make a decoder look ahead."""
+    declared = any(getattr(module, "is_causal", False) is True for module in model.modules())
+    if not declared or trace.stages is not None:
+        return Check("the mask was kept", True, f"{trace.kind} attention")
+    ahead = float(abs(trace.weights[..., ~_past(trace.length)]).max(initial=0))
+    return Check("the mask was kept", ahead == 0, f"attention to later positions: {ahead:.1e}")
+
+
+def _past(n: int) -> Any:
+    return torch.ones(n, n, dtype=torch.bool).tril().numpy()
+
+
+def _same_output(adapter: Adapter, model: nn.Module, batch: Batch, trace: AttentionTrace) -> Check:
+    plain = _output(adapter, model, batch, None)
+    watched = _output(adapter, model, batch, Recorder("mean"))
+    apart = _distance(plain, watched)
+    allowed = _APART.get(str(trace.provenance["dtype"]), 1e-3)
+    detail = f"relative difference {apart:.1e}, allowed {allowed:.0e}"
+    return Check("the output is the same without capture", apart <= allowed, detail)
+
+
+def _used(adapter: Adapter, model: nn.Module, batch: Batch) -> Check:
+    name = "other attention gives another output"
+    try:
+        disturbed = _output(adapter, model, batch, Recorder("mean", disturb=True))
+    except CaptureError as error:
+        return Check(name, None, str(error))
+    apart = _distance(_output(adapter, model, batch, None), disturbed)
+    return Check(name, apart > _DISTURBED, f"uniform attention moves the output by {apart:.1e}")
+
+
+def _output(adapter: Adapter, model: nn.Module, batch: Batch, recorder: Recorder | None) -> Tensor:
+    with at_rest(model), torch.no_grad():
+        if recorder is None:
+            outputs = adapter.forward(model, batch.inputs)
+        else:
+            outputs = adapter.run(model, batch.inputs, recorder)
+    return _main_tensor(outputs).float()
+
+
+def _main_tensor(outputs: Any) -> Tensor:
+    if isinstance(outputs, Tensor):
+        return outputs
+    for name in ("logits", "last_hidden_state"):
+        if getattr(outputs, name, None) is not None:
+            return getattr(outputs, name)
+    if isinstance(outputs, (tuple, list)) and isinstance(outputs[0], Tensor):
+        return outputs[0]
+    raise ModelError(f"The model's output, {type(outputs).__name__}, holds no tensor to compare.")
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference, as a share of the outputs' spread."""
+    spread = float(one.std()) or 1.0
+    return float((one - other).abs().max()) / spread
+
+
+def _state(model: nn.Module) -> list[Any]:
+    """Everything a capture could leave behind."""
+    seen: list[Any] = []
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        seen.append(
+            (
+                module.training,
+                len(module._forward_hooks),
+                len(module._forward_pre_hooks),
+                getattr(module, "fused_attn", None),
+                getattr(config, "_attn_implementation", None),
+            )
+        )
+    return seen

@@ -1,0 +1,197 @@
+"""The models that ship with attnflow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from attnflow.errors import TokensError
+from attnflow.extras import MEASURES
+from attnflow.hosts.adapter import Adapter, At, Batch, Scores, TokenIds
+from attnflow.hosts.measure.blocks import Parts, watched_blocks
+from attnflow.hosts.measure.value_zeroing import VALUE_ZEROING, replayed, without
+from attnflow.hosts.padding import kept_positions
+from attnflow.hosts.recorder import Recorder
+from attnflow.models.verb_number import (
+    Block,
+    SelfAttention,
+    VerbNumberModel,
+    VerbNumberOutput,
+    WordVocabulary,
+)
+from attnflow.tokens import Tokens
+
+__all__ = ["EmbeddedAdapter"]
+
+
+@dataclass(frozen=True)
+class _TextBatch(Batch):
+    """A batch made from texts, with the words as they were written."""
+
+    texts: tuple[tuple[str, ...], ...] = ()
+
+
+class EmbeddedAdapter(Adapter):
+    """The verb-number classifier: it returns its attention when asked, so nothing is patched."""
+
+    name = "attnflow's embedded models"
+    measures = tuple(MEASURES)
+
+    def recognises(self, model: nn.Module) -> bool:
+        """Our own class."""
+        return isinstance(model, VerbNumberModel)
+
+    def encode(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        texts: Sequence[str],
+        decoder_texts: Sequence[str] | None = None,
+    ) -> Batch:
+        """Words to ids, padded on the right; the words travel beside them, as people wrote them."""
+        if decoder_texts is not None:
+            raise TokensError(
+                "The embedded model is an encoder and has no decoder to give text to."
+            )
+        vocabulary = cast(WordVocabulary, tokenizer)
+        encoded = [_encode(vocabulary, text) for text in texts]
+        longest = max(len(ids) for ids, _ in encoded)
+        rows = [ids + [vocabulary.pad_id] * (longest - len(ids)) for ids, _ in encoded]
+        lengths = torch.tensor([[len(ids)] for ids, _ in encoded])
+        mask = (torch.arange(longest)[None] < lengths).long()
+        return _TextBatch(
+            {"input_ids": torch.tensor(rows), "attention_mask": mask},
+            size=len(texts),
+            kept=kept_positions(mask),
+            texts=tuple(tuple(words) for _, words in encoded),
+        )
+
+    def name_positions(
+        self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
+    ) -> Tokens:
+        """The user's own words: an unknown one is shown as written, not as its class."""
+        if isinstance(batch, _TextBatch):
+            return Tokens(batch.texts[example])
+        return super().name_positions(model, tokenizer, batch, example, length)
+
+    def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
+        """The model's own switch for attention; where its blocks must be watched, a copy runs.
+
+        The embedded model is shared by everyone in the process. Hooks on it would be seen by
+        another thread's pass, so they go on a copy of our own.
+        """
+        if set(recorder.also) & set(self.measures):
+            return _measured(copy.deepcopy(cast(VerbNumberModel, model)), inputs, recorder)
+        output: VerbNumberOutput = model(**inputs, output_attentions=True)
+        for weights in output.attentions:
+            recorder.add(weights)
+        return output
+
+    def expected_layers(self, model: nn.Module) -> int | None:
+        """Six."""
+        return len(cast(VerbNumberModel, model).blocks)
+
+    def embedding(self, model: nn.Module, at: At) -> nn.Module:
+        """The words' vectors, or (dropped out) their sums with those of the positions."""
+        own = cast(VerbNumberModel, model)
+        return own.word_embedding if at == "words" else own.dropout
+
+    def token_ids(self, model: nn.Module, tokenizer: Any) -> TokenIds:
+        """[UNK] and [PAD]; there is no token for a mask."""
+        words = cast(WordVocabulary, tokenizer)
+        special = frozenset((words.cls_id, words.eos_id, words.pad_id))
+        return TokenIds({"unk": words.unk_id, "pad": words.pad_id}, special)
+
+    def run_silenced(self, model: nn.Module, inputs: Mapping[str, Tensor], silent: Tensor) -> Any:
+        """Queries, keys and values come out of one layer, the values last."""
+        rows = torch.arange(len(silent))
+
+        def silence(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+            changed = output.clone()
+            changed[rows, silent, -output.shape[-1] // 3 :] = 0
+            return changed
+
+        parts = [part for part in model.modules() if isinstance(part, SelfAttention)]
+        handles = [part.query_key_value.register_forward_hook(silence) for part in parts]
+        try:
+            return self.forward(model, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def scores(
+        self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
+    ) -> list[Scores | None]:
+        """The number of the verb, read from the first position, [CLS]."""
+        labels = cast(VerbNumberModel, model).labels
+        return [Scores(row, 0, lambda ids: [labels[k] for k in ids]) for row in outputs.logits]
+
+
+def _measured(
+    model: VerbNumberModel, inputs: Mapping[str, Tensor], recorder: Recorder
+) -> VerbNumberOutput:
+    blocks = cast("list[Block]", list(model.blocks))
+    parts = [Parts(block, block.attention.projection) for block in blocks]
+    with ExitStack() as stack:
+        stack.enter_context(_watched(blocks, recorder))
+        stack.enter_context(watched_blocks(parts, recorder, type(model).__name__))
+        if VALUE_ZEROING in recorder.also:
+            stack.enter_context(replayed(blocks, recorder))
+        output: VerbNumberOutput = model(**inputs)
+    return output
+
+
+@contextmanager
+def _watched(blocks: Sequence[Block], recorder: Recorder) -> Iterator[None]:
+    handles = []
+    try:
+        for block in blocks:
+            seen = _Seen(block.attention, recorder)
+            projection = block.attention.query_key_value
+            handles.append(projection.register_forward_hook(seen.projected))
+            handles.append(block.attention.register_forward_hook(seen.attended))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Seen:
+    """One attention module: its values as they are projected, its weights as they come out."""
+
+    def __init__(self, attention: SelfAttention, recorder: Recorder) -> None:
+        self.heads = attention.heads
+        self.recorder = recorder
+        self.values = torch.empty(0)
+
+    def projected(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Queries, keys and values in one row; while a layer is replayed, a value is zeroed."""
+        query, key, value = output.unflatten(-1, (3, self.heads, -1)).unbind(2)
+        self.values = value.transpose(1, 2)
+        if self.recorder.zeroed is None:
+            return output
+        zeroed = without(self.values, self.recorder.zeroed).transpose(1, 2)
+        return torch.stack([query, key, zeroed], dim=2).flatten(2)
+
+    def attended(
+        self, module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
+    ) -> None:
+        """The weights of one layer."""
+        if self.recorder.zeroed is not None:
+            return
+        self.recorder.add(output[1])
+        if self.recorder.watch is not None:
+            self.recorder.watch(output[1], self.values)
+
+
+def _encode(vocabulary: WordVocabulary, text: str) -> tuple[list[int], list[str]]:
+    try:
+        return vocabulary.encode(text)
+    except ValueError as error:
+        raise TokensError(f"The embedded model cannot take this text: {error}") from error

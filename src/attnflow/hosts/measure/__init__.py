@@ -1,0 +1,1 @@
+"""What is measured beside the weights: gradients, blocks taken apart, values zeroed."""

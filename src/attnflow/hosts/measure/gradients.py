@@ -1,0 +1,103 @@
+"""Gradients of the score an answer is read from, with respect to every attention weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from attnflow.errors import CaptureError, InputError, ModelError
+from attnflow.hosts.adapter import Scores
+from attnflow.hosts.recorder import Recorder
+
+__all__ = ["Choice", "chosen", "differentiable", "gradients_of"]
+
+Choice = int | Sequence[int] | None
+
+
+@contextmanager
+def differentiable(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """A graph for one pass, also of a model whose parameters are frozen; their flags come back.
+
+    Only gradients of the weights are computed later: no parameter's `.grad` is touched.
+    """
+    if not wanted:
+        with torch.no_grad():
+            yield
+        return
+    frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def chosen(scores: Sequence[Scores | None], of: Choice, model: nn.Module) -> list[int]:
+    """For each example which of its choices the gradients are of: its answer unless told."""
+    wanted = [of] * len(scores) if of is None or isinstance(of, int) else list(of)
+    if len(wanted) != len(scores):
+        raise InputError(f"of={of!r} names {len(wanted)} choices for {len(scores)} examples.")
+    return [_choice(found, k, model) for found, k in zip(scores, wanted, strict=True)]
+
+
+def _choice(scores: Scores | None, of: int | None, model: nn.Module) -> int:
+    if scores is None:
+        raise ModelError(
+            f"Gradients are taken of the score an answer is read from, and {type(model).__name__} "
+            "gives none for this input. Load the model with its task head (a class "
+            "...ForSequenceClassification, ...ForCausalLM and the like); a masked language model "
+            "also needs its tokenizer and a mask in the text."
+        )
+    if of is None:
+        return int(scores.logits.argmax())
+    if not 0 <= of < len(scores.logits):
+        raise InputError(
+            f"of={of!r}: the answer is one of {len(scores.logits)} choices, 0 to "
+            f"{len(scores.logits) - 1}."
+        )
+    return of
+
+
+def gradients_of(
+    scores: Sequence[Scores | None], choices: Sequence[int], recorder: Recorder, model: nn.Module
+) -> list[NDArray[np.float32]]:
+    """One array for each layer, in the shape of its weights.
+
+    No example's score depends on another's weights, so the gradient of their sum is each one's own.
+    """
+    total = torch.stack(
+        [found.logits[k].float() for found, k in zip(scores, choices, strict=True) if found]
+    ).sum()
+    used = [part for layer in recorder.layers for part in layer.in_graph]
+    if not total.requires_grad or not all(part.requires_grad for part in used):
+        raise _not_in_graph(model)
+    found = iter(torch.autograd.grad(total, used, allow_unused=True))
+    return [
+        _joined([next(found) for _ in layer.in_graph], layer.weights.shape, model)
+        for layer in recorder.layers
+    ]
+
+
+def _joined(
+    parts: Sequence[Tensor | None], shape: tuple[int, ...], model: nn.Module
+) -> NDArray[np.float32]:
+    whole = [part for part in parts if part is not None]
+    if len(whole) < len(parts) or not whole:
+        raise _not_in_graph(model)
+    gradient: NDArray[np.float32] = torch.cat(whole, dim=-2).float().cpu().numpy()
+    return gradient.reshape(shape)
+
+
+def _not_in_graph(model: nn.Module) -> CaptureError:
+    return CaptureError(
+        f"The attention weights that {type(model).__name__} shows are not part of the graph its "
+        "score is computed from, so there are no gradients of them. Methods without gradients work."
+    )

@@ -1,0 +1,184 @@
+"""Whoever watches attention while a model runs: the contract, and the recorder that keeps it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from attnflow.extras import GRADIENTS
+from attnflow.methods.mixing import Heads, mix_heads
+
+__all__ = ["Recorded", "Recorder", "Stage", "Watcher"]
+
+Stage = Literal["self", "encoder", "decoder", "cross"]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One layer's weights, (batch, heads, queries, keys), heads already mixed if so asked.
+
+    `number` is the model's own number of the layer, from 1, where the host tells it; `sink` says
+    that the layer has a learned sink, so that what its rows lack went there. `in_graph` are the
+    same weights as the model used them, some queries at a time, where gradients are asked for.
+    """
+
+    weights: NDArray[np.float32]
+    stage: Stage = "self"
+    number: int | None = None
+    sink: bool = False
+    in_graph: tuple[Tensor, ...] = ()
+
+
+class Watcher(ABC):
+    """Whoever is shown attention weights while a model runs, some rows of a layer at a time.
+
+    With `disturb` the adapter makes attention uniform before it is used: the check that what we
+    see is what the model uses. While `zeroed` is set, layers run with the value of one position of
+    each example zeroed, -1 for none, and nothing is shown.
+    """
+
+    disturb: bool = False
+    zeroed: Tensor | None = None
+
+    @abstractmethod
+    def see_rows(self, module: nn.Module, weights: Tensor, rows: slice, length: int) -> None:
+        """Weights after the softmax, (batch, heads, these rows of `length` queries, keys)."""
+
+    @abstractmethod
+    def end_layer(
+        self,
+        module: nn.Module,
+        value: Tensor,
+        length: int,
+        *,
+        stage: Stage,
+        number: int | None,
+        sink: bool,
+    ) -> None:
+        """All rows of one layer were seen."""
+
+
+class Recorder(Watcher):
+    """Takes each layer's weights as they are computed and keeps what is asked for, on the CPU.
+
+    With `heads` given the heads are mixed at once, so that never more than one layer exists with
+    all its heads; with None every head is kept. `expected` layers of one shape share one block of
+    memory, so that stacking them later copies nothing.
+
+    `also` names what is wanted beside the weights. An adapter that can measure hands each layer's
+    measurements, (batch, n, n) or (batch, n), to `measure`. `watch`, where set, is told every
+    layer's weights and values.
+    """
+
+    def __init__(
+        self,
+        heads: Heads | None,
+        *,
+        expected: int | None = None,
+        disturb: bool = False,
+        also: Sequence[str] = (),
+    ) -> None:
+        self.heads = heads
+        self.disturb = disturb
+        self.also = tuple(also)
+        self.dtype = ""
+        self.layers: list[Recorded] = []
+        self.measured: dict[str, list[NDArray[np.float32]]] = {}
+        self.zeroed: Tensor | None = None
+        self.watch: Callable[[Tensor, Tensor], None] | None = None
+        self._expected = expected or 0
+        self._block: NDArray[np.float32] | None = None
+        self._kept = np.empty(0, dtype=np.float32)
+        self._used: list[Tensor] = []
+
+    def see_rows(self, module: nn.Module, weights: Tensor, rows: slice, length: int) -> None:
+        """Keep these rows; the first of a layer make room for all of it."""
+        part = self.reduce(weights)
+        if rows.start == 0:
+            self._kept = self.room((*part.shape[:2], length, part.shape[-1]))
+            self._used = []
+        self._kept[:, :, rows] = part
+        if self.wants_gradients or self.watch is not None:
+            self._used.append(weights)
+
+    def end_layer(
+        self,
+        module: nn.Module,
+        value: Tensor,
+        length: int,
+        *,
+        stage: Stage,
+        number: int | None,
+        sink: bool,
+    ) -> None:
+        """Keep the layer."""
+        if self.watch is not None:
+            self.watch(torch.cat(self._used, dim=-2), value)
+        in_graph = tuple(self._used) if self.wants_gradients else ()
+        self.layers.append(Recorded(self._kept, stage, number, sink, in_graph))
+        self._used = []
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether weights must be kept as the model used them."""
+        return GRADIENTS in self.also
+
+    def measure(self, name: str, values: Tensor) -> None:
+        """Keep one layer's measurement."""
+        array: NDArray[np.float32] = values.detach().float().cpu().numpy()
+        self.measured.setdefault(name, []).append(array)
+
+    def room(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Memory for the next layer's weights: in the block if they fit, else on its own."""
+        if self._block is None and self._expected:
+            self._block = np.empty((self._expected, *shape), dtype=np.float32)
+        k = len(self.layers)
+        if self._block is not None and k < self._expected and self._block.shape[1:] == shape:
+            return self._block[k]
+        return np.empty(shape, dtype=np.float32)
+
+    def stacked(self) -> NDArray[np.float32]:
+        """All layers, (layers, batch, heads, queries, keys)."""
+        block = self._block
+        if (
+            block is not None
+            and all(layer.weights.base is block for layer in self.layers)
+            and len(block) == len(self.layers)
+        ):
+            return block
+        return np.stack([layer.weights for layer in self.layers])
+
+    def reduce(self, weights: Tensor) -> NDArray[np.float32]:
+        """What is kept of weights after the softmax, (batch, heads, queries, keys).
+
+        Where every head is kept this is a view of the host's memory: copy it before the host goes
+        on.
+        """
+        self.dtype = str(weights.dtype).removeprefix("torch.")
+        array: NDArray[np.float32] = weights.detach().float().cpu().numpy()
+        if self.heads is None:
+            return array
+        return mix_heads(array, self.heads)[:, None].astype(np.float32)
+
+    def add(
+        self,
+        weights: Tensor,
+        *,
+        stage: Stage = "self",
+        number: int | None = None,
+        sink: bool = False,
+        in_graph: Tensor | None = None,
+    ) -> None:
+        """Keep one layer; `in_graph` is the tensor the model used, if `weights` is a copy of it."""
+        reduced = self.reduce(weights)
+        kept = self.room(reduced.shape)
+        kept[:] = reduced
+        used = (weights if in_graph is None else in_graph,) if self.wants_gradients else ()
+        self.layers.append(Recorded(kept, stage, number, sink, used))

@@ -1,0 +1,83 @@
+"""Plain torch: every `nn.MultiheadAttention` of a module, `nn.TransformerEncoder` among them.
+
+A hook before each one asks for its weights, head by head, and a hook after it reads them. Hooks
+also keep torch's fused encoder path away, which would compute attention without either. Models
+whose `forward` takes other things than tensors by name are for an adapter of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnflow.errors import UnsupportedModelError
+from attnflow.hosts.adapter import Adapter
+from attnflow.hosts.recorder import Recorder
+
+__all__ = ["TorchAdapter"]
+
+
+class TorchAdapter(Adapter):
+    """Any module built from `nn.MultiheadAttention` used as self-attention."""
+
+    name = "torch's nn.MultiheadAttention"
+
+    def recognises(self, model: nn.Module) -> bool:
+        """There is one inside."""
+        return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+
+    def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
+        """One forward pass with the inputs passed by name."""
+        with _watched(model, recorder):
+            return self.forward(model, inputs)
+
+    def expected_layers(self, model: nn.Module) -> int | None:
+        """Each attention module once."""
+        return sum(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+
+
+@contextmanager
+def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    handles = []
+    try:
+        for module in model.modules():
+            if isinstance(module, nn.MultiheadAttention):
+                handles.append(
+                    module.register_forward_pre_hook(_ask(recorder), with_kwargs=True, prepend=True)
+                )
+                handles.append(module.register_forward_hook(_read(recorder)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _ask(recorder: Recorder) -> Any:
+    def ask(
+        module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if recorder.disturb:  # a query of zeros scores every key alike, whatever its bias adds
+            inputs = (torch.zeros_like(inputs[0]), *inputs[1:])
+        return inputs, {**options, "need_weights": True, "average_attn_weights": False}
+
+    return ask
+
+
+def _read(recorder: Recorder) -> Any:
+    def read(module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        weights = output[1]
+        weights = weights if weights.ndim == 4 else weights[None]
+        if weights.shape[-1] != weights.shape[-2]:
+            raise UnsupportedModelError(
+                f"An nn.MultiheadAttention attends from {weights.shape[-2]} queries to "
+                f"{weights.shape[-1]} keys; only self-attention makes one stack of layers. For "
+                "cross attention write an adapter that records each stage."
+            )
+        # What is handed out is a view made for the caller; the model goes on with its base.
+        recorder.add(weights, in_graph=weights._base)
+
+    return read

@@ -1,0 +1,1 @@
+"""Hugging Face transformers as a host: its attention, heads, images and generate()."""

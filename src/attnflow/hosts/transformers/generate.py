@@ -1,0 +1,117 @@
+"""How a transformers model's own generate() is called: checked first, watched, streamed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, TextStreamer
+from transformers.generation.configuration_utils import GenerationMode
+
+from attnflow.errors import AttnflowError, InputError, ModelError
+from attnflow.hosts.recorder import Watcher
+from attnflow.hosts.transformers.attention import recording, uses_the_interface
+
+__all__ = ["can_stream", "checked_generator", "end_tokens", "run_generate", "run_once", "watching"]
+
+_ALLOWED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+Stream = Callable[[str], None]
+
+
+def checked_generator(model: nn.Module) -> PreTrainedModel:
+    """The model, or an error that says why it cannot generate."""
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(
+            f"generate() runs the generate() of a transformers language model; "
+            f"{type(model).__name__} has none. explain() takes any model on a text."
+        )
+    if not model.can_generate():
+        raise ModelError(
+            f"{type(model).__name__} cannot generate text: it is an encoder, or a model without a "
+            "language-model head. Use explain() for it, or load it with AutoModelForCausalLM."
+        )
+    return model
+
+
+def can_stream(model: PreTrainedModel) -> bool:
+    """Whether attention can be watched during generate(): one stack, through the interface."""
+    return uses_the_interface(model) and not getattr(model.config, "is_encoder_decoder", False)
+
+
+def end_tokens(model: PreTrainedModel) -> set[int]:
+    """The tokens that end a text."""
+    ends = _own_settings(model).eos_token_id
+    return set() if ends is None else set(torch.as_tensor(ends).reshape(-1).tolist())
+
+
+def watching(model: PreTrainedModel, watcher: Watcher | None) -> AbstractContextManager[None]:
+    """Show the model's attention to the watcher, if there is one."""
+    return nullcontext() if watcher is None else recording(model, watcher)
+
+
+def run_generate(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    options: Mapping[str, Any],
+    *,
+    watcher: Watcher | None,
+    tokenizer: Any,
+    stream: Stream | None,
+    seed: int | None,
+) -> Tensor:
+    """The model's own generate(): prompt and completion, (batch, length)."""
+    chosen = {"do_sample": seed is not None, "use_cache": True, **options}
+    _refuse_other_modes(model, chosen)
+    if stream is not None and tokenizer is not None and len(inputs["input_ids"]) == 1:
+        chosen["streamer"] = _TextStream(tokenizer, stream)
+    with torch.random.fork_rng(enabled=seed is not None), watching(model, watcher):
+        if seed is not None:
+            torch.manual_seed(seed)
+        try:
+            return model.generate(**inputs, **chosen)  # type: ignore[operator]
+        except AttnflowError:
+            raise  # ours, from the watcher: some of them are ValueErrors too
+        except ValueError as error:  # an option that does not exist or does not fit
+            raise InputError(f"generate() refused its options: {error}") from error
+
+
+def run_once(model: PreTrainedModel, ids: Tensor, watcher: Watcher) -> None:
+    """One forward pass over a finished text, seen by the watcher; scores are not needed."""
+    with torch.no_grad(), recording(model, watcher):
+        model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+
+
+def _refuse_other_modes(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+    """Greedy and sampling write one token after the other; anything else rewrites its past."""
+    settings = _own_settings(model)
+    settings.update(**{k: v for k, v in options.items() if hasattr(settings, k)})
+    mode = settings.get_generation_mode(options.get("assistant_model"))
+    several = (settings.num_return_sequences or 1) > 1
+    if mode not in _ALLOWED or several:
+        asked = "several sequences for one prompt" if several else mode.value.replace("_", " ")
+        raise InputError(
+            f"This would generate with {asked}, which drops and reorders what was written, so "
+            "rows would not belong to the text any more. Use greedy search or sampling (seed=...); "
+            "or generate as you like and pass the text to explain_completion()."
+        )
+
+
+def _own_settings(model: Any) -> Any:
+    return copy.deepcopy(model.generation_config)
+
+
+class _TextStream(TextStreamer):
+    """Hands on text as soon as it is final, the prompt left out."""
+
+    def __init__(self, tokenizer: Any, stream: Stream) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._stream = stream
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Called by the library with each piece."""
+        if text:
+            self._stream(text)

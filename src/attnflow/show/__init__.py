@@ -1,0 +1,1 @@
+"""A result for people: terminal, static HTML, figures, the viewer and its page."""

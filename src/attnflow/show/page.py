@@ -1,0 +1,89 @@
+"""A view as one HTML file: the viewer, its style and the data inside, nothing fetched.
+
+The page may run exactly the scripts it was written with: its content security policy names them by
+their hash. The data stands in a block that no browser runs, with every sign that could end it
+escaped, because a token may be `</script>`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SCRIPTS", "STYLES", "VIEWER_FOLDER", "InteractiveView", "embedded_json", "page"]
+
+VIEWER_FOLDER = Path(__file__).parent / "viewer"
+
+# In the order they need each other.
+SCRIPTS = (
+    *("elements.js", "document.js", "lines.js", "text.js", "map.js", "strongest.js"),
+    *("cut.js", "graph.js", "picture.js", "controls.js", "viewer.js"),
+)
+STYLES = ("viewer.css",)
+_OWN_DATA = "open.js"  # only in a page that carries its data
+_OWN_STYLE = "page.css"
+
+_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The self-contained page of a view document."""
+    script, style = _contents((*SCRIPTS, _OWN_DATA)), _contents((*STYLES, _OWN_STYLE))
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{html.escape(str(document['title']))} · attnflow</title>\n"
+        f"<style>{style}</style>\n</head>\n<body>\n"
+        '<main id="attnflow-view"><noscript>This page needs JavaScript.</noscript></main>\n'
+        f'<script type="application/json" id="attnflow-data">{embedded_json(document)}</script>\n'
+        f"<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def embedded_json(document: Mapping[str, Any]) -> str:
+    """JSON that is safe between script tags: ASCII, without the signs that markup is made of."""
+    text = json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    for sign, escaped in _ESCAPES.items():
+        text = text.replace(sign, escaped)
+    return text
+
+
+@dataclass(frozen=True, eq=False)
+class InteractiveView:
+    """A page for a notebook: displayed as the viewer in a frame of its own, with the static form
+    below it for places that strip scripts.
+    """
+
+    html: str
+    static: str
+    height: int = 760
+
+    def _repr_html_(self) -> str:
+        frame = (
+            f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.html)}" '
+            f'style="width:100%;height:{self.height}px;border:0" title="attnflow"></iframe>'
+        )
+        return f"{frame}<details><summary>as a table</summary>{self.static}</details>"
+
+
+@cache
+def _contents(names: tuple[str, ...]) -> str:
+    return "\n".join((VIEWER_FOLDER / name).read_text(encoding="utf-8") for name in names)
+
+
+def _hash(content: str) -> str:
+    digest = hashlib.sha256(content.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"

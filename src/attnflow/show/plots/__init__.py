@@ -1,0 +1,44 @@
+"""Figures (matplotlib): functions take `ax=` and return Axes, so they fit into any figure.
+
+Those called `..._figure` make a whole Figure; `build_up` writes an animated GIF.
+"""
+
+from __future__ import annotations
+
+from attnflow.show.plots.animation import build_up
+from attnflow.show.plots.answers import answer_figure, method_bars, probability_bars
+from attnflow.show.plots.completions import (
+    completion_figure,
+    completion_map,
+    source_bars,
+    token_layers,
+)
+from attnflow.show.plots.curves import curves, layer_curves
+from attnflow.show.plots.graphs import attention_graph, cut_graph
+from attnflow.show.plots.intervals import interval_panels, intervals
+from attnflow.show.plots.maps import layers_map, methods_figure, pairs_map
+from attnflow.show.plots.overlay import image_overlay
+from attnflow.show.plots.pronouns import agreement_figure, pronoun_figure
+
+__all__ = [
+    "agreement_figure",
+    "answer_figure",
+    "attention_graph",
+    "build_up",
+    "completion_figure",
+    "completion_map",
+    "curves",
+    "cut_graph",
+    "image_overlay",
+    "interval_panels",
+    "intervals",
+    "layer_curves",
+    "layers_map",
+    "method_bars",
+    "methods_figure",
+    "pronoun_figure",
+    "pairs_map",
+    "probability_bars",
+    "source_bars",
+    "token_layers",
+]

@@ -1,0 +1,336 @@
+"""Attention as the layered graph it is: arrows from each target down to the layer below.
+
+The paper's Figure 1. Layer 0 at the bottom is the input; what is drawn of an arrow, its width and
+its strength, is its weight, or, for one target, how much of it passes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.errors import InputError, optional_import
+from attnflow.graph import Cut, LayeredGraph
+from attnflow.methods import Flow, Rollout
+from attnflow.methods.base import MixingMethod, checked_trace, layers_from
+from attnflow.show.plots.canvas import (
+    BLUE,
+    GREY,
+    SMALL,
+    VERMILLION,
+    bare,
+    heading,
+    label,
+    name_ticks,
+    new_axes,
+    plain,
+)
+from attnflow.tokens import Target, Tokens
+from attnflow.trace import AttentionTrace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["attention_graph", "cut_graph", "passing"]
+
+Matrix = NDArray[np.float64]
+
+_MOST_ARROWS = 4000  # more take minutes to draw and show nothing
+_WIDEST = 4.5  # points, of the strongest arrow
+_WIDEST_SHARE = 12.0  # of all of a target: below it divides with every layer
+_FAINTEST = 0.01  # arrows below this share of the strongest are not seen
+_TARGET_SIDE, _SOURCE_SIDE = "#56B4E9", "#F0E442"  # Okabe and Ito's sky blue and yellow
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """What is drawn: capacities between consecutive layers, with the names of both."""
+
+    capacities: Matrix
+    numbers: tuple[int, ...]
+    tokens: Tokens
+    below: int  # the number of the lowest row of nodes; 0 is the input
+
+    def place(self, number: int) -> int:
+        """The row of a layer's nodes in the figure."""
+        return self.numbers.index(number) + 1
+
+
+def attention_graph(
+    graph: AttentionTrace | LayeredGraph,
+    *,
+    target: Target | None = None,
+    layers: Sequence[int] | None = None,
+    top: int = 4,
+    tokens: Sequence[str] | None = None,
+    mixing: MixingMethod | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Nodes layer × token and the `top` strongest arrows of each, as wide as their weight.
+
+    With a target, its paths from the uppermost layer down are coloured. An arrow is then as wide
+    as the share of the target that passes there, so that what arrives at a token is its rollout;
+    with `mixing=Flow()`, as wide as the pipe is.
+
+    layers: consecutive ones, e.g. range(1, 4); default: all. tokens: names for a LayeredGraph.
+    mixing: the method whose matrices are drawn; default `Rollout()`, heads averaged and half of
+        each layer the residual connection.
+    """
+    stack = _chosen(_stack(graph, tokens, mixing or Rollout()), layers)
+    strengths = stack.capacities
+    row = None if target is None else stack.tokens.index_of(target)
+    axes = _new_graph(stack) if ax is None else ax
+    kept, strongest = _strongest(strengths, top), float(strengths.max())
+    if row is None:
+        said = "width: weight"
+        _draw_arrows(axes, kept, strongest, GREY)
+    else:
+        _draw_arrows(axes, kept, strongest, GREY, faint=0.1)
+        said = _draw_paths(axes, strengths, kept, row, top, pipes=isinstance(mixing, Flow))
+    _draw_nodes(axes, stack, row)
+    heading(axes, said)
+    return axes
+
+
+def cut_graph(
+    method: Flow,
+    trace: AttentionTrace,
+    *,
+    target: Target,
+    source: Target,
+    layer: int = -1,
+    top: int = 4,
+    ax: Axes | None = None,
+) -> Axes:
+    """The minimum cut between a target and a source in the graph: the cut arrows are coloured,
+    the target's side and the source's side shaded.
+    """
+    cut = method.minimum_cut(trace, target=target, source=source, layer=layer)
+    numbers = layers_from(trace.layers, method.start_layer)
+    numbers = numbers[: numbers.index(cut.layer) + 1]
+    capacities = method.graph(trace).capacities[: len(numbers)]
+    stack = _Stack(capacities, numbers, trace.tokens, 0)
+    ends = trace.tokens.index_of(target), trace.tokens.index_of(source)
+    crossing = _crossing(stack, cut)
+    axes = _new_graph(stack) if ax is None else ax
+    # Every edge from the target's side to the source's is cut, so walking uncut edges never leaves
+    # it. All of it is reached: the solver counts to it the nodes the target has room to, and where
+    # that room is flow taken back from a node, the flow came to that node along edges of this
+    # side, for flow crosses a minimum cut once.
+    _shade(axes, _reached(capacities * ~crossing, ends[0]), _TARGET_SIDE)
+    seen = _reached(capacities, ends[0])
+    _shade(axes, seen & _leading(capacities * ~crossing, ends[1]), _SOURCE_SIDE)
+    strongest = float(capacities.max())
+    _draw_arrows(axes, _strongest(capacities * ~crossing, top), strongest, GREY, faint=0.35)
+    _draw_arrows(axes, capacities * crossing, strongest, VERMILLION, least=0.0, floor=0.9)
+    _draw_nodes(axes, stack, ends[0])
+    _draw_cut_legend(axes, cut)
+    return axes
+
+
+def passing(capacities: Matrix, target: int) -> Matrix:
+    """How much of a target at the uppermost layer passes along each edge, `(layers, n, n)`.
+
+    A node hands on what it received in the shares of its row; summed over the edges into an input
+    that is its rollout.
+    """
+    mass = np.zeros(capacities.shape[1])
+    mass[target] = 1.0
+    passed = np.empty_like(capacities)
+    for k in range(len(capacities) - 1, -1, -1):
+        passed[k] = mass[:, None] * capacities[k]
+        mass = passed[k].sum(axis=0)
+    return passed
+
+
+# -- what is drawn ----------------------------------------------------------------------------
+
+
+def _stack(
+    graph: AttentionTrace | LayeredGraph, tokens: Sequence[str] | None, mixing: MixingMethod
+) -> _Stack:
+    if isinstance(graph, Attribution):
+        raise InputError("A graph is drawn of a trace or a LayeredGraph; a result has no edges.")
+    if isinstance(graph, LayeredGraph):
+        names = Tokens.of(tokens or [str(k) for k in range(graph.length)])
+        if len(names) != graph.length:
+            raise InputError(f"{len(names)} tokens for a graph of {graph.length} positions.")
+        return _Stack(graph.capacities, tuple(range(1, graph.layers + 1)), names, 0)
+    if tokens is not None:
+        raise InputError("tokens= names the positions of a LayeredGraph; a trace has its own.")
+    trace = checked_trace(graph)
+    return _Stack(mixing.matrices(trace), trace.layers, trace.tokens, 0)
+
+
+def _chosen(stack: _Stack, layers: Sequence[int] | None) -> _Stack:
+    if layers is None:
+        return stack
+    numbers = tuple(sorted(layers))
+    found = [k for k, number in enumerate(stack.numbers) if number in numbers]
+    if not found or len(found) != len(numbers) or found[-1] - found[0] + 1 != len(found):
+        raise InputError(
+            f"layers={list(layers)!r}: a graph needs consecutive layers, from "
+            f"{', '.join(map(str, stack.numbers))}; for example layers=range(1, 4)."
+        )
+    below = stack.numbers[found[0] - 1] if found[0] else 0
+    return _Stack(stack.capacities[found[0] : found[-1] + 1], numbers, stack.tokens, below)
+
+
+def _strongest(strengths: Matrix, top: int) -> Matrix:
+    """Only the `top` strongest edges out of each node; all others are zero."""
+    if top < 1:
+        raise InputError(f"top is at least 1 arrow for each node; got {top}.")
+    order = np.argsort(-strengths, axis=2, kind="stable")[:, :, :top]
+    kept = np.zeros_like(strengths)
+    np.put_along_axis(kept, order, np.take_along_axis(strengths, order, axis=2), axis=2)
+    return kept
+
+
+def _crossing(stack: _Stack, cut: Cut) -> NDArray[np.bool_]:
+    crossing = np.zeros(stack.capacities.shape, bool)
+    for edge in cut.edges:
+        crossing[stack.place(edge.layer) - 1, edge.target, edge.source] = True
+    return crossing
+
+
+def _reached(edges: Matrix, target: int) -> NDArray[np.bool_]:
+    """`(layers + 1, n)`: the nodes that edges lead to from a target at the uppermost layer."""
+    reached = np.zeros((len(edges) + 1, edges.shape[1]), bool)
+    reached[-1, target] = True
+    for k in range(len(edges) - 1, -1, -1):
+        reached[k] = (edges[k][reached[k + 1]] > 0).any(axis=0)
+    return reached
+
+
+def _leading(edges: Matrix, source: int) -> NDArray[np.bool_]:
+    """`(layers + 1, n)`: the nodes that edges lead from to a source of the lowest layer."""
+    leading = np.zeros((len(edges) + 1, edges.shape[1]), bool)
+    leading[0, source] = True
+    for k in range(len(edges)):
+        leading[k + 1] = (edges[k][:, leading[k]] > 0).any(axis=1)
+    return leading
+
+
+# -- drawing ----------------------------------------------------------------------------------
+
+
+def _new_graph(stack: _Stack) -> Axes:
+    return new_axes(1.6 + 0.8 * len(stack.tokens), 1.4 + 0.85 * len(stack.numbers))
+
+
+def _draw_paths(
+    axes: Axes, capacities: Matrix, kept: Matrix, target: int, top: int, *, pipes: bool
+) -> str:
+    """The paths of one target, and what their width says."""
+    if pipes:
+        reached = kept * _reached(kept, target)[1:, :, None]
+        _draw_arrows(axes, reached, float(capacities.max()), BLUE)
+        return "width: capacity"
+    passed = passing(capacities, target)
+    mass = passed.sum(axis=1)  # (layers, n): what arrives at each node of the layer below
+    for level, position in np.argwhere(mass > _FAINTEST).tolist():
+        area = 900 * float(mass[level, position])
+        axes.scatter([position], [level], s=area, color=BLUE, alpha=0.35, linewidths=0, zorder=2)
+    _draw_arrows(axes, _strongest(passed, top), 1.0, BLUE, widest=_WIDEST_SHARE, weakest=0.6)
+    return "width, dots: share of the target that passes"
+
+
+def _draw_arrows(
+    axes: Axes,
+    strengths: Matrix,
+    strongest: float,
+    colour: str,
+    *,
+    faint: float = 1.0,
+    weakest: float = 0.25,
+    least: float = _FAINTEST,
+    widest: float = _WIDEST,
+    floor: float = 0.0,
+) -> None:
+    """Arrows as wide as their strength, and the stronger the less they let through.
+
+    faint: how strong the strongest is drawn; weakest: the weakest beside it; least: the share of
+    the strongest below which none is drawn; floor: points that are added to every width.
+    """
+    patches = optional_import("matplotlib.patches", extra="plots", purpose="Drawing a figure")
+    shares = strengths / (strongest or 1.0)
+    found = np.argwhere(shares > least)
+    if len(found) > _MOST_ARROWS:
+        raise InputError(
+            f"A graph of {len(found)} arrows cannot be read; draw fewer layers (layers=), fewer "
+            f"arrows for each node (top=) or a shorter text: at most {_MOST_ARROWS}."
+        )
+    for level, target, source in found.tolist():
+        share = float(shares[level, target, source])
+        arrow = patches.FancyArrowPatch(
+            (target, level + 1),
+            (source, level),
+            arrowstyle="-|>",
+            mutation_scale=4 + 6 * share,
+            linewidth=floor + widest * share,
+            color=colour,
+            alpha=1.0 if floor else faint * (weakest + (1 - weakest) * share),
+            shrinkA=4,
+            shrinkB=4,
+        )
+        arrow.set_gid(f"edge-{level + 1}-{target}-{source}")
+        axes.add_patch(arrow)
+
+
+def _draw_nodes(axes: Axes, stack: _Stack, target: int | None) -> None:
+    levels, n = len(stack.numbers), len(stack.tokens)
+    places = np.indices((levels + 1, n)).reshape(2, -1)
+    axes.scatter(places[1], places[0], s=14, color="black", zorder=3, linewidths=0)
+    axes.set_xlim(-0.6, n - 0.4)
+    axes.set_ylim(-0.4, levels + 0.5)
+    name_ticks(axes, "x", stack.tokens)
+    names = ["input" if stack.below == 0 else f"layer {stack.below}"]
+    names += [f"layer {number}" for number in stack.numbers]
+    name_ticks(axes, "y", names)
+    if target is not None:
+        axes.scatter([target], [levels], s=60, color=BLUE, zorder=4, linewidths=0)
+        axes.annotate(
+            label(stack.tokens[target]),
+            (target, levels),
+            (0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=10,
+            fontweight="bold",
+            color=BLUE,
+            **plain(),
+        )
+    bare(axes)
+
+
+def _shade(axes: Axes, side: NDArray[np.bool_], colour: str) -> None:
+    """One cell behind each node of a side, so that a side is seen as an area."""
+    patches = optional_import("matplotlib.patches", extra="plots", purpose="Drawing a figure")
+    for level, position in np.argwhere(side).tolist():
+        corner = (position - 0.5, level - 0.5)
+        cell = patches.Rectangle(corner, 1, 1, color=colour, alpha=0.35, linewidth=0, zorder=0)
+        axes.add_patch(cell)
+
+
+def _draw_cut_legend(axes: Axes, cut: Cut) -> None:
+    patches = optional_import("matplotlib.patches", extra="plots", purpose="Drawing a figure")
+    entries: list[Any] = [
+        patches.Patch(color=_TARGET_SIDE, alpha=0.35, label="the target's side"),
+        patches.Patch(color=_SOURCE_SIDE, alpha=0.35, label="the source's side"),
+        patches.Patch(color=VERMILLION, label=f"cut: {len(cut.edges)} arrows"),
+    ]
+    axes.legend(
+        handles=entries,
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=3,
+        fontsize=SMALL,
+        frameon=False,
+    )
+    ends = f"{label(cut.target)} at layer {cut.layer} to {label(cut.source)}"
+    heading(axes, f"{ends}: flow {cut.value:.3f}\n{cut.place}", pad=24)

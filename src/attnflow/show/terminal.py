@@ -1,0 +1,258 @@
+"""Results in a terminal: sources down, layers across, methods side by side, shaded like a map.
+
+rich decides whether colour is shown (a terminal, and no NO_COLOR); the numbers stand alone
+without it. Everything fits the console's width: blocks are stacked when they do not fit beside
+each other, and layers are thinned out, evenly and with the highest kept, when even one does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
+from attnflow.graph import Cut
+from attnflow.show.static_html import shade
+from attnflow.tokens import readable
+from attnflow.tokens.common_words import common_tokens
+
+__all__ = [
+    "completion_table",
+    "contributions",
+    "cut_table",
+    "layers_table",
+    "saturation_warning",
+    "shaded_text",
+    "strongest_sources",
+]
+
+_TOKEN_WIDTH = 16
+_CELL = 4  # " .37", " 1.0"
+_GAP = 2
+
+
+def layers_table(
+    results: Sequence[Attribution], *, names: Sequence[str], console: Console
+) -> RenderableType:
+    """The sources of one target at every layer, one block for each result."""
+    tokens = [_fit(readable(token)) for token in results[0].sources]
+    label = max(map(cell_len, tokens))
+    shown = _thinned(results[0].layers, (console.width - label) // _CELL)
+    block = _CELL * len(shown)
+    per_line = max(1, (console.width - label) // (block + _GAP))
+    groups = [range(k, min(k + per_line, len(results))) for k in range(0, len(results), per_line)]
+    tables = [
+        _blocks([results[k] for k in group], [names[k] for k in group], tokens, label, shown)
+        for group in groups
+    ]
+    return Group(*tables)
+
+
+def _blocks(
+    results: Sequence[Attribution],
+    names: Sequence[str],
+    tokens: Sequence[str],
+    label: int,
+    shown: Sequence[int],
+) -> Text:
+    block = _CELL * len(shown)
+    text = Text(" " * label)
+    for name in names:
+        text.append(" " * _GAP + name.center(block), style="bold")
+    text.append("\n" + "layer".rjust(label), style="dim")
+    for _ in names:
+        text.append(" " * _GAP + "".join(str(number).rjust(_CELL) for number in shown), style="dim")
+    grids = [_grid(result, shown) for result in results]
+    for index, token in enumerate(tokens):
+        text.append("\n" + _to_the_right(token, label))
+        for grid in grids:
+            text.append(" " * _GAP)
+            strongest = float(grid.max()) or 1.0
+            for value in grid[index].tolist():
+                text.append(_digits(value).rjust(_CELL), style=_style(value / strongest))
+    text.append("\n")
+    return text
+
+
+def shaded_text(result: Attribution, *, console: Console) -> Text | None:
+    """The text, each token shaded by what the one target draws on it at the highest layer.
+
+    None where there would be nothing to see: without colour, or where the sources are patches.
+    """
+    if console.no_color or console.color_system is None or result.sources.grid is not None:
+        return None
+    values = result.values[-1, 0]
+    strongest = float(values.max()) or 1.0
+    text = Text()
+    for surface, value in zip(result.sources.surfaces(), values.tolist(), strict=True):
+        body = surface.lstrip()
+        text.append(surface[: len(surface) - len(body)])
+        text.append(body, style=_style(value / strongest))
+    return text
+
+
+def contributions(result: Attribution, *, k: int = 5) -> Text:
+    """The strongest sources of the one target at its highest layer, as a line of text."""
+    parts = [f"{readable(c.token)} {c.value:.3f}" for c in result.top(k)]
+    return Text(f"most at layer {result.layers[-1]}: " + ", ".join(parts))
+
+
+def completion_table(
+    result: Attribution,
+    *,
+    k: int,
+    console: Console,
+    words: Sequence[str] | None = None,
+    hide: bool = False,
+) -> Text:
+    """Each generated token on a line, with the prompt tokens it draws on most at the one layer.
+
+    Common tokens are dimmed, or left out with `hide`; `words` replaces the list of them.
+    """
+    shown = [_fit(readable(token)) for token in result.targets]
+    label = max(9, *map(cell_len, shown))
+    text = Text("generated".rjust(label) + "  ", style="bold")
+    text.append(_drawn_heading(result), style="bold")
+    strongest = float(result.values.max()) or 1.0
+    for index, token in enumerate(shown):
+        text.append("\n" + _to_the_right(token, label), style="bold")
+        room = console.width - label
+        for place, value in _ranked(result, index, k, words, hide):
+            piece = f"{_fit(readable(result.sources[place]))} {_signed(value)}"
+            if cell_len(piece) + 2 > room:
+                break
+            room -= cell_len(piece) + 2
+            common = is_dimmed(result.sources[place], words)
+            text.append("  ")
+            text.append(piece, style="dim" if common else _style(value / strongest))
+    text.append("\n")
+    if result.elsewhere is not None and len(result.targets) > 1:
+        least, most = float(result.elsewhere.min()), float(result.elsewhere.max())
+        rest = "outside these spans" if "spans" in result.title else "on generated tokens"
+        text.append(f"{rest}: {_signed(least)} to {_signed(most)}\n", style="dim")
+    return text
+
+
+def strongest_sources(
+    result: Attribution, k: int, *, words: Sequence[str] | None = None, hide: bool = False
+) -> Attribution:
+    """Only the k sources that are strongest at any layer, in their order, so that a long prompt
+    fits on a screen.
+    """
+    most = result.values.max(axis=(0, 1))
+    order = np.argsort(-most, kind="stable")
+    if hide:
+        order = order[~common_tokens(result.sources, words)[order]]
+    kept = sorted(order[:k].tolist())
+    return Attribution(
+        values=result.values[:, :, kept].copy(),
+        layers=result.layers,
+        targets=result.targets,
+        sources=result.sources.select(kept),
+        method=result.method,
+        steps=result.steps,
+    )
+
+
+def is_dimmed(token: str, words: Sequence[str] | None) -> bool:
+    """Whether a token is common, by the built-in list or the user's."""
+    return bool(common_tokens([token], words)[0])
+
+
+def _drawn_heading(result: Attribution) -> str:
+    number = result.layers[0]
+    place = "the mean over layers" if number == MEAN_OVER_LAYERS else f"layer {number}"
+    return f"draws on, at {place}"
+
+
+def _ranked(
+    result: Attribution, index: int, k: int, words: Sequence[str] | None, hide: bool
+) -> list[tuple[int, float]]:
+    values = result.values[0, index]
+    order = np.argsort(-values, kind="stable")
+    if hide:
+        order = order[~common_tokens(result.sources, words)[order]]
+    if values[order[0]] > 0:  # less a baseline, many draw less than nothing: no news
+        order = order[values[order] > 0]
+    return [(place, float(values[place])) for place in order[:k].tolist()]
+
+
+def _signed(value: float) -> str:
+    return f"{value:.3f}".replace("0.", ".", 1)
+
+
+def saturation_warning(result: Attribution) -> str:
+    """What to say when most of a row is saturated at its highest layer; empty otherwise."""
+    if result.saturated is None:
+        return ""
+    shares = result.saturated[:, 0, :].mean(axis=1)
+    if shares[-1] <= 0.5:
+        return ""
+    message = (
+        f"At layer {result.layers[-1]}, {shares[-1]:.0%} of these flows are saturated: they equal "
+        "min(1, all that the source passes on) whatever the target, and say nothing about it."
+    )
+    clear = [number for number, share in zip(result.layers, shares, strict=True) if share <= 0.1]
+    if clear:
+        message += f" Up to layer {clear[-1]} at most 10% are."
+    return f"{message} --method rollout has no such limit."
+
+
+def cut_table(cut: Cut, *, rows: int = 20) -> Table:
+    """The edges of a cut, strongest first."""
+    table = Table(box=None, padding=(0, 2))
+    for name in ("layer", "from", "to", "capacity"):
+        table.add_column(name, justify="right" if name in ("layer", "capacity") else "left")
+    for edge in cut.edges[:rows]:
+        above = f"{edge.target} {_fit(edge.target_token)}"
+        below = f"{edge.source} {_fit(edge.source_token)}"
+        table.add_row(str(edge.layer), escape(above), escape(below), f"{edge.capacity:.6f}")
+    if len(cut.edges) > rows:
+        rest = sum(edge.capacity for edge in cut.edges[rows:])
+        table.add_row("", f"{len(cut.edges) - rows} more", "", f"{rest:.6f}")
+    return table
+
+
+def _grid(result: Attribution, shown: Sequence[int]) -> NDArray[np.float64]:
+    picked = [result.layers.index(number) for number in shown]
+    return result.values[picked, 0, :].T
+
+
+def _thinned(layers: Sequence[int], room: int) -> list[int]:
+    room = max(room, 1)
+    if len(layers) <= room:
+        return list(layers)
+    index = np.linspace(len(layers) - 1, 0, room).round().astype(int)[::-1]
+    return [layers[i] for i in dict.fromkeys(index.tolist())]
+
+
+def _fit(token: str) -> str:
+    """Cut to the width of a column; a Chinese character takes two places of it."""
+    printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in token)
+    if cell_len(printable) <= _TOKEN_WIDTH:
+        return printable
+    return set_cell_size(printable, _TOKEN_WIDTH - 1).rstrip() + "…"
+
+
+def _to_the_right(token: str, width: int) -> str:
+    return " " * (width - cell_len(token)) + token
+
+
+def _digits(value: float) -> str:
+    rounded = f"{value:.2f}".replace("-0.00", "0.00")
+    if rounded.startswith(("0", "-0")):
+        return rounded.replace("0.", ".", 1)
+    return f"{value:.1f}"
+
+
+def _style(share: float) -> Style:
+    background, ink = shade(share)
+    return Style(color=ink, bgcolor=background)

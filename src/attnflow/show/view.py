@@ -1,0 +1,285 @@
+"""A view: results as one versioned JSON document, which is all that the viewer needs.
+
+    {"format": "attnflow-view", "version": 1, "title", "model", "prediction",
+     "items":   what is read, in order: {"text", "source", "target", "common"}; source and target
+                are indices into the axes of the values, or null,
+     "targets", "sources": {"texts", "positions"},
+     "start":   the index of the target to open with,
+     "results": [{"name", "title", "layers", "values", "saturated", "elsewhere", "gap"}, ...],
+     "graph":   {"layers", "length", "unit", "capacities"} or null,
+     "image":   {"picture", "rows", "columns", "prefix", "height", "width"} or null}
+
+`values` has one entry for each layer, so that a reader can unpack one at a time: whole numbers of
+16 bits, base64, each row with a scale of its own (4 digits of the row's strongest value). A large
+layer keeps only the strongest sources of each target, and says how much it left out.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.errors import FileError, InputError
+from attnflow.graph import LayeredGraph
+from attnflow.show.png import picture_address
+from attnflow.tokens import Tokens, is_special
+from attnflow.tokens.common_words import common_tokens
+
+__all__ = ["FORMAT", "VERSION", "View", "unpack_values", "view"]
+
+FORMAT, VERSION = "attnflow-view", 1
+View = dict[str, Any]
+Numbers = NDArray[np.floating[Any]]
+
+_DENSE = 1_000_000  # values of one result up to which every one of them is kept: 2.7 MB of base64
+_KEPT = 64  # of a larger one, the strongest sources of each target
+_GRAPH_EDGES = 60_000  # what can be drawn, and cut in a reader's browser without a pause
+_STEPS = 32_767  # of a signed 16-bit number
+_UNSIGNED = 65_535
+
+
+def view(
+    results: Sequence[Attribution] | Attribution,
+    *,
+    title: str | None = None,
+    graph: LayeredGraph | None = None,
+    image: Any = None,
+) -> View:
+    """The document of one result, or of several about the same targets and sources.
+
+    graph: the flow network, to be drawn and cut; left out where it is too large to look at.
+    image: the pixels (height, width, 3) behind results over patches.
+    """
+    shown = [results] if isinstance(results, Attribution) else list(results)
+    _check(shown)
+    first = shown[0]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "title": title or _title(first),
+        "model": _model(first),
+        "prediction": first.prediction.to_dict() if first.prediction else None,
+        "items": _items(first),
+        "targets": _axis(first.targets),
+        "sources": _axis(first.sources),
+        "start": _start(first),
+        "results": [_result(result) for result in shown],
+        "graph": _graph(graph, first),
+        "image": _image(first, image),
+    }
+
+
+def unpack_values(document: Mapping[str, Any], index: int = 0) -> NDArray[np.float64]:
+    """The values of one result of a document, layer × target × source; what was left out is 0."""
+    if document.get("format") != FORMAT or document.get("version") != VERSION:
+        raise FileError(
+            f"This is not a view of version {VERSION}: its format is {document.get('format')!r}, "
+            f"its version {document.get('version')!r}."
+        )
+    shape = len(document["targets"]["texts"]), len(document["sources"]["texts"])
+    layers = document["results"][index]["values"]
+    return np.stack([_unpack_layer(layer, shape) for layer in layers])
+
+
+def _check(results: Sequence[Attribution]) -> None:
+    if not results:
+        raise InputError("A view needs at least one result; got none.")
+    first = results[0]
+    if not len(first.targets) or not len(first.sources) or not first.layers:
+        raise InputError(f"There is nothing to show: the result is {first!r}.")
+    if len(first.sources) > _UNSIGNED:
+        raise InputError(
+            f"A view shows up to {_UNSIGNED} sources; this result has {len(first.sources)}. Sum "
+            "them over spans of the text first: result.spans(...)."
+        )
+    for other in results[1:]:
+        if (other.targets.texts, other.sources.texts) != (first.targets.texts, first.sources.texts):
+            raise InputError(
+                "The results of one view are about the same targets and sources; "
+                f"{other!r} has others than {first!r}. Make a view of each."
+            )
+
+
+def _title(result: Attribution) -> str:
+    if result.sources.grid is not None:
+        return "An image"
+    words = Tokens(tuple(t for t in result.sources if not is_special(t)) or result.sources.texts)
+    text = " ".join("".join(words.surfaces()).split())
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _model(result: Attribution) -> str | None:
+    """Its name; of a folder only the last part, because a view is made to be passed on."""
+    named = str(result.provenance.get("model") or "")
+    is_path = named.startswith(("/", ".", "~")) or "\\" in named
+    return (PurePath(named.replace("\\", "/")).name if is_path else named) or None
+
+
+def _axis(tokens: Tokens) -> dict[str, Any]:
+    return {"texts": list(tokens.texts), "positions": list(tokens.positions)}
+
+
+def _start(result: Attribution) -> int:
+    """Where the prediction was read from, if that is a target; else the first."""
+    said = result.prediction
+    if said is None or said.position not in result.targets.positions:
+        return 0
+    return result.targets.positions.index(said.position)
+
+
+# -- what is read ---------------------------------------------------------------------------------
+
+
+def _items(result: Attribution) -> list[dict[str, Any]]:
+    """Sources and targets as one text: in the order of their positions where the two agree, and
+    otherwise the sources, then the targets.
+    """
+    sources, targets = result.sources, result.targets
+    if sources.grid is not None:
+        return _prefix_items(sources, targets)
+    places = _merged_places(sources, targets)
+    texts = [sources[s] if s is not None else targets[t or 0] for s, t in places]
+    surfaces = Tokens(tuple(texts)).surfaces()
+    common = common_tokens(texts).tolist()
+    return [
+        {"text": surface, "source": source, "target": target, "common": skipped}
+        for surface, (source, target), skipped in zip(surfaces, places, common, strict=True)
+    ]
+
+
+def _merged_places(sources: Tokens, targets: Tokens) -> list[tuple[int | None, int | None]]:
+    source_at = {position: k for k, position in enumerate(sources.positions)}
+    target_at = {position: k for k, position in enumerate(targets.positions)}
+    shared = source_at.keys() & target_at.keys()
+    agree = all(sources[source_at[p]] == targets[target_at[p]] for p in shared)
+    unique = len(source_at) == len(sources) and len(target_at) == len(targets)
+    if agree and unique:
+        every = sorted(source_at.keys() | target_at.keys())
+        return [(source_at.get(p), target_at.get(p)) for p in every]
+    apart: list[tuple[int | None, int | None]] = [(k, None) for k in range(len(sources))]
+    return [*apart, *((None, k) for k in range(len(targets)))]
+
+
+def _prefix_items(sources: Tokens, targets: Tokens) -> list[dict[str, Any]]:
+    """Of an image only the tokens that are no patches are read; the patches are looked at."""
+    prefix = 0 if sources.grid is None else sources.grid.prefix
+    target_at = {position: k for k, position in enumerate(targets.positions)}
+    return [
+        {
+            "text": f" {sources[k]}" if k else sources[k],
+            "source": k,
+            "target": target_at.get(sources.positions[k]),
+            "common": False,
+        }
+        for k in range(prefix)
+    ]
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+def _result(result: Attribution) -> dict[str, Any]:
+    whole = result.values.size <= _DENSE or len(result.sources) <= _KEPT
+    pack = _dense_layer if whole else _sparse_layer
+    gap = None
+    if result.lower is not None and result.upper is not None:
+        gap = float((result.upper - result.lower).max())
+    return {
+        "name": result.method.name,
+        "title": result.title,
+        "layers": list(result.layers),
+        "values": [pack(layer) for layer in result.values],
+        "saturated": None if result.saturated is None else [_bits(k) for k in result.saturated],
+        "elsewhere": None if result.elsewhere is None else _text(result.elsewhere, np.float32),
+        "gap": gap,
+    }
+
+
+def _dense_layer(values: Numbers) -> dict[str, Any]:
+    scale = _scale(values)
+    return {"scale": _text(scale, np.float32), "values": _text(_steps(values, scale), np.int16)}
+
+
+def _sparse_layer(values: Numbers) -> dict[str, Any]:
+    """The strongest of each row, in the order of the sources; `rest` is the sum of the others."""
+    strongest = np.argpartition(-np.abs(values), _KEPT, axis=1)[:, :_KEPT]
+    index = np.sort(strongest, axis=1)
+    kept = np.take_along_axis(values, index, axis=1)
+    scale = _scale(kept)
+    return {
+        "kept": _KEPT,
+        "index": _text(index, np.uint16),
+        "scale": _text(scale, np.float32),
+        "values": _text(_steps(kept, scale), np.int16),
+        "rest": _text(values.sum(axis=1) - kept.sum(axis=1), np.float32),
+    }
+
+
+def _scale(values: Numbers) -> Numbers:
+    return np.abs(values).max(axis=1) / _STEPS
+
+
+def _steps(values: Numbers, scale: Numbers) -> Numbers:
+    safe = np.where(scale > 0, scale, 1.0)
+    return np.rint(values / safe[:, None])
+
+
+def _unpack_layer(layer: Mapping[str, Any], shape: tuple[int, int]) -> NDArray[np.float64]:
+    steps = _numbers(layer["values"], np.int16).reshape(shape[0], -1)
+    values = steps * _numbers(layer["scale"], np.float32).astype(np.float64)[:, None]
+    if "index" not in layer:
+        return values
+    whole = np.zeros(shape)
+    np.put_along_axis(
+        whole, _numbers(layer["index"], np.uint16).reshape(steps.shape).astype(int), values, axis=1
+    )
+    return whole
+
+
+def _graph(graph: LayeredGraph | None, result: Attribution) -> dict[str, Any] | None:
+    if graph is None or graph.capacities.size > _GRAPH_EDGES:
+        return None
+    if graph.layers != len(result.layers) or graph.length != len(result.sources):
+        raise InputError(
+            f"The graph has {graph.layers} layers × {graph.length} positions and the result "
+            f"{len(result.layers)} × {len(result.sources)}; pass the graph of the same trace."
+        )
+    unit = float(graph.capacities.max()) / _UNSIGNED or 1.0
+    return {
+        "layers": list(result.layers),
+        "length": graph.length,
+        "unit": unit,
+        "capacities": [_text(np.rint(layer / unit), np.uint16) for layer in graph.capacities],
+    }
+
+
+def _image(result: Attribution, pixels: Any) -> dict[str, Any] | None:
+    grid = result.sources.grid
+    if grid is None:
+        if pixels is not None:
+            raise InputError(
+                "image= goes with a result over the patches of an image; the sources here are "
+                f"{result.sources.listing()}."
+            )
+        return None
+    return {"picture": None if pixels is None else picture_address(pixels), **grid.to_dict()}
+
+
+def _text(array: NDArray[Any], dtype: type[np.generic]) -> str:
+    """Base64 of the numbers, little-endian whatever the machine."""
+    plain = np.ascontiguousarray(array).astype(np.dtype(dtype).newbyteorder("<"))
+    return base64.b64encode(plain.tobytes()).decode("ascii")
+
+
+def _numbers(text: str, dtype: type[np.generic]) -> NDArray[Any]:
+    return np.frombuffer(base64.b64decode(text), dtype=np.dtype(dtype).newbyteorder("<"))
+
+
+def _bits(marks: NDArray[np.bool_]) -> str:
+    return base64.b64encode(np.packbits(marks, bitorder="little").tobytes()).decode("ascii")

