@@ -67,7 +67,11 @@ def big_model() -> tuple[Any, torch.Tensor]:
 def explained(model: Any, ids: torch.Tensor) -> attnflow.Attribution:
     """The rollout of every new token, streamed."""
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return attnflow.generate(model, inputs, max_new_tokens=NEW, method="rollout", pad_token_id=0)
+    result = attnflow.generate(
+        model, inputs, max_new_tokens=NEW, method="rollout", generate_kwargs={"pad_token_id": 0}
+    )
+    assert isinstance(result, attnflow.Attribution)
+    return result
 
 
 def recomputed_step(model: Any, ids: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:

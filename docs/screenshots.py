@@ -21,7 +21,7 @@ from attnflow import Attribution, Raw, Tokens
 from attnflow.show.page import page
 from attnflow.show.view import view
 from attnflow.tokens.patches import Grid, patch_names
-from attnflow.web.models import embedded_offers
+from attnflow.web.models import embedded_models
 from browser import Page, installed_browser, running_browser
 from serving import Client, serving
 
@@ -97,7 +97,7 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as profile,
-        serving(embedded_offers()) as server,
+        serving(embedded_models()) as server,
         running_browser(program, Path(profile)) as browser,
     ):
         tab = browser.new_page()

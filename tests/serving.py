@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import uvicorn
 
 from attnflow.web.app import guarded_app
-from attnflow.web.models import Offer
+from attnflow.web.models import OfferedModel
 from attnflow.web.requests import Limits
 
 JSON = {"content-type": "application/json"}
@@ -67,7 +67,7 @@ class Client(NamedTuple):
 
 
 @contextmanager
-def serving(offers: Sequence[Offer], limits: Limits | None = None) -> Iterator[Client]:
+def serving(offers: Sequence[OfferedModel], limits: Limits | None = None) -> Iterator[Client]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(256)  # callers may come before the server is awake

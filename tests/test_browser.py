@@ -17,7 +17,7 @@ from attnflow.show.page import page as page_of
 from attnflow.show.view import view
 from attnflow.testing import random_attention
 from attnflow.tokens.patches import Grid, patch_names
-from attnflow.web.models import Offer, embedded_offers
+from attnflow.web.models import OfferedModel, embedded_models
 from attnflow.web.requests import Limits
 from browser import Browser, Page, installed_browser, running_browser
 from serving import Client, serving
@@ -60,7 +60,7 @@ def show(tab: Page, document: dict[str, Any], folder: Path) -> None:
 
 def words_document() -> dict[str, Any]:
     trace = AttentionTrace.from_arrays(random_attention(4, 2, 8, seed=5, shape="peaked"), WORDS)
-    results = [Rollout()(trace), Raw()(trace), Flow(threads=1)(trace)]
+    results = [Rollout()(trace), Raw()(trace), Flow()(trace, threads=1)]
     return view(results, graph=Flow().graph(trace))
 
 
@@ -398,8 +398,8 @@ def test_a_long_text_is_walked_by_keyboard(tab: Page, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Client]:
     os.environ.setdefault("MPLBACKEND", "Agg")
-    writer = Offer("tiny-writer", "", explains=True, generates=True, load=tiny_writer)
-    with serving([embedded_offers()[0], writer], Limits(tokens=64)) as running:
+    writer = OfferedModel("tiny-writer", "", explains=True, generates=True, load=tiny_writer)
+    with serving([embedded_models()[0], writer], Limits(tokens=64)) as running:
         yield running
 
 
@@ -502,7 +502,7 @@ def test_a_job_is_seen_and_cancelled(tab: Page) -> None:
         go.wait(30)
         return tiny_writer()
 
-    slow = Offer("slow", "", explains=True, generates=False, load=load)
+    slow = OfferedModel("slow", "", explains=True, generates=False, load=load)
     with serving([slow]) as client:
         visit(tab, client)
         ask(tab, "a b")

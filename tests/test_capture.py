@@ -173,7 +173,7 @@ def test_explain_from_a_folder(tmp_path: Path) -> None:
     loaded = tiny_encoder()
     loaded.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
-    result = attnflow.explain(tmp_path, TEXT, method="flow", target="[MASK]", layer=3)
+    result = attnflow.explain(tmp_path, TEXT, method="flow", targets="[MASK]", layers=3)
     assert result.values.shape == (1, 1, 10)
     assert result.prediction is not None
     assert result.provenance["class"] == "BertForMaskedLM"

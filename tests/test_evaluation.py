@@ -48,7 +48,7 @@ def embedded() -> Loaded:
 
 @pytest.fixture(scope="module")
 def found(embedded: Loaded) -> Evaluation:
-    methods = ["rollout", "alti", Flow(threads=1)]
+    methods = ["rollout", "alti", Flow()]
     return evaluate_methods(embedded.model, TEXTS, tokenizer=embedded.tokenizer, methods=methods)
 
 
@@ -92,7 +92,9 @@ def test_every_number_is_that_of_a_plain_loop(
 
         words = list(range(1, len(ids) - 1))
         blanked = [abs(whole[answer] - hiding([i])) for i in words]
-        trace = capture(model, found.texts[record.number], tokenizer=vocabulary, also=method.needs)
+        trace = capture(
+            model, found.texts[record.number], tokenizer=vocabulary, record=method.requires.record
+        )
         row = method(trace).values[-1, 0, words]
         scores = record.scores[name]
         expected = stats.spearmanr(row, blanked).statistic
@@ -204,7 +206,7 @@ def test_bad_requests(embedded: Loaded, options: Any, message: str) -> None:
 
 
 def test_rows_are_named_by_what_is_not_default() -> None:
-    assert running.label_of(Flow(threads=3)) == "flow"
+    assert running.label_of(Flow()) == "flow"
     assert running.label_of(GradientFlow(residual=0.5, heads="max")) == (
         "gradient-flow heads=max residual=0.5"
     )
@@ -578,7 +580,7 @@ def test_a_relative_beats_rollout_and_flow_on_the_embedded_model(tmp_path: Path)
     texts = [" ".join(example.words) for example in template_examples(24)]
     relative = GradientFlow(residual=0.5, threads=1)
     result = evaluate_methods(
-        None, texts, methods=["rollout", Flow(threads=1), relative, "alti"], batch_size=256
+        None, texts, methods=["rollout", Flow(), relative, "alti"], batch_size=256
     )
     for other in ("rollout", "flow"):
         assert result.compare("gradient-flow residual=0.5", other, "comprehensiveness").low > 0

@@ -17,7 +17,7 @@ import attnflow
 from attnflow.api import explain_completion, generate
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, TokensError
 from attnflow.generation.prompts import neutral_ids
-from attnflow.generation.rollout_cache import RolloutRows
+from attnflow.generation.rollout_cache import RolloutCache
 from attnflow.hosts.transformers.generate import run_generate
 from attnflow.methods import Flow, Method, Raw, Rollout
 
@@ -202,7 +202,7 @@ def test_relatives_of_generated_tokens() -> None:
     result = generate(model, {"input_ids": PROMPT}, max_new_tokens=3, method="alti")
     whole = torch.tensor([[*PROMPT[0].tolist(), *written(result)[:-1]]])
     m = PROMPT.shape[1]
-    trace = attnflow.capture(model, {"input_ids": whole}, also=("alti",))
+    trace = attnflow.capture(model, {"input_ids": whole}, record=("alti",))
     expected = attnflow.Alti()(trace, targets=[m - 1, m, m + 1])
     np.testing.assert_allclose(result.values, expected.values[..., :m], rtol=0, atol=1e-7)
     with pytest.raises(MethodError, match="every generated token has its own"):
@@ -221,11 +221,15 @@ def test_a_padded_batch_equals_each_prompt_alone(name: str) -> None:
         {"input_ids": padded, "attention_mask": mask},
         max_new_tokens=NEW,
         method=method,
-        pad_token_id=0,
+        generate_kwargs={"pad_token_id": 0},
     )
     for result, prompt in zip(both, (short, PROMPT), strict=True):
         alone = generate(
-            model, {"input_ids": prompt}, max_new_tokens=NEW, method=method, pad_token_id=0
+            model,
+            {"input_ids": prompt},
+            max_new_tokens=NEW,
+            method=method,
+            generate_kwargs={"pad_token_id": 0},
         )
         assert result.targets == alone.targets
         assert result.sources == alone.sources
@@ -237,7 +241,13 @@ def test_sampling_repeats_with_its_seed_and_leaves_the_random_state_alone() -> N
     model = family("llama")
     before = torch.random.get_rng_state()
     first, second, other = (
-        generate(model, {"input_ids": PROMPT}, max_new_tokens=12, seed=seed, temperature=2.0)
+        generate(
+            model,
+            {"input_ids": PROMPT},
+            max_new_tokens=12,
+            seed=seed,
+            generate_kwargs={"temperature": 2.0},
+        )
         for seed in (1, 1, 2)
     )
     assert written(first) == written(second) != written(other)
@@ -247,10 +257,10 @@ def test_sampling_repeats_with_its_seed_and_leaves_the_random_state_alone() -> N
 
 def test_generated_rows_grow_past_the_room_they_were_given() -> None:
     model = family("llama")
-    rows = RolloutRows(Rollout(), prompt=8, padding=[0], dropped=[[]], layers=3, room=8)
+    rows = RolloutCache(Rollout(), prompt=8, padding=[0], dropped=[[]], layers=3, room=8)
     options = {"max_new_tokens": 40, "pad_token_id": 0}
     plain: dict[str, Any] = {"tokenizer": None, "stream": None, "seed": None}
-    sequences = run_generate(model, {"input_ids": PROMPT}, options, watcher=rows, **plain)
+    sequences = run_generate(model, {"input_ids": PROMPT}, options, observer=rows, **plain)
     rows.check(sequences.shape[1] - 1)
     expected = generate(model, {"input_ids": PROMPT}, max_new_tokens=40, method="rollout")
     np.testing.assert_array_equal(rows.rows(0, 40)[0], expected.values)
@@ -423,9 +433,17 @@ def test_bad_input_is_named(speaker: tuple[Any, Any]) -> None:
     long = {"input_ids": torch.ones(1, 70, dtype=torch.long)}
     refuses(TokensError, "70 tokens and LlamaForCausalLM takes at most 64", lambda: go(long))
     refuses(TokensError, "are 68.*at most 56", lambda: go(max_new_tokens=60))
-    refuses(InputError, "beam search.*explain_completion", lambda: go(num_beams=3))
-    refuses(InputError, "several sequences", lambda: go(num_return_sequences=2, seed=1))
-    refuses(InputError, "refused its options.*nonsense", lambda: go(nonsense=3))
+    refuses(
+        InputError, "beam search.*explain_completion", lambda: go(generate_kwargs={"num_beams": 3})
+    )
+    refuses(
+        InputError,
+        "several sequences",
+        lambda: go(generate_kwargs={"num_return_sequences": 2}, seed=1),
+    )
+    refuses(
+        InputError, "refused its options.*nonsense", lambda: go(generate_kwargs={"nonsense": 3})
+    )
     refuses(InputError, "baseline is 'neutral'.*got 'zero'", lambda: go(baseline="zero"))
     refuses(InputError, "baseline has 2 tokens and the prompt 8", lambda: go(baseline=[1, 2]))
     refuses(InputError, "'prompt' or 'all'; got 'some'", lambda: go(sources="some"))
@@ -460,18 +478,26 @@ def test_an_end_at_once_is_named(speaker: tuple[Any, Any]) -> None:
     refuses(
         InputError,
         "ended at once.*'</s>'",
-        lambda: generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=1, **always_end),
+        lambda: generate(
+            model, TEXT, tokenizer=tokenizer, max_new_tokens=1, generate_kwargs=always_end
+        ),
     )
 
 
 def test_an_end_later_is_left_out(speaker: tuple[Any, Any]) -> None:
     model, tokenizer = speaker
-    result = generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=4, forced_eos_token_id=1)
+    result = generate(
+        model,
+        TEXT,
+        tokenizer=tokenizer,
+        max_new_tokens=4,
+        generate_kwargs={"forced_eos_token_id": 1},
+    )
     assert len(result.targets) == 3
 
 
 def test_attention_that_looks_ahead_is_refused() -> None:
-    rows = RolloutRows(Rollout(), prompt=3, padding=[0], dropped=[[]], layers=1, room=3)
+    rows = RolloutCache(Rollout(), prompt=3, padding=[0], dropped=[[]], layers=1, room=3)
     weights: Tensor = torch.full((1, 1, 3, 3), 1 / 3)
     module = torch.nn.Identity()
     with pytest.raises(CaptureError, match="not causal"):
@@ -479,7 +505,7 @@ def test_attention_that_looks_ahead_is_refused() -> None:
 
 
 def test_padding_that_comes_out_as_nan_spoils_nothing() -> None:
-    rows = RolloutRows(Rollout(), prompt=3, padding=[1], dropped=[[]], layers=2, room=3)
+    rows = RolloutCache(Rollout(), prompt=3, padding=[1], dropped=[[]], layers=2, room=3)
     weights = torch.tensor([[[[torch.nan] * 3, [0.0, 1.0, 0.0], [0.0, 0.25, 0.75]]]])
     for number, module in enumerate((torch.nn.Identity(), torch.nn.Identity()), start=1):
         rows.see_rows(module, weights, slice(0, 3), 3)
@@ -489,7 +515,7 @@ def test_padding_that_comes_out_as_nan_spoils_nothing() -> None:
 
 
 def test_what_was_not_seen_whole_is_refused() -> None:
-    rows = RolloutRows(Rollout(), prompt=2, padding=[0], dropped=[[]], layers=2, room=2)
+    rows = RolloutCache(Rollout(), prompt=2, padding=[0], dropped=[[]], layers=2, room=2)
     module = torch.nn.Identity()
     weights = torch.tensor([[[[1.0, 0.0], [0.5, 0.2]]]])
     rows.see_rows(module, weights, slice(0, 2), 2)
@@ -502,4 +528,4 @@ def test_what_was_not_seen_whole_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"off from 1 by 0\.3"):
         rows.check(2)
     with pytest.raises(MethodError, match="cannot be streamed"):
-        RolloutRows(Rollout(discard=0.1), prompt=2, padding=[0], dropped=[[]], layers=1, room=2)
+        RolloutCache(Rollout(discard=0.1), prompt=2, padding=[0], dropped=[[]], layers=1, room=2)

@@ -70,7 +70,7 @@ HEADS = ["BERT", "RoBERTa", "DistilBERT", "DeBERTa-v2/v3", "GPT-2", "Llama", "Mi
 @pytest.mark.parametrize("name", [*HEADS, "gpt-oss", "ViT"])
 def test_gradients_equal_autograd_on_the_hosts_eager_attention(name: str) -> None:
     model, inputs = with_head(name)
-    trace = capture(model, inputs, also=ALSO)
+    trace = capture(model, inputs, record=ALSO)
     outputs = eager_twin(model)(**inputs, output_attentions=True)
     expected = torch.autograd.grad(score(outputs.logits), outputs.attentions)
     stacked = np.stack([layer[0].numpy() for layer in expected])
@@ -83,7 +83,7 @@ def test_gradients_equal_autograd_on_the_hosts_eager_attention(name: str) -> Non
 @pytest.mark.parametrize("name", ["T5", "BART"])
 def test_gradients_of_the_three_attentions_of_an_encoder_decoder(name: str) -> None:
     model, inputs = with_head(name)
-    trace = capture(model, inputs, also=ALSO)
+    trace = capture(model, inputs, record=ALSO)
     outputs = eager_twin(model)(**inputs, output_attentions=True)
     n = trace.encoder_length
     assert n is not None
@@ -108,7 +108,7 @@ def test_gradients_of_the_embedded_model_equal_finite_differences() -> None:
     """Nudge one weight after the softmax and see how far the score moves."""
     model, vocabulary = load_model(None)
     text = "the key to the cabinets"
-    trace = capture(model, text, tokenizer=vocabulary, also=ALSO)
+    trace = capture(model, text, tokenizer=vocabulary, record=ALSO)
     assert trace.gradients is not None
     double: Any = copy.deepcopy(model).double()
     ids = torch.tensor([vocabulary.encode(text)[0]])
@@ -135,9 +135,9 @@ def test_gradients_do_not_depend_on_how_many_queries_are_taken_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, inputs = with_head("Llama")
-    whole = capture(model, inputs, also=ALSO).gradients
+    whole = capture(model, inputs, record=ALSO).gradients
     monkeypatch.setattr(recording, "_ROWS_OF_WEIGHTS", 3 * 8 * 4)
-    parts = capture(model, inputs, also=ALSO).gradients
+    parts = capture(model, inputs, record=ALSO).gradients
     assert whole is not None
     assert parts is not None
     assert np.allclose(parts, whole, rtol=0, atol=1e-5 * abs(whole).max())
@@ -147,9 +147,9 @@ def test_gradients_do_not_depend_on_how_many_queries_are_taken_at_a_time(
 def test_padding_changes_no_gradient(family: str) -> None:
     model, tokenizer = tiny_encoder(family, head="SequenceClassification")
     texts = ["the key", "the author talked to sara about his book", "unlocked cabinets are"]
-    together = capture_batch(model, texts, tokenizer=tokenizer, also=ALSO)
+    together = capture_batch(model, texts, tokenizer=tokenizer, record=ALSO)
     for text, trace in zip(texts, together, strict=True):
-        alone = capture(model, text, tokenizer=tokenizer, also=ALSO)
+        alone = capture(model, text, tokenizer=tokenizer, record=ALSO)
         assert trace.gradients is not None
         assert alone.gradients is not None
         assert trace.gradients.shape == alone.gradients.shape
@@ -163,21 +163,21 @@ def test_the_model_is_given_back_as_it_was() -> None:
     for parameter in parameters[::2]:
         parameter.requires_grad_(False)
     flags = [parameter.requires_grad for parameter in parameters]
-    frozen = capture(model, TEXT, tokenizer=tokenizer, also=ALSO)
+    frozen = capture(model, TEXT, tokenizer=tokenizer, record=ALSO)
     assert [parameter.requires_grad for parameter in parameters] == flags
     assert all(parameter.grad is None for parameter in parameters)
     with torch.no_grad():  # also where somebody switched gradients off
-        again = capture(model.requires_grad_(False), TEXT, tokenizer=tokenizer, also=ALSO)
+        again = capture(model.requires_grad_(False), TEXT, tokenizer=tokenizer, record=ALSO)
     assert np.array_equal(frozen.gradients, again.gradients)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="needs its tokenizer and a mask in the text"):
-        capture(model, "the key", tokenizer=tokenizer, also=ALSO)
+        capture(model, "the key", tokenizer=tokenizer, record=ALSO)
     assert not any(parameter.requires_grad for parameter in parameters)
 
 
 def test_gradients_of_another_choice() -> None:
     model, inputs = with_head("BERT")
-    answer = capture(model, inputs, also=ALSO)
-    found = {k: capture(model, inputs, also=ALSO, of=k) for k in range(3)}
+    answer = capture(model, inputs, record=ALSO)
+    found = {k: capture(model, inputs, record=ALSO, answer=k) for k in range(3)}
     said = [found[k].provenance["gradients_of"] for k in range(3)]
     assert said == ["LABEL_0", "LABEL_1", "LABEL_2"]
     best = said.index(answer.provenance["gradients_of"])
@@ -186,31 +186,34 @@ def test_gradients_of_another_choice() -> None:
     assert np.array_equal(answer.gradients, found[best].gradients)  # type: ignore[arg-type]
     assert not np.allclose(found[0].gradients, found[1].gradients)  # type: ignore[arg-type]
     both = {name: torch.cat([value, value]) for name, value in inputs.items()}
-    each = capture_batch(model, both, also=ALSO, of=[1, 2])
+    each = capture_batch(model, both, record=ALSO, answer=[1, 2])
     for trace, k in zip(each, (1, 2), strict=True):
         expected = found[k].gradients
         assert expected is not None
         assert np.allclose(trace.gradients, expected, atol=1e-4 * abs(expected).max())  # type: ignore[arg-type]
-    by_explain = attnflow.explain(model, inputs, "gradient-rollout", of=2)
+    by_explain = attnflow.explain(model, inputs, "gradient-rollout", answer=2)
     assert np.allclose(by_explain.values, GradientRollout()(found[2]).values)
 
 
 def test_what_cannot_be_asked_for_is_said() -> None:
     model, inputs = with_head("BERT")
     for options, said in (
-        ({"also": ("gradient",)}, "nothing called 'gradient' to capture. Did you mean 'gradients'"),
-        ({"also": ALSO, "heads": "mean"}, "belongs to one head, so heads='mean' cannot be mixed"),
-        ({"of": 1}, "of=1 chooses what gradients are taken of; ask for them with also="),
-        ({"also": ALSO, "of": 3}, "of=3: the answer is one of 3 choices, 0 to 2"),
-        ({"also": ALSO, "of": -1}, "of=-1: the answer is one of 3 choices"),
+        (
+            {"record": ("gradient",)},
+            "nothing called 'gradient' to capture. Did you mean 'gradients'",
+        ),
+        ({"record": ALSO, "heads": "mean"}, "belongs to one head, so heads='mean' cannot be mixed"),
+        ({"answer": 1}, "answer=1 chooses what gradients are taken of; ask for them with record="),
+        ({"record": ALSO, "answer": 3}, "answer=3: the answer is one of 3 choices, 0 to 2"),
+        ({"record": ALSO, "answer": -1}, "answer=-1: the answer is one of 3 choices"),
     ):
         with pytest.raises(InputError, match=re.escape(said)):
             capture(model, inputs, **options)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"of=\[0, 1\] names 2 choices for 1 examples"):
-        capture_batch(model, inputs, also=ALSO, of=[0, 1])
+    with pytest.raises(InputError, match=r"answer=\[0, 1\] names 2 choices for 1 examples"):
+        capture_batch(model, inputs, record=ALSO, answer=[0, 1])
     headless = named("RoBERTa").build()
     with pytest.raises(ModelError, match=r"RobertaModel gives none for this input\. Load the"):
-        capture(headless, words(), also=ALSO)
+        capture(headless, words(), record=ALSO)
 
 
 # -- other hosts --------------------------------------------------------------------------------
@@ -243,9 +246,9 @@ def test_gradients_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Classifier().eval()
     x = torch.randn(1, 5, 16)
     with pytest.raises(ModelError, match="Classifier gives none for this input"):
-        capture(model, {"x": x}, also=ALSO)
+        capture(model, {"x": x}, record=ALSO)
     monkeypatch.setattr("attnflow.hosts.capture.adapter_for", lambda _: ClassifierAdapter())
-    trace = capture(model, {"x": x}, also=ALSO)
+    trace = capture(model, {"x": x}, record=ALSO)
     used: list[Tensor] = []
     state = x
     for layer in model.encoder.layers:
@@ -278,7 +281,7 @@ class CopyingAdapter(ClassifierAdapter):
 def test_weights_outside_the_graph_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnflow.hosts.capture.adapter_for", lambda _: CopyingAdapter())
     with pytest.raises(CaptureError, match="weights that Classifier shows are not part of the gra"):
-        capture(Classifier().eval(), {"x": torch.randn(1, 5, 16)}, also=ALSO)
+        capture(Classifier().eval(), {"x": torch.randn(1, 5, 16)}, record=ALSO)
 
 
 # -- rollout ------------------------------------------------------------------------------------
@@ -326,7 +329,7 @@ def normalized(relevance: list[list[float]]) -> list[list[float]]:
 
 
 def test_the_self_rule_by_plain_loops() -> None:
-    trace = random_trace(3, 2, 5, seed=5, also=ALSO)
+    trace = random_trace(3, 2, 5, seed=5, record=ALSO)
     assert trace.gradients is not None
     relevance = identity(5)
     found = GradientRollout()(trace)
@@ -345,7 +348,7 @@ def test_the_self_rule_by_plain_loops() -> None:
 @pytest.mark.parametrize("name", ["T5", "BART"])
 def test_the_cross_rule_by_plain_loops(name: str) -> None:
     model, inputs = with_head(name)
-    trace = capture(model, inputs, also=ALSO)
+    trace = capture(model, inputs, record=ALSO)
     n = trace.encoder_length
     assert n is not None
     stages = {stage: trace.stage(stage) for stage in ("encoder", "decoder", "cross")}
@@ -381,12 +384,12 @@ def test_the_cross_rule_by_plain_loops(name: str) -> None:
         GradientRollout(),
         GradientRollout(heads="max", start_layer=2),
         GradientFlow(),
-        GradientFlow(residual=0.1, start_layer=2, discard=0.3, normalized=True, threads=1),
+        GradientFlow(residual=0.1, start_layer=2, discard=0.3, normalized=True),
     ],
 )
 def test_the_promises_of_a_method(method: attnflow.Method) -> None:
     check_method(method)
-    assert method.heads_to_capture is None
+    assert method.requires.heads is None
 
 
 # -- flow ---------------------------------------------------------------------------------------
@@ -394,7 +397,7 @@ def test_the_promises_of_a_method(method: attnflow.Method) -> None:
 
 @pytest.mark.parametrize("size", [1.0, 1e-9, 3e12])
 def test_gradient_flow_equals_networkx_whatever_the_size_of_the_gradients(size: float) -> None:
-    plain = random_trace(4, 2, 6, seed=8, also=ALSO)
+    plain = random_trace(4, 2, 6, seed=8, record=ALSO)
     assert plain.gradients is not None
     trace = AttentionTrace.from_arrays(
         plain.weights, plain.tokens, gradients=plain.gradients * size
@@ -428,7 +431,7 @@ def test_gradient_flow_equals_networkx_whatever_the_size_of_the_gradients(size: 
 
 
 def test_gradient_flow_is_saturated_only_where_the_source_holds_it_back() -> None:
-    trace = random_trace(6, 2, 6, seed=1, also=ALSO)
+    trace = random_trace(6, 2, 6, seed=1, record=ALSO)
     graph = GradientFlow().graph(trace)
     flow = GradientFlow()(trace)
     received = graph.capacities[0].sum(axis=0)
@@ -452,7 +455,7 @@ def test_no_gradient_no_flow() -> None:
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
 def test_a_trace_with_gradients_is_saved_bit_for_bit(tmp_path: Path, suffix: str) -> None:
-    trace = random_trace(2, 3, 4, seed=2, also=("gradients", "alti", "residual-share"))
+    trace = random_trace(2, 3, 4, seed=2, record=("gradients", "alti", "residual-share"))
     trace.save(tmp_path / f"trace{suffix}")
     again = AttentionTrace.load(tmp_path / f"trace{suffix}")
     assert np.array_equal(again.gradients, trace.gradients)  # type: ignore[arg-type]
@@ -477,7 +480,7 @@ def test_gradients_and_measurements_are_checked() -> None:
     ):
         with pytest.raises(WeightsError, match=re.escape(said)):
             AttentionTrace.from_arrays(weights, list("abcd"), **options)  # type: ignore[arg-type]
-    trace = random_trace(2, 3, 4, also=("gradients", "alti"))
+    trace = random_trace(2, 3, 4, record=("gradients", "alti"))
     for array in (trace.gradients, trace.measured["alti"]):
         assert array is not None
         with pytest.raises(ValueError, match="read-only"):
@@ -491,7 +494,7 @@ def test_a_trace_without_gradients_says_how_to_capture_them() -> None:
         with pytest.raises(MethodError) as caught:
             method(random_trace())
         assert "needs 'gradients', and this trace carries nothing beside its" in str(caught.value)
-        call = "attnflow.capture(model, text, tokenizer=tokenizer, also=('gradients',))"
+        call = "attnflow.capture(model, text, tokenizer=tokenizer, record=('gradients',))"
         assert call in str(caught.value)
     with pytest.raises(MethodError, match="carries alti beside its weights"):
-        GradientRollout()(random_trace(also=("alti",)))
+        GradientRollout()(random_trace(record=("alti",)))

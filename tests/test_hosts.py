@@ -141,7 +141,7 @@ def test_timm_gradients_equal_finite_differences(timm: Any) -> None:
     """Nudge one weight where it is dropped out and see how far the score moves."""
     model = vit(timm).double()
     pixels = noise().double()
-    trace = attnflow.capture(model, {"x": pixels}, also=("gradients",))
+    trace = attnflow.capture(model, {"x": pixels}, record=("gradients",))
     assert trace.gradients is not None
     for block in model.blocks:
         block.attn.fused_attn = False
@@ -161,7 +161,7 @@ def test_timm_gradients_equal_finite_differences(timm: Any) -> None:
         assert abs(slope) > 1e-6
         assert trace.gradients[layer, head, query, key] == pytest.approx(slope, rel=1e-3)
     with pytest.raises(UnsupportedModelError, match="adapter for timm, which does not measure"):
-        attnflow.capture(model, {"x": pixels}, also=("value-zeroing",))
+        attnflow.capture(model, {"x": pixels}, record=("value-zeroing",))
 
 
 # -- plain torch --------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def probability(model: Any, ids: list[int], choice: int, at: int | None = None) 
 @pytest.mark.parametrize("by", ["unk", "pad", "delete"])
 def test_blank_out_is_a_loop_of_single_passes(embedded: Loaded, by: Any) -> None:
     model, vocabulary = embedded
-    found = BlankOut(by=by, keep=())(model, WORDS, tokenizer=vocabulary, of=[0, 1, 1])
+    found = BlankOut(by=by, keep=())(model, WORDS, tokenizer=vocabulary, answer=[0, 1, 1])
     for text, label, result in zip(WORDS, [0, 1, 1], found, strict=True):
         ids, tokens = vocabulary.encode(text)
         whole = probability(model, ids, label)
@@ -134,7 +134,7 @@ def test_what_is_kept_is_not_measured(embedded: Loaded) -> None:
 def test_a_logit_instead_of_a_probability(classifier: Loaded) -> None:
     model, tokenizer = classifier
     text = "the author talked"
-    found = BlankOut(score="logit", signed=True)(model, [text], tokenizer=tokenizer, of=1)[0]
+    found = BlankOut(score="logit", signed=True)(model, [text], tokenizer=tokenizer, answer=1)[0]
     ids = tokenizer(text)["input_ids"]
     hidden = [*ids[:2], tokenizer.unk_token_id, *ids[3:]]
     with torch.no_grad():
@@ -157,8 +157,8 @@ def by_hand(model: VerbNumberModel, ids: list[int], choice: int) -> tuple[Any, A
 
 def test_input_gradients_are_autograds(embedded: Loaded) -> None:
     model, vocabulary = embedded
-    norms = InputGradient()(model, WORDS, tokenizer=vocabulary, of="plural")
-    products = InputGradient(reduce="times-input")(model, WORDS, tokenizer=vocabulary, of=1)
+    norms = InputGradient()(model, WORDS, tokenizer=vocabulary, answer="plural")
+    products = InputGradient(reduce="times-input")(model, WORDS, tokenizer=vocabulary, answer=1)
     for k, text in enumerate(WORDS):
         gradient, vectors = by_hand(model, vocabulary.encode(text)[0], 1)
         assert norms[k].values == pytest.approx(gradient.norm(dim=-1).numpy(), rel=1e-4)
@@ -216,7 +216,7 @@ def test_the_sum_over_dimensions_where_a_block_reads_its_input_as_it_is(
     """DistilBERT's blocks read the stream without a norm before it: a real number there."""
     model: Any = classifier.model
     measure = InputGradient(reduce="abs-sum", at="stream", score="logit")
-    found = measure(model, CAUSAL[:1], tokenizer=classifier.tokenizer, of=1)[0]
+    found = measure(model, CAUSAL[:1], tokenizer=classifier.tokenizer, answer=1)[0]
     encoded = classifier.tokenizer(CAUSAL[0], return_tensors="pt")
     stream = model.distilbert.embeddings(encoded["input_ids"]).detach().requires_grad_()
     mask = encoded["attention_mask"]
@@ -231,14 +231,14 @@ def test_the_sum_over_dimensions_where_a_block_reads_its_input_as_it_is(
 def test_integrated_gradients_add_up_to_the_whole_difference(embedded: Loaded) -> None:
     pytest.importorskip("captum")
     model, vocabulary = embedded
-    found = IntegratedGradients(steps=64, signed=True)(model, WORDS, tokenizer=vocabulary, of=0)
+    found = IntegratedGradients(steps=64, signed=True)(model, WORDS, tokenizer=vocabulary, answer=0)
     for text, result in zip(WORDS, found, strict=True):
         ids = vocabulary.encode(text)[0]
         blank = [ids[0], *[vocabulary.unk_id] * (len(ids) - 2), ids[-1]]
         expected = probability(model, ids, 0) - probability(model, blank, 0)
         assert result.values.sum() == pytest.approx(expected, abs=5e-3)
         assert result.values[[0, -1]].tolist() == [0, 0]  # they stay, so they change nothing
-    sizes = IntegratedGradients(steps=64)(model, WORDS, tokenizer=vocabulary, of=0)
+    sizes = IntegratedGradients(steps=64)(model, WORDS, tokenizer=vocabulary, answer=0)
     assert sizes[0].values == pytest.approx(np.abs(found[0].values), abs=1e-9)
 
 
@@ -265,7 +265,7 @@ def test_integrated_gradients_of_a_masked_language_model(masked: Loaded) -> None
 def test_value_zeroing_of_the_embedded_model_by_hand(embedded: Loaded) -> None:
     """The attention of every layer written out, with one position's value left out of the sum."""
     model, vocabulary = embedded
-    found = ValueZeroing()(model, WORDS, tokenizer=vocabulary, of=0)
+    found = ValueZeroing()(model, WORDS, tokenizer=vocabulary, answer=0)
     for text, result in zip(WORDS, found, strict=True):
         ids = vocabulary.encode(text)[0]
         whole = probability(model, ids, 0)
@@ -372,11 +372,11 @@ def test_bad_input_is_refused(embedded: Loaded, masked: Loaded, causal: Loaded) 
     with pytest.raises(TokensError, match="tokenizer="):
         BlankOut()(model, WORDS)
     with pytest.raises(InputError, match="numbered 0 to 1"):
-        BlankOut()(model, WORDS, tokenizer=vocabulary, of=2)
+        BlankOut()(model, WORDS, tokenizer=vocabulary, answer=2)
     with pytest.raises(InputError, match=r"no such choice\. Did you mean 'plural'"):
-        BlankOut()(model, WORDS, tokenizer=vocabulary, of="plurals")
+        BlankOut()(model, WORDS, tokenizer=vocabulary, answer="plurals")
     with pytest.raises(InputError, match="2 choices for 3 texts"):
-        BlankOut()(model, WORDS, tokenizer=vocabulary, of=[0, 1])
+        BlankOut()(model, WORDS, tokenizer=vocabulary, answer=[0, 1])
     with pytest.raises(InputError, match="batch_size is a number of at least 1; got 0"):
         BlankOut()(model, WORDS, tokenizer=vocabulary, batch_size=0)
     with pytest.raises(MethodError, match=r"no such token. There are 'unk', 'pad', 'delete'"):
@@ -414,7 +414,9 @@ def test_faithfulness_is_a_loop_of_single_passes(embedded: Loaded) -> None:
     text = WORDS[0]
     ids, _ = vocabulary.encode(text)
     values = np.array([9.0, 0.1, 0.5, 0.3, 0.2, 0.4, 9.0])  # the frame's do not count
-    found = Faithfulness()(model, [text], {"mine": [values]}, tokenizer=vocabulary, of=0)["mine"]
+    found = Faithfulness()(model, [text], {"mine": [values]}, tokenizer=vocabulary, answer=0)[
+        "mine"
+    ]
     order = [2, 5, 3, 4, 1]
     whole = probability(model, ids, 0)
     for step in range(11):

@@ -17,6 +17,7 @@ PACKAGE = Path(attnflow.__file__).parent
 RANK = {
     "_version": 0,
     "errors": 0,
+    "progress": 0,
     "_renamed": 1,
     "storage": 1,
     "tokens": 1,

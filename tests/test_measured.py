@@ -21,7 +21,7 @@ from attnflow.hosts.check import _state
 from attnflow.hosts.load import load_model
 from attnflow.hosts.measure import blocks, decomposition
 from attnflow.hosts.measure import value_zeroing as zeroing
-from attnflow.hosts.measure.decomposition import Inside
+from attnflow.hosts.measure.decomposition import BlockState
 from attnflow.testing import check_method, random_trace, tiny_encoder
 from families import FAMILIES, Family, words
 
@@ -139,14 +139,14 @@ def test_the_vectors_sum_to_what_the_block_computes(
 ) -> None:
     """Σ_j of the vectors, and the bias, is what the module after attention is really given."""
     model, inputs, options = built(name)
-    parts: list[Inside] = []
+    parts: list[BlockState] = []
 
-    def kept(inside: Inside, names: Any) -> Any:
+    def kept(inside: BlockState, names: Any) -> Any:
         parts.append(inside)
         return decomposition.measure_block(inside, names)
 
     monkeypatch.setattr(blocks, "measure_block", kept)
-    capture(model, inputs, also=("alti",), **options)
+    capture(model, inputs, record=("alti",), **options)
     layers = layers_of(name, model)
     after = recorded(layers, lambda layer: layer.next, lambda: run(model, inputs, options))
     assert len(parts) == len(after) == len(layers)
@@ -209,7 +209,7 @@ def test_every_measurement_by_plain_loops(name: str) -> None:
     names = tuple(n for n in MEASURES if n != "value-zeroing")
     if name not in POST_NORM:
         names = tuple(n for n in names if n in EVERYWHERE)
-    trace = capture(model, inputs, also=names, **options)
+    trace = capture(model, inputs, record=names, **options)
     layers = layers_of(name, model)
 
     def go() -> None:
@@ -257,7 +257,7 @@ def test_every_measurement_by_plain_loops(name: str) -> None:
 def test_value_zeroing_by_zeroing_a_value_in_the_whole_model(name: str) -> None:
     """A hook zeroes one row of the value projection; the layer's input has not changed yet."""
     model, inputs, options = built(name)
-    trace = capture(model, inputs, also=("value-zeroing",), **options)
+    trace = capture(model, inputs, record=("value-zeroing",), **options)
     layers = layers_of(name, model)
 
     def go() -> None:
@@ -290,7 +290,7 @@ def test_value_zeroing_by_zeroing_a_value_in_the_whole_model(name: str) -> None:
 def test_value_zeroing_needs_no_declaration(name: str) -> None:
     """Shared layers, local layers, sinks, and layers that do not attend at all."""
     model = family(name).build()
-    trace = capture(model, family(name).inputs(), also=("value-zeroing",))
+    trace = capture(model, family(name).inputs(), record=("value-zeroing",))
     distances = trace.measured["value-zeroing"]
     assert distances.shape == (len(trace.layers), trace.length, trace.length)
     unseen = trace.weights.max(axis=1) == 0
@@ -307,9 +307,9 @@ def test_padding_changes_no_measurement(name: str) -> None:
     else:
         model, tokenizer = tiny_encoder(name)
         names = tuple(MEASURES)
-    together = capture_batch(model, texts, tokenizer=tokenizer, also=names, heads="mean")
+    together = capture_batch(model, texts, tokenizer=tokenizer, record=names, heads="mean")
     for text, trace in zip(texts, together, strict=True):
-        alone = capture(model, text, tokenizer=tokenizer, also=names)
+        alone = capture(model, text, tokenizer=tokenizer, record=names)
         assert set(trace.measured) == set(names)
         for measure in names:
             expected = alone.measured[measure]
@@ -324,9 +324,9 @@ def test_a_batch_of_decoders_equals_each_example_alone(name: str) -> None:
     ids = torch.tensor([[1, 5, 6, 7, 8, 9], [1, 11, 12, 13, 0, 0], [1, 9, 8, 7, 6, 0]])
     mask = (ids > 0).long()
     also = (*EVERYWHERE, "gradients")
-    together = capture_batch(model, {"input_ids": ids, "attention_mask": mask}, also=also)
+    together = capture_batch(model, {"input_ids": ids, "attention_mask": mask}, record=also)
     for row, trace in zip(ids, together, strict=True):
-        alone = capture(model, {"input_ids": row[row > 0][None]}, also=also)
+        alone = capture(model, {"input_ids": row[row > 0][None]}, record=also)
         pairs = [(trace.measured[m], alone.measured[m]) for m in EVERYWHERE]
         for found, expected in [*pairs, (trace.gradients, alone.gradients)]:
             assert found is not None
@@ -336,10 +336,10 @@ def test_a_batch_of_decoders_equals_each_example_alone(name: str) -> None:
 
 def test_how_much_is_done_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = tiny_encoder("bert")
-    whole = capture(model, "the key of the cabinets", tokenizer=tokenizer, also=tuple(MEASURES))
+    whole = capture(model, "the key of the cabinets", tokenizer=tokenizer, record=tuple(MEASURES))
     monkeypatch.setattr(decomposition, "_NUMBERS_AT_ONCE", 3 * 32 * whole.length)
     monkeypatch.setattr(zeroing, "_WEIGHTS_AT_ONCE", 2 * whole.length**2)
-    parts = capture(model, "the key of the cabinets", tokenizer=tokenizer, also=tuple(MEASURES))
+    parts = capture(model, "the key of the cabinets", tokenizer=tokenizer, record=tuple(MEASURES))
     for name, expected in whole.measured.items():
         assert np.allclose(parts.measured[name], expected, rtol=0, atol=1e-5 * expected.max())
 
@@ -349,7 +349,7 @@ def test_how_much_is_done_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPa
 REFUSED: list[tuple[str, str, str]] = [
     ("Gemma 2", "alti", "Gemma2ForCausalLM (model type 'gemma2') cannot be taken apart"),
     ("Gemma 2", "residual-share", "Declared are bert, roberta, electra, distilbert, gpt2"),
-    ("Gemma 2", "norms", "value zeroing (also=('value-zeroing',)) need no declaration"),
+    ("Gemma 2", "norms", "value zeroing (record=('value-zeroing',)) need no declaration"),
     ("GPT-2", "norms-layernorm", "GPT2LMHeadModel normalises before attention, not after it"),
     ("Llama", "norms-encoder", "Use 'norms-residual' (NormRollout(kind='residual')) or 'alti'"),
     ("T5", "value-zeroing", "T5ForConditionalGeneration is an encoder–decoder"),
@@ -363,7 +363,7 @@ def test_what_cannot_be_measured_is_refused_by_name(name: str, measure: str, sai
     model = family(name).build()
     before = _state(model)
     with pytest.raises((UnsupportedModelError, CaptureError), match=re.escape(said)):
-        capture(model, family(name).inputs(), also=(measure,))
+        capture(model, family(name).inputs(), record=(measure,))
     assert _state(model) == before
 
 
@@ -371,7 +371,7 @@ def test_other_hosts_say_what_they_do_not_measure() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
     with pytest.raises(UnsupportedModelError, match=r"which does not measure 'alti'\. Rollout and"):
-        capture(model, {"src": torch.randn(1, 3, 8)}, also=("alti",))
+        capture(model, {"src": torch.randn(1, 3, 8)}, record=("alti",))
 
 
 def test_a_layer_that_cannot_be_replayed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +385,7 @@ def test_a_layer_that_cannot_be_replayed_is_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(layer, "forward", forgetful)
     with pytest.raises(CaptureError, match="BertLayer that runs again on the same input gives ano"):
-        capture(model, words(), also=("value-zeroing",))
+        capture(model, words(), record=("value-zeroing",))
 
 
 def test_the_model_is_given_back_as_it_was() -> None:
@@ -393,7 +393,7 @@ def test_the_model_is_given_back_as_it_was() -> None:
         model, inputs, options = built(name)
         before = _state(model)
         plain = capture(model, inputs, **options)
-        measured = capture(model, inputs, also=(*EVERYWHERE, "alti"), **options)
+        measured = capture(model, inputs, record=(*EVERYWHERE, "alti"), **options)
         assert _state(model) == before
         assert np.array_equal(plain.weights, measured.weights)
         assert plain.measured == {}
@@ -430,8 +430,8 @@ def rolled(matrices: Any) -> list[Any]:
 )
 def test_rollout_of_a_measurement(method: attnflow.Method, measure: str) -> None:
     check_method(method)
-    assert method.needs == (measure,)
-    trace = random_trace(3, 2, 5, seed=4, also=(measure,))
+    assert method.requires.record == (measure,)
+    trace = random_trace(3, 2, 5, seed=4, record=(measure,))
     rows = trace.measured[measure] / trace.measured[measure].sum(axis=-1, keepdims=True)
     values = method(trace).values
     assert np.allclose(values, rolled(rows), rtol=0, atol=1e-12)
@@ -440,7 +440,7 @@ def test_rollout_of_a_measurement(method: attnflow.Method, measure: str) -> None
     assert np.allclose(later.values, rolled(rows[1:]), rtol=0, atol=1e-12)
     with pytest.raises(MethodError) as caught:
         method(random_trace())
-    call = f"attnflow.capture(model, text, tokenizer=tokenizer, also=('{measure}',))"
+    call = f"attnflow.capture(model, text, tokenizer=tokenizer, record=('{measure}',))"
     assert call in str(caught.value)
 
 
@@ -453,7 +453,7 @@ def test_a_position_that_nothing_reaches_stays_with_itself() -> None:
 
 
 def test_rollout_with_the_measured_residual() -> None:
-    trace = random_trace(3, 2, 5, seed=4, also=("residual-share",))
+    trace = random_trace(3, 2, 5, seed=4, record=("residual-share",))
     share, mean = trace.measured["residual-share"], trace.weights.mean(axis=1)
     published, others = mean.copy(), mean.copy()
     for k in range(3):
@@ -473,7 +473,7 @@ def test_rollout_with_the_measured_residual() -> None:
         MeasuredResidualRollout(heads=1, start_layer=2, others_only=True),
     ):
         check_method(method)
-    assert MeasuredResidualRollout(heads=1).heads_to_capture == 1
+    assert MeasuredResidualRollout(heads=1).requires.heads == 1
 
 
 def test_bad_options_are_named() -> None:
@@ -487,6 +487,6 @@ def test_bad_options_are_named() -> None:
 
 @pytest.mark.parametrize("method", ["measured-residual", "norm-rollout", "alti", "value-zeroing"])
 def test_explain_captures_what_a_method_needs(method: str) -> None:
-    result = attnflow.explain(None, "the key to the cabinets", method, target="[CLS]")
+    result = attnflow.explain(None, "the key to the cabinets", method, targets="[CLS]")
     assert np.allclose(result.values.sum(axis=-1), 1, atol=1e-6)
     assert result.values.shape == (6, 1, 7)

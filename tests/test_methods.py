@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import networkx as nx
 import numpy as np
@@ -11,10 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnflow import AttentionTrace, Flow, Raw, Rollout
+import attnflow
+from attnflow import AttentionTrace, Attribution, Flow, Raw, Rollout
 from attnflow.errors import InputError, MethodError, TargetError
-from attnflow.methods import METHODS, Method, describe_options, make_method
-from attnflow.testing import Shape, check_method, random_attention, random_trace
+from attnflow.methods import (
+    METHODS,
+    Execution,
+    Method,
+    Selection,
+    attribution_of,
+    describe_options,
+    make_method,
+    method_from_dict,
+)
+from attnflow.progress import Progress
+from attnflow.testing import Shape, check_method, random_attention, random_trace, tiny_encoder
 
 SHAPES: list[Shape] = ["dense", "causal", "window", "peaked", "uniform", "identity"]
 
@@ -176,7 +189,7 @@ W = TRACE.weights
         Raw(),
         Rollout(),
         Flow(),
-        Flow(threads=1, normalized=True),
+        Flow(normalized=True),
         Rollout(heads="max", residual=0.3, discard=0.4, start_layer=2),
         Rollout(top_head=1),
         Flow(heads=(1.0, 3.0), residual=None, start_layer=2),
@@ -311,14 +324,14 @@ def test_heads_mixed_at_capture_cannot_be_unmixed() -> None:
 
 
 def test_methods_by_name() -> None:
-    assert make_method("flow", {"threads": 2}) == Flow(threads=2)
+    assert make_method("flow", {"tolerance": 0.1}) == Flow(tolerance=0.1)
     assert make_method(Raw()) == Raw()
     with pytest.raises(MethodError, match=r"Unknown method 'rolout'\. Did you mean 'rollout'"):
         make_method("rolout")
     with pytest.raises(
-        MethodError, match=r"'flow' has no option 'thread'\. Did you mean 'threads'"
+        MethodError, match=r"'flow' has no option 'tolerence'\. Did you mean 'tolerance'"
     ):
-        make_method("flow", {"thread": 2})
+        make_method("flow", {"tolerence": 2})
     with pytest.raises(MethodError, match="already has its options"):
         make_method(Raw(), {"heads": 1})
 
@@ -383,9 +396,9 @@ def test_a_cut_says_where_it_lies() -> None:
 
 def test_progress_is_reported_and_estimates_are_times() -> None:
     trace = random_trace(layers=4, heads=1, length=16)
-    seen: list[tuple[int, int]] = []
-    Flow()(trace, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (4 * 16 * 16, 4 * 16 * 16)
+    calls: list[Progress] = []
+    Flow()(trace, progress=calls.append)
+    assert calls[-1] == Progress("flow", 4 * 16 * 16, 4 * 16 * 16)
     assert 0 < Flow().estimate(trace) < 60
 
 
@@ -463,3 +476,117 @@ def test_nobody_draws_on_what_is_dropped_but_itself() -> None:
         Raw(drop=(9,))(trace)
     with pytest.raises(MethodError, match=r"drop=1\.5 is no list"):
         Raw(drop=1.5)  # type: ignore[arg-type]
+
+
+def test_threads_belong_to_the_call() -> None:
+    assert np.array_equal(Flow()(TRACE, threads=1).values, Flow()(TRACE, threads=2).values)
+    with pytest.raises(MethodError, match="threads is a number of at least 1"):
+        Flow()(TRACE, threads=0)
+    with pytest.warns(DeprecationWarning, match="is now an argument of the call"):
+        old = Flow(threads=1)
+    assert old == Flow()
+    assert "threads" not in repr(old)
+    saved = {"name": "flow", "options": {**Flow().to_dict()["options"], "threads": 4}}
+    assert method_from_dict(saved) == Flow()  # as 0.1.0 wrote it
+
+
+def test_every_method_takes_sources() -> None:
+    everything = Rollout()(TRACE)
+    some = Rollout()(TRACE, sources=[2, 0])
+    assert some.sources.positions == (2, 0)
+    assert np.array_equal(some.values, everything.values[:, :, [2, 0]])
+    backwards = list(range(TRACE.length))[::-1]
+    assert np.array_equal(Raw()(TRACE, sources=backwards).values, Raw()(TRACE).values[:, :, ::-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastLayer(Method):
+    """Only the weights of the highest layer, for every layer.
+
+    scale: what each weight is multiplied with.
+    """
+
+    name: ClassVar[str] = "last-layer"
+    scale: float = 1.0
+
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
+    ) -> Attribution:
+        weights = self.scale * trace.weights[-1].mean(axis=0)[list(selection.rows)]
+        values = np.stack([weights] * len(selection.layers)).astype(np.float64)
+        return attribution_of(self, trace, values, selection)
+
+
+def test_a_users_method_is_whole(tmp_path: Path) -> None:
+    METHODS.register(LastLayer)
+    METHODS.register(LastLayer)  # a notebook's cell that runs twice
+    check_method(LastLayer(scale=0.5))
+    assert make_method("last-layer:scale=0.5") == LastLayer(scale=0.5)
+    result = LastLayer()(TRACE, targets=[0])
+    result.save(tmp_path / "own.json")
+    assert Attribution.load(tmp_path / "own.json").method == LastLayer()
+    told = attnflow.explain(None, "the key to the cabinets", "last-layer", targets="[CLS]")
+    assert told.method == LastLayer()
+    judged = attnflow.evaluate_methods(None, ["the key to the cabinets"], methods=["last-layer"])
+    assert "last-layer" in judged.records[0].scores
+
+
+def test_what_cannot_be_registered_is_said() -> None:
+    class Bare(Method):
+        name: ClassVar[str] = "bare"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Badly(LastLayer):
+        name: ClassVar[str] = "Bad name"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Second(LastLayer):
+        name: ClassVar[str] = "rollout"
+
+    for wrong, sentence in [
+        (Bare, "is no whole method: decorate it"),
+        (Badly, "a method's name is made of small letters"),
+        (Second, "There is a method 'rollout' already"),
+        (3, "A method is a subclass of attnflow.Method"),
+    ]:
+        with pytest.raises(MethodError, match=sentence):
+            METHODS.register(wrong)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="abstract"):
+        Method()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("rollout", Rollout()),
+        ("rollout:residual=0.4,heads=max", Rollout(residual=0.4, heads="max")),
+        ("rollout:drop=0,the,residual=none", Rollout(drop=(0, "the"), residual=None)),
+        ("flow: start-layer=2", Flow(start_layer=2)),
+    ],
+)
+def test_options_follow_the_name(text: str, method: Method) -> None:
+    assert make_method(text) == method
+
+
+def test_options_that_cannot_be_read_are_named() -> None:
+    with pytest.raises(MethodError, match="NAME:key=value,key=value"):
+        make_method("rollout:0.4")
+    with pytest.raises(MethodError, match="'rollout' has no option 'residul'"):
+        make_method("rollout:residul=0.4")
+
+
+def test_capture_records_what_methods_require() -> None:
+    loaded = tiny_encoder()
+    methods = [Rollout(), attnflow.Alti(), attnflow.GradientRollout()]
+    trace = attnflow.capture(
+        loaded.model, "one [MASK] three", tokenizer=loaded.tokenizer, methods=methods
+    )
+    assert trace.gradients is not None
+    assert set(trace.measured) == {"alti"}
+    assert trace.mixed_heads is None
+    mean = attnflow.capture(loaded.model, "one", tokenizer=loaded.tokenizer, methods=[Rollout()])
+    assert mean.mixed_heads == "mean"
+    with pytest.raises(InputError, match="give either"):
+        attnflow.capture(
+            loaded.model, "one", tokenizer=loaded.tokenizer, methods=[Raw()], heads="max"
+        )

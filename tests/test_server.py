@@ -23,7 +23,7 @@ from attnflow.hosts.load import Loaded
 from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_encoder
 from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError
-from attnflow.web.models import Offer, embedded_offers, named_offers
+from attnflow.web.models import OfferedModel, embedded_models, named_models
 from attnflow.web.requests import Limits
 from attnflow.web.results import Results
 from serving import JSON, Client, serving
@@ -56,10 +56,12 @@ def tiny_writer() -> Loaded:
     return Loaded(GPT2LMHeadModel(config).eval(), tokenizer)
 
 
-def offers() -> list[Offer]:
+def offers() -> list[OfferedModel]:
     return [
-        embedded_offers()[0],
-        Offer("tiny-writer", "writes nonsense", explains=True, generates=True, load=tiny_writer),
+        embedded_models()[0],
+        OfferedModel(
+            "tiny-writer", "writes nonsense", explains=True, generates=True, load=tiny_writer
+        ),
     ]
 
 
@@ -246,12 +248,12 @@ def test_every_answer_carries_the_policy(client: Client) -> None:
 # -- many, and stopping ----------------------------------------------------------------------------
 
 
-def stuck(go: Event) -> Offer:
+def stuck(go: Event) -> OfferedModel:
     def load() -> Loaded:
         go.wait(30)
-        return embedded_offers()[0].load()
+        return embedded_models()[0].load()
 
-    return Offer("slow", "takes its time", explains=True, generates=False, load=load)
+    return OfferedModel("slow", "takes its time", explains=True, generates=False, load=load)
 
 
 def test_two_hundred_at_once_are_queued_or_told_to_come_back() -> None:
@@ -377,9 +379,9 @@ def test_a_model_is_loaded_once() -> None:
 
     def load() -> Loaded:
         count.append(1)
-        return embedded_offers()[0].load()
+        return embedded_models()[0].load()
 
-    with serving([Offer("one", "", explains=True, generates=False, load=load)]) as client:
+    with serving([OfferedModel("one", "", explains=True, generates=False, load=load)]) as client:
         for _ in range(3):
             name = client.post("/api/explain", {"model": "one", "text": TEXT}).json["id"]
             assert client.finished(name)["state"] == "done"
@@ -391,7 +393,7 @@ def test_a_folder_is_offered_by_its_name_alone(tmp_path: Any) -> None:
     folder = tmp_path / "private" / "tiny"
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
-    (offer,) = named_offers([str(folder)])
+    (offer,) = named_models([str(folder)])
     assert offer.name == "tiny"
     assert (offer.explains, offer.generates) == (True, False)
     assert "private" not in json.dumps(offer.to_dict())

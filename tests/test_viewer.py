@@ -108,7 +108,7 @@ def test_a_large_result_keeps_the_strongest_and_says_what_it_left_out() -> None:
 
 def test_marks_and_mass_elsewhere_and_the_certificate_are_kept() -> None:
     trace = random_trace(layers=5, length=6, seed=3)
-    flow = Flow(threads=1)(trace)
+    flow = Flow()(trace, threads=1)
     assert flow.saturated is not None
     assert flow.upper is not None
     record = view(flow)["results"][0]
@@ -246,7 +246,7 @@ def test_an_image_carries_its_grid_and_its_picture() -> None:
 def test_a_page_is_one_file_that_fetches_nothing_and_is_small() -> None:
     words = [f"word{k}" for k in range(50)]
     trace = AttentionTrace.from_arrays(random_attention(6, 2, 50, seed=0), words)
-    results = [method(trace) for method in (Rollout(), Raw(), Flow(threads=1))]
+    results = [method(trace) for method in (Rollout(), Raw(), Flow())]
     text = page(view(results, graph=Flow().graph(trace)))
     assert len(text.encode()) < 300_000
     for _, attributes, _ in Reader(text).texts:

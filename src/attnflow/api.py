@@ -8,18 +8,20 @@ generated tokens is kept in `elsewhere`.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+from attnflow._renamed import renamed_arguments
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, TokensError, optional_import
 from attnflow.methods import Method, make_method
-from attnflow.tokens import Target
+from attnflow.tokens import TokenRef
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from attnflow.generation.prompts import Prompts
+    from attnflow.generation.prompts import Message, Prompts
     from attnflow.generation.writer import Baseline, Sources
 
     Model = nn.Module | str | os.PathLike[str] | None
@@ -27,17 +29,18 @@ if TYPE_CHECKING:
 __all__ = ["explain", "explain_completion", "generate"]
 
 
+@renamed_arguments(target="targets", layer="layers", of="answer")
 def explain(
     model: nn.Module | str | os.PathLike[str] | None,
     text: str | Mapping[str, Tensor],
     method: str | Method = "rollout",
     *,
-    target: Sequence[Target] | Target | None = None,
-    layer: Sequence[int] | int | None = None,
+    targets: Sequence[TokenRef] | TokenRef | None = None,
+    layers: Sequence[int] | int | None = None,
     words: bool = False,
     tokenizer: Any = None,
     decoder_text: str | None = None,
-    of: int | None = None,
+    answer: int | None = None,
     **options: Any,
 ) -> Attribution:
     """Which input tokens did these targets draw on?
@@ -46,32 +49,79 @@ def explain(
         None for the model that ships with attnflow.
     method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
         `Flow(residual=0.4)`; what it needs beside the weights is captured too.
-    target, layer: only these (default: all); a target is a position or a token that occurs once.
+    targets, layers: only these (default: all); a target is a position or a token that occurs once.
     words: merge word pieces to words.
     decoder_text: what the decoder of an encoder–decoder has written so far.
-    of: for gradient methods, the class or token id to explain; default: the model's answer.
+    answer: for gradient methods, the class or token id to explain; default: the model's answer.
     """
-    chosen = make_method(method, options)
+    applied = make_method(method, options)
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.hosts.capture import capture
     from attnflow.hosts.load import load_model
 
     if model is None or isinstance(model, (str, os.PathLike)):
-        model, found = load_model(model)
-        tokenizer = tokenizer or found
+        model, own_tokenizer = load_model(model)
+        tokenizer = tokenizer or own_tokenizer
     trace = capture(
         model,
         text,
         tokenizer=tokenizer,
         decoder_text=decoder_text,
-        heads=chosen.heads_to_capture,
-        also=chosen.needs,
-        of=of,
+        methods=[applied],
+        answer=answer,
     )
-    result = chosen(trace, targets=target, layers=layer)
+    result = applied(trace, targets=targets, layers=layers)
     return result.merge_words() if words else result
 
 
+@overload
+def generate(
+    model: Model,
+    prompt: str | Sequence[Message],
+    *,
+    max_new_tokens: int = ...,
+    method: str | Method | None = ...,
+    baseline: Baseline = ...,
+    sources: Sources = ...,
+    tokenizer: Any = ...,
+    chat: bool = ...,
+    seed: int | None = ...,
+    stream: Callable[[str], None] | None = ...,
+    generate_kwargs: Mapping[str, Any] | None = ...,
+    **options: Any,
+) -> Attribution: ...
+@overload
+def generate(
+    model: Model,
+    prompt: Sequence[str],
+    *,
+    max_new_tokens: int = ...,
+    method: str | Method | None = ...,
+    baseline: Baseline = ...,
+    sources: Sources = ...,
+    tokenizer: Any = ...,
+    chat: bool = ...,
+    seed: int | None = ...,
+    stream: Callable[[str], None] | None = ...,
+    generate_kwargs: Mapping[str, Any] | None = ...,
+    **options: Any,
+) -> list[Attribution]: ...
+@overload
+def generate(
+    model: Model,
+    prompt: Prompts,
+    *,
+    max_new_tokens: int = ...,
+    method: str | Method | None = ...,
+    baseline: Baseline = ...,
+    sources: Sources = ...,
+    tokenizer: Any = ...,
+    chat: bool = ...,
+    seed: int | None = ...,
+    stream: Callable[[str], None] | None = ...,
+    generate_kwargs: Mapping[str, Any] | None = ...,
+    **options: Any,
+) -> Attribution | list[Attribution]: ...
 def generate(
     model: Model,
     prompt: Prompts,
@@ -84,8 +134,9 @@ def generate(
     chat: bool = False,
     seed: int | None = None,
     stream: Callable[[str], None] | None = None,
+    generate_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
-) -> Any:
+) -> Attribution | list[Attribution]:
     """Continue a prompt with the model's own generate(), and attribute every new token to it.
 
     model: a name, a path, a loaded model (with its `tokenizer`), or None for SmolLM2, if
@@ -101,18 +152,31 @@ def generate(
     sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too.
     seed: sample with this seed; without it the search is greedy.
     stream: called with each piece of text as it is made.
-    options: more for the model's generate(), such as temperature=0.7.
+    generate_kwargs: more for the model's generate(), such as {"temperature": 0.7}.
     """
+    if options:
+        warnings.warn(
+            f"generate({', '.join(f'{name}=...' for name in options)}) is now "
+            "generate_kwargs={...}; options passed by name go in the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
     host, tokenizer = _loaded(model, tokenizer)
     from attnflow.generation.prompts import encode_prompts
-    from attnflow.generation.writer import Asked, Writer
+    from attnflow.generation.writer import CompletionRequest, Writer
 
-    asked = Asked.of(method, baseline, sources, tokenizer)
+    asked = CompletionRequest.of(method, baseline, sources, tokenizer)
     _check_new_tokens(max_new_tokens)
     encoded = encode_prompts(host, tokenizer, prompt, chat=chat)
     _check_room(host, encoded.length, max_new_tokens)
     writer = Writer(host, tokenizer, asked)
-    results = writer.write(encoded, max_new_tokens, seed=seed, stream=stream, options=options)
+    results = writer.write(
+        encoded,
+        max_new_tokens,
+        seed=seed,
+        stream=stream,
+        options={**options, **(generate_kwargs or {})},
+    )
     return results if encoded.several else results[0]
 
 
@@ -134,9 +198,9 @@ def explain_completion(
     """
     host, tokenizer = _loaded(model, tokenizer)
     from attnflow.generation.prompts import encode_prompts
-    from attnflow.generation.writer import Asked, Writer
+    from attnflow.generation.writer import CompletionRequest, Writer
 
-    asked = Asked.of(method, baseline, sources, tokenizer)
+    asked = CompletionRequest.of(method, baseline, sources, tokenizer)
     encoded = encode_prompts(host, tokenizer, prompt, chat=chat)
     if len(encoded.ids) != 1:
         raise InputError(f"explain_completion() takes one prompt; got {len(encoded.ids)}.")

@@ -12,18 +12,16 @@ from attnflow.attribution import Attribution
 from attnflow.errors import InputError
 from attnflow.graph import LayeredGraph
 from attnflow.methods import Flow, Method, Raw, Rollout
+from attnflow.progress import ProgressCallback, tell
 from attnflow.show.view import View, view
 
 if TYPE_CHECKING:
     from attnflow.hosts.load import Loaded
     from attnflow.trace import AttentionTrace
 
-__all__ = ["FLOW_TOKENS", "Comparison", "Progress", "compare", "continued", "usual_methods"]
+__all__ = ["FLOW_TOKENS", "Comparison", "compare", "continued", "usual_methods"]
 
 FLOW_TOKENS = 128  # up to here the flows of all pairs take seconds, and everybody wants to see them
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of what is being done, how much is done, and of how much."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,23 +48,20 @@ def compare(
     methods: Sequence[Method] | None = None,
     *,
     decoder_text: str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Run the model once, with all that these methods need, and apply each to every target."""
     from attnflow.hosts.capture import capture
 
     if methods is not None and not methods:
         raise InputError("There is nothing to compare: give at least one method.")
-    _tell(progress, "running the model", 0, 1)
-    heads = {"mean"} if methods is None else {method.heads_to_capture for method in methods}
-    needs = [name for method in methods or () for name in method.needs]
+    tell(progress, "running the model", 0, 1)
     trace = capture(
         loaded.model,
         text,
         tokenizer=loaded.tokenizer,
         decoder_text=decoder_text,
-        heads=next(iter(heads)) if len(heads) == 1 else None,
-        also=tuple(dict.fromkeys(needs)),
+        methods=methods or usual_methods(0),
     )
     chosen = usual_methods(trace.length) if methods is None else tuple(methods)
     results = tuple(_applied(method, trace, progress) for method in chosen)
@@ -81,7 +76,7 @@ def continued(
     max_new_tokens: int,
     chat: bool = False,
     stream: Callable[[str], None] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Continue a prompt; the first method watches it being written, the others read it again.
 
@@ -92,7 +87,7 @@ def continued(
     if not methods:
         raise InputError("There is nothing to compare: give at least one method.")
     shared: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chat": chat}
-    _tell(progress, "writing", 0, max_new_tokens)
+    tell(progress, "writing", 0, max_new_tokens)
     first: Attribution = generate(
         loaded.model,
         prompt,
@@ -104,23 +99,17 @@ def continued(
     ids = loaded.tokenizer.convert_tokens_to_ids(list(first.targets.texts))
     results = [first]
     for method in methods[1:]:
-        _tell(progress, "default" if method is None else method.name, 0, 1)
+        tell(progress, "default" if method is None else method.name, 0, 1)
         found = explain_completion(loaded.model, prompt, ids, method=method, **shared)
         results.append(found)
     return Comparison(tuple(results))
 
 
-def _applied(method: Method, trace: AttentionTrace, progress: Progress | None) -> Attribution:
-    name = method.name
-    _tell(progress, name, 0, 1)
-    if not isinstance(method, Flow):
-        return method(trace)
-    return method(trace, progress=lambda done, of: _tell(progress, name, done, of))
-
-
-def _tell(progress: Progress | None, name: str, done: int, of: int) -> None:
-    if progress is not None:
-        progress(name, done, of)
+def _applied(
+    method: Method, trace: AttentionTrace, progress: ProgressCallback | None
+) -> Attribution:
+    tell(progress, method.name, 0, 1)
+    return method(trace, progress=progress)
 
 
 def _graph(

@@ -3,7 +3,7 @@
 Gradients are those of one score with respect to every weight, `(layers, heads, n, n)`.
 Measurements are named arrays of non-negative numbers, one matrix `(layers, n, n)` or one number
 for each position `(layers, n)`. Both are asked for at capture, because they need more than the
-weights: `capture(model, text, also=("gradients",))`.
+weights: `capture(model, text, record=("gradients",))`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "ASKABLE",
     "GRADIENTS",
     "MEASURES",
-    "checked_also",
+    "checked_record",
     "checked_gradients",
     "checked_measured",
     "pack",
@@ -48,13 +48,13 @@ ASKABLE = (GRADIENTS, *MEASURES)
 _PREFIX = "measured/"  # of the names of their arrays in a file
 
 
-def checked_also(also: Sequence[str]) -> tuple[str, ...]:
+def checked_record(record: Sequence[str]) -> tuple[str, ...]:
     """The names of what capture shall record beside the weights, each once."""
-    asked = (also,) if isinstance(also, str) else tuple(also)
+    asked = (record,) if isinstance(record, str) else tuple(record)
     for name in asked:
         if name not in ASKABLE:
             raise InputError(
-                f"also={also!r}: there is nothing called {name!r} to capture."
+                f"record={record!r}: there is nothing called {name!r} to capture."
                 f"{did_you_mean(str(name), ASKABLE)} Allowed are {', '.join(ASKABLE)}."
             )
     return tuple(dict.fromkeys(asked))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.extras import GRADIENTS, checked_also
+from attnflow.extras import GRADIENTS, checked_record
 from attnflow.graph import LayeredGraph
 from attnflow.methods import Method, method_from_dict
 from attnflow.trace import AttentionTrace
@@ -60,9 +60,9 @@ def random_trace(
     *,
     seed: int = 0,
     shape: Shape = "dense",
-    also: Sequence[str] = (),
+    record: Sequence[str] = (),
 ) -> AttentionTrace:
-    """A trace of random attention over tokens t0, t1, ...; `also` as `capture` takes it."""
+    """A trace of random attention over tokens t0, t1, ...; `record` as `capture` takes it."""
     tokens = [f"t{position}" for position in range(length)]
     weights = random_attention(layers, heads, length, seed=seed, shape=shape)
     rng = np.random.default_rng(seed + 1)
@@ -71,10 +71,10 @@ def random_trace(
         name: rng.uniform(size=(layers, length))
         if name == "residual-share"
         else rng.uniform(size=visible.shape) * visible
-        for name in checked_also(also)
+        for name in checked_record(record)
         if name != GRADIENTS
     }
-    gradients = rng.normal(size=weights.shape) if GRADIENTS in also else None
+    gradients = rng.normal(size=weights.shape) if GRADIENTS in record else None
     return AttentionTrace.from_arrays(weights, tokens, gradients=gradients, measured=measured)
 
 
@@ -127,7 +127,9 @@ def check_method(method: Method) -> None:
     _check_frozen(method)
     assert method_from_dict(method.to_dict()) == method, "to_dict does not give the method back"
     for shape in ("dense", "causal", "peaked", "identity"):
-        trace = random_trace(layers=3, heads=2, length=5, seed=7, shape=shape, also=method.needs)
+        trace = random_trace(
+            layers=3, heads=2, length=5, seed=7, shape=shape, record=method.requires.record
+        )
         before = trace.weights.copy()
         whole = method(trace)
         assert np.array_equal(trace.weights, before), "the method changed the trace"

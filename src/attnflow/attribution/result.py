@@ -25,7 +25,7 @@ from attnflow.attribution.rescaling import (
     share_of_sum,
 )
 from attnflow.errors import InputError, MethodError, TargetError, did_you_mean, optional_import
-from attnflow.tokens import Target, Tokens
+from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.patches import enlarge
 from attnflow.trace import Prediction
@@ -93,7 +93,7 @@ class Attribution:
 
     # -- choosing -----------------------------------------------------------------------------
 
-    def row(self, target: Target) -> Attribution:
+    def row(self, target: TokenRef) -> Attribution:
         """Only this target: a position, or a token that occurs once."""
         index = self.targets.index_of(target)
         return self._cut(np.s_[:, index : index + 1], targets=self.targets.select([index]))
@@ -107,7 +107,7 @@ class Attribution:
         self,
         k: int = 5,
         *,
-        target: Target | None = None,
+        target: TokenRef | None = None,
         layer: int = -1,
         common: bool | Collection[str] = True,
     ) -> list[Contribution]:
@@ -136,7 +136,7 @@ class Attribution:
             for i in order.tolist()
         ]
 
-    def image(self, *, target: Target | None = None, layer: int = -1) -> Values:
+    def image(self, *, target: TokenRef | None = None, layer: int = -1) -> Values:
         """The map of one target over the image's patches, at the image's size: (height, width).
 
         Prefix tokens (class, registers) are left out; `top` and `values` have them.
@@ -253,7 +253,7 @@ class Attribution:
             steps=(*self.steps, f"spans({', '.join(map(repr, members))})"),
         )
 
-    def without(self, sources: Sequence[Target] | Target) -> Attribution:
+    def without(self, sources: Sequence[TokenRef] | TokenRef) -> Attribution:
         """Leave these sources out (positions, or tokens wherever they occur) and scale each row
         back to the mass it had.
         """
@@ -342,7 +342,7 @@ class Attribution:
         self,
         kind: Literal["layers", "pairs", "bars"] = "layers",
         *,
-        target: Target | None = None,
+        target: TokenRef | None = None,
         layer: int | None = None,
         ax: Axes | None = None,
     ) -> Axes:

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
+from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
 from attnflow._version import __version__
@@ -42,8 +42,9 @@ from attnflow.cli.report import report
 from attnflow.cli.serve import serve
 from attnflow.errors import AttnflowError, InputError, StoppedError
 from attnflow.methods import METHODS, Flow, Method, describe_options, make_method
+from attnflow.progress import Progress
 from attnflow.show import terminal
-from attnflow.tokens import Target
+from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
 __all__ = ["app", "main"]
@@ -116,10 +117,12 @@ def explain(
         str | None,
         typer.Option(help="For an encoder-decoder: what its decoder has written so far."),
     ] = None,
-    of: Annotated[
+    answer: Annotated[
         int | None,
         typer.Option(
-            help="With a gradient method: the class or token id to explain; default: the answer."
+            "--answer",
+            "--of",
+            help="With a gradient method: the class or token id to explain; default: the answer.",
         ),
     ] = None,
     cut: Annotated[
@@ -157,7 +160,7 @@ def explain(
     all_targets = all_targets or figure == "pairs"
     _check_request(chosen, text, target, cut, all_targets, as_json, output)
     check_figure(figure, output, chosen, cut=cut, words=words, all_targets=all_targets, layer=layer)
-    trace = _captured(model, text, decoder_text, chosen, of)
+    trace = _captured(model, text, decoder_text, chosen, answer)
     every = all_targets or (target is None and output is not None and output.suffix == ".html")
     wanted = None if every else [_target_or_prediction(target, trace)]
     if isinstance(chosen, Flow) and cut is not None and wanted is not None:
@@ -256,7 +259,7 @@ def _check_request(
 
 
 def _captured(
-    model: str | None, text: str, decoder_text: str | None, method: Method, of: int | None
+    model: str | None, text: str, decoder_text: str | None, method: Method, answer: int | None
 ) -> AttentionTrace:
     prepare_models()
     from attnflow.hosts.capture import capture
@@ -268,20 +271,19 @@ def _captured(
         text,
         tokenizer=loaded.tokenizer,
         decoder_text=decoder_text,
-        heads=method.heads_to_capture,
-        also=method.needs,
-        of=of,
+        methods=[method],
+        answer=answer,
     )
 
 
-def _target_or_prediction(target: str | None, trace: AttentionTrace) -> Target:
+def _target_or_prediction(target: str | None, trace: AttentionTrace) -> TokenRef:
     if target is not None:
         return parse_target(target)
     return trace.prediction.position if trace.prediction else 0
 
 
 def _applied(
-    method: Method, trace: AttentionTrace, targets: list[Target] | None, layer: int | None
+    method: Method, trace: AttentionTrace, targets: list[TokenRef] | None, layer: int | None
 ) -> Attribution:
     if not isinstance(method, Flow):
         return method(trace, targets=targets, layers=layer)
@@ -290,16 +292,16 @@ def _applied(
         if seconds >= _LONG:
             typer.echo(f"attnflow: this will take about {_duration(seconds)}.", err=True)
     console = Console(stderr=True)
-    with Progress(
-        *Progress.get_default_columns(),
+    with ProgressBar(
+        *ProgressBar.get_default_columns(),
         console=console,
         disable=not console.is_terminal,
         transient=True,
     ) as bar:
         task = bar.add_task("flow", total=None)
 
-        def report(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+        def report(progress: Progress) -> None:
+            bar.update(task, completed=progress.done, total=progress.total)
 
         return method(trace, targets=targets, layers=layer, progress=report)
 
@@ -329,8 +331,8 @@ def _show(result: Attribution) -> None:
 def _show_cut(
     method: Flow,
     trace: AttentionTrace,
-    target: Target,
-    source: Target,
+    target: TokenRef,
+    source: TokenRef,
     layer: int | None,
     output: Path | None,
 ) -> None:

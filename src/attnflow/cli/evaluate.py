@@ -94,10 +94,10 @@ def evaluate(
     kept = output / f"{_NAME}.jsonl" if resume is None and output is not None else resume
     prepare_models()
     from attnflow.evaluation import evaluate_methods
-    from attnflow.evaluation.importance.blanking import By
+    from attnflow.evaluation.importance.blanking import BlankToken
 
-    if by is not None and by not in get_args(By):
-        raise InputError(f"--by is one of {', '.join(get_args(By))}; got {by!r}.")
+    if by is not None and by not in get_args(BlankToken):
+        raise InputError(f"--by is one of {', '.join(get_args(BlankToken))}; got {by!r}.")
     with _stoppable(kept), _bar() as progress:
         found = evaluate_methods(
             model,

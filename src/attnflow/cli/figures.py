@@ -12,7 +12,7 @@ from attnflow.attribution import Attribution
 from attnflow.cli.options import ANIMATION, PICTURES
 from attnflow.errors import InputError, did_you_mean
 from attnflow.methods import Flow, Method, MixingMethod
-from attnflow.tokens import Target
+from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
 __all__ = ["FIGURES", "check_figure", "write_cut", "write_graph", "write_result"]
@@ -76,7 +76,7 @@ def write_result(
 
 
 def write_graph(
-    method: Method, trace: AttentionTrace, target: Target, layer: int | None, output: Path
+    method: Method, trace: AttentionTrace, target: TokenRef, layer: int | None, output: Path
 ) -> None:
     """Draw the attention graph with the paths of one target."""
     from attnflow.show import plots
@@ -92,8 +92,8 @@ def write_graph(
 def write_cut(
     method: Flow,
     trace: AttentionTrace,
-    target: Target,
-    source: Target,
+    target: TokenRef,
+    source: TokenRef,
     layer: int,
     output: Path,
 ) -> None:

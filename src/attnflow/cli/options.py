@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from attnflow.errors import InputError, optional_import
-from attnflow.tokens import Target
+from attnflow.tokens import TokenRef
 
 __all__ = [
     "ANIMATION",
@@ -47,7 +47,7 @@ def check_output(output: Path, *, animated: bool = False) -> None:
         raise InputError(f"--output {str(output)!r}: there is no folder {str(output.parent)!r}.")
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> TokenRef:
     """A position, or else a token."""
     try:
         return int(text)

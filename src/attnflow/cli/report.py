@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress as ProgressBar
 
 from attnflow import storage
 from attnflow.cli.options import check_output, prepare_models
 from attnflow.errors import InputError
 from attnflow.methods import METHODS, Method, make_method
+from attnflow.progress import Progress
 from attnflow.show.page import page
 
 if TYPE_CHECKING:
@@ -76,11 +77,12 @@ def _explained(model: str | None, text: str, methods: list[Method]) -> Compariso
     from attnflow.hosts.load import load_model
 
     console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+    with ProgressBar(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("running the model", total=None)
 
-        def tell(name: str, done: int, total: int) -> None:
-            bar.update(task, description=name, completed=done, total=total)
+        def tell(progress: Progress) -> None:
+            stage, done, total = progress
+            bar.update(task, description=stage, completed=done, total=total)
 
         return compare(load_model(model), text, methods or None, progress=tell)
 

@@ -38,10 +38,10 @@ def serve(
     uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")
     os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn outside the main thread
     from attnflow.web.app import guarded_app
-    from attnflow.web.models import embedded_offers, named_offers
+    from attnflow.web.models import embedded_models, named_models
 
     with _listen(port) as listening:
-        app = guarded_app([*embedded_offers(), *named_offers(model or [])])
+        app = guarded_app([*embedded_models(), *named_models(model or [])])
         address = f"http://{_HOST}:{listening.getsockname()[1]}/"
         typer.echo(f"attnflow: {address} (Ctrl-C ends it)", err=True)
         if open_page:

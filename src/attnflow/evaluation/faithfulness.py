@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from attnflow._renamed import renamed_arguments
 from attnflow.errors import InputError, MethodError
 from attnflow.evaluation import metrics
 from attnflow.evaluation.importance.base import Answer, Choice, check_named, read_answers
-from attnflow.evaluation.importance.blanking import By, blanked, check_blank
+from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
 from attnflow.evaluation.importance.passes import Passes, Progress, Text, score_of
 
 __all__ = ["RANDOM", "Curves", "Faithfulness"]
@@ -76,15 +77,16 @@ class Faithfulness:
     seed: of the random orders.
     """
 
-    by: By = "unk"
+    by: BlankToken = "unk"
     random_orders: int = 5
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_named("by", self.by, get_args(By))
+        check_named("by", self.by, get_args(BlankToken))
         if not isinstance(self.random_orders, int) or self.random_orders < 1:
             raise MethodError(f"random_orders is at least 1; got {self.random_orders!r}.")
 
+    @renamed_arguments(of="answer")
     def __call__(
         self,
         model: nn.Module,
@@ -92,7 +94,7 @@ class Faithfulness:
         rankings: Mapping[str, Sequence[ArrayLike]],
         *,
         tokenizer: Any = None,
-        of: Choice | Sequence[Choice | None] | None = None,
+        answer: Choice | Sequence[Choice | None] | None = None,
         batch_size: int = 64,
         progress: Progress | None = None,
     ) -> dict[str, Curves]:
@@ -104,7 +106,7 @@ class Faithfulness:
         passes = Passes.over(model, tokenizer, batch_size)
         check_blank(passes.ids, self.by)
         read = passes.texts(texts)
-        answers = read_answers(passes, read, of, "probability")
+        answers = read_answers(passes, read, answer, "probability")
         orders = [_orders(text, rankings, k) for k, text in enumerate(read)]
         plans = [
             {name: _plan(order) for name, order in {**own, **self._random(k, text)}.items()}

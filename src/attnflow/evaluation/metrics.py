@@ -17,7 +17,7 @@ from attnflow.errors import InputError, optional_import
 
 __all__ = [
     "SHARES",
-    "Comparison",
+    "PairedDifference",
     "Summary",
     "area",
     "bootstrap_interval",
@@ -175,7 +175,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedDifference:
     """A mean difference over pairs with its interval, and how likely chance makes one as large."""
 
     difference: float
@@ -220,7 +220,7 @@ def bootstrap_interval(
 
 def compare_paired(
     one: ArrayLike, other: ArrayLike, *, confidence: float = 0.95, seed: int = 0
-) -> Comparison:
+) -> PairedDifference:
     """Is the mean of `one` another than that of `other` on the same examples?
 
     p is that of the sign-flip test: if the two were exchangeable, each difference could as well
@@ -235,10 +235,10 @@ def compare_paired(
     found = every[np.isfinite(every)]
     undefined = len(every) - len(found)
     if not len(found):
-        return Comparison(_NAN, _NAN, _NAN, _NAN, 0, undefined)
+        return PairedDifference(_NAN, _NAN, _NAN, _NAN, 0, undefined)
     low, high = bootstrap_interval(found, confidence=confidence, seed=seed)
     p = _sign_flip(found, np.random.default_rng(seed))
-    return Comparison(float(found.mean()), low, high, p, len(found), undefined)
+    return PairedDifference(float(found.mean()), low, high, p, len(found), undefined)
 
 
 def _sign_flip(differences: Floats, rng: np.random.Generator) -> float:

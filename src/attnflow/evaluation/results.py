@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import InputError, did_you_mean
-from attnflow.evaluation.metrics import Comparison, Summary, compare_paired, summarize
+from attnflow.evaluation.metrics import PairedDifference, Summary, compare_paired, summarize
 
 __all__ = ["FAITHFUL", "FAITHFULNESS", "RANDOM", "Evaluation", "Metric", "Record", "agreement"]
 
@@ -117,7 +117,9 @@ class Evaluation:
     texts: tuple[str, ...]
     labels: tuple[str | None, ...]
     settings: Mapping[str, Any]
-    _compared: dict[tuple[str, str, str], Comparison] = field(default_factory=dict, repr=False)
+    _compared: dict[tuple[str, str, str], PairedDifference] = field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def used(self) -> tuple[Record, ...]:
@@ -157,7 +159,7 @@ class Evaluation:
         """The mean over texts with its 95 % interval."""
         return summarize(self.values(row, metric))
 
-    def compare(self, row: str, other: str, metric: str) -> Comparison:
+    def compare(self, row: str, other: str, metric: str) -> PairedDifference:
         """The mean difference on the same texts with its 95 % interval: row − other.
 
         Kept once made: thousands of texts take a moment, and a verdict asks for the same again.

@@ -20,14 +20,14 @@ from attnflow._version import __version__
 from attnflow.errors import InputError, MethodError, MissingDependencyError, ModelError
 from attnflow.evaluation.faithfulness import Curves, Faithfulness
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
-from attnflow.evaluation.importance.blanking import By
+from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.importance.passes import Passes
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.metrics import kendall, spearman
 from attnflow.evaluation.results import RANDOM, Evaluation, Record
 from attnflow.hosts.capture import capture, provenance_of
 from attnflow.hosts.load import load_model
-from attnflow.methods import METHODS, Flow, Method, make_method
+from attnflow.methods import METHODS, Flow, Method, Requirements, make_method
 from attnflow.trace import AttentionTrace
 
 __all__ = ["Progress", "evaluate_methods", "label_of"]
@@ -39,7 +39,7 @@ _TIMED = 5  # texts on which each method is also captured alone, for its cost
 _TRIED = 20  # texts after which a model that could answer none is given up
 _RANDOM_ORDERS = 5
 _NO_EFFECT = ("threads",)  # options that do not change a result
-_BLANKS: tuple[By, ...] = ("unk", "mask", "pad")
+_BLANKS: tuple[BlankToken, ...] = ("unk", "mask", "pad")
 _CANNOT = (ModelError, MethodError, MissingDependencyError)
 
 
@@ -51,7 +51,7 @@ def evaluate_methods(
     methods: Sequence[str | Method] | None = None,
     measures: Mapping[str, Measure] | None = None,
     labels: Sequence[str | None] | None = None,
-    by: By | None = None,
+    by: BlankToken | None = None,
     min_words: int = 2,
     skip: int = 0,
     samples: int | None = None,
@@ -128,7 +128,7 @@ def _check_samples(samples: int | None) -> None:
         raise InputError(f"samples is a number of at least 1; got {samples!r}.")
 
 
-def _blank(passes: Passes) -> By:
+def _blank(passes: Passes) -> BlankToken:
     return next((name for name in _BLANKS if name in passes.ids.blanks), "delete")
 
 
@@ -161,7 +161,7 @@ class _Run:
     methods: Mapping[str, Method]
     measures: Mapping[str, Measure]
     texts: tuple[str, ...]
-    by: By
+    by: BlankToken
     seed: int
     batch_size: int
 
@@ -244,15 +244,7 @@ class _Run:
 
     def _captured(self, text: str, methods: Mapping[str, Method]) -> AttentionTrace:
         """One pass with everything these methods need."""
-        heads = {method.heads_to_capture for method in methods.values()}
-        also = [name for method in methods.values() for name in method.needs]
-        return capture(
-            self.model,
-            text,
-            tokenizer=self.tokenizer,
-            heads=heads.pop() if len(heads) == 1 else None,
-            also=also,
-        )
+        return capture(self.model, text, tokenizer=self.tokenizer, methods=list(methods.values()))
 
     def _row(self, method: Method, trace: AttentionTrace) -> tuple[Floats, float | None]:
         """Values of the answer's position at the highest layer; how much of them is saturated."""
@@ -332,14 +324,13 @@ class _Run:
 
     def _alone(self, text: str, methods: Mapping[str, Method]) -> dict[str, float]:
         """Seconds of capturing just what each method needs; methods with equal needs share it."""
-        seconds: dict[tuple[Any, ...], float] = {}
+        seconds: dict[Requirements, float] = {}
         for method in methods.values():
-            request = (method.heads_to_capture, method.needs)
-            if request not in seconds:
+            if method.requires not in seconds:
                 start = perf_counter()
                 self._captured(text, {"": method})
-                seconds[request] = perf_counter() - start
-        return {name: seconds[m.heads_to_capture, m.needs] for name, m in methods.items()}
+                seconds[method.requires] = perf_counter() - start
+        return {name: seconds[method.requires] for name, method in methods.items()}
 
 
 def _ranked(importance: Sequence[Importance]) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from attnflow.evaluation.metrics import Comparison
+from attnflow.evaluation.metrics import PairedDifference
 from attnflow.evaluation.results import FAITHFULNESS, RANDOM, Evaluation
 
 __all__ = ["beating", "sentences"]
@@ -32,7 +32,7 @@ def sentences(found: Evaluation) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _clear(found: Evaluation, difference: Comparison) -> int:
+def _clear(found: Evaluation, difference: PairedDifference) -> int:
     """1 or -1 where the difference is clearly above or below zero, 0 where chance could make it."""
     if not difference.n or difference.p >= _LEVEL / len(found.methods):
         return 0
@@ -156,7 +156,7 @@ def _remarks(found: Evaluation) -> list[str]:
     return said
 
 
-def _shown(difference: Comparison) -> str:
+def _shown(difference: PairedDifference) -> str:
     interval = f"{difference.low:+.3f} to {difference.high:+.3f}"
     return f"{difference.difference:+.3f}, 95 % interval {interval}"
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnflow.errors import FileError
-from attnflow.evaluation.metrics import Comparison, Summary
+from attnflow.evaluation.metrics import PairedDifference, Summary
 
 __all__ = ["Cell", "Report", "Table", "compared", "decimals", "panel_of", "summarized"]
 
@@ -46,7 +46,7 @@ def summarized(found: Summary, paper: tuple[float, float] | None = None) -> Cell
     )
 
 
-def compared(found: Comparison) -> Cell:
+def compared(found: PairedDifference) -> Cell:
     """A mean difference over pairs."""
     return Cell(found.difference, None, found.low, found.high, found.p, found.n, found.undefined)
 

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import CaptureError, MethodError
-from attnflow.hosts.recorder import Stage, Watcher
+from attnflow.hosts.recorder import AttentionObserver, Stage
 from attnflow.methods.mixing import Heads
 from attnflow.methods.rollout import UNIFORM_BASELINE, Rollout, uniform_rollout
 from attnflow.trace import ROW_TOLERANCE
 
-__all__ = ["RolloutRows", "streams"]
+__all__ = ["RolloutCache", "streams"]
 
 _SPARE_ROWS = 64  # room to grow by when more tokens come than were announced
 
@@ -53,7 +53,7 @@ class _LayerRows:
     seen: int = 0
 
 
-class RolloutRows(Watcher):
+class RolloutCache(AttentionObserver):
     """Watches a causal model run and keeps the rollout of every position to the prompt.
 
     prompt: how many positions the prompt has, padding included. padding: how many of them are

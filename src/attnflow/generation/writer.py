@@ -13,7 +13,7 @@ from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError
 from attnflow.extras import GRADIENTS
 from attnflow.generation.prompts import Prompt, neutral_ids
-from attnflow.generation.rollout_cache import RolloutRows, streams
+from attnflow.generation.rollout_cache import RolloutCache, streams
 from attnflow.hosts.capture import at_rest, capture, provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.transformers.generate import can_stream, end_tokens, run_generate, run_once
@@ -21,7 +21,7 @@ from attnflow.methods import Flow, Method, Rollout, make_method
 from attnflow.methods.mixing import ONE_STEP
 from attnflow.tokens import Tokens
 
-__all__ = ["DEFAULT_METHOD", "Asked", "Baseline", "Sources", "Writer"]
+__all__ = ["DEFAULT_METHOD", "CompletionRequest", "Baseline", "Sources", "Writer"]
 
 DEFAULT_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
 """What ranked the true source first most often, with the neutral prompt (docs/generation.md)."""
@@ -31,7 +31,7 @@ Sources = Literal["prompt", "all"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """What is to be computed of each completion."""
 
     method: Method
@@ -41,10 +41,10 @@ class Asked:
     @classmethod
     def of(
         cls, method: str | Method | None, baseline: Baseline, sources: Sources, tokenizer: Any
-    ) -> Asked:
+    ) -> CompletionRequest:
         """From what generate() takes; errors name what is allowed."""
         chosen = DEFAULT_METHOD if method is None else make_method(method)
-        if GRADIENTS in chosen.needs:
+        if GRADIENTS in chosen.requires.record:
             raise MethodError(
                 f"{chosen.name!r} needs the gradient of one score, and every generated token has "
                 "its own; explain(model, prompt) gives it for the next token."
@@ -69,7 +69,7 @@ class Writer:
 
     model: Any
     tokenizer: Any
-    asked: Asked
+    asked: CompletionRequest
 
     def write(
         self,
@@ -81,7 +81,7 @@ class Writer:
         options: dict[str, Any],
     ) -> list[Attribution]:
         """Generate, watched where the method can be streamed."""
-        watcher = self._watcher(prompt, max_new_tokens)
+        observer = self._watcher(prompt, max_new_tokens)
         pad = {} if self.tokenizer is None else {"pad_token_id": _pad_token(self.tokenizer)}
         chosen = {**pad, **options, "max_new_tokens": max_new_tokens}
         with at_rest(self.model):
@@ -89,21 +89,21 @@ class Writer:
                 self.model,
                 prompt.inputs(),
                 chosen,
-                watcher=watcher,
+                observer=observer,
                 tokenizer=self.tokenizer,
                 stream=stream,
                 seed=seed,
             )
         notes = {"generate": {**options, "max_new_tokens": max_new_tokens, "seed": seed}}
         written = [self._written(row, prompt) for row in sequences]
-        if watcher is None:
+        if observer is None:
             return [
                 self.read(prompt.own_ids(b), ids, {**notes, "streamed": False})
                 for b, ids in enumerate(written)
             ]
-        watcher.check(sequences.shape[1] - 1)
+        observer.check(sequences.shape[1] - 1)
         streamed = [
-            self._from_rows(watcher, b, prompt.own_ids(b), ids, {**notes, "streamed": True})
+            self._from_rows(observer, b, prompt.own_ids(b), ids, {**notes, "streamed": True})
             for b, ids in enumerate(written)
         ]
         return [
@@ -124,19 +124,19 @@ class Writer:
             return None
         return method if isinstance(method, Rollout) and streams(method) else None
 
-    def _watcher(self, prompt: Prompt, max_new_tokens: int) -> RolloutRows | None:
+    def _watcher(self, prompt: Prompt, max_new_tokens: int) -> RolloutCache | None:
         method = self._streamable()
         if method is None:
             return None
         return self._rows(method, prompt.ids, prompt.padding, prompt.length + max_new_tokens)
 
-    def _rows(self, method: Rollout, ids: Tensor, padding: list[int], room: int) -> RolloutRows:
+    def _rows(self, method: Rollout, ids: Tensor, padding: list[int], room: int) -> RolloutCache:
         dropped = []
         for row, pad in zip(ids.tolist(), padding, strict=True):
             columns = self._tokens(row[pad:]).occurrences_of(method.drop)
             dropped.append([pad + column for column in columns])
         layers = adapter_for(self.model).expected_layers(self.model)
-        return RolloutRows(
+        return RolloutCache(
             method,
             prompt=ids.shape[1],
             padding=padding,
@@ -147,7 +147,7 @@ class Writer:
 
     def _from_rows(
         self,
-        rows: RolloutRows,
+        rows: RolloutCache,
         example: int,
         prompt: list[int],
         ids: list[int],
@@ -184,8 +184,7 @@ class Writer:
             self.model,
             self._text_inputs(prompt, ids),
             tokenizer=self.tokenizer,
-            heads=method.heads_to_capture,
-            also=method.needs,
+            methods=[method],
         )
         first = (trace.encoder_length or len(prompt)) - (trace.encoder_length is None)
         rows = list(range(first, first + len(ids)))

@@ -17,14 +17,14 @@ from attnflow.trace import Prediction
 
 __all__ = [
     "Adapter",
-    "At",
+    "EmbeddingSite",
     "Batch",
     "Scores",
     "TokenIds",
     "device_of",
 ]
 
-At = Literal["words", "stream"]
+EmbeddingSite = Literal["words", "stream"]
 Kept = tuple[tuple[int, ...], ...]
 _ALTERNATIVES = 5  # choices a prediction names
 
@@ -146,7 +146,7 @@ class Adapter(ABC):
         """The same for the decoder of an encoder–decoder."""
         return Tokens(tuple(f"output {k}" for k in range(length)))
 
-    def embedding(self, model: nn.Module, at: At) -> nn.Module:
+    def embedding(self, model: nn.Module, at: EmbeddingSite) -> nn.Module:
         """The module whose output input gradients are taken of: the "words" embedding, or the one
         that gives the "stream" which the first block reads (positions and norms applied).
         """

@@ -13,13 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from attnflow._renamed import renamed_arguments
 from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
-from attnflow.extras import GRADIENTS, checked_also
+from attnflow.extras import GRADIENTS, checked_record
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.encoder_decoder import compose, join_tokens
-from attnflow.hosts.measure.gradients import Choice, chosen, differentiable, gradients_of
+from attnflow.hosts.measure.gradients import Choice, choose_answers, differentiable, gradients_of
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.registry import Adapter, adapter_for
+from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
@@ -27,25 +29,30 @@ from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
 __all__ = ["at_rest", "capture", "capture_batch", "provenance_of"]
 
 
+@renamed_arguments(also="record", of="answer")
 def capture(
     model: nn.Module,
     text: str | Mapping[str, Tensor],
     *,
     tokenizer: Any = None,
     decoder_text: str | None = None,
+    methods: Sequence[Method] = (),
     heads: Heads | None = None,
-    also: Sequence[str] = (),
-    of: int | None = None,
+    record: Sequence[str] = (),
+    answer: int | None = None,
 ) -> AttentionTrace:
     """The attention of one forward pass over a text or over prepared inputs of one example.
 
-    `heads=None` keeps every head; with "mean" and the like each layer is reduced as it is seen,
-    which needs far less memory. `decoder_text` is what the decoder of an encoder–decoder has
-    written so far. Padding is trimmed.
+    methods: record just what these methods require: how heads may be mixed, gradients,
+        measurements.
+    heads: None keeps every head; with "mean" and the like each layer is reduced as it is seen,
+        which takes far less memory.
+    record: what is recorded beside the weights: "gradients", and names of measurements.
+    answer: the choice whose score gradients are taken of, a class or token id; by default the
+        model's own answer.
+    decoder_text: what the decoder of an encoder–decoder has written so far.
 
-    `also` names what is recorded beside the weights: "gradients" of the score the prediction is
-    read from (or of another choice: `of`, a class or token id), and the measurements that methods
-    need: `also=method.needs`.
+    Padding is trimmed.
     """
     adapter = adapter_for(model)
     if isinstance(text, str):
@@ -61,22 +68,26 @@ def capture(
             raise TokensError(
                 f"capture() takes one example and got a batch of {batch.size}; use capture_batch()."
             )
-    return _traces(model, tokenizer, adapter, batch, _Request.checked(heads, also, of))[0]
+    return _traces(
+        model, tokenizer, adapter, batch, _Request.checked(methods, heads, record, answer)
+    )[0]
 
 
+@renamed_arguments(also="record", of="answer")
 def capture_batch(
     model: nn.Module,
     texts: Sequence[str] | Mapping[str, Tensor],
     *,
     tokenizer: Any = None,
     decoder_texts: Sequence[str] | None = None,
+    methods: Sequence[Method] = (),
     heads: Heads | None = None,
-    also: Sequence[str] = (),
-    of: int | Sequence[int] | None = None,
+    record: Sequence[str] = (),
+    answer: int | Sequence[int] | None = None,
 ) -> list[AttentionTrace]:
     """Several examples in one forward pass; each trace is as if its example had been alone.
 
-    `of` may name one choice for all examples, or one for each.
+    `answer` may name one choice for all examples, or one for each; the rest is as in `capture`.
     """
     adapter = adapter_for(model)
     if isinstance(texts, Mapping):
@@ -86,7 +97,9 @@ def capture_batch(
     else:
         checked = [_checked_text(text) for text in texts]
         batch = adapter.encode(model, tokenizer, checked, decoder_texts)
-    return _traces(model, tokenizer, adapter, batch, _Request.checked(heads, also, of))
+    return _traces(
+        model, tokenizer, adapter, batch, _Request.checked(methods, heads, record, answer)
+    )
 
 
 def _checked_text(text: str) -> str:
@@ -100,44 +113,58 @@ class _Request:
     """What shall be kept of a forward pass."""
 
     heads: Heads | None
-    also: tuple[str, ...]
-    of: Choice
+    record: tuple[str, ...]
+    answer: Choice
 
     @classmethod
-    def checked(cls, heads: Heads | None, also: Sequence[str], of: Choice) -> _Request:
-        names = checked_also(also)
+    def checked(
+        cls,
+        methods: Sequence[Method],
+        heads: Heads | None,
+        record: Sequence[str],
+        answer: Choice,
+    ) -> _Request:
+        names = checked_record(record)
+        if methods:
+            if heads is not None:
+                raise InputError(
+                    f"heads={heads!r}: the methods say how heads may be mixed; give either."
+                )
+            requirements = requirements_of(methods)
+            heads, names = requirements.heads, checked_record((*names, *requirements.record))
+            heads = None if GRADIENTS in names else heads
         if GRADIENTS in names and heads is not None:
             raise InputError(
                 f"A gradient belongs to one head, so heads={heads!r} cannot be mixed at capture; "
-                "leave heads=None with also=('gradients',)."
+                "leave heads=None with record=('gradients',)."
             )
-        if of is not None and GRADIENTS not in names:
+        if answer is not None and GRADIENTS not in names:
             raise InputError(
-                f"of={of!r} chooses what gradients are taken of; ask for them with "
-                "also=('gradients',)."
+                f"answer={answer!r} chooses what gradients are taken of; ask for them with "
+                "record=('gradients',)."
             )
-        return cls(heads, names, of)
+        return cls(heads, names, answer)
 
 
 def _traces(
     model: nn.Module, tokenizer: Any, adapter: Adapter, batch: Batch, request: _Request
 ) -> list[AttentionTrace]:
-    _refuse_unmeasured(adapter, model, request.also)
+    _refuse_unmeasured(adapter, model, request.record)
     expected = adapter.expected_layers(model)
-    recorder = Recorder(request.heads, expected=expected, also=request.also)
+    recorder = Recorder(request.heads, expected=expected, record=request.record)
     with at_rest(model), differentiable(model, recorder.wants_gradients):
         outputs = adapter.run(model, batch.inputs, recorder)
         _check_layers(adapter, model, recorder)
         scores = adapter.scores(model, tokenizer, outputs, batch)
-        gradients = _Gradients.of(scores, request.of, recorder, model)
+        gradients = _Gradients.of(scores, request.answer, recorder, model)
     said = [None if found is None else found.prediction() for found in scores]
     seen = _Pass(model, tokenizer, adapter, batch, recorder, gradients)
     build = seen.composed_trace if recorder.layers[0].stage == "encoder" else seen.trace
     return [build(example, said[example]) for example in range(batch.size)]
 
 
-def _refuse_unmeasured(adapter: Adapter, model: nn.Module, also: Sequence[str]) -> None:
-    missing = [name for name in also if name != GRADIENTS and name not in adapter.measures]
+def _refuse_unmeasured(adapter: Adapter, model: nn.Module, record: Sequence[str]) -> None:
+    missing = [name for name in record if name != GRADIENTS and name not in adapter.measures]
     if missing:
         raise UnsupportedModelError(
             f"{type(model).__name__} is seen by the adapter for {adapter.name}, which does not "
@@ -155,11 +182,11 @@ class _Gradients:
 
     @classmethod
     def of(
-        cls, scores: list[Scores | None], of: Choice, recorder: Recorder, model: nn.Module
+        cls, scores: list[Scores | None], answer: Choice, recorder: Recorder, model: nn.Module
     ) -> _Gradients | None:
         if not recorder.wants_gradients:
             return None
-        choices = chosen(scores, of, model)
+        choices = choose_answers(scores, answer, model)
         named = zip(scores, choices, strict=True)
         return cls(
             gradients_of(scores, choices, recorder, model),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnflow.errors import TokensError
 from attnflow.extras import MEASURES
-from attnflow.hosts.adapter import Adapter, At, Batch, Scores, TokenIds
+from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, TokenIds
 from attnflow.hosts.measure.blocks import Parts, watched_blocks
 from attnflow.hosts.measure.value_zeroing import VALUE_ZEROING, replayed, without
 from attnflow.hosts.padding import kept_positions
@@ -86,7 +86,7 @@ class EmbeddedAdapter(Adapter):
         The embedded model is shared by everyone in the process. Hooks on it would be seen by
         another thread's pass, so they go on a copy of our own.
         """
-        if set(recorder.also) & set(self.measures):
+        if set(recorder.record) & set(self.measures):
             return _measured(copy.deepcopy(cast(VerbNumberModel, model)), inputs, recorder)
         output: VerbNumberOutput = model(**inputs, output_attentions=True)
         for weights in output.attentions:
@@ -97,7 +97,7 @@ class EmbeddedAdapter(Adapter):
         """Six."""
         return len(cast(VerbNumberModel, model).blocks)
 
-    def embedding(self, model: nn.Module, at: At) -> nn.Module:
+    def embedding(self, model: nn.Module, at: EmbeddingSite) -> nn.Module:
         """The words' vectors, or (dropped out) their sums with those of the positions."""
         own = cast(VerbNumberModel, model)
         return own.word_embedding if at == "words" else own.dropout
@@ -141,7 +141,7 @@ def _measured(
     with ExitStack() as stack:
         stack.enter_context(_watched(blocks, recorder))
         stack.enter_context(watched_blocks(parts, recorder, type(model).__name__))
-        if VALUE_ZEROING in recorder.also:
+        if VALUE_ZEROING in recorder.record:
             stack.enter_context(replayed(blocks, recorder))
         output: VerbNumberOutput = model(**inputs)
     return output

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from attnflow.extras import GRADIENTS
 from attnflow.methods.mixing import Heads, mix_heads
 
-__all__ = ["Recorded", "Recorder", "Stage", "Watcher"]
+__all__ = ["RecordedLayer", "Recorder", "Stage", "AttentionObserver"]
 
 Stage = Literal["self", "encoder", "decoder", "cross"]
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedLayer:
     """One layer's weights, (batch, heads, queries, keys), heads already mixed if so asked.
 
     `number` is the model's own number of the layer, from 1, where the host tells it; `sink` says
@@ -36,7 +36,7 @@ class Recorded:
     in_graph: tuple[Tensor, ...] = ()
 
 
-class Watcher(ABC):
+class AttentionObserver(ABC):
     """Whoever is shown attention weights while a model runs, some rows of a layer at a time.
 
     With `disturb` the adapter makes attention uniform before it is used: the check that what we
@@ -65,14 +65,14 @@ class Watcher(ABC):
         """All rows of one layer were seen."""
 
 
-class Recorder(Watcher):
+class Recorder(AttentionObserver):
     """Takes each layer's weights as they are computed and keeps what is asked for, on the CPU.
 
     With `heads` given the heads are mixed at once, so that never more than one layer exists with
     all its heads; with None every head is kept. `expected` layers of one shape share one block of
     memory, so that stacking them later copies nothing.
 
-    `also` names what is wanted beside the weights. An adapter that can measure hands each layer's
+    `record` names what is wanted beside the weights. An adapter that can measure hands each layer's
     measurements, (batch, n, n) or (batch, n), to `measure`. `watch`, where set, is told every
     layer's weights and values.
     """
@@ -83,13 +83,13 @@ class Recorder(Watcher):
         *,
         expected: int | None = None,
         disturb: bool = False,
-        also: Sequence[str] = (),
+        record: Sequence[str] = (),
     ) -> None:
         self.heads = heads
         self.disturb = disturb
-        self.also = tuple(also)
+        self.record = tuple(record)
         self.dtype = ""
-        self.layers: list[Recorded] = []
+        self.layers: list[RecordedLayer] = []
         self.measured: dict[str, list[NDArray[np.float32]]] = {}
         self.zeroed: Tensor | None = None
         self.watch: Callable[[Tensor, Tensor], None] | None = None
@@ -122,13 +122,13 @@ class Recorder(Watcher):
         if self.watch is not None:
             self.watch(torch.cat(self._used, dim=-2), value)
         in_graph = tuple(self._used) if self.wants_gradients else ()
-        self.layers.append(Recorded(self._kept, stage, number, sink, in_graph))
+        self.layers.append(RecordedLayer(self._kept, stage, number, sink, in_graph))
         self._used = []
 
     @property
     def wants_gradients(self) -> bool:
         """Whether weights must be kept as the model used them."""
-        return GRADIENTS in self.also
+        return GRADIENTS in self.record
 
     def measure(self, name: str, values: Tensor) -> None:
         """Keep one layer's measurement."""
@@ -181,4 +181,4 @@ class Recorder(Watcher):
         kept = self.room(reduced.shape)
         kept[:] = reduced
         used = (weights if in_graph is None else in_graph,) if self.wants_gradients else ()
-        self.layers.append(Recorded(kept, stage, number, sink, used))
+        self.layers.append(RecordedLayer(kept, stage, number, sink, used))

@@ -126,7 +126,7 @@ def _query(
     levels = [int(layer) for layer in layers]
     for name, values, first, last in (
         ("Layer", levels, 1, depth),
-        ("Target", targets.tolist(), 0, n - 1),
+        ("TokenRef", targets.tolist(), 0, n - 1),
         ("Source", sources.tolist(), 0, n - 1),
     ):
         wrong = [value for value in values if not first <= value <= last]

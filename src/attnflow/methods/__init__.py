@@ -7,8 +7,16 @@ provenance that files, figures and the command line show.
 
 from __future__ import annotations
 
-from attnflow.methods.base import Method, MixingMethod
-from attnflow.methods.flow import Flow, Progress
+from attnflow.methods.base import (
+    Execution,
+    Method,
+    MixingMethod,
+    Requirements,
+    Selection,
+    attribution_of,
+    requirements_of,
+)
+from attnflow.methods.flow import Flow
 from attnflow.methods.gradients import GradientFlow, GradientRollout
 from attnflow.methods.measured import (
     Alti,
@@ -18,29 +26,39 @@ from attnflow.methods.measured import (
 )
 from attnflow.methods.registry import (
     METHODS,
+    MethodRegistry,
     OptionHelp,
     describe_options,
     make_method,
     method_from_dict,
+    parse_method,
+    parse_value,
 )
 from attnflow.methods.rollout import Raw, Rollout
 
 __all__ = [
     "METHODS",
     "Alti",
+    "Execution",
     "Flow",
     "GradientFlow",
     "GradientRollout",
     "MeasuredResidualRollout",
     "Method",
+    "MethodRegistry",
     "MixingMethod",
     "NormRollout",
     "OptionHelp",
-    "Progress",
     "Raw",
+    "Requirements",
     "Rollout",
+    "Selection",
     "ValueZeroingRollout",
+    "attribution_of",
     "describe_options",
     "make_method",
     "method_from_dict",
+    "parse_method",
+    "parse_value",
+    "requirements_of",
 ]

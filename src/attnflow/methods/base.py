@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,46 +15,149 @@ from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError
 from attnflow.extras import GRADIENTS
 from attnflow.methods.mixing import Heads, Mixing
-from attnflow.tokens import Target
+from attnflow.progress import ProgressCallback
+from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
 __all__ = [
+    "Execution",
     "Method",
     "MixingMethod",
+    "Requirements",
+    "Selection",
     "attribution_of",
     "checked_trace",
     "layers_from",
-    "needed",
-    "rolled_out",
-    "wanted_layers",
+    "requirements_of",
+    "required",
+    "roll_out",
 ]
 
 
+@dataclass(frozen=True)
+class Requirements:
+    """What a method requires of a trace.
+
+    heads: how capture may mix the heads of each layer as it is seen; None where every head counts.
+    record: what must be recorded beside the weights: "gradients", or names of measurements.
+    """
+
+    heads: Heads | None = "mean"
+    record: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a call asks for, resolved against a trace.
+
+    rows: the indices of the targets. layers: the model's numbers of the layers to give, out of
+    `available`, those the method computes. columns: the indices of the sources, None for all.
+    """
+
+    rows: tuple[int, ...]
+    layers: tuple[int, ...]
+    available: tuple[int, ...]
+    columns: tuple[int, ...] | None = None
+
+    @property
+    def levels(self) -> list[int]:
+        """The place of each layer among the available ones, counted from 1 at the bottom."""
+        return [self.available.index(number) + 1 for number in self.layers]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a call is carried out; nothing here changes its result.
+
+    threads: how many cores to use, where a method can use several; None is all of them.
+    progress: told now and then how far the work is.
+    """
+
+    threads: int | None = None
+    progress: ProgressCallback | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and (
+            not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1
+        ):
+            raise MethodError(
+                f"threads is a number of at least 1, or None for all cores; got {self.threads!r}."
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
-class Method:
-    """What all methods share: being callable, saying what they need, and being written down."""
+class Method(ABC):
+    """A frozen value that is called on a trace and gives an `Attribution`.
+
+    A method of your own is a frozen dataclass with a `name` and a `_compute`; every choice its
+    result depends on is a field. `METHODS.register` makes it known by name: on the command line, in
+    files, in `explain` and in `evaluate`.
+
+    >>> from attnflow import Rollout, AttentionTrace
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["a", "b"])
+    >>> Rollout()(trace, targets="b").values.tolist()
+    [[[0.25, 0.75]]]
+    """
 
     name: ClassVar[str]
 
-    @abstractmethod
+    @final
     def __call__(
         self,
         trace: AttentionTrace,
         *,
-        targets: Sequence[Target] | Target | None = None,
+        targets: Sequence[TokenRef] | TokenRef | None = None,
         layers: Sequence[int] | int | None = None,
+        sources: Sequence[TokenRef] | TokenRef | None = None,
+        threads: int | None = None,
+        progress: ProgressCallback | None = None,
     ) -> Attribution:
-        """Attribute these targets at these layers (default: all) to the input positions."""
+        """Attribute these targets at these layers to these sources (default: all of each).
+
+        threads: how many cores to use, where the method can use several; None is all of them.
+        progress: called now and then with a `Progress`.
+        """
+        selection = self.select(trace, targets, layers, sources)
+        return self._compute(trace, selection, Execution(threads, progress))
+
+    @abstractmethod
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
+    ) -> Attribution:
+        """The answer for a trace that was checked and a selection that was resolved."""
+
+    @final
+    def select(
+        self,
+        trace: AttentionTrace,
+        targets: Sequence[TokenRef] | TokenRef | None = None,
+        layers: Sequence[int] | int | None = None,
+        sources: Sequence[TokenRef] | TokenRef | None = None,
+    ) -> Selection:
+        """What a call with these arguments asks for; errors name what is allowed."""
+        tokens = checked_trace(trace).tokens
+        available = layers_from(trace.layers, getattr(self, "start_layer", 1))
+        return Selection(
+            rows=tuple(tokens.indices_of(targets)),
+            layers=_resolve_layers(available, layers),
+            available=available,
+            columns=None if sources is None else tuple(tokens.indices_of(sources)),
+        )
 
     @property
-    def heads_to_capture(self) -> Heads | None:
-        """How capture may reduce each layer as it is seen; None where every head is needed."""
-        return "mean"
+    def requires(self) -> Requirements:
+        """What a trace must hold: `capture(model, text, methods=[...])` records it."""
+        return Requirements()
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What a trace must carry beside its weights: pass it to `capture` as `also`."""
-        return ()
+        """The old name of `requires.record`."""
+        warnings.warn(
+            "Method.needs is now Method.requires.record; the old name goes in the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.requires.record
 
     def to_dict(self) -> dict[str, Any]:
         """Name and options, for files."""
@@ -65,9 +169,22 @@ class MixingMethod(Method, Mixing):
     """A method that starts from attention weights, mixed to one matrix for each layer."""
 
     @property
-    def heads_to_capture(self) -> Heads | None:
-        """The mixture is all that is needed."""
-        return self.heads
+    def requires(self) -> Requirements:
+        """The mixture is all that is required."""
+        return Requirements(heads=self.heads)
+
+
+def requirements_of(methods: Iterable[Method]) -> Requirements:
+    """What one trace must hold to serve all of these methods.
+
+    Heads stay apart unless all methods mix them in the same way.
+    """
+    each = [method.requires for method in methods]
+    heads = {requirement.heads for requirement in each} or {Requirements().heads}
+    record = [name for requirement in each for name in requirement.record]
+    return Requirements(
+        heads=heads.pop() if len(heads) == 1 else None, record=tuple(dict.fromkeys(record))
+    )
 
 
 def checked_trace(trace: object) -> AttentionTrace:
@@ -80,16 +197,16 @@ def checked_trace(trace: object) -> AttentionTrace:
     )
 
 
-def needed(method: Method, trace: AttentionTrace, name: str) -> NDArray[np.floating[Any]]:
+def required(method: Method, trace: AttentionTrace, name: str) -> NDArray[np.floating[Any]]:
     """The gradients or a measurement of this trace, or an error that says how to capture them."""
-    found = trace.gradients if name == GRADIENTS else trace.measured.get(name)
-    if found is not None:
-        return found
+    recorded = trace.gradients if name == GRADIENTS else trace.measured.get(name)
+    if recorded is not None:
+        return recorded
     carried = [*([] if trace.gradients is None else [GRADIENTS]), *trace.measured]
     raise MethodError(
         f"{method.name!r} needs {name!r}, and this trace carries {', '.join(carried) or 'nothing'} "
         "beside its weights. Capture it with: attnflow.capture(model, text, "
-        f"tokenizer=tokenizer, also={method.needs!r})."
+        f"tokenizer=tokenizer, record={method.requires.record!r})."
     )
 
 
@@ -103,63 +220,68 @@ def layers_from(layers: tuple[int, ...], start: int) -> tuple[int, ...]:
     return tuple(number for number in layers if number >= start)
 
 
-def wanted_layers(available: tuple[int, ...], asked: Sequence[int] | int | None) -> tuple[int, ...]:
-    """The layers asked for, by their numbers; -1 is the highest."""
-    if asked is None:
+def _resolve_layers(
+    available: tuple[int, ...], layers: Sequence[int] | int | None
+) -> tuple[int, ...]:
+    """The layers a call names, by their numbers; -1 is the highest."""
+    if layers is None:
         return available
-    numbers = [asked] if isinstance(asked, int) else list(asked)
-    wanted = tuple(available[-1] if number == -1 else number for number in numbers)
-    if not wanted or any(number not in available for number in wanted):
+    numbers = [layers] if isinstance(layers, int) else list(layers)
+    resolved = tuple(available[-1] if number == -1 else number for number in numbers)
+    if not resolved or any(number not in available for number in resolved):
         raise InputError(
-            f"layers={asked!r}: choose from {', '.join(map(str, available))} "
+            f"layers={layers!r}: choose from {', '.join(map(str, available))} "
             "(layers are numbered from 1; -1 is the highest)."
         )
-    return wanted
+    return resolved
 
 
-def rolled_out(
-    method: Method,
+def roll_out(
     trace: AttentionTrace,
     matrices: NDArray[np.float64],
-    *,
-    start: int,
-    targets: Sequence[Target] | Target | None,
-    layers: Sequence[int] | int | None,
+    selection: Selection,
     tops: NDArray[np.float64] | None = None,
-) -> Attribution:
-    """Products of the layers' matrices from the start layer up; `tops` replace the uppermost."""
-    rows = trace.tokens.indices_of(targets)
-    available = layers_from(trace.layers, start)
-    wanted = wanted_layers(available, layers)
+) -> NDArray[np.float64]:
+    """`(layers, targets, n)`: products of the layers' matrices from the lowest available one up.
+
+    `tops` replace the uppermost matrix of each product.
+    """
     below = np.eye(trace.length)
-    found: dict[int, NDArray[np.float64]] = {}
-    for number in available:
+    rows = list(selection.rows)
+    products: dict[int, NDArray[np.float64]] = {}
+    for number in selection.available:
         index = trace.layers.index(number)
-        if number in wanted:
-            found[number] = (matrices if tops is None else tops)[index][rows] @ below
+        if number in selection.layers:
+            products[number] = (matrices if tops is None else tops)[index][rows] @ below
         below = matrices[index] @ below
-    return attribution_of(method, trace, np.stack([found[n] for n in wanted]), wanted, rows)
+    return np.stack([products[number] for number in selection.layers])
 
 
 def attribution_of(
     method: Method,
     trace: AttentionTrace,
     values: NDArray[np.float64],
-    layers: tuple[int, ...],
-    rows: Sequence[int],
+    selection: Selection,
     *,
     notes: Mapping[str, Any] | None = None,
-    columns: Sequence[int] | None = None,
+    only_selected_columns: bool = False,
     **bounds: Any,
 ) -> Attribution:
-    """A result with everything it inherits from the trace; `notes` go into its provenance."""
+    """A result with everything it inherits from the trace; `notes` go into its provenance.
+
+    `values` has one column for each position of the trace, or with `only_selected_columns` one for
+    each source of the selection; `bounds` are arrays of the same shape.
+    """
+    columns = selection.columns
+    arrays: dict[str, Any] = {"values": values, **bounds}
+    if columns is not None and not only_selected_columns:
+        arrays = {name: array[..., list(columns)] for name, array in arrays.items()}
     return Attribution(
-        values=values,
-        layers=layers,
-        targets=trace.tokens.select(rows),
+        **arrays,
+        layers=selection.layers,
+        targets=trace.tokens.select(selection.rows),
         sources=trace.tokens if columns is None else trace.tokens.select(columns),
         method=method,
         prediction=trace.prediction,
         provenance={**trace.provenance, "kind": trace.kind, **(notes or {})},
-        **bounds,
     )

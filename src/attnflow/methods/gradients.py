@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.extras import GRADIENTS
 from attnflow.methods.base import (
+    Execution,
     Method,
+    Requirements,
+    Selection,
     attribution_of,
-    checked_trace,
-    layers_from,
-    needed,
-    wanted_layers,
+    required,
 )
 from attnflow.methods.flow import Flow
 from attnflow.methods.mixing import Heads, Residual, checked_heads, mix_heads
-from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 
 __all__ = ["GradientFlow", "GradientRollout"]
@@ -57,38 +56,28 @@ class GradientRollout(Method):
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", checked_heads(self.heads))
 
-    def __call__(
-        self,
-        trace: AttentionTrace,
-        *,
-        targets: Sequence[Target] | Target | None = None,
-        layers: Sequence[int] | int | None = None,
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """R after each of these layers, rows of these targets."""
-        rows = checked_trace(trace).tokens.indices_of(targets)
-        available = layers_from(trace.layers, self.start_layer)
-        wanted = wanted_layers(available, layers)
         weighted = _gradient_weighted(self, trace, self.heads)
         relevance = np.eye(trace.length)
-        found: dict[int, Matrix] = {}
-        for number in available:
+        rows = list(selection.rows)
+        grown: dict[int, Matrix] = {}
+        for number in selection.available:
             index = trace.layers.index(number)
             if trace.encoder_length is not None and trace.stages and trace.stages[index] == "cross":
                 relevance = _crossed(relevance, weighted[index], trace.encoder_length)
             else:
                 relevance = relevance + weighted[index] @ relevance
-            found[number] = relevance[rows]
-        return attribution_of(self, trace, np.stack([found[n] for n in wanted]), wanted, rows)
+            grown[number] = relevance[rows]
+        values = np.stack([grown[number] for number in selection.layers])
+        return attribution_of(self, trace, values, selection)
 
     @property
-    def heads_to_capture(self) -> Heads | None:
-        """A gradient belongs to one head."""
-        return None
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Gradients of the score."""
-        return (GRADIENTS,)
+    def requires(self) -> Requirements:
+        """Gradients of the score; a gradient belongs to one head."""
+        return Requirements(heads=None, record=(GRADIENTS,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +101,9 @@ class GradientFlow(Flow):
         return _gradient_weighted(self, trace, self.heads)
 
     @property
-    def heads_to_capture(self) -> Heads | None:
-        """A gradient belongs to one head."""
-        return None
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Gradients of the score."""
-        return (GRADIENTS,)
+    def requires(self) -> Requirements:
+        """Gradients of the score; a gradient belongs to one head."""
+        return Requirements(heads=None, record=(GRADIENTS,))
 
     def unit(self, capacities: Matrix) -> float:
         """The power of two at or below the largest sum of a row.
@@ -146,7 +130,7 @@ class GradientFlow(Flow):
 
 def _gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:
     """`(layers, n, n)`: Ā of every layer."""
-    gradients = needed(method, trace, GRADIENTS)
+    gradients = required(method, trace, GRADIENTS)
     return np.stack(
         [
             mix_heads(np.maximum(weights * gradient, 0)[None], heads)[0]

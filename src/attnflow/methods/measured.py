@@ -8,7 +8,7 @@ row of zeros, a position that nothing was measured to reach, stays with itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,9 +17,16 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError, did_you_mean
-from attnflow.methods.base import Method, checked_trace, needed, rolled_out
+from attnflow.methods.base import (
+    Execution,
+    Method,
+    Requirements,
+    Selection,
+    attribution_of,
+    required,
+    roll_out,
+)
 from attnflow.methods.mixing import Heads, Mixing, checked_heads
-from attnflow.tokens import Target
 from attnflow.trace import AttentionTrace
 
 __all__ = ["Alti", "MeasuredResidualRollout", "NormKind", "NormRollout", "ValueZeroingRollout"]
@@ -37,22 +44,27 @@ class _MeasuredRollout(Method):
 
     start_layer: int = 1
 
-    def __call__(
-        self,
-        trace: AttentionTrace,
-        *,
-        targets: Sequence[Target] | Target | None = None,
-        layers: Sequence[int] | int | None = None,
+    @property
+    @abstractmethod
+    def measurement(self) -> str:
+        """The name of what is measured at capture."""
+
+    @property
+    def requires(self) -> Requirements:
+        """The measurement alone."""
+        return Requirements(record=(self.measurement,))
+
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """The rollout of these layers, rows of these targets."""
-        matrices = self.matrices(checked_trace(trace))
-        return rolled_out(
-            self, trace, matrices, start=self.start_layer, targets=targets, layers=layers
+        return attribution_of(
+            self, trace, roll_out(trace, self.matrices(trace), selection), selection
         )
 
     def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
         """`(layers, n, n)`: what each layer takes from the one below, rows summing to 1."""
-        return _distributions(needed(self, trace, self.needs[0]).astype(np.float64))
+        return _distributions(required(self, trace, self.measurement).astype(np.float64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +89,9 @@ class NormRollout(_MeasuredRollout):
             )
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def measurement(self) -> str:
         """The norms of this kind."""
-        return (f"norms-{self.kind}",)
+        return f"norms-{self.kind}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +104,9 @@ class Alti(_MeasuredRollout):
     name: ClassVar[str] = "alti"
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def measurement(self) -> str:
         """The contributions."""
-        return ("alti",)
+        return "alti"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +119,9 @@ class ValueZeroingRollout(_MeasuredRollout):
     name: ClassVar[str] = "value-zeroing"
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def measurement(self) -> str:
         """The distances."""
-        return ("value-zeroing",)
+        return "value-zeroing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +146,7 @@ class MeasuredResidualRollout(_MeasuredRollout):
 
     def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
         """Each row with its own residual share."""
-        share = needed(self, trace, self.needs[0]).astype(np.float64)[:, :, None]
+        share = required(self, trace, self.measurement).astype(np.float64)[:, :, None]
         mixed = Mixing(heads=self.heads).mixed(trace)
         identity = np.eye(trace.length)
         if self.others_only:
@@ -142,14 +154,14 @@ class MeasuredResidualRollout(_MeasuredRollout):
         return (1 - share) * mixed + share * identity
 
     @property
-    def heads_to_capture(self) -> Heads | None:
-        """The mixture is all that is needed."""
-        return self.heads
+    def requires(self) -> Requirements:
+        """The mixture of the heads, and the share of each position."""
+        return Requirements(heads=self.heads, record=(self.measurement,))
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def measurement(self) -> str:
         """The share of each position."""
-        return ("residual-share",)
+        return "residual-share"
 
 
 def _distributions(matrices: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import MethodError, did_you_mean
-from attnflow.tokens import Target
+from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
 __all__ = ["ONE_STEP", "Heads", "Mixing", "Residual", "checked_heads", "mix_heads"]
@@ -46,7 +46,7 @@ class Mixing:
     heads: Heads = "mean"
     residual: Residual = 0.5
     discard: float = 0.0
-    drop: tuple[Target, ...] = ()
+    drop: tuple[TokenRef, ...] = ()
     receptive_field: str | None = None
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ def checked_heads(heads: object) -> Heads:
     )
 
 
-def _checked_drop(drop: object) -> tuple[Target, ...]:
+def _checked_drop(drop: object) -> tuple[TokenRef, ...]:
     """One or several positions or tokens."""
     if isinstance(drop, (str, int)) and not isinstance(drop, bool):
         return (drop,)

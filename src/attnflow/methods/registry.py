@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from attnflow.errors import MethodError, did_you_mean
 from attnflow.methods.base import Method
@@ -19,48 +20,167 @@ from attnflow.methods.measured import (
 )
 from attnflow.methods.rollout import Raw, Rollout
 
-__all__ = ["METHODS", "OptionHelp", "describe_options", "make_method", "method_from_dict"]
+__all__ = [
+    "METHODS",
+    "MethodRegistry",
+    "OptionHelp",
+    "describe_options",
+    "make_method",
+    "method_from_dict",
+    "parse_method",
+    "parse_value",
+]
 
-_BUILT_IN: tuple[type[Method], ...] = (
-    Raw,
-    Rollout,
-    Flow,
-    GradientRollout,
-    GradientFlow,
-    MeasuredResidualRollout,
-    NormRollout,
-    Alti,
-    ValueZeroingRollout,
+_M = TypeVar("_M", bound=type[Method])
+
+
+class MethodRegistry(Mapping[str, type[Method]]):
+    """Methods by name; `register` adds one.
+
+    >>> from attnflow.methods import METHODS
+    >>> METHODS["rollout"]().residual
+    0.5
+    """
+
+    def __init__(self, methods: Iterable[type[Method]] = ()) -> None:
+        self._methods: dict[str, type[Method]] = {}
+        for method in methods:
+            self.register(method)
+
+    def register(self, method: _M) -> _M:
+        """Make a method known by its name, everywhere: use it as a decorator of the class.
+
+        A name can be given again by a class of the same place only, as when a notebook's cell runs
+        twice.
+        """
+        name = getattr(method, "name", None)
+        if not (isinstance(method, type) and issubclass(method, Method)):
+            raise MethodError(f"A method is a subclass of attnflow.Method; got {method!r}.")
+        if inspect.isabstract(method) or "__dataclass_params__" not in vars(method):
+            raise MethodError(
+                f"{method.__qualname__} is no whole method: decorate it with "
+                "@dataclass(frozen=True, kw_only=True) and write its _compute."
+            )
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise MethodError(
+                f"The name of {method.__qualname__} is {name!r}; a method's name is made of small "
+                "letters, digits and hyphens, such as 'my-rollout'."
+            )
+        present = self._methods.get(name)
+        if present is not None and _place(present) != _place(method):
+            raise MethodError(f"There is a method {name!r} already: {'.'.join(_place(present))}.")
+        self._methods[name] = method
+        return method
+
+    def __getitem__(self, name: str) -> type[Method]:
+        return self._methods[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._methods)
+
+    def __len__(self) -> int:
+        return len(self._methods)
+
+
+def _place(method: type[Method]) -> tuple[str, str]:
+    return method.__module__, method.__qualname__
+
+
+_NAME = re.compile(r"[a-z][a-z0-9-]*")
+
+METHODS = MethodRegistry(
+    (
+        *(Raw, Rollout, Flow, GradientRollout, GradientFlow),
+        *(MeasuredResidualRollout, NormRollout, Alti, ValueZeroingRollout),
+    )
 )
-METHODS: Mapping[str, type[Method]] = {cls.name: cls for cls in _BUILT_IN}
 
 
 def make_method(name: str | Method, options: Mapping[str, Any] | None = None) -> Method:
-    """A method by name with options, or a method as it is."""
+    """A method by name with options, or a method as it is.
+
+    The name may carry options: `"rollout:residual=0.4,heads=max"`.
+
+    >>> make_method("rollout:residual=0.4").residual
+    0.4
+    """
     if isinstance(name, Method):
         if options:
             raise MethodError(f"{name!r} already has its options; got {dict(options)} as well.")
         return name
+    if not isinstance(name, str):
+        raise MethodError(f"A method is a name or a Method; got {type(name).__name__}.")
+    name, written = parse_method(name)
+    chosen = {**written, **(options or {})}
     if name not in METHODS:
         raise MethodError(
-            f"Unknown method {name!r}.{did_you_mean(str(name), METHODS)} "
+            f"Unknown method {name!r}.{did_you_mean(name, METHODS)} "
             f"The methods are {', '.join(METHODS)}."
         )
     kind = METHODS[name]
     allowed = [f.name for f in fields(kind)]
-    for option in options or {}:
+    for option in chosen:
         if option not in allowed:
             raise MethodError(
                 f"{name!r} has no option {option!r}.{did_you_mean(option, allowed)} "
                 f"Its options are {', '.join(allowed)}."
             )
-    return kind(**(options or {}))
+    return kind(**chosen)
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME` or `NAME:key=value,key=value` as a name and its options.
+
+    A part without `=` goes on with the list before it: `rollout:drop=0,the,residual=0.4`.
+
+    >>> parse_method("rollout:heads=1,2,residual=none")
+    ('rollout', {'heads': [1, 2], 'residual': None})
+    """
+    name, colon, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    key = ""
+    for part in rest.split(",") if colon else ():
+        before, equals, after = part.partition("=")
+        if equals and before.strip():
+            key = before.strip().replace("-", "_")
+            options[key] = parse_value(after)
+        elif key:
+            earlier = options[key]
+            listed = earlier if isinstance(earlier, list) else [earlier]
+            options[key] = [*listed, parse_value(part)]
+        else:
+            raise MethodError(
+                f"{text!r}: options follow the method's name as NAME:key=value,key=value, for "
+                "example rollout:residual=0.4,heads=max."
+            )
+    return name.strip(), options
+
+
+def parse_value(text: str) -> Any:
+    """The value of an option as written on a command line: a number, none, true, false or text."""
+    text = text.strip()
+    named = {"none": None, "true": True, "false": False}
+    if text.lower() in named:
+        return named[text.lower()]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
 
 
 def method_from_dict(record: Mapping[str, Any]) -> Method:
-    """The inverse of `Method.to_dict`."""
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in record["options"].items()}
-    return make_method(record["name"], options)
+    """The inverse of `Method.to_dict`.
+
+    A file of 0.1.0 may hold `threads`, which is no option any more: it changed nothing.
+    """
+    options = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in record["options"].items()
+        if (record["name"], key) not in {("flow", "threads"), ("gradient-flow", "threads")}
+    }
+    return make_method(str(record["name"]), options)
 
 
 class OptionHelp(NamedTuple):
@@ -82,14 +202,14 @@ def describe_options(kind: type[Method]) -> list[OptionHelp]:
 
 def _documented(docstring: str) -> dict[str, str]:
     """`name: sentence` paragraphs of a docstring; deeper lines go on with the sentence."""
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     current = ""
     for line in inspect.cleandoc(docstring).splitlines():
         name, colon, rest = line.partition(": ")
         if colon and name.isidentifier():
-            current, found[name] = name, rest
+            current, sentences[name] = name, rest
         elif current and line.startswith("    "):
-            found[current] += " " + line.strip()
+            sentences[current] += " " + line.strip()
         else:
             current = ""
-    return found
+    return sentences

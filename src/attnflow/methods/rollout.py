@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError
 from attnflow.methods.base import (
+    Execution,
     MixingMethod,
+    Requirements,
+    Selection,
     attribution_of,
-    checked_trace,
-    layers_from,
-    rolled_out,
-    wanted_layers,
+    roll_out,
 )
-from attnflow.methods.mixing import Heads, Mixing, Residual
-from attnflow.tokens import Target
+from attnflow.methods.mixing import Mixing, Residual
 from attnflow.trace import AttentionTrace
 
 __all__ = ["UNIFORM_BASELINE", "Raw", "Rollout", "uniform_rollout"]
@@ -35,19 +34,14 @@ class Raw(MixingMethod):
     name: ClassVar[str] = "raw"
     residual: Residual = None
 
-    def __call__(
-        self,
-        trace: AttentionTrace,
-        *,
-        targets: Sequence[Target] | Target | None = None,
-        layers: Sequence[int] | int | None = None,
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """The weights of these layers, rows of these targets."""
-        rows = checked_trace(trace).tokens.indices_of(targets)
-        wanted = wanted_layers(trace.layers, layers)
         matrices = self.matrices(trace)
-        picked = np.stack([matrices[trace.layers.index(number)][rows] for number in wanted])
-        return attribution_of(self, trace, picked, wanted, rows)
+        rows = list(selection.rows)
+        weights = [matrices[trace.layers.index(number)][rows] for number in selection.layers]
+        return attribution_of(self, trace, np.stack(weights), selection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,49 +59,33 @@ class Rollout(MixingMethod):
     start_layer: int = 1
     top_head: int | None = None
 
-    def __call__(
-        self,
-        trace: AttentionTrace,
-        *,
-        targets: Sequence[Target] | Target | None = None,
-        layers: Sequence[int] | int | None = None,
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """The rollout of these layers, rows of these targets."""
-        matrices = self.matrices(checked_trace(trace))
         tops = None if self.top_head is None else self._with_top_head().matrices(trace)
-        found = rolled_out(
-            self,
-            trace,
-            matrices,
-            start=self.start_layer,
-            targets=targets,
-            layers=layers,
-            tops=tops,
-        )
-        if self.receptive_field != UNIFORM_BASELINE:
-            return found
-        rows = trace.tokens.indices_of(targets)
-        return replace(found, values=found.values / self._uniform(trace, rows, found.layers))
+        values = roll_out(trace, self.matrices(trace), selection, tops)
+        if self.receptive_field == UNIFORM_BASELINE:
+            values = values / self._uniform(trace, selection)
+        return attribution_of(self, trace, values, selection)
 
     @property
     def receptive_fields(self) -> tuple[str, ...]:
         """A rollout can also be held against the rollout of uniform attention."""
         return (*super().receptive_fields, UNIFORM_BASELINE)
 
-    def _uniform(
-        self, trace: AttentionTrace, rows: Sequence[int], wanted: tuple[int, ...]
-    ) -> NDArray[np.float64]:
+    def _uniform(self, trace: AttentionTrace, selection: Selection) -> NDArray[np.float64]:
         """The same layers and rows, had attention been uniform; 1 where a row cannot see."""
-        shares = self.residual_shares(len(trace.layers))
-        used = [trace.layers.index(n) for n in layers_from(trace.layers, self.start_layer)]
-        uniform = uniform_rollout(shares[used], trace.length, rows)
-        picked = uniform[[used.index(trace.layers.index(number)) for number in wanted]]
-        return np.where(picked > 0, picked, 1.0)
+        indices = [trace.layers.index(number) for number in selection.available]
+        shares = self.residual_shares(len(trace.layers))[indices]
+        every_layer = uniform_rollout(shares, trace.length, selection.rows)
+        uniform = every_layer[[level - 1 for level in selection.levels]]
+        return np.where(uniform > 0, uniform, 1.0)
 
     @property
-    def heads_to_capture(self) -> Heads | None:
-        """Single-head rollout needs one head beside the mixture, so all are kept."""
-        return self.heads if self.top_head is None else None
+    def requires(self) -> Requirements:
+        """Single-head rollout takes one head beside the mixture, so all are kept."""
+        return Requirements(heads=self.heads if self.top_head is None else None)
 
     def _with_top_head(self) -> Mixing:
         if self.top_head is None:
@@ -128,8 +106,8 @@ def uniform_rollout(
     """Rows of the rollout of `A[i, j] = 1/(i+1)`, j ≤ i, at every layer: a running mean a layer."""
     below = np.eye(length)
     seen = np.arange(1, length + 1)[:, None]
-    found = np.empty((len(shares), len(rows), length))
+    uniform = np.empty((len(shares), len(rows), length))
     for layer, share in enumerate(shares.tolist()):
         below = share * below + (1 - share) * np.cumsum(below, axis=0) / seen
-        found[layer] = below[rows]
-    return found
+        uniform[layer] = below[list(rows)]
+    return uniform

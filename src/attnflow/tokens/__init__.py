@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnflow.tokens.patches import Grid
-from attnflow.tokens.sequence import Target, Tokens
+from attnflow.tokens.sequence import TokenRef, Tokens
 from attnflow.tokens.text import is_special, readable, words_of_pieces, written
 
-__all__ = ["Grid", "Target", "Tokens", "is_special", "readable", "words_of_pieces", "written"]
+__all__ = ["Grid", "TokenRef", "Tokens", "is_special", "readable", "words_of_pieces", "written"]

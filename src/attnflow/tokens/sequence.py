@@ -15,9 +15,9 @@ from attnflow.errors import TargetError, TokensError, did_you_mean
 from attnflow.tokens.patches import Grid
 from attnflow.tokens.text import join_pieces, surfaces_of, words_of_pieces
 
-__all__ = ["Target", "Tokens"]
+__all__ = ["TokenRef", "Tokens"]
 
-Target = int | str
+TokenRef = int | str
 """How a user names a position: by number (negative: from the end) or by the token itself."""
 
 _LISTED = 60  # error messages list this many tokens before they cut the list short
@@ -72,7 +72,7 @@ class Tokens(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.texts)
 
-    def index_of(self, target: Target) -> int:
+    def index_of(self, target: TokenRef) -> int:
         """The index within these tokens of a position or of a token that occurs once."""
         if isinstance(target, str):
             return self._index_of_text(target)
@@ -83,7 +83,7 @@ class Tokens(Sequence[str]):
             )
         return self._index_of_position(int(target))
 
-    def indices_of(self, targets: Sequence[Target] | Target | None) -> list[int]:
+    def indices_of(self, targets: Sequence[TokenRef] | TokenRef | None) -> list[int]:
         """Indices of several targets; `None` means all, a single one stands for itself."""
         if targets is None:
             return list(range(len(self)))
@@ -93,7 +93,7 @@ class Tokens(Sequence[str]):
             raise TargetError(f"No target given; choose from {self.listing()}.")
         return [self.index_of(target) for target in targets]
 
-    def occurrences_of(self, targets: Sequence[Target]) -> list[int]:
+    def occurrences_of(self, targets: Sequence[TokenRef]) -> list[int]:
         """Indices of these positions, and of these tokens wherever they occur, in order."""
         found: set[int] = set()
         for target in targets:

@@ -24,14 +24,15 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from attnflow.compare import compare, continued
 from attnflow.errors import AttnflowError, InputError, TokensError
 from attnflow.methods import METHODS, Flow
+from attnflow.progress import Progress
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
 from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError
-from attnflow.web.models import Offer
+from attnflow.web.models import OfferedModel
 from attnflow.web.requests import GENERATION_METHODS, Explain, Generate, Limits, read_request
-from attnflow.web.results import Kept, Results
+from attnflow.web.results import Results, StoredResult
 
-__all__ = ["Guard", "Studio", "create_app", "guarded_app"]
+__all__ = ["Guard", "Server", "create_app", "guarded_app"]
 
 _FOLDER = Path(__file__).parent
 _PAGE_SCRIPTS, _PAGE_STYLES = ("page.js",), ("page.css",)
@@ -39,10 +40,10 @@ _KINDS = {".js": "text/javascript", ".css": "text/css"}
 _FORMS = {"json": "application/json", "html": "text/html; charset=utf-8", "png": "image/png"}
 
 
-class Studio:
+class Server:
     """The models, the queue and the results behind one server."""
 
-    def __init__(self, offers: Sequence[Offer], limits: Limits) -> None:
+    def __init__(self, offers: Sequence[OfferedModel], limits: Limits) -> None:
         self.offers = {offer.name: offer for offer in offers}
         self.limits = limits
         self.jobs = Jobs(waiting=limits.waiting)
@@ -55,15 +56,15 @@ class Studio:
         return self.jobs.submit(partial(_call, work, asked))
 
     def _explain(self, asked: Explain, job: Job) -> str:
-        job.tell("loading the model")
+        job.tell(Progress("loading the model", 0, 0))
         loaded = asked.offer.loaded
         flows = any(isinstance(method, Flow) for method in asked.methods)
         self._check_length(loaded, asked.text, flows)
         found = compare(loaded, asked.text, asked.methods or None, progress=job.tell)
-        return self.results.add(Kept(found, found.view(), generated=False))
+        return self.results.add(StoredResult(found, found.view(), generated=False))
 
     def _generate(self, asked: Generate, job: Job) -> str:
-        job.tell("loading the model")
+        job.tell(Progress("loading the model", 0, 0))
         loaded = asked.offer.loaded
         flows = any(isinstance(method, Flow) for method in asked.methods)
         self._check_length(loaded, asked.prompt, flows)
@@ -78,7 +79,7 @@ class Studio:
         )
         title = f"{asked.prompt.strip()} …"
         title = title if len(title) <= 90 else f"{title[:88]}…"
-        return self.results.add(Kept(found, found.view(title=title), generated=True))
+        return self.results.add(StoredResult(found, found.view(title=title), generated=True))
 
     def _check_length(self, loaded: Any, text: str, flows: bool) -> None:
         """In tokens, where the tokenizer can be asked; the embedded model checks for itself."""
@@ -99,9 +100,9 @@ def _call(work: Any, asked: Explain | Generate, job: Job) -> str:
     return str(work(asked, job))
 
 
-def create_app(offers: Sequence[Offer], limits: Limits | None = None) -> FastAPI:
+def create_app(offers: Sequence[OfferedModel], limits: Limits | None = None) -> FastAPI:
     """The application over these models; `guarded_app` is what may be put on a port."""
-    studio = Studio(offers, limits or Limits())
+    studio = Server(offers, limits or Limits())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -121,7 +122,7 @@ def create_app(offers: Sequence[Offer], limits: Limits | None = None) -> FastAPI
     return app
 
 
-def guarded_app(offers: Sequence[Offer], limits: Limits | None = None) -> Guard:
+def guarded_app(offers: Sequence[OfferedModel], limits: Limits | None = None) -> Guard:
     """The application behind its guard."""
     app = create_app(offers, limits)
     return Guard(app, app.state.studio.limits)
@@ -146,7 +147,7 @@ def _add_pages(app: FastAPI) -> None:
         return Response(assets[name], media_type=_KINDS[Path(name).suffix])
 
 
-def _add_jobs(app: FastAPI, studio: Studio) -> None:
+def _add_jobs(app: FastAPI, studio: Server) -> None:
     @app.get("/api/models")
     async def models() -> Any:
         offers = [offer.to_dict() for offer in studio.offers.values()]
@@ -174,7 +175,7 @@ def _add_jobs(app: FastAPI, studio: Studio) -> None:
         return _told(studio, found)
 
 
-def _add_results(app: FastAPI, studio: Studio) -> None:
+def _add_results(app: FastAPI, studio: Server) -> None:
     @app.get("/api/results/{name}.{form}")
     async def result(name: str, form: str, request: Request) -> Response:
         kept = studio.results.get(name)
@@ -201,7 +202,7 @@ def _whole(request: Request, key: str) -> int | None:
     return int(text)
 
 
-def _told(studio: Studio, job: Job | None, status: int = 200) -> Response:
+def _told(studio: Server, job: Job | None, status: int = 200) -> Response:
     if job is None:
         return _error(404, "There is no such job, or it ended long ago.")
     return JSONResponse(job.to_dict(studio.jobs.ahead_of(job)), status_code=status)
@@ -216,7 +217,7 @@ async def _sentence(_: Request, error: Exception) -> Response:
     return _error(422 if isinstance(error, InputError) else 500, str(error))
 
 
-async def _busy(studio: Studio, _: Request, error: Exception) -> Response:
+async def _busy(studio: Server, _: Request, error: Exception) -> Response:
     limit = studio.jobs.limit
     return _error(503, f"{limit} requests are waiting already. Try again in a little while.")
 

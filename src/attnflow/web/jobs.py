@@ -15,6 +15,7 @@ from threading import Event, Lock, Thread
 from typing import Any, Literal
 
 from attnflow.errors import AttnflowError
+from attnflow.progress import Progress
 
 __all__ = ["CancelledJobError", "Job", "Jobs", "QueueFullError"]
 
@@ -45,9 +46,9 @@ class Job:
     result: str | None = None
     _unwanted: Event = field(default_factory=Event)
 
-    def tell(self, stage: str, done: int = 0, total: int = 0) -> None:
+    def tell(self, progress: Progress) -> None:
         """Say what is being done; raises CancelledJobError when the job is no longer wanted."""
-        self.stage, self.done, self.total = stage, done, total
+        self.stage, self.done, self.total = progress
         self.stop_if_unwanted()
 
     def write(self, text: str) -> None:

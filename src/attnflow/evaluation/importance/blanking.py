@@ -14,9 +14,9 @@ from attnflow.evaluation.importance.base import Answer, Measure, check_named, ef
 from attnflow.evaluation.importance.passes import Passes, Progress, Row, Text, score_of
 from attnflow.hosts.adapter import TokenIds
 
-__all__ = ["BlankOut", "By", "blanked", "check_blank"]
+__all__ = ["BlankOut", "BlankToken", "blanked", "check_blank"]
 
-By = Literal["unk", "mask", "pad", "delete"]
+BlankToken = Literal["unk", "mask", "pad", "delete"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class BlankOut(Measure):
     """
 
     name: ClassVar[str] = "blank-out"
-    by: By = "unk"
+    by: BlankToken = "unk"
     keep: Literal["special"] | tuple[str, ...] = "special"
     signed: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_named("by", self.by, get_args(By))
+        check_named("by", self.by, get_args(BlankToken))
         if isinstance(self.keep, str) and self.keep != "special":
             raise MethodError(
                 f"keep={self.keep!r}: 'special', or a tuple of tokens: keep=({self.keep!r},)."
@@ -73,14 +73,14 @@ class BlankOut(Measure):
         return np.flatnonzero(hidden).tolist()
 
 
-def check_blank(ids: TokenIds, by: By) -> None:
+def check_blank(ids: TokenIds, by: BlankToken) -> None:
     """The tokenizer must have the token that blanks others."""
     if by != "delete" and by not in ids.blanks:
         there = ", ".join(repr(name) for name in (*ids.blanks, "delete"))
         raise MethodError(f"by={by!r}: this tokenizer has no such token. There are {there}.")
 
 
-def blanked(row: Row, positions: Sequence[int], ids: TokenIds, by: By) -> Row:
+def blanked(row: Row, positions: Sequence[int], ids: TokenIds, by: BlankToken) -> Row:
     """The row with these positions blanked, or without them."""
     if by == "delete":
         return {name: np.delete(values, positions) for name, values in row.items()}

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from attnflow.errors import MethodError, ModelError, optional_import
 from attnflow.evaluation.importance.base import Answer, Measure, check_named
-from attnflow.evaluation.importance.blanking import By, blanked, check_blank
+from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
 from attnflow.evaluation.importance.passes import Passes, Progress, Text, score_of
-from attnflow.hosts.adapter import At
+from attnflow.hosts.adapter import EmbeddingSite
 from attnflow.hosts.capture import at_rest
 
 __all__ = ["InputGradient", "IntegratedGradients", "Reduce"]
 
 Reduce = Literal["abs-sum", "norm", "times-input"]
-_BLANKS = tuple(name for name in get_args(By) if name != "delete")
+_BLANKS = tuple(name for name in get_args(BlankToken) if name != "delete")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +44,13 @@ class InputGradient(Measure):
 
     name: ClassVar[str] = "input-gradient"
     reduce: Reduce = "norm"
-    at: At = "words"
+    at: EmbeddingSite = "words"
     allow_noise: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_named("reduce", self.reduce, get_args(Reduce))
-        check_named("at", self.at, get_args(At))
+        check_named("at", self.at, get_args(EmbeddingSite))
 
     def _measure(
         self,

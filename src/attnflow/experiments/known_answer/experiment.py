@@ -62,7 +62,7 @@ class Contender:
     common: bool = True
 
 
-_FLOW = Flow(threads=1)
+_FLOW = Flow()
 _FIRST = (0,)
 CONTENDERS: Mapping[str, Contender] = {
     "raw": Contender(Raw()),
@@ -92,7 +92,7 @@ CONTENDERS: Mapping[str, Contender] = {
 
 RELATIVES: Mapping[str, Method] = {
     "gradient-rollout": GradientRollout(),
-    "gradient-flow": GradientFlow(threads=1),
+    "gradient-flow": GradientFlow(),
     "measured-residual": MeasuredResidualRollout(),
     "norm-rollout": NormRollout(kind="residual"),
     "alti": Alti(),
@@ -329,10 +329,9 @@ def _related(
 ) -> Table:
     """The stronger relatives on the first of these prompts, beside the others on the same."""
     few = known[:_RELATED]
-    needs = dict.fromkeys(need for method in RELATIVES.values() for need in method.needs)
     found: dict[str, list[float]] = {relative: [] for relative in RELATIVES}
     for k, one in enumerate(few):
-        trace = capture(model, one.inputs, tokenizer=tokenizer, also=tuple(needs))
+        trace = capture(model, one.inputs, tokenizer=tokenizer, methods=list(RELATIVES.values()))
         for relative, method in RELATIVES.items():
             row = method(trace, targets=trace.length - 1, layers=-1).values[:, 0]
             found[relative].append(_rank(row, "top", one.sources))

@@ -128,7 +128,7 @@ class PronounReader:
     @property
     def methods(self) -> Mapping[str, Method]:
         """What is compared; the default of generate() is made for causal models."""
-        flow = Flow(threads=1, normalized=self.protocol == "paper")
+        flow = Flow(normalized=self.protocol == "paper")
         found: dict[str, Method] = {"raw": Raw(), "rollout": Rollout(), "flow": flow}
         if not self.masked and self.protocol == "sound":
             found[DEFAULT] = DEFAULT_METHOD

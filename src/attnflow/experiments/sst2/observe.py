@@ -12,7 +12,7 @@ from torch import nn
 
 from attnflow.errors import ModelError, TokensError
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
-from attnflow.evaluation.importance.blanking import By
+from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.experiments.sst2.data import LabelledText
 from attnflow.experiments.sst2.double_embedded import (
     GradientSums,
@@ -29,7 +29,7 @@ from attnflow.trace import AttentionTrace
 __all__ = [
     "METHODS",
     "Classified",
-    "FedTwice",
+    "DoubleEmbedded",
     "blank_for",
     "labels_of",
     "observe",
@@ -38,9 +38,9 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-METHODS: Mapping[str, Method] = {"raw": Raw(), "rollout": Rollout(), "flow": Flow(threads=1)}
+METHODS: Mapping[str, Method] = {"raw": Raw(), "rollout": Rollout(), "flow": Flow()}
 # The authors divide each row of flows by its sum, which moves the maximum of a column.
-_PAPER_METHODS = {**METHODS, "flow": Flow(threads=1, normalized=True)}
+_PAPER_METHODS = {**METHODS, "flow": Flow(normalized=True)}
 _BATCH = 32
 _CERTIFIED = 2e-6  # a flow's bounds are within 1e-6
 
@@ -69,7 +69,7 @@ class Classified:
 
 
 @dataclass(frozen=True, eq=False)
-class FedTwice:
+class DoubleEmbedded:
     """One text as the paper's script ran it: columns of attention, and sums of gradients in
     single and in double precision.
     """
@@ -93,12 +93,12 @@ def labels_of(model: nn.Module) -> tuple[str, ...]:
     return tuple(str(names[k]) for k in sorted(names))
 
 
-def blank_for(model: nn.Module, tokenizer: Any) -> By:
+def blank_for(model: nn.Module, tokenizer: Any) -> BlankToken:
     """What stands for a hidden word: the mask where there is one; else the gap is closed."""
     return "mask" if "mask" in adapter_for(model).token_ids(model, tokenizer).blanks else "delete"
 
 
-def _measures(by: By) -> Mapping[str, Measure]:
+def _measures(by: BlankToken) -> Mapping[str, Measure]:
     return {
         "gradient": InputGradient(reduce="norm", score="logit"),
         "gradient × input": InputGradient(reduce="times-input", score="logit"),
@@ -126,7 +126,7 @@ def observe(
                 model,
                 texts,
                 tokenizer=tokenizer,
-                of=label,
+                answer=label,
                 batch_size=_BATCH,
                 progress=_told(stages, name),
             )
@@ -215,7 +215,7 @@ def observe_fed_twice(
     examples: Sequence[LabelledText],
     label: int,
     stages: Stages,
-) -> list[FedTwice]:
+) -> list[DoubleEmbedded]:
     """The paper's pass over every text, and its gradients once more with twice the digits."""
     exact = in_double_precision(model)
     names = labels_of(model)
@@ -226,7 +226,7 @@ def observe_fed_twice(
         single = gradient_sums(model, tokenizer, example.text, label)
         double = gradient_sums(exact, tokenizer, example.text, label)
         right = _right(example, trace, names)
-        found.append(FedTwice(columns, single, double, trace.layers, right))
+        found.append(DoubleEmbedded(columns, single, double, trace.layers, right))
         stages("texts, fed twice", k + 1, len(examples))
     return found
 

@@ -11,7 +11,7 @@ from torch import nn
 from attnflow.evaluation.metrics import dense_rank_correlation, spearman, summarize
 from attnflow.experiments.report import Table, decimals, summarized
 from attnflow.experiments.sst2.data import LabelledText
-from attnflow.experiments.sst2.observe import METHODS, FedTwice, observe_fed_twice
+from attnflow.experiments.sst2.observe import METHODS, DoubleEmbedded, observe_fed_twice
 from attnflow.experiments.sst2.tables import Agreed, Found, accuracy_of, named, over_layers, table_3
 from attnflow.experiments.verb_number.observe import Stages
 
@@ -51,7 +51,7 @@ def run_as_paper(
     return Found(accuracy_of(seen), _AS_PAPER, tables, _what_the_sums_are(seen))
 
 
-def _of_columns(seen: Sequence[FedTwice], of: str) -> Agreed:
+def _of_columns(seen: Sequence[DoubleEmbedded], of: str) -> Agreed:
     return {
         method: np.array(
             [
@@ -63,7 +63,7 @@ def _of_columns(seen: Sequence[FedTwice], of: str) -> Agreed:
     }
 
 
-def _of_the_sums(seen: Sequence[FedTwice]) -> Table:
+def _of_the_sums(seen: Sequence[DoubleEmbedded]) -> Table:
     pairs = {
         "the sums in single and in double precision": [
             spearman(o.single.sums, o.double.sums) for o in seen
@@ -80,7 +80,7 @@ def _of_the_sums(seen: Sequence[FedTwice]) -> Table:
     return Table("sums", "Is the importance a number or rounding?", ("Spearman",), rows, note)
 
 
-def _what_the_sums_are(seen: Sequence[FedTwice]) -> tuple[str, ...]:
+def _what_the_sums_are(seen: Sequence[DoubleEmbedded]) -> tuple[str, ...]:
     share = max(o.single.largest_share for o in seen)
     if share > _ROUNDING:
         return (f"The gradient's sums are up to {share:.1g} of what they could be: a number.",)

@@ -280,7 +280,7 @@ def _faithful(
         [text_of(example) for example in examples],
         rankings,
         tokenizer=vocabulary,
-        of=[example.label for example in examples],
+        answer=[example.label for example in examples],
         progress=lambda done, total: stages("faithfulness", done, total),
     )
     columns = ("comprehensiveness", "sufficiency", "deletion_area", "insertion_area")

@@ -20,7 +20,7 @@ __all__ = ["METHODS", "Observation", "Stages", "observe", "text_of"]
 Stages = Callable[[str, int, int], None]
 """Told what is going on: the stage, how much of it is done, and of how much."""
 
-METHODS: Mapping[str, Method] = {"raw": Raw(), "rollout": Rollout(), "flow": Flow(threads=1)}
+METHODS: Mapping[str, Method] = {"raw": Raw(), "rollout": Rollout(), "flow": Flow()}
 
 # [EOS] is blanked too here; what the paper leaves out or sets to zero is up to the protocol.
 MEASURES: Mapping[str, Measure] = {
@@ -93,7 +93,7 @@ def _measured(
         model,
         [text_of(example) for example in examples],
         tokenizer=vocabulary,
-        of=[example.label for example in examples],
+        answer=[example.label for example in examples],
         batch_size=_BATCH,
         progress=lambda done, total: stages(name, done, total),
     )

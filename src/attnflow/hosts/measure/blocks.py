@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.measure.decomposition import FixedNorm, Inside, measure_block
+from attnflow.hosts.measure.decomposition import BlockState, FixedNorm, measure_block
 from attnflow.hosts.recorder import Recorder
 
 __all__ = ["BLOCK_MEASURES", "DECLARED", "BlockPlan", "Parts", "declared_parts", "watched_blocks"]
@@ -82,7 +82,7 @@ def declared_parts(base: nn.Module, model_type: str, shown: str) -> list[Parts]:
     raise UnsupportedModelError(
         f"{shown} (model type {model_type!r}) cannot be taken apart: where its blocks keep their "
         f"projection and norms is not declared. Declared are {', '.join(DECLARED)}. Gradients "
-        "(also=('gradients',)) and value zeroing (also=('value-zeroing',)) need no declaration."
+        "(record=('gradients',)) and value zeroing (record=('value-zeroing',)) need no declaration."
     )
 
 
@@ -94,7 +94,7 @@ def _parts(block: nn.Module, plan: BlockPlan) -> Parts:
 @contextmanager
 def watched_blocks(blocks: Sequence[Parts], recorder: Recorder, shown: str) -> Iterator[None]:
     """Measure what the recorder was asked for on every block, as it ends."""
-    names = [name for name in recorder.also if name in BLOCK_MEASURES]
+    names = [name for name in recorder.record if name in BLOCK_MEASURES]
     if not names:
         yield
         return
@@ -165,9 +165,9 @@ class _Watch:
         for name in self.names:
             self.recorder.measure(name, torch.stack([measured[name] for measured in found]))
 
-    def _inside(self, parts: Parts, example: int) -> Inside:
+    def _inside(self, parts: Parts, example: int) -> BlockState:
         weights, values = self.seen[0]
-        return Inside.of(
+        return BlockState.of(
             self.given[example],
             weights[example],
             values[example],

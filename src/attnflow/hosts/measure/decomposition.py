@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FixedNorm", "Inside", "measure_block"]
+__all__ = ["FixedNorm", "BlockState", "measure_block"]
 
 _NUMBERS_AT_ONCE = 2**22  # of the vectors of some targets: targets × sources × width
 
@@ -47,7 +47,7 @@ class FixedNorm:
 
 
 @dataclass(frozen=True, eq=False)
-class Inside:
+class BlockState:
     """What one block did to one example: everything its vectors are made of.
 
     `norms` are the LayerNorms that follow attention and that end the block, of a post-norm block;
@@ -69,7 +69,7 @@ class Inside:
         projection: Tensor,
         bias: Tensor | None,
         norms: tuple[FixedNorm, ...],
-    ) -> Inside:
+    ) -> BlockState:
         """From values (heads that have their own, n, head width) and W_O (heads × width, width).
 
         With grouped queries several heads share one value; each gets its own copy.
@@ -90,7 +90,7 @@ class Inside:
         return vectors
 
 
-def measure_block(inside: Inside, names: Collection[str]) -> dict[str, Tensor]:
+def measure_block(inside: BlockState, names: Collection[str]) -> dict[str, Tensor]:
     """The measurements of these names, (n, n) each, "residual-share" (n,); some targets at a time.
 
     The vectors are those with the residual, "norms" excepted, which has neither residual nor norm.
@@ -106,13 +106,13 @@ def measure_block(inside: Inside, names: Collection[str]) -> dict[str, Tensor]:
     return {name: torch.cat(found) for name, found in parts.items()}
 
 
-def _rows(inside: Inside) -> Iterator[Tensor]:
+def _rows(inside: BlockState) -> Iterator[Tensor]:
     length, width = inside.given.shape
     everyone = torch.arange(length, device=inside.given.device)
     yield from everyone.split(max(1, _NUMBERS_AT_ONCE // (length * width)))
 
 
-def _measured_rows(inside: Inside, rows: Tensor) -> dict[str, Tensor]:
+def _measured_rows(inside: BlockState, rows: Tensor) -> dict[str, Tensor]:
     vectors = inside.attended(rows)
     found = {"norms": vectors.norm(dim=-1)}
     vectors = inside.add_residual(vectors, rows)

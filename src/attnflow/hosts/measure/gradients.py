@@ -14,7 +14,7 @@ from attnflow.errors import CaptureError, InputError, ModelError
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.recorder import Recorder
 
-__all__ = ["Choice", "chosen", "differentiable", "gradients_of"]
+__all__ = ["Choice", "choose_answers", "differentiable", "gradients_of"]
 
 Choice = int | Sequence[int] | None
 
@@ -40,15 +40,20 @@ def differentiable(model: nn.Module, wanted: bool) -> Iterator[None]:
             parameter.requires_grad_(False)
 
 
-def chosen(scores: Sequence[Scores | None], of: Choice, model: nn.Module) -> list[int]:
+def choose_answers(scores: Sequence[Scores | None], answer: Choice, model: nn.Module) -> list[int]:
     """For each example which of its choices the gradients are of: its answer unless told."""
-    wanted = [of] * len(scores) if of is None or isinstance(of, int) else list(of)
-    if len(wanted) != len(scores):
-        raise InputError(f"of={of!r} names {len(wanted)} choices for {len(scores)} examples.")
-    return [_choice(found, k, model) for found, k in zip(scores, wanted, strict=True)]
+    if answer is None or isinstance(answer, int):
+        answers: Sequence[int | None] = [answer] * len(scores)
+    else:
+        answers = answer
+    if len(answers) != len(scores):
+        raise InputError(
+            f"answer={answer!r} names {len(answers)} choices for {len(scores)} examples."
+        )
+    return [_choice(one, k, model) for one, k in zip(scores, answers, strict=True)]
 
 
-def _choice(scores: Scores | None, of: int | None, model: nn.Module) -> int:
+def _choice(scores: Scores | None, answer: int | None, model: nn.Module) -> int:
     if scores is None:
         raise ModelError(
             f"Gradients are taken of the score an answer is read from, and {type(model).__name__} "
@@ -56,14 +61,14 @@ def _choice(scores: Scores | None, of: int | None, model: nn.Module) -> int:
             "...ForSequenceClassification, ...ForCausalLM and the like); a masked language model "
             "also needs its tokenizer and a mask in the text."
         )
-    if of is None:
+    if answer is None:
         return int(scores.logits.argmax())
-    if not 0 <= of < len(scores.logits):
+    if not 0 <= answer < len(scores.logits):
         raise InputError(
-            f"of={of!r}: the answer is one of {len(scores.logits)} choices, 0 to "
+            f"answer={answer!r}: the answer is one of {len(scores.logits)} choices, 0 to "
             f"{len(scores.logits) - 1}."
         )
-    return of
+    return answer
 
 
 def gradients_of(

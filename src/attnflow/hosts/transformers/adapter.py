@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from attnflow.errors import CaptureError, TokensError, UnsupportedModelError
 from attnflow.extras import MEASURES
-from attnflow.hosts.adapter import Adapter, At, Batch, Scores, TokenIds, device_of
+from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, TokenIds, device_of
 from attnflow.hosts.measure.blocks import BLOCK_MEASURES, declared_parts, watched_blocks
 from attnflow.hosts.measure.value_zeroing import VALUE_ZEROING, outermost_layers, replayed
 from attnflow.hosts.padding import kept_positions, padding_to_the_right
@@ -99,7 +99,7 @@ class TransformersAdapter(Adapter):
         if uses_the_interface(tower):
             with recording(tower, recorder), _measuring(tower, recorder):
                 return tower(**inputs)
-        if recorder.disturb or set(recorder.also) & set(self.measures):
+        if recorder.disturb or set(recorder.record) & set(self.measures):
             raise CaptureError(
                 f"{type(tower).__name__} computes attention outside transformers' attention "
                 "interface, so it cannot be disturbed to check it, nor measured inside. Gradients "
@@ -151,7 +151,7 @@ class TransformersAdapter(Adapter):
         kept = batch.decoder_kept[example] if batch.decoder_kept else tuple(range(length))
         return _pieces(tokenizer, batch.inputs["decoder_input_ids"][example], kept)
 
-    def embedding(self, model: nn.Module, at: At) -> nn.Module:
+    def embedding(self, model: nn.Module, at: EmbeddingSite) -> nn.Module:
         """The model's own word embedding, or the last module before its first block."""
         words = cast(PreTrainedModel, model).get_input_embeddings()
         base: Any = cast(PreTrainedModel, model).base_model
@@ -198,10 +198,10 @@ def _measuring(tower: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
     """What is asked for beside the weights: blocks taken apart, layers replayed."""
     config, shown = _config(tower), type(tower).__name__
     with ExitStack() as stack:
-        if set(recorder.also) & set(BLOCK_MEASURES):
+        if set(recorder.record) & set(BLOCK_MEASURES):
             parts = declared_parts(tower.base_model, config.model_type, shown)
             stack.enter_context(watched_blocks(parts, recorder, shown))
-        if VALUE_ZEROING in recorder.also:
+        if VALUE_ZEROING in recorder.record:
             if _is_encoder_decoder(tower):
                 raise UnsupportedModelError(
                     f"{shown} is an encoder–decoder: a layer of its decoder attends twice, so "

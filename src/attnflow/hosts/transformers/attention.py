@@ -26,7 +26,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from attnflow.errors import CaptureError
 from attnflow.hosts.measure.value_zeroing import without
-from attnflow.hosts.recorder import Stage, Watcher
+from attnflow.hosts.recorder import AttentionObserver, Stage
 
 __all__ = ["eager", "recording", "uses_the_interface"]
 
@@ -39,7 +39,7 @@ _CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "en
 class _Post:
     """Where a module stands in its model, and whom it reports to."""
 
-    watcher: Watcher
+    observer: AttentionObserver
     stage: Stage
 
 
@@ -55,10 +55,10 @@ def _attend_and_record(
     post = _POSTS.get(module)
     if post is None:
         return attend(module, query, key, value, mask, **options)
-    watcher = post.watcher
-    if watcher.zeroed is not None:
-        return attend(module, query, key, without(value, watcher.zeroed), mask, **options)
-    if watcher.disturb:
+    observer = post.observer
+    if observer.zeroed is not None:
+        return attend(module, query, key, without(value, observer.zeroed), mask, **options)
+    if observer.disturb:
         query = torch.zeros_like(query)
     length = query.shape[-2]
     step = max(1, _ROWS_OF_WEIGHTS // (key.shape[-2] * query.shape[1]))
@@ -79,9 +79,9 @@ def _attend_and_record(
                 "attention cannot be seen. Load the model without it."
             )
         outputs.append(output)
-        watcher.see_rows(module, weights, slice(start, min(start + step, length)), length)
+        observer.see_rows(module, weights, slice(start, min(start + step, length)), length)
     index = getattr(module, "layer_idx", None)
-    watcher.end_layer(
+    observer.end_layer(
         module,
         value,
         length,
@@ -104,9 +104,9 @@ AttentionMaskInterface.register(_NAME, eager_mask)
 
 
 @contextmanager
-def recording(model: PreTrainedModel, watcher: Watcher) -> Iterator[None]:
+def recording(model: PreTrainedModel, observer: AttentionObserver) -> Iterator[None]:
     """Point every config of the model at our function; put everything back, whatever happens."""
-    posts = {module: _Post(watcher, _stage(model, name)) for name, module in model.named_modules()}
+    posts = {module: _Post(observer, _stage(model, name)) for name, module in model.named_modules()}
     if any(module in _POSTS for module in posts):
         raise CaptureError("This model is being captured in another thread; capture one at a time.")
     with _implementation(model, _NAME):

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, TextStreamer
 from transformers.generation.configuration_utils import GenerationMode
 
 from attnflow.errors import AttnflowError, InputError, ModelError
-from attnflow.hosts.recorder import Watcher
+from attnflow.hosts.recorder import AttentionObserver
 from attnflow.hosts.transformers.attention import recording, uses_the_interface
 
 __all__ = ["can_stream", "checked_generator", "end_tokens", "run_generate", "run_once", "watching"]
@@ -48,9 +48,11 @@ def end_tokens(model: PreTrainedModel) -> set[int]:
     return set() if ends is None else set(torch.as_tensor(ends).reshape(-1).tolist())
 
 
-def watching(model: PreTrainedModel, watcher: Watcher | None) -> AbstractContextManager[None]:
+def watching(
+    model: PreTrainedModel, observer: AttentionObserver | None
+) -> AbstractContextManager[None]:
     """Show the model's attention to the watcher, if there is one."""
-    return nullcontext() if watcher is None else recording(model, watcher)
+    return nullcontext() if observer is None else recording(model, observer)
 
 
 def run_generate(
@@ -58,7 +60,7 @@ def run_generate(
     inputs: Mapping[str, Tensor],
     options: Mapping[str, Any],
     *,
-    watcher: Watcher | None,
+    observer: AttentionObserver | None,
     tokenizer: Any,
     stream: Stream | None,
     seed: int | None,
@@ -68,7 +70,7 @@ def run_generate(
     _refuse_other_modes(model, chosen)
     if stream is not None and tokenizer is not None and len(inputs["input_ids"]) == 1:
         chosen["streamer"] = _TextStream(tokenizer, stream)
-    with torch.random.fork_rng(enabled=seed is not None), watching(model, watcher):
+    with torch.random.fork_rng(enabled=seed is not None), watching(model, observer):
         if seed is not None:
             torch.manual_seed(seed)
         try:
@@ -79,9 +81,9 @@ def run_generate(
             raise InputError(f"generate() refused its options: {error}") from error
 
 
-def run_once(model: PreTrainedModel, ids: Tensor, watcher: Watcher) -> None:
+def run_once(model: PreTrainedModel, ids: Tensor, observer: AttentionObserver) -> None:
     """One forward pass over a finished text, seen by the watcher; scores are not needed."""
-    with torch.no_grad(), recording(model, watcher):
+    with torch.no_grad(), recording(model, observer):
         model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
 
 

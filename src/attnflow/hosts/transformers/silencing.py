@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnflow.hosts.recorder import Stage, Watcher
+from attnflow.hosts.recorder import AttentionObserver, Stage
 from attnflow.hosts.transformers.attention import recording
 
 __all__ = ["silencing"]
 
 
-class _Silencer(Watcher):
+class _Silencer(AttentionObserver):
     """Zeroes values and looks at nothing."""
 
     def __init__(self, silent: Tensor) -> None:

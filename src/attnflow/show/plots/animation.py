@@ -23,7 +23,7 @@ from attnflow.show.plots.canvas import (
 )
 from attnflow.show.plots.graphs import attention_graph
 from attnflow.show.plots.maps import layers_map
-from attnflow.tokens import Target
+from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def build_up(
     result: Attribution,
     path: str | os.PathLike[str],
     *,
-    target: Target | None = None,
+    target: TokenRef | None = None,
     trace: AttentionTrace | None = None,
     seconds: float = 1.0,
     hold: float = 3.0,

@@ -24,7 +24,7 @@ from attnflow.show.plots.canvas import (
     one_target,
     pyplot,
 )
-from attnflow.tokens import Target
+from attnflow.tokens import TokenRef
 from attnflow.trace import Prediction
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ _HATCHES = ("", "", "///", "...", "xxx")  # told apart in print too
 def answer_figure(
     results: Sequence[Attribution],
     *,
-    target: Target | None = None,
-    sources: Sequence[Target] | None = None,
+    target: TokenRef | None = None,
+    sources: Sequence[TokenRef] | None = None,
     answers: int = 5,
 ) -> Figure:
     """The model's answers with their probabilities, and beside them what each method says the
@@ -75,8 +75,8 @@ def probability_bars(prediction: Prediction, *, answers: int = 5, ax: Axes | Non
 def method_bars(
     results: Sequence[Attribution],
     *,
-    target: Target | None = None,
-    sources: Sequence[Target] | None = None,
+    target: TokenRef | None = None,
+    sources: Sequence[TokenRef] | None = None,
     layer: int = -1,
     ax: Axes | None = None,
 ) -> Axes:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
 from attnflow.errors import InputError, TargetError, optional_import
-from attnflow.tokens import Target, readable
+from attnflow.tokens import TokenRef, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +100,7 @@ def colour_bar(axes: Axes, image: AxesImage) -> None:
     bar.ax.tick_params(labelsize=SMALL, length=0)
 
 
-def one_target(result: Attribution, target: Target | None) -> Attribution:
+def one_target(result: Attribution, target: TokenRef | None) -> Attribution:
     """The result of one target, or an error that lists them."""
     if not len(result.sources) or not len(result.targets):
         raise InputError("There is nothing to draw: the result has no sources or no targets.")

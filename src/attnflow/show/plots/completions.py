@@ -22,7 +22,7 @@ from attnflow.show.plots.canvas import (
     pyplot,
 )
 from attnflow.show.plots.maps import pairs_map
-from attnflow.tokens import Target
+from attnflow.tokens import TokenRef
 from attnflow.tokens.common_words import common_tokens
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ __all__ = ["completion_figure", "completion_map", "source_bars", "token_layers"]
 _BARS = 15  # sources a bar chart names; the map beside it has all of them
 
 
-def completion_figure(result: Attribution, target: Target | None = None) -> Figure:
+def completion_figure(result: Attribution, target: TokenRef | None = None) -> Figure:
     """All generated tokens against the prompt, or one of them as bars and layer by layer."""
     if target is None:
         return cast("Figure", completion_map(result).figure)
@@ -60,7 +60,7 @@ def completion_map(result: Attribution, *, layer: int = -1, ax: Axes | None = No
 
 
 def source_bars(
-    result: Attribution, *, target: Target | None = None, layer: int = -1, ax: Axes | None = None
+    result: Attribution, *, target: TokenRef | None = None, layer: int = -1, ax: Axes | None = None
 ) -> Axes:
     """The strongest sources of one target as bars, in the text's order.
 

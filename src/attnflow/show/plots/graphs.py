@@ -30,7 +30,7 @@ from attnflow.show.plots.canvas import (
     new_axes,
     plain,
 )
-from attnflow.tokens import Target, Tokens
+from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace import AttentionTrace
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class _Stack:
 def attention_graph(
     graph: AttentionTrace | LayeredGraph,
     *,
-    target: Target | None = None,
+    target: TokenRef | None = None,
     layers: Sequence[int] | None = None,
     top: int = 4,
     tokens: Sequence[str] | None = None,
@@ -101,8 +101,8 @@ def cut_graph(
     method: Flow,
     trace: AttentionTrace,
     *,
-    target: Target,
-    source: Target,
+    target: TokenRef,
+    source: TokenRef,
     layer: int = -1,
     top: int = 4,
     ax: Axes | None = None,

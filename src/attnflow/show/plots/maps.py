@@ -25,7 +25,7 @@ from attnflow.show.plots.canvas import (
     plain,
     pyplot,
 )
-from attnflow.tokens import Target
+from attnflow.tokens import TokenRef
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ _NUMBERED_UP_TO = 260  # cells; beyond that numbers would only be noise
 def layers_map(
     result: Attribution,
     *,
-    target: Target | None = None,
+    target: TokenRef | None = None,
     ax: Axes | None = None,
     title: str | None = None,
 ) -> Axes:

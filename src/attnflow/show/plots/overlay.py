@@ -20,7 +20,7 @@ from attnflow.show.plots.canvas import (
     new_axes,
     one_target,
 )
-from attnflow.tokens import Target
+from attnflow.tokens import TokenRef
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def image_overlay(
     result: Attribution,
     image: ArrayLike,
     *,
-    target: Target | None = None,
+    target: TokenRef | None = None,
     layer: int = -1,
     alpha: float = 0.8,
     ax: Axes | None = None,
