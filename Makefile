@@ -53,7 +53,7 @@ figures: $(STAMP)
 	$(BIN)/python docs/make_figures.py
 
 pretrained: $(VENV)/.pretrained
-	$(BIN)/python -m pytest tests/test_pretrained.py
+	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_pretrained.py
 
 clean:
 	rm -rf $(VENV) out

@@ -6,6 +6,7 @@ model that is not there is skipped.
 
 from __future__ import annotations
 
+import os
 import json
 import sys
 from pathlib import Path
@@ -135,6 +136,7 @@ def test_smollm2_on_the_command_line(
     assert picture.stat().st_size > 10_000
 
 
+@pytest.mark.skipif("ATTNFLOW_SLOW" not in os.environ, reason="minutes: make pretrained runs it")
 def test_known_answers_of_smollm2(smollm2: Loaded) -> None:
     """A small run of `attnflow experiment known-answer`: the default finds what others do not."""
     experiment = KnownAnswer(prompts=32, wording="development")
