@@ -6,8 +6,8 @@ model that is not there is skipped.
 
 from __future__ import annotations
 
-import os
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
