@@ -124,7 +124,11 @@ def _frozen(array: Floats) -> Floats:
 
 
 def pack(gradients: Floats | None, measured: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Gradients and measurements as named arrays for a file; `unpack` has an example."""
+    """Gradients and measurements as named arrays for a file.
+
+    >>> list(pack(None, {"alti": np.zeros((1, 2, 2))}))
+    ['measured/alti']
+    """
     arrays = {_PREFIX + name: array for name, array in measured.items()}
     return arrays if gradients is None else {GRADIENTS: gradients, **arrays}
 

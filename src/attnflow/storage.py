@@ -94,7 +94,11 @@ def write(path: PathLike, kind: str, header: Mapping[str, Any], arrays: Arrays) 
 def read(path: PathLike, kind: str) -> tuple[dict[str, Any], Arrays]:
     """Header and arrays of a file written by `write`, or a FileError that says what is wrong.
 
-    Arrays are read-only. `write` has an example.
+    Arrays are read-only.
+
+    >>> read("nowhere.json", "Attribution")
+    Traceback (most recent call last):
+    attnflow.errors.FileError: There is no file 'nowhere.json'.
     """
     source = _checked_suffix(path)
     _check_readable(source)
@@ -172,7 +176,7 @@ def write_safely(path: PathLike, writer: Callable[[Path], object]) -> None:
     beside = target.parent / f".attnflow-{os.getpid()}-{secrets.token_hex(4)}{target.suffix[-20:]}"
     try:
         writer(beside)
-        os.replace(beside, target)
+        beside.replace(target)
     except OSError as error:
         raise _cannot_write(target, error) from error
     finally:
@@ -183,7 +187,10 @@ def write_safely(path: PathLike, writer: Callable[[Path], object]) -> None:
 def write_text(path: PathLike, text: str) -> None:
     """Write a text such as a page, whole or not at all; lone surrogates become question marks.
 
-    `write_safely` has an example.
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> write_text(f"{folder.name}/page.html", "<p>all of it</p>")
+    >>> folder.cleanup()
     """
     content = text.encode("utf-8", "replace")
     write_safely(path, lambda beside: _write_bytes(beside, content))
@@ -195,6 +202,8 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 def _check_place(target: Path) -> None:
     """That the target is a file or nothing, and no folder or device, which must not be replaced."""
+    if "\0" in str(target):
+        raise FileError(f"Cannot write {shorten(str(target))}: a name cannot hold a zero byte.")
     try:
         exists, is_file = target.exists(), target.is_file()
         is_folder = target.is_dir()

@@ -26,7 +26,9 @@ def checked_layers(layers: object) -> tuple[int, ...]:
     (1, 3)
     """
     listed = list(layers) if isinstance(layers, Iterable) else []
-    numbers = [number for number in map(whole_number, listed) if number is not None and number >= 0]
+    numbers = [
+        number for number in map(whole_number, listed) if number is not None and 0 <= number < 2**31
+    ]
     if not numbers or len(numbers) != len(listed):
         raise InputError(
             f"layers are whole numbers from 1, one for each layer of values; got {shorten(layers)}."

@@ -62,10 +62,11 @@ def dependence_of(
     if not differs.any():
         return None
     own, held = _shares(values), _shares(others)
+    empty = np.abs(held).sum(axis=-1) == 0
     total = np.zeros(values.shape[:2])
     count = np.zeros(values.shape[:2])
     for k in range(held.shape[1]):  # one at a time: all differences at once may not fit
-        counts = differs[None, :, k] & (held[:, k].any(axis=-1))[:, None]
+        counts = differs[None, :, k] & ~empty[:, k, None]
         total += counts * np.abs(own - held[:, k, None]).sum(axis=-1) / 2
         count += counts
     counted = own.any(axis=-1) & (count > 0)

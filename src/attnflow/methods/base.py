@@ -55,6 +55,10 @@ class Requirements:
 
     heads: how capture may mix the heads of each layer as it is seen; None where every head counts.
     record: what must be recorded beside the weights: "gradients", or names of measurements.
+
+    >>> from attnflow import GradientRollout
+    >>> GradientRollout().requires
+    Requirements(heads=None, record=('gradients',))
     """
 
     heads: Heads | None = "mean"
@@ -67,6 +71,9 @@ class Selection:
 
     rows: the indices of the targets. layers: the model's numbers of the layers to give, out of
     `available`, those the method computes. columns: the indices of the sources, None for all.
+
+    >>> Selection(rows=(4,), layers=(3,), available=(2, 3)).levels
+    [2]
     """
 
     rows: tuple[int, ...]
@@ -93,6 +100,9 @@ class Execution:
 
     threads: how many cores to use, where a method can use several; None is all of them.
     progress: told now and then how far the work is.
+
+    >>> Execution(threads=2).threads
+    2
     """
 
     threads: int | None = None
@@ -196,7 +206,12 @@ class Method(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MixingMethod(Method, Mixing):
-    """A method that starts from attention weights, mixed to one matrix for each layer."""
+    """A method that starts from attention weights, mixed to one matrix for each layer.
+
+    >>> from attnflow import Flow, Rollout
+    >>> issubclass(Rollout, MixingMethod), issubclass(Flow, MixingMethod)
+    (True, True)
+    """
 
     @property
     def requires(self) -> Requirements:
@@ -208,6 +223,10 @@ def requirements_of(methods: Iterable[Method]) -> Requirements:
     """What one trace must hold to serve all of these methods.
 
     Heads stay apart unless all methods mix them in the same way.
+
+    >>> from attnflow import Raw, Rollout
+    >>> requirements_of([Raw(), Rollout(heads="max")])
+    Requirements(heads=None, record=())
     """
     each = [method.requires for method in methods]
     heads = {requirement.heads for requirement in each} or {Requirements().heads}
@@ -311,6 +330,13 @@ def attribution_of(
     each source of the selection; `bounds` are arrays of the same shape. `compared` are rows of
     other targets, with one column for each position, to hold the rows against: without them it is
     those of the selection itself.
+
+    >>> from attnflow import Raw
+    >>> from attnflow.testing import random_trace
+    >>> trace = random_trace(layers=1, length=2)
+    >>> selection = Raw().select(trace, targets=[1])
+    >>> attribution_of(Raw(), trace, np.array([[[0.25, 0.75]]]), selection).targets.texts
+    ('t1',)
     """
     columns = selection.columns
     dependence = None

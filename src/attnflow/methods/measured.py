@@ -104,8 +104,8 @@ class NormRollout(_MeasuredRollout):
         super().__post_init__()
         if self.kind not in _KINDS:
             raise MethodError(
-                f"Unknown kind={shorten(self.kind)}.{did_you_mean(str(self.kind), _KINDS)} Allowed are "
-                f"{', '.join(map(repr, _KINDS))}."
+                f"Unknown kind={shorten(self.kind)}.{did_you_mean(str(self.kind), _KINDS)} "
+                f"Allowed are {', '.join(map(repr, _KINDS))}."
             )
 
     @property

@@ -304,6 +304,7 @@ def _checked_residual(residual: object) -> Residual:
     if not shares or not all(0 <= r <= 1 for r in shares):
         raise MethodError(
             f"residual={shorten(residual)}: the share of the skip connection is a number from 0 to "
-            "1 (the paper's is 0.5), a list with one such number for each layer, 'one-step', or None."
+            "1 (the paper's is 0.5), a list with one such number for each layer, 'one-step', or "
+            "None."
         )
     return shares[0] if _is_number(residual) else shares

@@ -179,8 +179,10 @@ def _is_byte_level(pieces: Sequence[str]) -> bool:
 
 
 def _byte_level_bytes(piece: str) -> bytes | None:
-    known = all(sign in _BYTES for sign in piece)
-    return bytes(_BYTES[sign] for sign in piece) if known else None
+    """What a piece stands for; None for a special token, which ends what was begun before it."""
+    if any(sign not in _BYTES for sign in piece) or (is_special(piece) and piece.isascii()):
+        return None
+    return bytes(_BYTES[sign] for sign in piece)
 
 
 def _fallback_bytes(piece: str) -> bytes | None:

@@ -119,6 +119,7 @@ def _check_values(weights: NDArray[np.floating[Any]]) -> None:
 def checked_sinks(
     sinks: ArrayLike | None, weights: NDArray[np.floating[Any]]
 ) -> NDArray[np.floating[Any]] | None:
+    """The mass each row gives to a learned sink, `(layers, heads, queries)`, or None."""
     if sinks is None:
         return None
     try:
@@ -141,6 +142,7 @@ def check_rows(
     tolerance: float,
     numbers: tuple[int, ...],
 ) -> None:
+    """That every row sums to 1, sinks included, within the tolerance; the error names the worst."""
     total = weights.sum(axis=-1, dtype=np.float64)
     if sinks is not None:
         total = total + sinks
@@ -170,11 +172,13 @@ def checked_tolerance(tolerance: float | None, dtype: str) -> float:
 
 
 def checked_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """The model's numbers of the layers; counted from 1 where none are given."""
     if layers is None:
         return tuple(range(1, count + 1))
     listed = list(layers) if isinstance(layers, Iterable) else [layers]
     numbers = tuple(whole_number(number) or 0 for number in listed)
-    if len(numbers) != count or numbers != tuple(sorted(set(numbers))) or numbers[0] < 1:
+    increasing = numbers == tuple(sorted(set(numbers)))
+    if len(numbers) != count or not increasing or numbers[0] < 1 or numbers[-1] >= 2**31:
         raise WeightsError(
             f"layers must be {count} increasing numbers counted from 1, one for each layer of "
             f"weights; got {shorten(listed)}."
@@ -202,6 +206,7 @@ def checked_kind(kind: object, weights: NDArray[np.floating[Any]], tolerance: fl
 
 
 def checked_mixed_heads(name: object, heads: int) -> str | None:
+    """How the heads were mixed to one, or None where they are kept apart."""
     if name is None:
         return None
     if not isinstance(name, str) or heads != 1:
@@ -234,6 +239,7 @@ def checked_stages(
 
 
 def check_prediction(prediction: Prediction | None, length: int) -> None:
+    """That a prediction was read from a position there is."""
     if prediction is None:
         return
     if not isinstance(prediction, Prediction):
