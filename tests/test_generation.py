@@ -345,12 +345,13 @@ def test_a_text_streams_and_is_named(speaker: tuple[Any, Any]) -> None:
 
 def test_the_neutral_prompt_is_subtracted(speaker: tuple[Any, Any]) -> None:
     model, tokenizer = speaker
-    ours = Rollout(residual="one-step", drop=(0,))
     ids = [int(k) for k in tokenizer(TEXT)["input_ids"]]
     neutral = list(ids)
     for position in (1, 3):  # name, Ada: the words that say something
         neutral[position] = tokenizer.convert_tokens_to_ids("Ġthing")
     result = generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=4)
+    ours = result.method
+    assert ours == Rollout(residual="one-step")  # random attention has no sink to drop
     made = tokenizer.convert_tokens_to_ids(list(result.targets))
     own = explain_completion(model, {"input_ids": torch.tensor([ids])}, made, method=ours)
     base = explain_completion(model, {"input_ids": torch.tensor([neutral])}, made, method=ours)

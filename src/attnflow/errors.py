@@ -36,6 +36,7 @@ __all__ = [
     "TokensError",
     "UnsupportedModelError",
     "WeightsError",
+    "brief",
     "did_you_mean",
     "optional_import",
 ]
@@ -87,6 +88,17 @@ class StoppedError(AttnflowError):
 
 class MissingDependencyError(AttnflowError, ImportError):
     """An optional package is needed and not installed."""
+
+
+def brief(value: object, limit: int = 80) -> str:
+    """A value as a message shows it: its repr, cut where it is long.
+
+    >>> brief("a" * 1000, limit=10)
+    "'aaaaaaaa… (1002 characters)"
+    """
+    text = repr(value[: 2 * limit] if isinstance(value, (str, bytes)) else value)
+    length = len(value) + 2 if isinstance(value, (str, bytes)) else len(text)
+    return text if length <= limit else f"{text[: limit - 1]}… ({length} characters)"
 
 
 def did_you_mean(value: str, allowed: Iterable[str]) -> str:

@@ -93,7 +93,7 @@ class RolloutCache(AttentionObserver):
         own = self._layers.get(layer.module) or self._new_layer(layer, weights)
         first, last = own.filled + rows.start, own.filled + rows.stop
         offset, visible = _visible(weights, own.filled + layer.length, last)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
             self._make_room(own, last)
             if own.number < self.rollout.start_layer:
                 self._add_own(own, first, last, 1.0)  # layers below the start count as identity

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attnflow.extras import GRADIENTS
 from attnflow.methods.mixing import Heads, mix_heads
+from attnflow.progress import ProgressCallback
 
 __all__ = ["AttentionObserver", "LayerWeights", "RecordedLayer", "Recorder", "Stage"]
 
@@ -75,7 +76,9 @@ class Recorder(AttentionObserver):
     `record` names what is wanted beside the weights. An adapter that can measure hands each layer's
     measurements, (batch, n, n) or (batch, n), to `measure`. `watch`, where set, is told every
     layer's weights and values. `disturb` asks the adapter to make attention uniform before it is
-    used: the check that what is shown is what the model uses.
+    used: the check that what is shown is what the model uses. `kept` are the positions of each
+    example that are no padding, for a host that learns of its padding only while it runs.
+    `progress` is told how far a long measurement is.
     """
 
     def __init__(
@@ -85,15 +88,18 @@ class Recorder(AttentionObserver):
         expected: int | None = None,
         disturb: bool = False,
         record: Sequence[str] = (),
+        progress: ProgressCallback | None = None,
     ) -> None:
         self.heads = heads
         self.disturb = disturb
+        self.progress = progress
+        self.expected = expected or 0
+        self.kept: tuple[tuple[int, ...], ...] | None = None
         self.record = tuple(record)
         self.dtype = ""
         self.layers: list[LayerWeights] = []
         self.measured: dict[str, list[NDArray[np.float32]]] = {}
         self.watch: Callable[[Tensor, Tensor], None] | None = None
-        self._expected = expected or 0
         self._block: NDArray[np.float32] | None = None
         self._rows = np.empty(0, dtype=np.float32)
         self._in_graph: list[Tensor] = []
@@ -130,10 +136,10 @@ class Recorder(AttentionObserver):
 
     def room(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Memory for the next layer's weights: in the block if they fit, else on its own."""
-        if self._block is None and self._expected:
-            self._block = np.empty((self._expected, *shape), dtype=np.float32)
+        if self._block is None and self.expected:
+            self._block = np.empty((self.expected, *shape), dtype=np.float32)
         k = len(self.layers)
-        if self._block is not None and k < self._expected and self._block.shape[1:] == shape:
+        if self._block is not None and k < self.expected and self._block.shape[1:] == shape:
             return self._block[k]
         return np.empty(shape, dtype=np.float32)
 

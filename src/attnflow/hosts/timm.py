@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.errors import TokensError
-from attnflow.hosts.adapter import Adapter, Batch, Scores, device_of
+from attnflow.hosts.adapter import Adapter, Batch, Scores, device_of, on_device
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.refusals import REFUSED, refuse_by_name
 from attnflow.hosts.restore import exclusive
@@ -38,10 +38,10 @@ class TimmAdapter(Adapter):
         """Pixels of shape (batch, channels, height, width), by any name."""
         kind = type(model).__name__.lower()
         refuse_by_name(next((k for k in REFUSED if kind.startswith(k)), ""), type(model).__name__)
-        pixels = next(iter(inputs.values()), None)
-        if pixels is None or torch.as_tensor(pixels).ndim != 4:
+        pixels = next(iter(on_device(inputs, device_of(model)).values()), None)
+        if pixels is None or pixels.ndim != 4:
             raise TokensError("A timm model takes one tensor (batch, channels, height, width).")
-        return Batch({"pixel_values": torch.as_tensor(pixels).to(device_of(model))}, len(pixels))
+        return Batch({"pixel_values": pixels}, len(pixels))
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         """timm takes the pixels by position."""

@@ -19,6 +19,7 @@ from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import undone
+from attnflow.progress import tell
 
 __all__ = ["VALUE_ZEROING", "outermost_layers", "replayed"]
 
@@ -84,11 +85,17 @@ class _Replay:
             again = self._run(layer, example, batch, [[]])
             _check_replay(layer, again[0], output[example])
             for start in range(0, length, step):
+                self._tell(example, start, length, batch)
                 positions = range(start, min(start + step, length))
                 turned = self._run(layer, example, batch, [[k] for k in positions])
                 near = torch.cosine_similarity(turned.double(), again.double(), dim=-1)
                 distances[example][:, list(positions)] = (1 - near).clamp(min=0).T.cpu()
         return distances
+
+    def _tell(self, example: int, start: int, length: int, batch: int) -> None:
+        """How many positions of all layers are done, if it is known how many layers there are."""
+        done = (len(self.recorder.layers) - 1) * batch * length + example * length + start
+        tell(self.recorder.progress, VALUE_ZEROING, done, self.recorder.expected * batch * length)
 
     def _run(self, layer: nn.Module, example: int, batch: int, silent: list[list[int]]) -> Tensor:
         """The layer's forward on copies of one example, without the hooks that watch the layer.

@@ -45,7 +45,7 @@ def facts_of(model: PreTrainedModel) -> ModelFacts:
         start_token=_token(model, "decoder_start_token_id", "bos_token_id", "pad_token_id")
         if both
         else None,
-        pad_token=_token(model, "pad_token_id"),
+        pad_token=getattr(model.config.get_text_config(), "pad_token_id", None),
         max_length=_max_length(model),
     )
 
