@@ -110,12 +110,19 @@ _SUBMODULES = {
     "plots": "attnflow.show.plots",
 }
 
+_MODEL_PACKAGES = ("torch", "transformers")
+
 _renamed.install()
 
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        value: object = getattr(importlib.import_module(f"attnflow.{_HOME[name]}"), name)
+        try:
+            value: object = getattr(importlib.import_module(f"attnflow.{_HOME[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name not in _MODEL_PACKAGES:
+                raise
+            return _without_models(name, error.name)
     elif name in _SUBMODULES:
         value = importlib.import_module(_SUBMODULES[name])
     elif f"attnflow.{name}" in _renamed.RENAMED_MODULES:
@@ -124,6 +131,18 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'attnflow' has no attribute {name!r}")
     globals()[name] = value  # the next look-up does not come here
     return value
+
+
+def _without_models(name: str, package: str) -> object:
+    """Stands for a function that runs models where they cannot be: it says what to install."""
+
+    def needs_models(*_: object, **__: object) -> object:
+        from attnflow.errors import optional_import
+
+        return optional_import(package, extra="models", purpose=f"attnflow.{name}()")
+
+    needs_models.__name__ = needs_models.__qualname__ = name
+    return needs_models
 
 
 def __dir__() -> list[str]:

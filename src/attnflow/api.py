@@ -140,6 +140,12 @@ def generate(
     seed: sample with this seed; without it the search is greedy.
     stream: called with each piece of text as it is made.
     generate_kwargs: more for the model's generate(), such as {"temperature": 0.7}.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> result = generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=4)
+    >>> result.values.shape  # layers, generated tokens, prompt tokens
+    (2, 4, 3)
     """
     if options:
         warnings.warn(
@@ -179,8 +185,15 @@ def explain_completion(
 ) -> Attribution:
     """Attribute a text that was generated already: one forward pass, the same result.
 
-    completion: the text as it follows the prompt, with its leading space, or its token ids.
+    completion: the text as it follows the prompt, with its leading space, or its token ids. That
+        of an encoder–decoder is what its decoder writes.
     Everything else is as in `generate`.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> result = explain_completion(model, "the keys to", "the cabinets are", tokenizer=tokenizer)
+    >>> list(result.targets)
+    ['the', 'cabinets', 'are']
     """
     reader = _reader(model, tokenizer, method, baseline, sources)
     from attnflow.generation.prompts import encode_prompts

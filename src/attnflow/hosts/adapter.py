@@ -147,6 +147,15 @@ class Adapter(ABC):
 
     `attnflow.testing.check_adapter` holds an adapter to this contract. `measures` are the
     measurements its `run` hands to the recorder when they are asked for.
+
+    >>> class MyAdapter(Adapter):
+    ...     name = "my host"
+    ...     def recognises(self, model):
+    ...         return type(model).__name__ == "MyModel"
+    ...     def run(self, model, inputs, recorder):
+    ...         return model(**inputs, watch=recorder.add)
+    >>> MyAdapter().recognises(nn.Linear(2, 2))
+    False
     """
 
     name: str
@@ -184,7 +193,7 @@ class Adapter(ABC):
         if not sizes:
             raise TokensError(
                 f"Prepared inputs are tensors by the names of {type(model).__name__}'s forward "
-                f"arguments; got {', '.join(map(repr, inputs)) or 'none'}."
+                f"arguments; got {', '.join(map(brief, inputs)) or 'none'}."
             )
         return Batch(tensors, size=sizes[0])
 
@@ -199,7 +208,8 @@ class Adapter(ABC):
 
         `length` is the number of positions that attention was seen over, padding included.
         """
-        return Tokens(tuple(f"position {k}" for k in range(length)))
+        kept = batch.kept[example] if batch.kept else range(length)
+        return Tokens(tuple(f"position {k}" for k in kept))
 
     def name_decoder_positions(
         self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int

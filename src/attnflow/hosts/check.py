@@ -23,7 +23,7 @@ from attnflow.hosts.registry import Adapter, adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.trace import AttentionTrace
 
-__all__ = ["Check", "check_model"]
+__all__ = ["Check", "check_model", "model_state"]
 
 # Two correct ways to compute one attention differ by rounding, amplified by the layers above.
 _APART = {"float64": 1e-6, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
@@ -45,7 +45,7 @@ def check_model(
     """Run every check on one example; nothing raises, what goes wrong is in the list."""
     try:
         adapter = adapter_for(model)
-        state = _state(model)
+        state = model_state(model)
         if isinstance(inputs, str):
             trace = capture(model, inputs, tokenizer=tokenizer)
             batch = adapter.encode(model, tokenizer, [inputs])
@@ -59,7 +59,9 @@ def check_model(
         _causal(adapter, model, trace),
         _same_output(adapter, model, batch, trace),
         _used(adapter, model, batch),
-        Check("the model was given back unchanged", _state(model) == state, "flags, hooks, modes"),
+        Check(
+            "the model was given back unchanged", model_state(model) == state, "flags, hooks, modes"
+        ),
     ]
 
 
@@ -131,12 +133,12 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max()) / spread
 
 
-def _state(model: nn.Module) -> list[Any]:
+def model_state(model: nn.Module) -> list[Any]:
     """Everything a capture could leave behind."""
-    seen: list[Any] = []
+    state: list[Any] = []
     for module in model.modules():
         config = getattr(module, "config", None)
-        seen.append(
+        state.append(
             (
                 module.training,
                 len(module._forward_hooks),
@@ -145,4 +147,4 @@ def _state(model: nn.Module) -> list[Any]:
                 getattr(config, "_attn_implementation", None),
             )
         )
-    return seen
+    return state

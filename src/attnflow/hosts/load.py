@@ -146,11 +146,12 @@ class _Source(NamedTuple):
     def of(cls, name: str) -> _Source:
         """A name as it was given; the home folder's sign is a path, and a path must exist."""
         path = Path(name).expanduser() if name.startswith("~") else Path(name)
-        if path.suffix == ".gguf" and path.is_file():
+        is_file, is_folder = _kind_of(path)
+        if path.suffix == ".gguf" and is_file:
             return cls(str(path.parent), path.name)
-        if path.is_dir():
+        if is_folder:
             return cls(str(path))
-        if path.is_file():
+        if is_file:
             raise ModelError(
                 f"{brief(name)} is a file. A model is a folder (config.json, the weights and the "
                 "tokenizer's files), or one file that ends in .gguf."
@@ -178,6 +179,14 @@ def _tokenizer(transformers: Any, source: _Source, needed: bool) -> Any:
         return None
 
 
+def _kind_of(path: Path) -> tuple[bool, bool]:
+    """Whether it is a file, or a folder; a name that no file can have is neither."""
+    try:
+        return path.is_file(), path.is_dir()
+    except (OSError, ValueError):
+        return False, False
+
+
 def _is_path(name: str) -> bool:
     """Hub names have at most one slash and none in front: anything else is meant as a path."""
     return name.startswith((".", "~", "/", "\\")) or Path(name).is_absolute() or name.count("/") > 1
@@ -202,7 +211,7 @@ def _why_not(name: str, error: Exception) -> str:
     if missing is not None:
         where = f"The model {brief(name)} needs the package {missing!r}, which is not installed"
         way_out = f"Install it with: pip install {missing}"
-    elif Path(name).expanduser().exists():
+    elif any(_kind_of(Path(name).expanduser())):
         where = f"The path {brief(name)} holds no model that transformers can load"
         way_out = "It needs config.json, the weights and the tokenizer's files (save_pretrained)."
     else:
