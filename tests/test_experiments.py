@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -344,6 +347,30 @@ def test_a_report_shows_what_is_undefined(tmp_path: Path) -> None:
     blocked.write_text("")
     with pytest.raises(FileError, match="cannot be made"):
         report.write(blocked)
+
+
+def test_a_full_disk_leaves_the_tables_that_were_there(tmp_path: Path) -> None:
+    table = Table("t", "A table", ("L1",), {"raw": (Cell(0.5),)})
+    report = Report("r", "Title", ("a long sentence " * 500,), (table,))
+    for name in ("r.csv", "r.md"):
+        (tmp_path / name).write_text("of an earlier run")
+    with no_file_beyond(40), pytest.raises(FileError, match=r"Cannot write .*r\.csv"):
+        report.write(tmp_path)
+    with no_file_beyond(1_000), pytest.raises(FileError, match=r"Cannot write .*r\.md"):
+        report.write(tmp_path)
+    assert (tmp_path / "r.md").read_text() == "of an earlier run"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.csv", "r.md"]
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Writing more than so many bytes to a file fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(

@@ -81,12 +81,12 @@ class Corpus(NamedTuple):
         return {example.words for part in parts for example in (*part.dev, *part.test)}
 
 
-def _split_attractors(folder: Path, taken: set[Words], seed: int) -> dict[int, Split]:
+def _split_attractors(folder: Path, excluded: set[Words], seed: int) -> dict[int, Split]:
     """Hold out half of every file but the first, which is large enough for a fifth."""
     parts = {}
     for count in ATTRACTOR_COUNTS:
-        examples = distinct(read_examples(folder / f"numpred.test.{count}"), taken)
-        taken.update(example.words for example in examples)
+        examples = distinct(read_examples(folder / f"numpred.test.{count}"), excluded)
+        excluded.update(example.words for example in examples)
         test = len(examples) // (5 if count == 1 else 2)
         dev = 1000 if count == 1 else 0
         parts[count] = split(examples, dev=min(dev, test), test=test, seed=seed)
@@ -341,8 +341,8 @@ def prepare(corpus: Corpus, settings: Settings, checkpoint: Path) -> tuple[Train
     attractors = training_attractors(corpus, settings.attractor_share)
     known = (*corpus.natural.train, *attractors, *corpus.mined)
     vocabulary = build_vocabulary(known, settings.vocabulary_size, VerbNumberConfig(0).positions)
-    taken = corpus.held_out() | {example.words for example in corpus.natural.train}
-    mined = distinct((replace_rare_words(item, vocabulary) for item in corpus.mined), taken)
+    excluded = corpus.held_out() | {example.words for example in corpus.natural.train}
+    mined = distinct((replace_rare_words(item, vocabulary) for item in corpus.mined), excluded)
     natural = corpus.natural.train * settings.natural_repeats
     sequences = encode([*natural, *attractors, *mined], vocabulary)
     sizes = Counter(natural=len(corpus.natural.train), attractors=len(attractors))

@@ -85,10 +85,10 @@ class Faithfulness:
 
     >>> from attnflow.models.verb_number import load_verb_number
     >>> model, vocabulary = load_verb_number()
-    >>> rankings = {"only key": [[0, 0, 1, 0, 0, 0, 0]], "only to": [[0, 0, 0, 1, 0, 0, 0]]}
+    >>> rankings = {"by place": [[7, 6, 5, 4, 3, 2, 1]]}
     >>> curves = Faithfulness()(model, ["the key to the cabinets"], rankings, tokenizer=vocabulary)
-    >>> bool(curves["only key"].comprehensiveness > curves["only to"].comprehensiveness)
-    True
+    >>> list(curves), curves["by place"].deletion.shape
+    (['by place', 'random'], (1, 11))
     """
 
     by: BlankToken = "unk"

@@ -97,7 +97,7 @@ def partial_spearman(one: ArrayLike, other: ArrayLike, third: ArrayLike) -> floa
     nothing is left of one, that is where `third` decides it.
 
     >>> round(partial_spearman([1, 2, 3, 4], [1, 2, 4, 3], [2, 1, 4, 3]), 2)
-    0.17
+    0.67
     """
     a, b = _pair(one, other)
     a, c = _pair(a, third)

@@ -48,8 +48,8 @@ class Importance:
     >>> from attnflow.evaluation.importance import BlankOut
     >>> model, vocabulary = load_verb_number()
     >>> importance = BlankOut()(model, ["the key to the cabinets"], tokenizer=vocabulary)[0]
-    >>> [token.text for token in importance.top(1)]
-    ['key']
+    >>> importance.answer, importance.top(1)[0].token
+    ('singular', 'to')
     """
 
     values: NDArray[np.float64]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attnflow.experiments.known_answer.data import FactPrompt
-from attnflow.experiments.traces import neutral_traces, padded
+from attnflow.experiments.observe import neutral_traces, padded
 from attnflow.hosts.capture import capture_batch
 from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace

@@ -14,8 +14,8 @@ from attnflow.errors import TokensError
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.texts import LabelledText
-from attnflow.experiments.importance import measure_all
 from attnflow.experiments.layers import METHODS, Floats
+from attnflow.experiments.observe import capture_texts, measure_all
 from attnflow.experiments.sst2.data import is_right, labels_of
 from attnflow.experiments.sst2.double_embedded import (
     GradientSums,
@@ -24,7 +24,6 @@ from attnflow.experiments.sst2.double_embedded import (
     in_double_precision,
 )
 from attnflow.experiments.sst2.tables import Run
-from attnflow.experiments.traces import capture_texts
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import Flow
 from attnflow.progress import tell

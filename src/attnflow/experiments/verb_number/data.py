@@ -35,7 +35,7 @@ def template_examples(count: int, *, seed: int = 0) -> list[Example]:
 
     >>> example = template_examples(1)[0]
     >>> " ".join(example.words), example.words[example.subject]
-    ('', '')
+    ('the small officers that the small results made', 'officers')
     """
     if count < 1:
         raise InputError(f"At least one sentence is needed; got {count}.")

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
-from attnflow.experiments.importance import measure_all
 from attnflow.experiments.layers import METHODS
-from attnflow.experiments.traces import capture_texts
+from attnflow.experiments.observe import capture_texts, measure_all
 from attnflow.methods import Flow
 from attnflow.models.agreement import Example
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary

@@ -1,19 +1,50 @@
-"""Attention of many texts in few passes, and of the same prompts with nothing in them."""
+"""What every experiment looks at: importance and attention of many texts, in few passes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
+from attnflow.errors import ModelError
 from attnflow.evaluation.batching import batches_by_length
+from attnflow.evaluation.importance import Importance, Measure
 from attnflow.generation.prompts import neutral_ids
 from attnflow.hosts.capture import capture_batch
 from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
-__all__ = ["capture_texts", "neutral_traces", "padded"]
+__all__ = ["capture_texts", "measure_all", "neutral_traces", "padded"]
+
+
+def measure_all(
+    measures: Mapping[str, Measure],
+    model: nn.Module,
+    texts: Sequence[str],
+    *,
+    progress: ProgressCallback | None,
+    refuse: Callable[[str, ModelError], None] | None = None,
+    **options: Any,
+) -> dict[str, list[Importance]]:
+    """The importance of every token of every text, by the name of the measure.
+
+    A measure that this model does not allow is handed to `refuse` and left out.
+    """
+    results: dict[str, list[Importance]] = {}
+    for name, measure in measures.items():
+        try:
+            results[name] = measure(model, texts, progress=_under(name, progress), **options)
+        except ModelError as error:
+            if refuse is None:
+                raise
+            refuse(name, error)
+    return results
+
+
+def _under(stage: str, progress: ProgressCallback | None) -> ProgressCallback:
+    return lambda step: tell(progress, stage, step.done, step.total)
 
 
 def capture_texts(
