@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attnflow.cli.options import parse_option, prepare_models
 from attnflow.errors import FileError, InputError, StoppedError
 from attnflow.evaluation.texts import LabelledText, read_texts
 from attnflow.methods import METHODS, Method, make_method
 from attnflow.models.agreement import held_out, read_agreement
+from attnflow.storage import write_text
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
-    from attnflow.evaluation.run import Progress as Report
+    from attnflow.progress import Progress as Step
+    from attnflow.progress import ProgressCallback
 
 __all__ = ["evaluate"]
 
@@ -155,15 +157,26 @@ def _stoppable(kept: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def _bar() -> Iterator[Report]:
+def _bar() -> Iterator[ProgressCallback]:
     """On standard error, and only on a terminal."""
     console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(
         *columns, console=console, disable=not console.is_terminal, transient=True
     ) as bar:
-        task = bar.add_task("texts", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        tasks = {"texts": bar.add_task("texts", total=None)}
+
+        def report(step: Step) -> None:
+            if step.stage not in tasks:
+                tasks[step.stage] = bar.add_task(step.stage, total=step.total)
+            bar.update(tasks[step.stage], completed=step.done, total=step.total)
+
+        yield report
 
 
 def _show(found: Evaluation, source: str) -> None:
@@ -204,9 +217,8 @@ def _write(found: Evaluation, output: Path, *, command: str, source: str) -> Non
     paths = [output / f"{_NAME}.{ending}" for ending in ("csv", "md", "png")]
     try:
         output.mkdir(parents=True, exist_ok=True)
-        paths[0].write_text(found.to_csv(), encoding="utf-8")
-        page = markdown_of(found, command=command, source=source)
-        paths[1].write_text(page, encoding="utf-8")
+        write_text(paths[0], found.to_csv())
+        write_text(paths[1], markdown_of(found, command=command, source=source))
         plots.interval_panels(panels_of(found), paths[2])
     except OSError as error:
         raise FileError(f"{str(output)!r} cannot be written to: {error}.") from error
