@@ -49,7 +49,7 @@ def test_explain_shows_prediction_target_and_layers(
 
 
 def test_json_is_the_whole_result(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--target", "sara", "--layer", "2", "--option", "residual=0.4", "--json"]
+    arguments = ["--targets", "sara", "--layers", "2", "--method", "rollout:residual=0.4", "--json"]
     assert _run(["explain", "--model", folder, TEXT, *arguments]) == 0
     record = json.loads(capsys.readouterr().out)
     assert np.array(record["values"]).shape == (1, 1, 10)
@@ -137,11 +137,11 @@ def test_what_gradients_are_of_can_be_chosen(
     assert [record["provenance"]["gradients_of"] for record in found] == ["singular", "plural"]
     assert found[0]["values"] != found[1]["values"]
     assert _run(["explain", "the key", "--of", "1"]) == 2
-    assert "of=1 chooses what gradients are taken of" in capsys.readouterr().err
-    encoder = ["explain", "--model", folder, TEXT, "--method", "norm-rollout"]
-    assert _run([*encoder, "--option", "kind=encoder"]) == 0
+    assert "answer=1 chooses what gradients are taken of" in capsys.readouterr().err
+    encoder = ["explain", "--model", folder, TEXT, "--method", "norm-rollout:kind=encoder"]
+    assert _run(encoder) == 0
     assert "NormRollout(start_layer=1, kind='encoder')" in capsys.readouterr().out
-    assert _run(["explain", "the key", "--method", "norm-rollout", "-o", "kind=encoder"]) == 1
+    assert _run(["explain", "the key", "--method", "norm-rollout:kind=encoder"]) == 1
     assert "VerbNumberModel normalises before attention" in capsys.readouterr().err
 
 
@@ -203,9 +203,10 @@ def test_all_targets_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
 BAD_USAGE = [
     ([""], "There is nothing to explain: the text is ''"),
     ([TEXT, "--method", "flo"], "Unknown method 'flo'. Did you mean 'flow'?"),
-    ([TEXT, "--option", "residual"], "must read NAME=VALUE"),
-    ([TEXT, "--option", "residul=1"], "no option 'residul'. Did you mean 'residual'?"),
-    ([TEXT, "--option", "residual=2"], "a number from 0 to 1"),
+    ([TEXT, "--option", "residual"], "must read KEY=VALUE"),
+    ([TEXT, "--method", "rollout:residual"], "NAME:key=value,key=value"),
+    ([TEXT, "--method", "rollout:residul=1"], "no option 'residul'. Did you mean 'residual'?"),
+    ([TEXT, "--method", "rollout:residual=2"], "a number from 0 to 1"),
     ([TEXT, "--target", "book "], "No token 'book '"),
     ([TEXT, "--target", "99"], "No position 99 here; choose from 0 '[CLS]'"),
     (["the key to the cabinets", "--target", "the"], "occurs 2 times, at positions 1, 4"),
@@ -237,8 +238,10 @@ BAD_USAGE = [
         [TEXT, "--method", "alti", "--figure", "graph", "--output", "x.png"],
         "use it with --method raw, rollout or flow (now 'alti')",
     ),
-    ([TEXT, "--method", "flow", "-o", "threads=0"], "threads is a number of at least 1"),
-    ([TEXT, "--method", "flow", "-o", "tolerance=7"], "tolerance is a number from 1e-9 to 1"),
+    ([TEXT, "--method", "flow:threads=2"], "'flow' has no option 'threads'"),
+    ([TEXT, "--method", "flow:tolerance=7"], "tolerance is a number from 1e-9 to 1"),
+    ([TEXT, "--targets", "sara", "--targets", "book"], "for several add --json or --output"),
+    ([TEXT, "--model", "x" * 5000], "of up to 1,000 characters; got 5,000"),
 ]
 
 

@@ -19,7 +19,7 @@ from scipy import stats
 from attnflow import Alti, Flow, GradientFlow, NormRollout, Rollout, capture, evaluate_methods
 from attnflow.cli import evaluate as command
 from attnflow.cli.app import _run
-from attnflow.cli.evaluate import parse_method
+from attnflow.cli.options import parse_method
 from attnflow.errors import FileError, InputError, MethodError, ModelError
 from attnflow.evaluation import Evaluation, Record
 from attnflow.evaluation import run as running

@@ -20,6 +20,7 @@ import pytest
 from attnflow import AttentionTrace, Rollout
 from attnflow.cli.app import _run
 from attnflow.hosts.load import Loaded
+from attnflow.progress import Progress
 from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_encoder
 from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError
@@ -56,7 +57,7 @@ def tiny_writer() -> Loaded:
     return Loaded(GPT2LMHeadModel(config).eval(), tokenizer)
 
 
-def offers() -> list[OfferedModel]:
+def models() -> list[OfferedModel]:
     return [
         embedded_models()[0],
         OfferedModel(
@@ -67,7 +68,7 @@ def offers() -> list[OfferedModel]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with serving(offers(), Limits(tokens=48, flow_tokens=24, new_tokens=16)) as running:
+    with serving(models(), Limits(tokens=48, flow_tokens=24, new_tokens=16)) as running:
         yield running
 
 
@@ -317,7 +318,7 @@ def test_flow_stops_between_two_pairs() -> None:
 
     def work(job: Job) -> str:
         job.cancel()
-        Flow()(random_trace(layers=4, length=24), progress=lambda d, t: job.tell("flow", d, t))
+        Flow()(random_trace(layers=4, length=24), progress=job.tell)
         return "never"
 
     job = Job(work)
@@ -368,7 +369,7 @@ def test_the_queue_and_the_results_are_bounded() -> None:
     cancelled = Job(nothing)
     cancelled.cancel()
     with pytest.raises(CancelledJobError):
-        cancelled.tell("on")
+        cancelled.tell(Progress("on", 0, 0))
 
 
 # -- models ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 from attnflow import AttentionTrace, Attribution, Flow, LayeredGraph, Raw, Rollout, Tokens
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError
-from attnflow.show.page import SCRIPTS, embedded_json, page
+from attnflow.show.page import SCRIPTS, VIEWER_FOLDER, embedded_json, page
 from attnflow.show.png import png
 from attnflow.show.view import unpack_values, view
 from attnflow.testing import random_attention, random_trace
@@ -282,12 +282,12 @@ def test_the_policy_names_exactly_the_scripts_of_the_page() -> None:
 
 
 def test_the_viewer_never_writes_markup() -> None:
-    for path in [*(WEB / "viewer").glob("*.js"), *(WEB / "page").glob("*.js")]:
+    for path in [*VIEWER_FOLDER.glob("*.js"), *(WEB / "page").glob("*.js")]:
         text = path.read_text(encoding="utf-8")
         assert "</" not in text, f"{path.name} would end the script it stands in"
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text)
         assert not re.search(r'setAttribute\("style"', text), "the policy forbids it"
-    assert {path.name for path in (WEB / "viewer").glob("*.js")} == {*SCRIPTS, "open.js"}
+    assert {path.name for path in VIEWER_FOLDER.glob("*.js")} == {*SCRIPTS, "open.js"}
 
 
 def test_a_notebook_shows_the_static_form_and_the_viewer_on_request() -> None:

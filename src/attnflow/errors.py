@@ -13,6 +13,8 @@
     ├── StoppedError                     a long run was interrupted; what is kept and how to go on
     └── MissingDependencyError (also ImportError)   an optional package is not installed
 
+AttributionWarning (a UserWarning) is no error: a result that says less than it seems to.
+
 Each message says what happened, the value, what is allowed, and what to do about it.
 """
 
@@ -25,6 +27,7 @@ from typing import Any
 
 __all__ = [
     "AttnflowError",
+    "AttributionWarning",
     "CaptureError",
     "FileError",
     "InputError",
@@ -87,6 +90,10 @@ class StoppedError(AttnflowError):
 
 class MissingDependencyError(AttnflowError, ImportError):
     """An optional package is needed and not installed."""
+
+
+class AttributionWarning(UserWarning):
+    """A result that says less than it seems to: its rows no longer depend on the target."""
 
 
 def did_you_mean(value: str, allowed: Iterable[str]) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,15 @@ from safetensors.numpy import save
 from attnflow._version import __version__
 from attnflow.errors import FileError
 
-__all__ = ["FORMAT", "provenance_stamp", "read", "unpacking", "write", "write_text"]
+__all__ = [
+    "FORMAT",
+    "provenance_stamp",
+    "read",
+    "unpacking",
+    "write",
+    "write_safely",
+    "write_text",
+]
 
 FORMAT = 1  # raised when a reader of the old layout could misread the new one
 _SUFFIXES = (".safetensors", ".json")
@@ -94,16 +103,38 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     _replace(Path(path), text.encode("utf-8"))
 
 
-def _replace(target: Path, content: bytes) -> None:
-    """Write beside the target and rename, so that an interruption leaves the old file whole."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+def write_safely(path: str | os.PathLike[str], write: Callable[[Path], None]) -> None:
+    """Let `write` fill a file beside the target, then put it in the target's place.
+
+    Whatever goes wrong on the way, a full disk or an interruption, leaves the old file whole.
+    The name beside is short, because the target's may be as long as the file system allows, and
+    has the target's ending, because figures take their format from it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "note.txt"
+    ...     write_safely(file, lambda part: print(part.write_bytes(b"whole"), "bytes"))
+    ...     file.read_text(), len(os.listdir(folder))
+    5 bytes
+    ('whole', 1)
+    """
+    target = Path(path)
+    beside = target.with_name(f".attnflow-{secrets.token_hex(6)}{target.suffix}")
     try:
-        beside.write_bytes(content)
+        write(beside)
         beside.replace(target)
     except OSError as error:
         raise FileError(f"Cannot write {str(target)!r}: {error.strerror or error}.") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def _replace(target: Path, content: bytes) -> None:
+    def write(part: Path) -> None:
+        part.write_bytes(content)
+
+    write_safely(target, write)
 
 
 def _array_to_json(array: NDArray[Any]) -> dict[str, Any]:

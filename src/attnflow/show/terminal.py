@@ -42,15 +42,27 @@ _GAP = 2
 def layers_table(
     results: Sequence[Attribution], *, names: Sequence[str], console: Console
 ) -> RenderableType:
-    """The sources of one target at every layer, one block for each result."""
+    """The sources of one target at every layer, one block for each result.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> console = Console(width=40, no_color=True)
+    >>> result = Rollout()(trace, targets=["key"])
+    >>> console.print(layers_table([result], names=["rollout"], console=console))
+           rollout
+    layer       1
+      the     .25
+      key     .75
+    <BLANKLINE>
+    """
     tokens = [_fit(readable(token)) for token in results[0].sources]
-    label = max(map(cell_len, tokens))
-    shown = _thinned(results[0].layers, (console.width - label) // _CELL)
-    block = _CELL * len(shown)
+    label = max(len("layer"), *map(cell_len, tokens))
+    layers = _thinned(results[0].layers, (console.width - label) // _CELL)
+    block = _CELL * len(layers)
     per_line = max(1, (console.width - label) // (block + _GAP))
     groups = [range(k, min(k + per_line, len(results))) for k in range(0, len(results), per_line)]
     tables = [
-        _blocks([results[k] for k in group], [names[k] for k in group], tokens, label, shown)
+        _blocks([results[k] for k in group], [names[k] for k in group], tokens, label, layers)
         for group in groups
     ]
     return Group(*tables)
@@ -61,16 +73,17 @@ def _blocks(
     names: Sequence[str],
     tokens: Sequence[str],
     label: int,
-    shown: Sequence[int],
+    layers: Sequence[int],
 ) -> Text:
-    block = _CELL * len(shown)
+    block = _CELL * len(layers)
     text = Text(" " * label)
     for name in names:
         text.append(" " * _GAP + name.center(block), style="bold")
     text.append("\n" + "layer".rjust(label), style="dim")
     for _ in names:
-        text.append(" " * _GAP + "".join(str(number).rjust(_CELL) for number in shown), style="dim")
-    grids = [_grid(result, shown) for result in results]
+        numbers = "".join(str(number).rjust(_CELL) for number in layers)
+        text.append(" " * _GAP + numbers, style="dim")
+    grids = [_grid(result, layers) for result in results]
     for index, token in enumerate(tokens):
         text.append("\n" + _to_the_right(token, label))
         for grid in grids:
@@ -100,7 +113,13 @@ def shaded_text(result: Attribution, *, console: Console) -> Text | None:
 
 
 def contributions(result: Attribution, *, k: int = 5) -> Text:
-    """The strongest sources of the one target at its highest layer, as a line of text."""
+    """The strongest sources of the one target at its highest layer, as a line of text.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> print(contributions(Rollout()(trace, targets=["key"])))
+    most at layer 1: key 0.750, the 0.250
+    """
     parts = [f"{readable(c.token)} {c.value:.3f}" for c in result.top(k)]
     return Text(f"most at layer {result.layers[-1]}: " + ", ".join(parts))
 
@@ -117,12 +136,12 @@ def completion_table(
 
     Common tokens are dimmed, or left out with `hide`; `words` replaces the list of them.
     """
-    shown = [_fit(readable(token)) for token in result.targets]
-    label = max(9, *map(cell_len, shown))
+    names = [_fit(readable(token)) for token in result.targets]
+    label = max(9, *map(cell_len, names))
     text = Text("generated".rjust(label) + "  ", style="bold")
     text.append(_drawn_heading(result), style="bold")
     strongest = float(result.values.max()) or 1.0
-    for index, token in enumerate(shown):
+    for index, token in enumerate(names):
         text.append("\n" + _to_the_right(token, label), style="bold")
         room = console.width - label
         for place, value in _ranked(result, index, k, words, hide):
@@ -151,19 +170,23 @@ def strongest_sources(
     order = np.argsort(-most, kind="stable")
     if hide:
         order = order[~common_tokens(result.sources, words)[order]]
-    kept = sorted(order[:k].tolist())
+    columns = sorted(order[:k].tolist())
     return Attribution(
-        values=result.values[:, :, kept].copy(),
+        values=result.values[:, :, columns].copy(),
         layers=result.layers,
         targets=result.targets,
-        sources=result.sources.select(kept),
+        sources=result.sources.select(columns),
         method=result.method,
         steps=result.steps,
     )
 
 
 def is_dimmed(token: str, words: Sequence[str] | None) -> bool:
-    """Whether a token is common, by the built-in list or the user's."""
+    """Whether a token is common, by the built-in list or the user's.
+
+    >>> is_dimmed("the", None), is_dimmed("key", None), is_dimmed("key", ["key"])
+    (True, False, True)
+    """
     return bool(common_tokens([token], words)[0])
 
 
@@ -180,7 +203,7 @@ def _ranked(
     order = np.argsort(-values, kind="stable")
     if hide:
         order = order[~common_tokens(result.sources, words)[order]]
-    if values[order[0]] > 0:  # less a baseline, many draw less than nothing: no news
+    if order.size and values[order[0]] > 0:  # less a baseline, many draw less than nothing: no news
         order = order[values[order] > 0]
     return [(place, float(values[place])) for place in order[:k].tolist()]
 
@@ -203,7 +226,10 @@ def saturation_warning(result: Attribution) -> str:
     clear = [number for number, share in zip(result.layers, shares, strict=True) if share <= 0.1]
     if clear:
         message += f" Up to layer {clear[-1]} at most 10% are."
-    return f"{message} --method rollout has no such limit."
+    return (
+        f"{message} Read a lower layer, or let `attnflow evaluate` say which method to trust for "
+        "this model."
+    )
 
 
 def cut_table(cut: Cut, *, rows: int = 20) -> Table:
@@ -221,9 +247,9 @@ def cut_table(cut: Cut, *, rows: int = 20) -> Table:
     return table
 
 
-def _grid(result: Attribution, shown: Sequence[int]) -> NDArray[np.float64]:
-    picked = [result.layers.index(number) for number in shown]
-    return result.values[picked, 0, :].T
+def _grid(result: Attribution, layers: Sequence[int]) -> NDArray[np.float64]:
+    rows = [result.layers.index(number) for number in layers]
+    return result.values[rows, 0, :].T
 
 
 def _thinned(layers: Sequence[int], room: int) -> list[int]:

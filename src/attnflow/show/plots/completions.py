@@ -45,8 +45,8 @@ def completion_figure(result: Attribution, target: TokenRef | None = None) -> Fi
     )
     source_bars(row, ax=left)
     token_layers(row, ax=right)
-    said = f"{label(row.targets[0])}: {row.title}"
-    figure.suptitle("\n".join(wrap(said, 130)), fontsize=10, **plain())
+    title = f"{label(row.targets[0])}: {row.title}"
+    figure.suptitle("\n".join(wrap(title, 130)), fontsize=10, **plain())
     return figure
 
 
@@ -68,12 +68,12 @@ def source_bars(
     """
     one = one_target(result, target).layer(layer)
     values = one.values[0, 0]
-    kept = sorted(np.argsort(-np.abs(values), kind="stable")[:_BARS].tolist())
+    columns = sorted(np.argsort(-np.abs(values), kind="stable")[:_BARS].tolist())
     common = common_tokens(one.sources)
-    axes = new_axes(5.0, 1.2 + 0.27 * len(kept)) if ax is None else ax
-    colours = [PALE if common[k] else BLUE for k in kept]
-    axes.barh(range(len(kept)), values[kept], color=colours)
-    name_ticks(axes, "y", [one.sources[k] for k in kept])
+    axes = new_axes(5.0, 1.2 + 0.27 * len(columns)) if ax is None else ax
+    colours = [PALE if common[k] else BLUE for k in columns]
+    axes.barh(range(len(columns)), values[columns], color=colours)
+    name_ticks(axes, "y", [one.sources[k] for k in columns])
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.6)
     axes.set_xlabel(at_layer(one))

@@ -52,8 +52,8 @@ def layers_map(
     name_ticks(axes, "x", [str(number) for number in row.layers])
     name_ticks(axes, "y", row.sources)
     axes.set_xlabel("layer")
-    said = title if title is not None else f"{label(row.targets[0])}: {row.title}"
-    heading(axes, said, size=9 if title is None else 10)
+    line = title if title is not None else f"{label(row.targets[0])}: {row.title}"
+    heading(axes, line, size=9 if title is None else 10)
     if values.size <= _NUMBERED_UP_TO:
         _write_numbers(axes, image, values)
     return bare(axes)
@@ -71,8 +71,8 @@ def pairs_map(
     name_ticks(axes, "y", one.targets)
     axes.set_xlabel("source")
     axes.set_ylabel("target")
-    said = title if title is not None else f"{at_layer(one)}: {one.title}"
-    heading(axes, said, size=9 if title is None else 10)
+    line = title if title is not None else f"{at_layer(one)}: {one.title}"
+    heading(axes, line, size=9 if title is None else 10)
     colour_bar(axes, image)
     return bare(axes)
 
