@@ -23,7 +23,7 @@ from attnflow.show.view import unpack_values, view
 from attnflow.testing import random_attention, random_trace
 from attnflow.tokens.patches import Grid, patch_names
 
-WEB = Path(page.__code__.co_filename).parent / "web"
+WEB = VIEWER_FOLDER.parents[1] / "web"
 HOSTILE = [
     "</script>",
     "<script>alert(1)</script>",

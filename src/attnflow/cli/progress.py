@@ -32,13 +32,15 @@ _COLUMNS = (
 
 
 @contextmanager
-def progress_bars(first: str | None = None) -> Iterator[Callable[..., None]]:
+def progress_bars(
+    first: str | None = None, *, console: Console | None = None
+) -> Iterator[Callable[..., None]]:
     """What a long work tells its progress to; `first` is what is done until it says something.
 
     A work tells a `Progress`, or its parts: (stage, done, total) or (done, total). A total of 0
     or 1 is a stage without steps: its bar moves until the next stage begins.
     """
-    console = Console(stderr=True)
+    console = console or Console(stderr=True)
     bars = Bars(*_COLUMNS, console=console, disable=not console.is_terminal, transient=True)
     tasks: dict[str, TaskID] = {}
 

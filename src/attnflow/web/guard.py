@@ -19,8 +19,8 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 # Not Starlette's TrustedHostMiddleware. Which names it lets pass depends on its version: older
 # releases, which we allow, cut the header at the first colon, so that `[::1]:8765` is the host `[`
-# and `127.0.0.1:80@evil.com` the host 127.0.0.1. It refuses in plain text with 400, where this server
-# answers in JSON with 421. A pattern for the whole header is shorter than working round both.
+# and `127.0.0.1:80@evil.com` the host 127.0.0.1. It refuses in plain text with 400, where this
+# server answers in JSON with 421. A pattern for the header is shorter than working round both.
 _LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _ONCE = ("host", "origin", "content-type", "content-length")  # two of them may mean two things
 _HEADERS = {
