@@ -370,3 +370,35 @@ def test_report_and_generate_write_completions(tmp_path: Path) -> None:
     output.unlink()
     assert _run(["generate", "a b c", *model, "--method", "raw", "--output", str(output)]) == 0
     assert unpack_values(read_data(output)).shape == (2, 4, 3)
+
+
+def test_remarks_stand_in_the_document_without_the_prediction() -> None:
+    """What the model says stands in the heading; what a reader must know stands with its result."""
+    from attnflow import explain
+
+    result = explain(None, "the key to the cabinets", "flow")
+    remarks = view(result)["results"][0]["remarks"]
+    assert any("saturated" in remark for remark in remarks)
+    assert not any("the model says" in remark for remark in remarks)
+    assert view(explain(None, "the key", "raw"))["results"][0]["remarks"] == []
+
+
+def test_every_module_the_docs_name_exists() -> None:
+    import importlib
+
+    root = Path(__file__).parents[1]
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").glob("*.md")]
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        for module in re.findall(r"from (attnflow[\w.]*) import", text):
+            importlib.import_module(module)
+        for dotted in re.findall(r"(?<![\w.-])attnflow((?:\.[a-z_]+\w*)+)", text):
+            value: object = importlib.import_module("attnflow")
+            for name in dotted[1:].split("."):
+                if name in ("adapters",):  # the name of an entry-point group
+                    break
+                if not hasattr(value, name):
+                    importlib.import_module(f"{value.__name__}.{name}")  # type: ignore[attr-defined]
+                value = getattr(value, name)
+        for file in re.findall(r"\((?:\.\./)?(src/[\w./-]+)\)", text):
+            assert (root / file).is_file(), f"{path.name} names {file}"

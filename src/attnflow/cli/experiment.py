@@ -1,4 +1,7 @@
-"""`attnflow experiment NAME`: one command for each experiment."""
+"""`attnflow experiment NAME`: one command for each experiment.
+
+Their options look alike because typer has one shape for a declaration; each says something else.
+"""
 
 from __future__ import annotations
 

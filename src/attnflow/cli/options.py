@@ -1,7 +1,8 @@
 """The options that several commands share: each is declared once, with its check.
 
 Names are those of the Python functions (`--targets`, `--layers`, `--answer`, `--max-new-tokens`).
-The spellings of 0.1.0 go on working beside them.
+The spellings of 0.1.0 go on working beside them. Declarations of options look alike because typer
+has one shape for them; each says something else.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ def layers_table(
     >>> result = Rollout()(trace, targets=["key"])
     >>> console.print(layers_table([result], names=["rollout"], console=console))
            rollout
-    layer       1
-      the     .25
-      key     .75
+    layer     1
+      the   .25
+      key   .75
     <BLANKLINE>
     """
     tokens = [_fit(readable(token)) for token in results[0].sources]
@@ -99,6 +99,12 @@ def shaded_text(result: Attribution, *, console: Console) -> Text | None:
     """The text, each token shaded by what the one target draws on it at the highest layer.
 
     None where there would be nothing to see: without colour, or where the sources are patches.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> console = Console(width=40, force_terminal=True, color_system="truecolor")
+    >>> print(shaded_text(Rollout()(trace, targets=["key"]), console=console))
+    the key
     """
     if console.no_color or console.color_system is None or result.sources.grid is not None:
         return None
@@ -135,6 +141,14 @@ def completion_table(
     """Each generated token on a line, with the prompt tokens it draws on most at the one layer.
 
     Common tokens are dimmed, or left out with `hide`; `words` replaces the list of them.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> print(completion_table(Rollout()(trace), k=1, console=Console(width=40)))
+    generated  draws on, at layer 1
+          the  the 1.000
+          key  key .750
+    <BLANKLINE>
     """
     names = [_fit(readable(token)) for token in result.targets]
     label = max(9, *map(cell_len, names))
@@ -165,6 +179,11 @@ def strongest_sources(
 ) -> Attribution:
     """Only the k sources that are strongest at any layer, in their order, so that a long prompt
     fits on a screen.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> strongest_sources(Rollout()(trace, targets=["key"]), 1).sources.texts
+    ('key',)
     """
     most = result.values.max(axis=(0, 1))
     order = np.argsort(-most, kind="stable")
@@ -213,7 +232,13 @@ def _signed(value: float) -> str:
 
 
 def saturation_warning(result: Attribution) -> str:
-    """What to say when most of a row is saturated at its highest layer; empty otherwise."""
+    """What to say when most of a row is saturated at its highest layer; empty otherwise.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> saturation_warning(Rollout()(trace))
+    ''
+    """
     if result.saturated is None:
         return ""
     shares = result.saturated[:, 0, :].mean(axis=1)
@@ -233,7 +258,14 @@ def saturation_warning(result: Attribution) -> str:
 
 
 def cut_table(cut: Cut, *, rows: int = 20) -> Table:
-    """The edges of a cut, strongest first."""
+    """The edges of a cut, strongest first.
+
+    >>> from attnflow import AttentionTrace, Flow
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> cut = Flow().minimum_cut(trace, target="key", source="the", layer=1)
+    >>> cut_table(cut).row_count
+    1
+    """
     table = Table(box=None, padding=(0, 2))
     for name in ("layer", "from", "to", "capacity"):
         table.add_column(name, justify="right" if name in ("layer", "capacity") else "left")

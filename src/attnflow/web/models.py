@@ -51,6 +51,7 @@ def embedded_models() -> list[OfferedModel]:
     """The classifier inside the package and, where it is installed, SmolLM2."""
     from attnflow.hosts.load import load_language_model, load_model
 
+    # Two declarations of one shape: each model is described in words of its own.
     models = [
         OfferedModel(
             name="verb-number",

@@ -51,6 +51,14 @@ def build_up(
 
     With the trace the result was made from, the left half is the attention graph up to that
     layer, otherwise the map of layers so far. seconds: of each frame; hold: of the last one.
+
+    >>> import tempfile
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     build_up(Rollout()(trace), Path(folder) / "built.gif", target="key")
+    ...     (Path(folder) / "built.gif").read_bytes()[:4]
+    b'GIF8'
     """
     file = Path(path)
     if file.suffix.lower() != ".gif":

@@ -85,6 +85,12 @@ def save_figure(
     """Write a figure in the format of the file's ending, whole or not at all.
 
     `close` ends pyplot's hold of it; the figure itself can still be drawn and written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_figure(pyplot().figure(), Path(folder) / "empty.png")
+    ...     (Path(folder) / "empty.png").read_bytes()[1:4]
+    b'PNG'
     """
 
     def write(part: Path) -> None:

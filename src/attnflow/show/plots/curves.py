@@ -21,7 +21,13 @@ _LOOKS = (("#888888", "o"), ("#0072B2", "s"), ("#D55E00", "^"), ("#009E73", "D")
 
 
 def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
-    """One line for each series with its 95 % interval; the paper's numbers dashed."""
+    """One line for each series with its 95 % interval; the paper's numbers dashed.
+
+    >>> line = {"value": [0.1, 0.2], "low": [0.0, 0.1], "high": [0.2, 0.3], "paper": [None, None]}
+    >>> panel = {"title": "rollout", "columns": ["1", "2"], "series": {"rollout": line}}
+    >>> curves(panel, ax=pyplot().subplots()[1]).get_title()
+    'rollout'
+    """
     places = np.arange(len(panel["columns"]))
     for (name, series), (colour, marker) in zip(panel["series"].items(), _LOOKS, strict=False):
         value = np.array(series["value"], dtype=np.float64)
@@ -41,7 +47,13 @@ def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
 
 
 def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
-    """Panels side by side with one legend; with a path, written there too."""
+    """Panels side by side with one legend; with a path, written there too.
+
+    >>> line = {"value": [0.1, 0.2], "low": [0.0, 0.1], "high": [0.2, 0.3], "paper": [None, None]}
+    >>> panel = {"title": "rollout", "columns": ["1", "2"], "series": {"rollout": line}}
+    >>> len(layer_curves([panel, panel]).axes)
+    2
+    """
     size = (max(5.6, 4.3 * len(panels)), 3.6)  # one panel must be as wide as the legend
     figure, axes = pyplot().subplots(
         1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"

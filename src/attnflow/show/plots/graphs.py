@@ -80,6 +80,11 @@ def attention_graph(
     layers: consecutive ones, e.g. range(1, 4); default: all. tokens: names for a LayeredGraph.
     mixing: the method whose matrices are drawn; default `Rollout()`, heads averaged and half of
         each layer the residual connection.
+
+    >>> from attnflow import AttentionTrace
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> attention_graph(trace, target="key").get_title()
+    'width, dots: share of the target that passes'
     """
     stack = _between(_stack(graph, tokens, mixing or Rollout()), layers)
     strengths = stack.capacities
@@ -109,6 +114,12 @@ def cut_graph(
 ) -> Axes:
     """The minimum cut between a target and a source in the graph: the cut arrows are coloured,
     the target's side and the source's side shaded.
+
+    >>> from attnflow import AttentionTrace, Flow
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> axes = cut_graph(Flow(), trace, target="key", source="the")
+    >>> axes.get_title().splitlines()[0]
+    'key at layer 1 to the: flow 0.250'
     """
     cut = method.minimum_cut(trace, target=target, source=source, layer=layer)
     numbers = layers_from(trace.layers, method.start_layer)
@@ -139,6 +150,9 @@ def passing(capacities: Matrix, target: int) -> Matrix:
 
     A node hands on what it received in the shares of its row; summed over the edges into an input
     that is its rollout.
+
+    >>> passing(np.array([[[1.0, 0.0], [0.25, 0.75]]]), target=1)[0].tolist()
+    [[0.0, 0.0], [0.25, 0.75]]
     """
     mass = np.zeros(capacities.shape[1])
     mass[target] = 1.0

@@ -20,7 +20,12 @@ _COLOUR = "#0072B2"
 
 
 def intervals(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
-    """A dot for each row's mean and a bar for its interval; what is undefined is left out."""
+    """A dot for each row's mean and a bar for its interval; what is undefined is left out.
+
+    >>> panel = {"title": "compr.", "names": ["rollout"], "cells": [(0.3, 0.2, 0.4)]}
+    >>> intervals(panel, ax=pyplot().subplots()[1]).get_title()
+    'compr.'
+    """
     values = np.array(panel["cells"], dtype=np.float64).reshape(-1, 3)
     places = np.arange(len(values))
     known = np.isfinite(values).all(axis=1)
@@ -37,7 +42,12 @@ def intervals(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
 
 
 def interval_panels(panels: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
-    """Panels side by side over the same rows; with a path, written there too."""
+    """Panels side by side over the same rows; with a path, written there too.
+
+    >>> panel = {"title": "compr.", "names": ["rollout"], "cells": [(0.3, 0.2, 0.4)]}
+    >>> len(interval_panels([panel, panel]).axes)
+    2
+    """
     size = (2.2 + 2.6 * len(panels), 0.9 + 0.27 * len(panels[0]["names"]))
     figure, axes = pyplot().subplots(
         1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
