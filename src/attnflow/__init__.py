@@ -20,6 +20,7 @@ Nothing heavy is imported until it is used: no torch for arrays, no matplotlib w
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from attnflow import _renamed
@@ -113,11 +114,36 @@ _SUBMODULES = {
 _renamed.install()
 
 
+# What the extras install, by the package whose absence shows that an extra is missing.
+_EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "tokenizers"), "models"),
+    **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "web"),
+    "matplotlib": "plots",
+    "scipy": "evaluate",
+}
+
+
+def _load(module: str, name: str) -> ModuleType:
+    """Import the home of a name, or say which extra installs what it needs."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package not in _EXTRAS:
+            raise
+        from attnflow.errors import MissingDependencyError
+
+        raise MissingDependencyError(
+            f"attnflow.{name} needs the package {package!r}, which could not be imported "
+            f"({error}). Install it with: pip install 'attnflow[{_EXTRAS[package]}]'"
+        ) from error
+
+
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        value: object = getattr(importlib.import_module(f"attnflow.{_HOME[name]}"), name)
+        value: object = getattr(_load(f"attnflow.{_HOME[name]}", name), name)
     elif name in _SUBMODULES:
-        value = importlib.import_module(_SUBMODULES[name])
+        value = _load(_SUBMODULES[name], name)
     elif f"attnflow.{name}" in _renamed.RENAMED_MODULES:
         value = importlib.import_module(f"attnflow.{name}")
     else:

@@ -38,7 +38,7 @@ from attnflow.cli.output import (
     write_result,
 )
 from attnflow.cli.progress import progress_bars
-from attnflow.errors import AttributionWarning, InputError
+from attnflow.errors import AttributionWarning, InputError, SaturationWarning
 from attnflow.methods import Flow, Method
 from attnflow.show import terminal
 from attnflow.tokens import TokenRef
@@ -102,8 +102,9 @@ def explain(
     result = result.merge_words() if words else result
     in_table = not as_json and output is None
     saturation = terminal.saturation_warning(result) if in_table else ""
-    for remark in () if saturation else remarks:  # the table says it below its numbers
-        typer.echo(f"attnflow: {remark}", err=True)
+    for remark in remarks:
+        if not (saturation and isinstance(remark, SaturationWarning)):  # the table says it too
+            typer.echo(f"attnflow: {remark}", err=True)
     if as_json:
         print_json(result.to_dict())
     elif output is not None:
@@ -170,7 +171,7 @@ def _apply(
     trace: AttentionTrace,
     targets: list[TokenRef] | None,
     layers: list[int] | None,
-) -> tuple[Attribution, list[str]]:
+) -> tuple[Attribution, list[AttributionWarning]]:
     """The result, and what the method warns of."""
     _tell_estimate(method, trace, targets, layers)
     usual = warnings.showwarning
@@ -179,11 +180,11 @@ def _apply(
         result = method(trace, targets=targets, layers=layers, progress=tell)
     remarks = []
     for entry in recorded:
-        if issubclass(entry.category, AttributionWarning):
-            remarks.append(str(entry.message))
+        if isinstance(entry.message, AttributionWarning):
+            remarks.append(entry.message)
         else:
             usual(entry.message, entry.category, entry.filename, entry.lineno)
-    return result, list(dict.fromkeys(remarks))
+    return result, remarks
 
 
 def _tell_estimate(

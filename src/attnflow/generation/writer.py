@@ -133,7 +133,7 @@ class Writer:
     def _rows(self, method: Rollout, ids: Tensor, padding: list[int], room: int) -> RolloutCache:
         dropped = []
         for row, pad in zip(ids.tolist(), padding, strict=True):
-            columns = self._tokens(row[pad:]).occurrences_of(method.drop)
+            columns = self._tokens(row[pad:]).occurrences_of(method.drop, required=True)
             dropped.append([pad + column for column in columns])
         layers = adapter_for(self.model).expected_layers(self.model)
         return RolloutCache(
@@ -239,7 +239,7 @@ class Writer:
                     "baseline needs as many."
                 )
         name = "neutral prompt" if baseline == "neutral" else "baseline prompt"
-        return result.minus(self._after_the_fact(other, ids, {}), name=name)
+        return result.minus(self._after_the_fact(other, ids, {}), name=name, match="positions")
 
     # -- names --------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ def layers_table(
       key   .75
     <BLANKLINE>
     """
-    tokens = [_fit(readable(token)) for token in results[0].sources]
+    tokens = [_fit(token) for token in results[0].sources.text]
     label = max(len("layer"), *map(cell_len, tokens))
     layers = _thinned(results[0].layers, (console.width - label) // _CELL)
     block = _CELL * len(layers)
@@ -150,7 +150,7 @@ def completion_table(
           key  key .750
     <BLANKLINE>
     """
-    names = [_fit(readable(token)) for token in result.targets]
+    names = [_fit(token) for token in result.targets.text]
     label = max(9, *map(cell_len, names))
     text = Text("generated".rjust(label) + "  ", style="bold")
     text.append(_drawn_heading(result), style="bold")
@@ -159,7 +159,7 @@ def completion_table(
         text.append("\n" + _to_the_right(token, label), style="bold")
         room = console.width - label
         for place, value in _ranked(result, index, k, words, hide):
-            piece = f"{_fit(readable(result.sources[place]))} {_signed(value)}"
+            piece = f"{_fit(result.sources.text[place])} {_signed(value)}"
             if cell_len(piece) + 2 > room:
                 break
             room -= cell_len(piece) + 2
