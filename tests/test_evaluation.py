@@ -19,7 +19,7 @@ from scipy import stats
 from attnflow import Alti, Flow, GradientFlow, NormRollout, Rollout, capture, evaluate_methods
 from attnflow.cli import evaluate as command
 from attnflow.cli.app import _run
-from attnflow.cli.evaluate import parse_method
+from attnflow.cli.options import parse_method
 from attnflow.errors import FileError, InputError, MethodError, ModelError
 from attnflow.evaluation import Evaluation, Record, fingerprint, judge
 from attnflow.evaluation import run as running
@@ -681,11 +681,11 @@ def test_an_interrupted_command_says_how_to_go_on(
     arguments = ["evaluate", "--data", data, "--method", "raw", "--resume", str(path), "--json"]
 
     @contextmanager
-    def stopping() -> Iterator[Any]:
+    def stopping(*_: str) -> Iterator[Any]:
         yield interrupt_after(2)
 
     with monkeypatch.context() as patched:
-        patched.setattr(command, "_bar", stopping)
+        patched.setattr(command, "progress_bars", stopping)
         assert _run(arguments) == 130
         assert f"interrupted; 2 texts are kept in '{path}'" in capsys.readouterr().err
         assert _run(arguments[:5]) == 130  # nothing is kept where no file was named
@@ -698,7 +698,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     ("arguments", "status", "message"),
     [
         (["--by", "blank"], 2, "--by is one of unk, mask, pad, delete; got 'blank'"),
-        (["--method", "flow:residual"], 2, "must read NAME=VALUE"),
+        (["--method", "flow:residual"], 2, "NAME:key=value,key=value"),
         (["--held-out"], 2, "Lines read 'VBZ<tab>words before the verb'"),
         (["--held-out", "--column", "text"], 2, "no --column to choose"),
         (["--samples", "0"], 2, "samples is a number of at least 1"),

@@ -1,17 +1,26 @@
-"""`attnflow experiment NAME`: one command for each experiment."""
+"""`attnflow experiment NAME`: one command for each experiment.
+
+Their options look alike because typer has one shape for a declaration; each says something else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
-from attnflow.cli.options import prepare_models
+from attnflow.cli.options import (
+    FolderOption,
+    ModelOption,
+    ProtocolOption,
+    SeedOption,
+    check_model_name,
+    prepare_models,
+)
+from attnflow.cli.output import tell_written
+from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
 from attnflow.experiments import EXPERIMENTS
 from attnflow.experiments.pronouns.data import OURS, PAPERS, parse_sentence
@@ -20,11 +29,7 @@ from attnflow.experiments.report import Report
 from attnflow.experiments.verb_number.data import template_examples
 from attnflow.models.agreement import Example, held_out, read_agreement
 
-if TYPE_CHECKING:
-    from attnflow.progress import Progress as Step
-    from attnflow.progress import ProgressCallback
-
-__all__ = ["app", "finish", "progress_bars"]
+__all__ = ["app", "finish"]
 
 app = typer.Typer(
     name="experiment",
@@ -38,8 +43,8 @@ app = typer.Typer(
 @app.callback()
 def _list(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        for name, says in EXPERIMENTS.items():
-            typer.echo(f"{name}  {says}")
+        for name, sentence in EXPERIMENTS.items():
+            typer.echo(f"{name}  {sentence}")
 
 
 @app.command(name="verb-number")
@@ -60,9 +65,7 @@ def verb_number(
         ),
     ] = False,
     samples: Annotated[int, typer.Option(help="How many sentences.")] = 2_000,
-    protocol: Annotated[
-        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
-    ] = "sound",
+    protocol: ProtocolOption = "sound",
     weights: Annotated[
         Path | None,
         typer.Option(
@@ -70,10 +73,8 @@ def verb_number(
             help="Another verb-number model, as training/verb_number.py writes it.",
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides which sentences are drawn.")] = 0,
+    output: FolderOption = None,
+    seed: SeedOption = 0,
 ) -> None:
     """Tables 1 and 2: raw attention, rollout and flow against blank-out and input gradients."""
     prepare_models()
@@ -93,10 +94,7 @@ def verb_number(
 
 @app.command(name="known-answer")
 def known_answer(
-    model: Annotated[
-        str | None,
-        typer.Option(help="A causal language model, name or folder; default: SmolLM2."),
-    ] = None,
+    model: ModelOption = None,
     mathformer: Annotated[
         Path | None,
         typer.Option(
@@ -109,10 +107,8 @@ def known_answer(
     wording: Annotated[
         str, typer.Option(help="'test', or 'development', which the default was chosen by.")
     ] = "test",
-    output: Annotated[
-        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides which prompts are made.")] = 0,
+    output: FolderOption = None,
+    seed: SeedOption = 0,
 ) -> None:
     """Prompts that state a fact and ask for it, and sums: is the true source ranked first?"""
     prepare_models()
@@ -136,10 +132,7 @@ def known_answer(
 
 @app.command(name="pronouns")
 def pronouns(
-    model: Annotated[
-        str | None,
-        typer.Option(help="A masked or causal language model, name or folder; default: SmolLM2."),
-    ] = None,
+    model: ModelOption = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -160,12 +153,8 @@ def pronouns(
         str | None,
         typer.Option(help="The pronoun that goes with each of them, such as his,her."),
     ] = None,
-    protocol: Annotated[
-        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
-    ] = "sound",
-    output: Annotated[
-        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
-    ] = None,
+    protocol: ProtocolOption = "sound",
+    output: FolderOption = None,
 ) -> None:
     """Figure 4: which antecedent do raw attention, rollout and flow prefer, and which pronoun?"""
     prepare_models()
@@ -243,8 +232,9 @@ def sst2(
     model: Annotated[
         str,
         typer.Option(
+            callback=check_model_name,
             help="A sequence classifier: a Hugging Face name or a local folder, for example what "
-            "training/sst2.py writes."
+            "training/sst2.py writes.",
         ),
     ],
     data: Annotated[
@@ -255,17 +245,13 @@ def sst2(
         ),
     ],
     samples: Annotated[int, typer.Option(help="How many texts.")] = 100,
-    protocol: Annotated[
-        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
-    ] = "sound",
+    protocol: ProtocolOption = "sound",
     label: Annotated[
         str | None,
         typer.Option(help="The class to explain, by name or number; default: the last."),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides which texts are drawn.")] = 0,
+    output: FolderOption = None,
+    seed: SeedOption = 0,
 ) -> None:
     """Table 3: raw attention, rollout and flow against input gradients of a text classifier."""
     prepare_models()
@@ -298,19 +284,4 @@ def finish(report: Report, output: Path | None) -> None:
     report.show(Console(highlight=False))
     if output is not None:
         for path in report.write(output):
-            typer.echo(f"wrote {path}", err=True)
-
-
-@contextmanager
-def progress_bars() -> Iterator[ProgressCallback]:
-    """One bar for each stage, on standard error and only on a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
-        tasks = {}
-
-        def report(step: Step) -> None:
-            if step.stage not in tasks:
-                tasks[step.stage] = bars.add_task(step.stage, total=step.total)
-            bars.update(tasks[step.stage], completed=step.done, total=step.total)
-
-        yield report
+            tell_written(path)
