@@ -19,7 +19,7 @@ from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.metrics import kendall, spearman
 from attnflow.evaluation.results import RANDOM, Record
 from attnflow.hosts.capture import capture
-from attnflow.methods import Flow, Method, Requirements
+from attnflow.methods import Flow, Method, Requirements, quiet_about_limits
 from attnflow.progress import Progress, ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
@@ -114,6 +114,7 @@ class Judge:
         """One pass with everything these methods need."""
         return capture(self.model, text, tokenizer=self.tokenizer, methods=methods)
 
+    @quiet_about_limits()
     def _row(
         self, method: Method, trace: AttentionTrace, inside: ProgressCallback
     ) -> tuple[Floats, float | None]:
