@@ -112,6 +112,7 @@ def test_the_command_shows_and_writes_the_tables_beside_the_papers(
     assert str(tmp_path) not in page
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.SaturationWarning")
 def test_the_numbers_are_those_of_plain_loops(lines: Path, tmp_path: Path) -> None:
     """Blank-out, attention and correlation once more, one pass at a time, with scipy's Spearman."""
     assert _run(["experiment", "verb-number", "--data", str(lines), "--output", str(tmp_path)]) == 0

@@ -70,7 +70,9 @@ class Reader:
                     "baseline needs as many."
                 )
         name = "neutral prompt" if baseline == "neutral" else "baseline prompt"
-        return result.minus(self._attribute(result.method, other, ids, {}), name=name)
+        return result.minus(
+            self._attribute(result.method, other, ids, {}), name=name, match="positions"
+        )
 
     # -- rows beside the cache ----------------------------------------------------------------
 
