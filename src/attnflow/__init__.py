@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from attnflow.methods import (
         Alti,
         Flow,
+        GradientAttention,
         GradientFlow,
         GradientRollout,
         MeasuredResidualRollout,
@@ -54,6 +55,7 @@ _HOME = {
     "Raw": "methods",
     "Rollout": "methods",
     "Flow": "methods",
+    "GradientAttention": "methods",
     "GradientRollout": "methods",
     "GradientFlow": "methods",
     "MeasuredResidualRollout": "methods",
@@ -79,6 +81,7 @@ __all__ = [
     "Raw",
     "Rollout",
     "Flow",
+    "GradientAttention",
     "GradientRollout",
     "GradientFlow",
     "MeasuredResidualRollout",

@@ -20,6 +20,7 @@ from attnflow.errors import InputError, WeightsError, did_you_mean
 __all__ = [
     "ASKABLE",
     "GRADIENTS",
+    "GRADIENT_ATTENTION",
     "MEASURES",
     "checked_record",
     "checked_gradients",
@@ -31,6 +32,7 @@ __all__ = [
 Floats = NDArray[np.floating[Any]]
 
 GRADIENTS = "gradients"
+GRADIENT_ATTENTION = "gradient-attention"
 
 # What capture can measure, and what the numbers are.
 MEASURES: Mapping[str, str] = MappingProxyType(
@@ -41,6 +43,7 @@ MEASURES: Mapping[str, str] = MappingProxyType(
         "norms-encoder": "the same after the LayerNorm that ends the block",
         "residual-share": "how much of each position's output is its own",
         "alti": "how much nearer each source brings the block's output",
+        GRADIENT_ATTENTION: "how much each weight raises the log-probability of what its row says",
         "value-zeroing": "how far the layer's output turns when a source's value is zeroed",
     }
 )

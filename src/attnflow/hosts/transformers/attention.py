@@ -28,7 +28,7 @@ from attnflow.errors import CaptureError
 from attnflow.hosts.measure.value_zeroing import without
 from attnflow.hosts.recorder import AttentionObserver, Stage
 
-__all__ = ["eager", "recording", "uses_the_interface"]
+__all__ = ["eager", "eager_function", "implementation", "recording", "uses_the_interface"]
 
 _NAME = "attnflow_recording"
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
@@ -47,11 +47,16 @@ class _Post:
 _POSTS: WeakKeyDictionary[nn.Module, _Post] = WeakKeyDictionary()
 
 
+def eager_function(module: nn.Module) -> Any:
+    """The eager attention of the file that defines the module's class."""
+    return sys.modules[type(module).__module__].eager_attention_forward
+
+
 def _attend_and_record(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """The model file's own eager attention, with its weights handed to the module's watcher."""
-    attend = sys.modules[type(module).__module__].eager_attention_forward
+    attend = eager_function(module)
     post = _POSTS.get(module)
     if post is None:
         return attend(module, query, key, value, mask, **options)
@@ -109,7 +114,7 @@ def recording(model: PreTrainedModel, observer: AttentionObserver) -> Iterator[N
     posts = {module: _Post(observer, _stage(model, name)) for name, module in model.named_modules()}
     if any(module in _POSTS for module in posts):
         raise CaptureError("This model is being captured in another thread; capture one at a time.")
-    with _implementation(model, _NAME):
+    with implementation(model, _NAME):
         try:
             _POSTS.update(posts)
             yield
@@ -127,12 +132,12 @@ def uses_the_interface(model: PreTrainedModel) -> bool:
 @contextmanager
 def eager(model: PreTrainedModel) -> Iterator[None]:
     """Eager attention for the models whose files do not use the attention interface."""
-    with _implementation(model, "eager"):
+    with implementation(model, "eager"):
         yield
 
 
 @contextmanager
-def _implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+def implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Every config of the model points at the attention function of this name; then back."""
     configs = _configs(model)
     before = [config._attn_implementation_internal for config in configs]
