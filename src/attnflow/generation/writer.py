@@ -14,8 +14,9 @@ from attnflow.errors import InputError, MethodError
 from attnflow.extras import GRADIENTS
 from attnflow.generation.prompts import Prompt, neutral_ids
 from attnflow.generation.rollout_cache import RolloutCache, streams
-from attnflow.hosts.capture import at_rest, capture, provenance_of
+from attnflow.hosts.capture import capture, provenance_of
 from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import can_stream, end_tokens, run_generate, run_once
 from attnflow.methods import Flow, Method, Rollout, make_method
 from attnflow.methods.mixing import ONE_STEP

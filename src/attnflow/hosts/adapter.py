@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.errors import TokensError, UnsupportedModelError
+from attnflow.hosts.facts import ModelFacts
+from attnflow.hosts.intervention import UNIFORM, Intervention
 from attnflow.hosts.recorder import Recorder
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
@@ -68,8 +70,8 @@ class Scores:
         """The most probable choice, and the next ones."""
         shares = self.shares()
         best = shares.topk(min(_ALTERNATIVES, len(shares)))
-        named = zip(self.names(best.indices.tolist()), best.values.tolist(), strict=True)
-        ranked = tuple(named)
+        names = self.names(best.indices.tolist())
+        ranked = tuple(zip(names, best.values.tolist(), strict=True))
         return Prediction(*ranked[0], self.position, ranked)
 
 
@@ -162,14 +164,31 @@ class Adapter(ABC):
             "them with `token_ids`."
         )
 
-    def run_silenced(self, model: nn.Module, inputs: Mapping[str, Tensor], silent: Tensor) -> Any:
-        """One forward pass in which position `silent[b]` of example b passes nothing on: its
-        value is zero in every layer, for every query, in every head.
+    def facts(self, model: nn.Module) -> ModelFacts:
+        """What the model's config and class say of it; by default an encoder's."""
+        return ModelFacts()
+
+    def run_with(
+        self, model: nn.Module, inputs: Mapping[str, Tensor], intervention: Intervention
+    ) -> Any:
+        """One forward pass under an intervention, watched by nobody.
+
+        Without more, only uniform attention is possible, which `run` makes for a recorder.
         """
-        raise UnsupportedModelError(
-            f"The values of {type(model).__name__} cannot be reached; an adapter gives access with "
-            "`run_silenced`. Blank-out and input gradients need none."
-        )
+        self.refuse_other_kinds(model, intervention, allowed=UNIFORM.kinds)
+        return self.run(model, inputs, Recorder("mean", disturb=intervention.uniform))
+
+    def refuse_other_kinds(
+        self, model: nn.Module, intervention: Intervention, allowed: Sequence[str]
+    ) -> None:
+        """Raise for an intervention that this adapter cannot make."""
+        others = [kind for kind in intervention.kinds if kind not in allowed]
+        if others:
+            raise UnsupportedModelError(
+                f"The adapter for {self.name} cannot run {type(model).__name__} with "
+                f"{' and '.join(others)}: what it attends with cannot be reached. Blank-out and "
+                "input gradients need no access; an adapter gives it with `run_with`."
+            )
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

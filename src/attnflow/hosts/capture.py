@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from attnflow.hosts.encoder_decoder import compose, join_tokens
 from attnflow.hosts.measure.gradients import Choice, choose_answers, differentiable, gradients_of
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.registry import Adapter, adapter_for
+from attnflow.hosts.restore import at_rest
 from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads
 from attnflow.tokens import Tokens
@@ -335,15 +335,3 @@ def _version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-@contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for one forward pass; each module gets its own mode back."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

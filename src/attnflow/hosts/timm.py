@@ -18,6 +18,7 @@ from attnflow.errors import TokensError
 from attnflow.hosts.adapter import Adapter, Batch, Scores, device_of
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.refusals import REFUSED, refuse_by_name
+from attnflow.hosts.restore import exclusive
 from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, patch_names
 
@@ -83,18 +84,11 @@ class TimmAdapter(Adapter):
 def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     """Clear `fused_attn` on each attention module and hook its dropout; undo both."""
     modules: list[Any] = [m for m in model.modules() if _attends(m)]
-    before = [module.fused_attn for module in modules]
-    handles = []
-    try:
+    with exclusive(model) as changes:
         for module in modules:
-            module.fused_attn = False
-            handles.append(module.attn_drop.register_forward_hook(_hook(recorder)))
+            changes.set(module, "fused_attn", False)
+            changes.hook(module.attn_drop.register_forward_hook, _hook(recorder))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, fused in zip(modules, before, strict=True):
-            module.fused_attn = fused
 
 
 def _attends(module: nn.Module) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from attnflow.errors import UnsupportedModelError
 from attnflow.hosts.adapter import Adapter
 from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.restore import exclusive
 
 __all__ = ["TorchAdapter"]
 
@@ -42,18 +43,17 @@ class TorchAdapter(Adapter):
 
 @contextmanager
 def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    handles = []
-    try:
+    with exclusive(model) as changes:
         for module in model.modules():
             if isinstance(module, nn.MultiheadAttention):
-                handles.append(
-                    module.register_forward_pre_hook(_ask(recorder), with_kwargs=True, prepend=True)
+                changes.hook(
+                    module.register_forward_pre_hook,
+                    _ask(recorder),
+                    with_kwargs=True,
+                    prepend=True,
                 )
-                handles.append(module.register_forward_hook(_read(recorder)))
+                changes.hook(module.register_forward_hook, _read(recorder))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _ask(recorder: Recorder) -> Any:

@@ -17,7 +17,7 @@ from attnflow.evaluation.importance.base import Answer, Measure, check_named
 from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
 from attnflow.evaluation.importance.passes import Passes, Progress, Text, score_of
 from attnflow.hosts.adapter import EmbeddingSite
-from attnflow.hosts.capture import at_rest
+from attnflow.hosts.restore import at_rest
 
 __all__ = ["InputGradient", "IntegratedGradients", "Reduce"]
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from attnflow.errors import InputError, ModelError, TokensError, UnsupportedModelError
 from attnflow.hosts.adapter import Batch, Scores, TokenIds
-from attnflow.hosts.capture import at_rest
 from attnflow.hosts.registry import Adapter, adapter_for
+from attnflow.hosts.restore import at_rest
 from attnflow.tokens import Tokens
 
 __all__ = ["Passes", "Progress", "Row", "Score", "Text", "score_of"]

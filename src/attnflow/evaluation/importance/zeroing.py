@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from attnflow.evaluation.importance.base import Answer, Measure, effects
 from attnflow.evaluation.importance.passes import Passes, Progress, Text, score_of
-from attnflow.hosts.adapter import device_of
+from attnflow.hosts.intervention import Intervention
 
 __all__ = ["ValueZeroing"]
 
@@ -41,8 +40,8 @@ class ValueZeroing(Measure):
         places = [(k, i) for k, text in enumerate(texts) for i in range(len(text.tokens))]
 
         def forward(inputs: Mapping[str, Tensor], chosen: Sequence[int]) -> Any:
-            silent = torch.tensor([places[r][1] for r in chosen], device=device_of(passes.model))
-            return passes.adapter.run_silenced(passes.model, inputs, silent)
+            silent = Intervention(zero_values=[[places[r][1]] for r in chosen])
+            return passes.adapter.run_with(passes.model, inputs, silent)
 
         scores = passes.read(
             [texts[k].row for k, _ in places],

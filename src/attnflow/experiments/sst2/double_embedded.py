@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnflow.hosts.capture import at_rest, capture
+from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.restore import at_rest
 from attnflow.trace import AttentionTrace
 
 __all__ = ["GradientSums", "attention_fed_twice", "gradient_sums", "in_double_precision"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attnflow.errors import CaptureError, InputError, ModelError
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.restore import exclusive
 
 __all__ = ["Choice", "choose_answers", "differentiable", "gradients_of"]
 
@@ -30,14 +31,10 @@ def differentiable(model: nn.Module, wanted: bool) -> Iterator[None]:
             yield
         return
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
-    try:
+    with exclusive(model) as changes, torch.enable_grad():
         for parameter in frozen:
-            parameter.requires_grad_(True)
-        with torch.enable_grad():
-            yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+            changes.set(parameter, "requires_grad", True)
+        yield
 
 
 def choose_answers(scores: Sequence[Scores | None], answer: Choice, model: nn.Module) -> list[int]:

@@ -14,14 +14,16 @@ from transformers import PreTrainedModel
 from attnflow.errors import CaptureError, TokensError, UnsupportedModelError
 from attnflow.extras import MEASURES
 from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, TokenIds, device_of
+from attnflow.hosts.facts import ModelFacts
+from attnflow.hosts.intervention import UNIFORM, Intervention, Session
 from attnflow.hosts.measure.blocks import BLOCK_MEASURES, declared_parts, watched_blocks
 from attnflow.hosts.measure.value_zeroing import VALUE_ZEROING, outermost_layers, replayed
 from attnflow.hosts.padding import kept_positions, padding_to_the_right
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.refusals import refuse_by_name
 from attnflow.hosts.transformers import heads
-from attnflow.hosts.transformers.attention import eager, recording, uses_the_interface
-from attnflow.hosts.transformers.silencing import silencing
+from attnflow.hosts.transformers.attention import attending, eager, uses_the_interface
+from attnflow.hosts.transformers.facts import facts_of, is_encoder_decoder
 from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, patch_names
 
@@ -58,7 +60,7 @@ class TransformersAdapter(Adapter):
             )
         encoded = _tokenized(tokenizer, texts)
         inputs = dict(encoded)
-        if _is_encoder_decoder(model):
+        if is_encoder_decoder(model):
             inputs |= _decoder_inputs(model, tokenizer, decoder_texts, len(texts))
         elif decoder_texts is not None:
             raise TokensError(f"{type(model).__name__} has no decoder beside its encoder.")
@@ -97,7 +99,11 @@ class TransformersAdapter(Adapter):
         """One forward pass through our attention function, or eagerly where that is not used."""
         tower = _tower(cast(PreTrainedModel, model), inputs)
         if uses_the_interface(tower):
-            with recording(tower, recorder), _measuring(tower, recorder):
+            change = UNIFORM if recorder.disturb else None
+            with (
+                attending(tower, observer=recorder, intervention=change) as session,
+                _measuring(tower, recorder, session),
+            ):
                 return tower(**inputs)
         if recorder.disturb or set(recorder.record) & set(self.measures):
             raise CaptureError(
@@ -117,7 +123,7 @@ class TransformersAdapter(Adapter):
         config = _config(model)
         if hasattr(config, "vision_config") and hasattr(config, "text_config"):
             return None  # which tower ran is known only from its inputs
-        if _is_encoder_decoder(model):
+        if is_encoder_decoder(model):
             encoder = getattr(config, "encoder_layers", None) or config.num_layers
             decoder = getattr(config, "decoder_layers", None) or config.num_decoder_layers
             return int(encoder) + 2 * int(decoder)
@@ -171,16 +177,18 @@ class TransformersAdapter(Adapter):
         blanks = {name: named[name] for name in _TOKENS[:3] if name in named}
         return TokenIds(blanks, frozenset(named[name] for name in named if name != "unk"))
 
-    def run_silenced(self, model: nn.Module, inputs: Mapping[str, Tensor], silent: Tensor) -> Any:
+    def facts(self, model: nn.Module) -> ModelFacts:
+        """From the config, the class and the attention modules; no list of names."""
+        return facts_of(cast(PreTrainedModel, model))
+
+    def run_with(
+        self, model: nn.Module, inputs: Mapping[str, Tensor], intervention: Intervention
+    ) -> Any:
         """Through our attention function; models that do not look theirs up are refused."""
         tower = _tower(cast(PreTrainedModel, model), inputs)
         if not uses_the_interface(tower):
-            raise UnsupportedModelError(
-                f"{type(tower).__name__} computes attention outside transformers' attention "
-                "interface, so its values cannot be set to zero. Blank-out and input gradients "
-                "work without."
-            )
-        with silencing(tower, silent):
+            self.refuse_other_kinds(tower, intervention, allowed=())
+        with attending(tower, intervention=intervention):
             return tower(**inputs)
 
     def scores(
@@ -194,7 +202,7 @@ class TransformersAdapter(Adapter):
 
 
 @contextmanager
-def _measuring(tower: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
+def _measuring(tower: PreTrainedModel, recorder: Recorder, session: Session) -> Iterator[None]:
     """What is asked for beside the weights: blocks taken apart, layers replayed."""
     config, shown = _config(tower), type(tower).__name__
     with ExitStack() as stack:
@@ -202,21 +210,17 @@ def _measuring(tower: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
             parts = declared_parts(tower.base_model, config.model_type, shown)
             stack.enter_context(watched_blocks(parts, recorder, shown))
         if VALUE_ZEROING in recorder.record:
-            if _is_encoder_decoder(tower):
+            if is_encoder_decoder(tower):
                 raise UnsupportedModelError(
                     f"{shown} is an encoder–decoder: a layer of its decoder attends twice, so "
                     "zeroing a value in it is not one thing. Gradient methods work on it."
                 )
-            stack.enter_context(replayed(outermost_layers(tower), recorder))
+            stack.enter_context(replayed(outermost_layers(tower), recorder, session))
         yield
 
 
 def _config(model: nn.Module) -> Any:
     return cast(PreTrainedModel, model).config
-
-
-def _is_encoder_decoder(model: nn.Module) -> bool:
-    return bool(getattr(_config(model), "is_encoder_decoder", False))
 
 
 def _tower(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:

@@ -31,7 +31,8 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.transformers.attention import eager_function, implementation
+from attnflow.hosts.restore import exclusive
+from attnflow.hosts.transformers.attention import eager_function, point_at
 
 __all__ = ["PredictingRows", "gradient_rows", "rows_are_exact"]
 
@@ -269,7 +270,8 @@ def _part(
     model: PreTrainedModel, text: PredictingRows, cache: Any, begin: int, end: int, score: Score
 ) -> Tensor:
     """Rows of the positions from begin up to end; their keys are added to the cache."""
-    with torch.enable_grad(), _collecting(model) as rows, _leaf(model) as leaf:
+    rows = _Rows()
+    with torch.enable_grad(), _collecting(model, rows) as leaf:
         logits = model(
             input_ids=text.ids[:, begin:end],
             attention_mask=text.mask[:, :end],
@@ -286,34 +288,26 @@ def _part(
 
 
 @contextmanager
-def _collecting(model: PreTrainedModel) -> Iterator[_Rows]:
-    """Every attention module reports to one collection; the model is given back as it was."""
-    rows = _Rows()
-    modules = list(model.modules())
-    with implementation(model, _NAME):
-        try:
-            for module in modules:
-                _ROWS[module] = rows
-            yield rows
-        finally:
-            for module in modules:
-                _ROWS.pop(module, None)
+def _collecting(model: PreTrainedModel, rows: _Rows) -> Iterator[Callable[[], Tensor]]:
+    """Every attention module reports to one collection; the model is given back as it was.
 
-
-@contextmanager
-def _leaf(model: PreTrainedModel) -> Iterator[Callable[[], Tensor]]:
-    """The embedded tokens as the one leaf gradients are taken of: no parameter is touched."""
+    The embedded tokens are cut off as the one leaf that gradients are taken of, which the yielded
+    function gives: no parameter is touched.
+    """
     leaves: list[Tensor] = []
 
     def cut(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         leaves.append(output.detach().requires_grad_())
         return leaves[-1]
 
-    handle = model.get_input_embeddings().register_forward_hook(cut)
-    try:
+    with exclusive(model) as changes:
+        modules = list(model.modules())
+        changes.add(lambda: [_ROWS.pop(module, None) for module in modules])
+        for module in modules:
+            _ROWS[module] = rows
+        changes.hook(model.get_input_embeddings().register_forward_hook, cut)
+        point_at(model, _NAME, changes)
         yield lambda: leaves[-1]
-    finally:
-        handle.remove()
 
 
 def _detach(cache: Any) -> None:

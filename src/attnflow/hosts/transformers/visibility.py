@@ -28,7 +28,8 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from attnflow.hosts.transformers.attention import eager_function, implementation
+from attnflow.hosts.restore import exclusive
+from attnflow.hosts.transformers.attention import eager_function, point_at
 from attnflow.hosts.transformers.row_gradients import log_probability
 
 __all__ = ["fading_biases", "visibility"]
@@ -148,12 +149,10 @@ def _gradients(
 @contextmanager
 def _biased(model: PreTrainedModel, biases: Tensor) -> Iterator[None]:
     """Every attention of the model adds these biases to its keys; then all is as it was."""
-    modules = list(model.modules())
-    with implementation(model, _NAME):
-        try:
-            for module in modules:
-                _BIASES[module] = biases
-            yield
-        finally:
-            for module in modules:
-                _BIASES.pop(module, None)
+    with exclusive(model) as changes:
+        modules = list(model.modules())
+        changes.add(lambda: [_BIASES.pop(module, None) for module in modules])
+        for module in modules:
+            _BIASES[module] = biases
+        point_at(model, _NAME, changes)
+        yield
