@@ -57,9 +57,9 @@ def eager_twin(model: Any) -> Any:
 
 
 def score(logits: Tensor) -> Tensor:
-    """The answer's score: of a class, or of the next word at the last position."""
+    """The answer's log-probability: of a class, or of the next word at the last position."""
     row = logits[0] if logits.ndim == 2 else logits[0, -1]
-    return row[row.argmax()]
+    return row.log_softmax(dim=-1)[row.argmax()]
 
 
 # -- capture ------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_gradients_of_the_embedded_model_equal_finite_differences() -> None:
     """Nudge one weight after the softmax and see how far the score moves."""
     model, vocabulary = load_model(None)
     text = "the key to the cabinets"
-    trace = capture(model, text, tokenizer=vocabulary, record=ALSO)
+    trace = capture(model, text, tokenizer=vocabulary, record=ALSO, score="logit")
     assert trace.gradients is not None
     double: Any = copy.deepcopy(model).double()
     ids = torch.tensor([vocabulary.encode(text)[0]])
@@ -192,7 +192,8 @@ def test_gradients_of_another_choice() -> None:
         assert expected is not None
         assert np.allclose(trace.gradients, expected, atol=1e-4 * abs(expected).max())  # type: ignore[arg-type]
     by_explain = attnflow.explain(model, inputs, "gradient-rollout", answer=2)
-    assert np.allclose(by_explain.values, GradientRollout()(found[2]).values)
+    position = by_explain.targets.positions[0]
+    assert np.allclose(by_explain.values[:, 0], GradientRollout()(found[2]).values[:, position])
 
 
 def test_what_cannot_be_asked_for_is_said() -> None:
@@ -248,7 +249,7 @@ def test_gradients_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="Classifier gives none for this input"):
         capture(model, {"x": x}, record=ALSO)
     monkeypatch.setattr("attnflow.hosts.capture.adapter_for", lambda _: ClassifierAdapter())
-    trace = capture(model, {"x": x}, record=ALSO)
+    trace = capture(model, {"x": x}, record=ALSO, score="logit")
     used: list[Tensor] = []
     state = x
     for layer in model.encoder.layers:

@@ -33,7 +33,7 @@ __all__ = ["explain", "explain_completion", "generate"]
 def explain(
     model: nn.Module | str | os.PathLike[str] | None,
     text: str | Mapping[str, Tensor],
-    method: str | Method = "rollout",
+    method: str | Method | None = None,
     *,
     targets: Sequence[TokenRef] | TokenRef | None = None,
     layers: Sequence[int] | int | None = None,
@@ -48,20 +48,27 @@ def explain(
     model: a Hugging Face name, a local path, a loaded model (then pass its `tokenizer` too), or
         None for the model that ships with attnflow.
     method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
-        `Flow(residual=0.4)`; what it needs beside the weights is captured too.
-    targets, layers: only these (default: all); a target is a position or a token that occurs once.
+        `Flow(residual=0.4)`; what it requires beside the weights is captured too. None is
+        `GradientAttention()` for causal language models, where it agrees best with leaving sources
+        out, and `Rollout()` for others.
+    targets, layers: only these; a target is a position or a token that occurs once. By default
+        every layer, and the position the prediction is read from if the model predicts, else all.
     words: merge word pieces to words.
     decoder_text: what the decoder of an encoder–decoder has written so far.
     answer: for gradient methods, the class or token id to explain; default: the model's answer.
     """
-    applied = make_method(method, options)
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.hosts.capture import capture
     from attnflow.hosts.load import load_model
+    from attnflow.hosts.registry import adapter_for
 
+    applied = None if method is None else make_method(method, options)
     if model is None or isinstance(model, (str, os.PathLike)):
         model, own_tokenizer = load_model(model)
         tokenizer = tokenizer or own_tokenizer
+    if applied is None:
+        name = "gradient-attention" if adapter_for(model).explains_rows(model) else "rollout"
+        applied = make_method(name, options)
     trace = capture(
         model,
         text,
@@ -70,6 +77,8 @@ def explain(
         methods=[applied],
         answer=answer,
     )
+    if targets is None and trace.prediction is not None:
+        targets = trace.prediction.position
     result = applied(trace, targets=targets, layers=layers)
     return result.merge_words() if words else result
 
@@ -128,7 +137,7 @@ def generate(
     *,
     max_new_tokens: int = 20,
     method: str | Method | None = None,
-    baseline: Baseline = "auto",
+    baseline: Baseline = None,
     sources: Sources = "prompt",
     tokenizer: Any = None,
     chat: bool = False,
@@ -143,12 +152,12 @@ def generate(
         `attnflow[demo]` is installed.
     prompt: a text, a list of texts (then a list of results), a conversation of messages, or
         prepared inputs. `chat=True` puts a text into the model's chat template.
-    method: None is the measured default: rollout with one step of attention on average
-        and the first token dropped, less its value on a neutral prompt (docs/generation.md).
-        `Rollout` streams beside the key-value cache; other methods run once more at the end.
+    method: None is the measured default, `GradientAttention()`: what each generated token's own
+        position attends to, as far as it raises that token's probability (docs/generation.md).
+        "rollout" is Deb's tensor; it streams beside the key-value cache. Other methods run once
+        more at the end.
     baseline: "neutral" subtracts what the model does on a neutral prompt of the same length and
-        the same completion, a list of token ids is a prompt of your own, None subtracts nothing;
-        "auto" is "neutral" with the default method, where there is a tokenizer, and else None.
+        the same completion, a list of token ids is a prompt of your own, None subtracts nothing.
     sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too.
     seed: sample with this seed; without it the search is greedy.
     stream: called with each piece of text as it is made.
@@ -165,7 +174,7 @@ def generate(
     from attnflow.generation.prompts import encode_prompts
     from attnflow.generation.writer import CompletionRequest, Writer
 
-    asked = CompletionRequest.of(method, baseline, sources, tokenizer)
+    asked = CompletionRequest.of(host, method, baseline, sources)
     _check_new_tokens(max_new_tokens)
     encoded = encode_prompts(host, tokenizer, prompt, chat=chat)
     _check_room(host, encoded.length, max_new_tokens)
@@ -186,7 +195,7 @@ def explain_completion(
     completion: str | Sequence[int],
     *,
     method: str | Method | None = None,
-    baseline: Baseline = "auto",
+    baseline: Baseline = None,
     sources: Sources = "prompt",
     tokenizer: Any = None,
     chat: bool = False,
@@ -200,7 +209,7 @@ def explain_completion(
     from attnflow.generation.prompts import encode_prompts
     from attnflow.generation.writer import CompletionRequest, Writer
 
-    asked = CompletionRequest.of(method, baseline, sources, tokenizer)
+    asked = CompletionRequest.of(host, method, baseline, sources)
     encoded = encode_prompts(host, tokenizer, prompt, chat=chat)
     if len(encoded.ids) != 1:
         raise InputError(f"explain_completion() takes one prompt; got {len(encoded.ids)}.")

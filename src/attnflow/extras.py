@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,8 @@ __all__ = [
     "ASKABLE",
     "GRADIENTS",
     "GRADIENT_ATTENTION",
+    "LOG_PROB",
+    "ScoreName",
     "MEASURES",
     "checked_record",
     "checked_gradients",
@@ -33,6 +35,10 @@ Floats = NDArray[np.floating[Any]]
 
 GRADIENTS = "gradients"
 GRADIENT_ATTENTION = "gradient-attention"
+
+ScoreName = Literal["log-prob", "logit"]
+"""The number whose gradient is taken: how likely the answer is, or its score before the softmax."""
+LOG_PROB: ScoreName = "log-prob"
 
 # What capture can measure, and what the numbers are.
 MEASURES: Mapping[str, str] = MappingProxyType(

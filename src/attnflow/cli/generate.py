@@ -27,7 +27,7 @@ from attnflow.show import terminal
 
 __all__ = ["generate"]
 
-_BASELINES = {"auto": "auto", "neutral": "neutral", "none": None}
+_BASELINES = {"auto": None, "neutral": "neutral", "none": None}
 
 
 def generate(
@@ -55,7 +55,7 @@ def generate(
     option: OptionOption = None,
     baseline: Annotated[
         str,
-        typer.Option(help="What is subtracted: auto, neutral (a prompt without content) or none."),
+        typer.Option(help="What is subtracted: none, or neutral (a prompt without content)."),
     ] = "auto",
     layer: Annotated[
         str, typer.Option(help="The layer to show: a number, or 'mean' over all; default: the top.")

@@ -12,23 +12,44 @@ from torch import Tensor
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError
 from attnflow.extras import GRADIENTS
+from attnflow.generation.gradient_rows import (
+    CompletionRows,
+    can_explain_rows,
+    completion_rows,
+    empty_cache,
+)
 from attnflow.generation.prompts import Prompt, neutral_ids
 from attnflow.generation.rollout_cache import RolloutCache, streams
 from attnflow.hosts.capture import capture, provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import can_stream, end_tokens, run_generate, run_once
-from attnflow.methods import Flow, Method, Rollout, make_method
+from attnflow.methods import Flow, GradientAttention, Method, Rollout, make_method
 from attnflow.methods.mixing import ONE_STEP
 from attnflow.tokens import Tokens
 
-__all__ = ["DEFAULT_METHOD", "CompletionRequest", "Baseline", "Sources", "Writer"]
+__all__ = [
+    "DEFAULT_METHOD",
+    "FALLBACK_METHOD",
+    "Baseline",
+    "CompletionRequest",
+    "Sources",
+    "Writer",
+    "default_method",
+]
 
-DEFAULT_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
-"""What ranked the true source first most often, with the neutral prompt (docs/generation.md)."""
+DEFAULT_METHOD = GradientAttention()
+"""What agrees best with leaving sources out, for one pass (docs/generation.md)."""
+FALLBACK_METHOD = Rollout(residual=ONE_STEP)
+"""For the models in which gradient attention cannot be had for every generated token at once."""
 
-Baseline = Literal["auto", "neutral"] | Sequence[int] | None
+Baseline = Literal["neutral"] | Sequence[int] | None
 Sources = Literal["prompt", "all"]
+
+
+def default_method(model: Any) -> Method:
+    """What explains a completion when nothing is asked for."""
+    return DEFAULT_METHOD if can_explain_rows(model) else FALLBACK_METHOD
 
 
 @dataclass(frozen=True)
@@ -41,10 +62,10 @@ class CompletionRequest:
 
     @classmethod
     def of(
-        cls, method: str | Method | None, baseline: Baseline, sources: Sources, tokenizer: Any
+        cls, model: Any, method: str | Method | None, baseline: Baseline, sources: Sources
     ) -> CompletionRequest:
         """From what generate() takes; errors name what is allowed."""
-        chosen = DEFAULT_METHOD if method is None else make_method(method)
+        chosen = default_method(model) if method is None else make_method(method)
         if GRADIENTS in chosen.requires.record:
             raise MethodError(
                 f"{chosen.name!r} needs the gradient of one score, and every generated token has "
@@ -52,12 +73,15 @@ class CompletionRequest:
             )
         if sources not in ("prompt", "all"):
             raise InputError(f"sources is 'prompt' or 'all'; got {sources!r}.")
-        if baseline == "auto":
-            neutral = method is None and tokenizer is not None and sources == "prompt"
-            return cls(chosen, "neutral" if neutral else None, sources)
+        if isinstance(chosen, GradientAttention) and not can_explain_rows(model):
+            raise MethodError(
+                f"{chosen.name!r} of every generated token needs a causal model in which attention "
+                f"alone carries one position to another; {type(model).__name__} is none. Use "
+                "method='rollout'."
+            )
         if isinstance(baseline, str) and baseline != "neutral":
             raise InputError(
-                f"baseline is 'neutral', 'auto', None, or token ids of a prompt; got {baseline!r}."
+                f"baseline is 'neutral', None, or token ids of a prompt; got {baseline!r}."
             )
         if baseline is None or isinstance(baseline, str):
             return cls(chosen, baseline, sources)
@@ -84,7 +108,9 @@ class Writer:
         """Generate, watched where the method can be streamed."""
         observer = self._watcher(prompt, max_new_tokens)
         pad = {} if self.tokenizer is None else {"pad_token_id": _pad_token(self.tokenizer)}
-        chosen = {**pad, **options, "max_new_tokens": max_new_tokens}
+        cache = empty_cache() if self._by_rows() else None
+        own_cache = {} if cache is None else {"past_key_values": cache}
+        chosen = {**pad, **own_cache, **options, "max_new_tokens": max_new_tokens}
         with at_rest(self.model):
             sequences = run_generate(
                 self.model,
@@ -97,6 +123,19 @@ class Writer:
             )
         notes = {"generate": {**options, "max_new_tokens": max_new_tokens, "seed": seed}}
         written = [self._written(row, prompt) for row in sequences]
+        if self._by_rows():
+            lengths = [len(ids) for ids in written]
+            rows = completion_rows(
+                self.model, sequences, prompt.mask, prompt.length, lengths, cache
+            )
+            results = [
+                self._from_rows(rows, b, prompt.own_ids(b), ids, {**notes, "streamed": True})
+                for b, ids in enumerate(written)
+            ]
+            return [
+                self._less_baseline(result, prompt.own_ids(b), ids)
+                for b, (result, ids) in enumerate(zip(results, written, strict=True))
+            ]
         if observer is None:
             return [
                 self.read(prompt.own_ids(b), ids, {**notes, "streamed": False})
@@ -117,6 +156,10 @@ class Writer:
         return self._less_baseline(self._after_the_fact(prompt, ids, notes), prompt, ids)
 
     # -- both ways ----------------------------------------------------------------------------
+
+    def _by_rows(self) -> bool:
+        """Whether one pass over what was written explains it."""
+        return isinstance(self.asked.method, GradientAttention) and self.asked.sources == "prompt"
 
     def _streamable(self) -> Rollout | None:
         """The rollout whose rows can be had while the model runs; None needs a whole trace."""
@@ -148,13 +191,22 @@ class Writer:
 
     def _from_rows(
         self,
-        rows: RolloutCache,
+        rows: RolloutCache | CompletionRows,
         example: int,
         prompt: list[int],
         ids: list[int],
         notes: dict[str, Any],
     ) -> Attribution:
-        values, elsewhere = rows.rows(example, len(ids))
+        if isinstance(rows, CompletionRows):
+            values, elsewhere = rows.of(example, len(ids))
+            sink = rows.sink(example, len(ids))
+            if isinstance(self.asked.method, GradientAttention):
+                values, elsewhere = self.asked.method.without_sink(values, elsewhere, sink)
+            notes = {**notes, "sink": sink}
+            dtype = str(self.model.dtype).removeprefix("torch.")
+        else:
+            values, elsewhere = rows.rows(example, len(ids))
+            dtype = rows.dtype
         return Attribution(
             values=values,
             layers=rows.layers,
@@ -162,12 +214,17 @@ class Writer:
             sources=self._tokens(prompt),
             method=self.asked.method,
             elsewhere=elsewhere,
-            provenance={**self._about(prompt, ids, rows.dtype), **notes},
+            provenance={**self._about(prompt, ids, dtype), **notes},
         )
 
     def _after_the_fact(
         self, prompt: list[int], ids: list[int], notes: dict[str, Any]
     ) -> Attribution:
+        if self._by_rows():
+            sequence = torch.tensor([[*prompt, *ids]], device=self.model.device)
+            mask = torch.ones_like(sequence[:, : len(prompt)])
+            rows_of_text = completion_rows(self.model, sequence, mask, len(prompt), [len(ids)])
+            return self._from_rows(rows_of_text, 0, prompt, ids, notes)
         method = self._streamable()
         if method is None:
             return self._captured(prompt, ids, notes)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnflow._renamed import renamed_arguments
 from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
-from attnflow.extras import GRADIENTS, checked_record
+from attnflow.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.encoder_decoder import compose, join_tokens
 from attnflow.hosts.measure.gradients import Choice, choose_answers, differentiable, gradients_of
@@ -40,6 +40,7 @@ def capture(
     heads: Heads | None = None,
     record: Sequence[str] = (),
     answer: int | None = None,
+    score: ScoreName = LOG_PROB,
 ) -> AttentionTrace:
     """The attention of one forward pass over a text or over prepared inputs of one example.
 
@@ -50,6 +51,7 @@ def capture(
     record: what is recorded beside the weights: "gradients", and names of measurements.
     answer: the choice whose score gradients are taken of, a class or token id; by default the
         model's own answer.
+    score: what gradients are taken of, the answer's "log-prob" or its "logit".
     decoder_text: what the decoder of an encoder–decoder has written so far.
 
     Padding is trimmed.
@@ -69,7 +71,7 @@ def capture(
                 f"capture() takes one example and got a batch of {batch.size}; use capture_batch()."
             )
     return _traces(
-        model, tokenizer, adapter, batch, _Request.checked(methods, heads, record, answer)
+        model, tokenizer, adapter, batch, _Request.checked(methods, heads, record, answer, score)
     )[0]
 
 
@@ -84,6 +86,7 @@ def capture_batch(
     heads: Heads | None = None,
     record: Sequence[str] = (),
     answer: int | Sequence[int] | None = None,
+    score: ScoreName = LOG_PROB,
 ) -> list[AttentionTrace]:
     """Several examples in one forward pass; each trace is as if its example had been alone.
 
@@ -98,7 +101,7 @@ def capture_batch(
         checked = [_checked_text(text) for text in texts]
         batch = adapter.encode(model, tokenizer, checked, decoder_texts)
     return _traces(
-        model, tokenizer, adapter, batch, _Request.checked(methods, heads, record, answer)
+        model, tokenizer, adapter, batch, _Request.checked(methods, heads, record, answer, score)
     )
 
 
@@ -115,6 +118,7 @@ class _Request:
     heads: Heads | None
     record: tuple[str, ...]
     answer: Choice
+    score: ScoreName = LOG_PROB
 
     @classmethod
     def checked(
@@ -123,6 +127,7 @@ class _Request:
         heads: Heads | None,
         record: Sequence[str],
         answer: Choice,
+        score: ScoreName,
     ) -> _Request:
         names = checked_record(record)
         if methods:
@@ -133,30 +138,60 @@ class _Request:
             requirements = requirements_of(methods)
             heads, names = requirements.heads, checked_record((*names, *requirements.record))
             heads = None if GRADIENTS in names else heads
+            score = requirements.score or score
         if GRADIENTS in names and heads is not None:
             raise InputError(
                 f"A gradient belongs to one head, so heads={heads!r} cannot be mixed at capture; "
                 "leave heads=None with record=('gradients',)."
             )
-        if answer is not None and GRADIENTS not in names:
+        if answer is not None and not {GRADIENTS, GRADIENT_ATTENTION} & set(names):
             raise InputError(
                 f"answer={answer!r} chooses what gradients are taken of; ask for them with "
                 "record=('gradients',)."
             )
-        return cls(heads, names, answer)
+        return cls(heads, names, answer, score)
+
+    def with_full_gradients(self) -> _Request:
+        """The same where gradient attention must be read off the gradients of all weights."""
+        if GRADIENT_ATTENTION not in self.record:
+            return self
+        record = tuple(dict.fromkeys((*self.record, GRADIENTS)))
+        return replace(self, heads=None, record=record)
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """What the forward pass itself must record."""
+        return tuple(name for name in self.record if name != GRADIENT_ATTENTION)
+
+    @property
+    def measurements(self) -> tuple[str, ...]:
+        """What the adapter must be able to measure inside the model."""
+        return tuple(name for name in self.recorded if name != GRADIENTS)
 
 
 def _traces(
     model: nn.Module, tokenizer: Any, adapter: Adapter, batch: Batch, request: _Request
 ) -> list[AttentionTrace]:
-    _refuse_unmeasured(adapter, model, request.record)
+    by_rows = GRADIENT_ATTENTION in request.record and adapter.explains_rows(model)
+    request = request if by_rows else request.with_full_gradients()
+    _refuse_unmeasured(adapter, model, request.measurements)
     expected = adapter.expected_layers(model)
-    recorder = Recorder(request.heads, expected=expected, record=request.record)
+    recorder = Recorder(request.heads, expected=expected, record=request.recorded)
     with at_rest(model), differentiable(model, recorder.wants_gradients):
         outputs = adapter.run(model, batch.inputs, recorder)
         _check_layers(adapter, model, recorder)
         scores = adapter.scores(model, tokenizer, outputs, batch)
-        gradients = _Gradients.of(scores, request.answer, recorder, model)
+        gradients = _Gradients.of(scores, request, recorder, model)
+    if by_rows:
+        choices = choose_answers(scores, request.answer, model)
+        with at_rest(model):
+            rows = adapter.gradient_rows(model, batch, choices)
+        recorder.measured[GRADIENT_ATTENTION] = [layer.cpu().numpy() for layer in rows]
+    elif GRADIENT_ATTENTION in request.record and gradients is not None:
+        recorder.measured[GRADIENT_ATTENTION] = [
+            np.maximum(layer.weights * gradient, 0).mean(axis=1)
+            for layer, gradient in zip(recorder.layers, gradients.layers, strict=True)
+        ]
     said = [None if found is None else found.prediction() for found in scores]
     seen = _Pass(model, tokenizer, adapter, batch, recorder, gradients)
     build = seen.composed_trace if recorder.layers[0].stage == "encoder" else seen.trace
@@ -164,7 +199,7 @@ def _traces(
 
 
 def _refuse_unmeasured(adapter: Adapter, model: nn.Module, record: Sequence[str]) -> None:
-    missing = [name for name in record if name != GRADIENTS and name not in adapter.measures]
+    missing = [name for name in record if name not in adapter.measures]
     if missing:
         raise UnsupportedModelError(
             f"{type(model).__name__} is seen by the adapter for {adapter.name}, which does not "
@@ -182,14 +217,14 @@ class _Gradients:
 
     @classmethod
     def of(
-        cls, scores: list[Scores | None], answer: Choice, recorder: Recorder, model: nn.Module
+        cls, scores: list[Scores | None], request: _Request, recorder: Recorder, model: nn.Module
     ) -> _Gradients | None:
         if not recorder.wants_gradients:
             return None
-        choices = choose_answers(scores, answer, model)
+        choices = choose_answers(scores, request.answer, model)
         named = zip(scores, choices, strict=True)
         return cls(
-            gradients_of(scores, choices, recorder, model),
+            gradients_of(scores, choices, recorder, model, request.score),
             [found.names([k])[0] for found, k in named if found is not None],
         )
 

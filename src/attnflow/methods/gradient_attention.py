@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,9 +18,12 @@ from attnflow.methods.base import (
     attribution_of,
     required,
 )
+from attnflow.methods.sinks import find_sink
 from attnflow.trace import AttentionTrace
 
 __all__ = ["GradientAttention"]
+
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,8 @@ class GradientAttention(Method):
     makes them shares.
 
     start_layer: the first layer that counts.
+    drop_sink: leave out the position on which the model parks attention it does not need, where
+        one is found; what falls on it is counted in `elsewhere`. The provenance names it.
 
     >>> from attnflow.testing import random_trace
     >>> trace = random_trace(record=["gradient-attention"])
@@ -45,6 +50,7 @@ class GradientAttention(Method):
 
     name: ClassVar[str] = "gradient-attention"
     start_layer: int = 1
+    drop_sink: bool = True
 
     @property
     def requires(self) -> Requirements:
@@ -57,13 +63,28 @@ class GradientAttention(Method):
         """The running sum over layers of what was recorded, rows of these targets."""
         recorded = required(self, trace, GRADIENT_ATTENTION)
         indices = [trace.layers.index(number) for number in selection.available]
-        rows = recorded[indices][:, list(selection.rows)]
-        return attribution_of(self, trace, self.summed(rows)[_places(selection)], selection)
+        rows = list(selection.rows)
+        sums = np.cumsum(recorded[indices][:, rows], axis=0, dtype=np.float64)
+        values = sums[[level - 1 for level in selection.levels]]
+        sink = find_sink(trace.weights[:, :, rows].mean(axis=(0, 1))) if _has_sink(trace) else None
+        values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
+        result = attribution_of(self, trace, values, selection, notes={"sink": sink})
+        return replace(result, elsewhere=elsewhere) if sink is not None else result
 
-    def summed(self, rows: NDArray[np.floating]) -> NDArray[np.float64]:
-        """`(layers, targets, sources)`: at each layer what it and all layers below it add up to."""
-        return np.cumsum(rows, axis=0, dtype=np.float64)
+    def without_sink(
+        self, values: Values, elsewhere: Values, sink: int | None
+    ) -> tuple[Values, Values]:
+        """What falls on the sink goes elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
+
+        A sink among generated tokens is no column here and is elsewhere already.
+        """
+        if not self.drop_sink or sink is None or not 0 <= sink < values.shape[-1]:
+            return values, elsewhere
+        rest = values.copy()
+        rest[..., sink] = 0.0
+        return rest, elsewhere + values[..., sink]
 
 
-def _places(selection: Selection) -> list[int]:
-    return [level - 1 for level in selection.levels]
+def _has_sink(trace: AttentionTrace) -> bool:
+    """Only a causal text of some length has a place to park attention that all rows share."""
+    return trace.kind == "causal" and trace.length > 2

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import frexp, ldexp
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.extras import GRADIENTS
+from attnflow.errors import MethodError
+from attnflow.extras import GRADIENTS, LOG_PROB, ScoreName
 from attnflow.methods.base import (
     Execution,
     Method,
@@ -47,14 +48,18 @@ class GradientRollout(Method):
     heads: how heads are mixed: "mean" (the paper's), "max", "min", the number of one head, or one
         weight for each head.
     start_layer: the first layer that counts; those below are left out.
+    score: what gradients are taken of: the answer's "log-prob", or its "logit", the number before
+        the softmax.
     """
 
     name: ClassVar[str] = "gradient-rollout"
     heads: Heads = "mean"
     start_layer: int = 1
+    score: ScoreName = LOG_PROB
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", checked_heads(self.heads))
+        _check_score(self.score)
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
@@ -77,7 +82,7 @@ class GradientRollout(Method):
     @property
     def requires(self) -> Requirements:
         """Gradients of the score; a gradient belongs to one head."""
-        return Requirements(heads=None, record=(GRADIENTS,))
+        return Requirements(heads=None, record=(GRADIENTS,), score=self.score)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +96,16 @@ class GradientFlow(Flow):
         below 1, so even a small share outweighs it; without one, a layer that the score hardly
         depends on lets hardly anything through.
     tolerance: how far apart the bounds of a value may be, as a share of the largest sum of a row.
+    score: what gradients are taken of: the answer's "log-prob", or its "logit".
     """
 
     name: ClassVar[str] = "gradient-flow"
     residual: Residual = None
+    score: ScoreName = LOG_PROB
+
+    def __post_init__(self, threads: int | None) -> None:
+        super().__post_init__(threads)
+        _check_score(self.score)
 
     def mixed(self, trace: AttentionTrace) -> Matrix:
         """Weights times gradients, what is negative dropped, heads mixed."""
@@ -103,7 +114,7 @@ class GradientFlow(Flow):
     @property
     def requires(self) -> Requirements:
         """Gradients of the score; a gradient belongs to one head."""
-        return Requirements(heads=None, record=(GRADIENTS,))
+        return Requirements(heads=None, record=(GRADIENTS,), score=self.score)
 
     def unit(self, capacities: Matrix) -> float:
         """The power of two at or below the largest sum of a row.
@@ -126,6 +137,12 @@ class GradientFlow(Flow):
         received = capacities[0].sum(axis=0)[list(columns)]
         sent = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
         return np.asarray(received[None, None, :] <= sent[:, :, None])
+
+
+def _check_score(score: object) -> None:
+    if score not in get_args(ScoreName):
+        allowed = ", ".join(map(repr, get_args(ScoreName)))
+        raise MethodError(f"score={score!r} is none of {allowed}.")
 
 
 def _gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:

@@ -18,7 +18,6 @@ from attnflow.experiments.known_answer.data import FactPrompt, Wording, fact_pro
 from attnflow.experiments.report import Cell, Report, Table, compared, summarized
 from attnflow.experiments.verb_number.observe import Stages
 from attnflow.generation.prompts import neutral_ids
-from attnflow.generation.writer import DEFAULT_METHOD
 from attnflow.hosts.capture import capture, capture_batch
 from attnflow.methods import (
     Alti,
@@ -32,6 +31,7 @@ from attnflow.methods import (
     Rollout,
     ValueZeroingRollout,
 )
+from attnflow.methods.mixing import ONE_STEP
 from attnflow.tokens.common_words import common_tokens
 from attnflow.trace import AttentionTrace
 
@@ -62,6 +62,7 @@ class Contender:
     common: bool = True
 
 
+DEFAULT_METHOD = Rollout(residual=ONE_STEP, drop=(0,))  # the default of 0.1.0
 _FLOW = Flow()
 _FIRST = (0,)
 CONTENDERS: Mapping[str, Contender] = {

@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.errors import ModelError, TokensError
 from attnflow.evaluation.importance.passes import Passes
-from attnflow.experiments.known_answer.experiment import DEFAULT, neutral_traces, padded
+from attnflow.experiments.known_answer.experiment import (
+    DEFAULT,
+    DEFAULT_METHOD,
+    neutral_traces,
+    padded,
+)
 from attnflow.experiments.pronouns.data import PLACE, PronounSentence, occurrences
 from attnflow.experiments.verb_number.observe import Stages
-from attnflow.generation.writer import DEFAULT_METHOD
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.capture import capture_batch
 from attnflow.methods import Flow, Method, Raw, Rollout

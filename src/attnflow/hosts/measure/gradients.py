@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import CaptureError, InputError, ModelError
+from attnflow.extras import ScoreName
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
@@ -69,14 +70,18 @@ def _choice(scores: Scores | None, answer: int | None, model: nn.Module) -> int:
 
 
 def gradients_of(
-    scores: Sequence[Scores | None], choices: Sequence[int], recorder: Recorder, model: nn.Module
+    scores: Sequence[Scores | None],
+    choices: Sequence[int],
+    recorder: Recorder,
+    model: nn.Module,
+    score: ScoreName,
 ) -> list[NDArray[np.float32]]:
     """One array for each layer, in the shape of its weights.
 
     No example's score depends on another's weights, so the gradient of their sum is each one's own.
     """
     total = torch.stack(
-        [found.logits[k].float() for found, k in zip(scores, choices, strict=True) if found]
+        [each.score(k, score) for each, k in zip(scores, choices, strict=True) if each]
     ).sum()
     used = [part for layer in recorder.layers for part in layer.in_graph]
     if not total.requires_grad or not all(part.requires_grad for part in used):

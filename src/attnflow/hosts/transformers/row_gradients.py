@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,7 +34,7 @@ from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.restore import exclusive
 from attnflow.hosts.transformers.attention import eager_function, point_at
 
-__all__ = ["PredictingRows", "gradient_rows", "rows_are_exact"]
+__all__ = ["PredictingRows", "RowContributions", "gradient_rows", "rows_are_exact"]
 
 _NAME = "attnflow_row_gradients"
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
@@ -82,28 +82,41 @@ class PredictingRows:
         return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
+class RowContributions(NamedTuple):
+    """Gradient attention of some rows, and where they attend.
+
+    values: (layers, batch, rows, keys). weights: (batch, rows, keys), the mean weight over all
+    layers and heads.
+    """
+
+    values: Tensor
+    weights: Tensor
+
+
 @dataclass(eq=False)
 class _Rows:
     """What the modules of one model report to while a backward pass runs."""
 
     contributions: dict[nn.Module, Tensor] = field(default_factory=dict)
+    weights: dict[nn.Module, Tensor] = field(default_factory=dict)
     order: list[nn.Module] = field(default_factory=list)
 
     def add(self, module: nn.Module, weights: Tensor, gradient: Tensor) -> None:
         product = weights.float() * gradient.float()
         self.contributions[module] = product.relu().mean(dim=1)
+        self.weights[module] = weights.float().mean(dim=1)
 
-    def take(self) -> Tensor:
-        """`(layers, batch, rows, keys)`, and start anew."""
+    def take(self) -> RowContributions:
+        """What every layer reported."""
         if len(self.contributions) < len(self.order) or not self.order:
             raise CaptureError(
                 f"The gradient reached {len(self.contributions)} of {len(self.order)} layers with "
                 "attention, so a result would leave some of them out."
             )
-        stacked = torch.stack([self.contributions[module] for module in self.order])
-        self.contributions.clear()
-        self.order.clear()
-        return stacked
+        return RowContributions(
+            torch.stack([self.contributions[module] for module in self.order]),
+            torch.stack([self.weights[module] for module in self.order]).mean(dim=0),
+        )
 
 
 _ROWS: WeakKeyDictionary[nn.Module, _Rows] = WeakKeyDictionary()
@@ -231,17 +244,21 @@ def rows_are_exact(model: PreTrainedModel, layers: int | None) -> bool:
 
 def gradient_rows(
     model: PreTrainedModel, text: PredictingRows, score: Score = log_probability
-) -> Tensor:
-    """`(layers, batch, rows, length)`: row r is that of position `first + r`, over all keys."""
+) -> RowContributions:
+    """Row r is that of position `first + r`, over all `length` keys."""
     cache = text.cache if text.cache is not None else _prefix(model, text)
-    parts: list[Tensor] = []
+    parts: list[RowContributions] = []
     step = _rows_at_once(model, text)
     for begin in range(text.first, text.length, step):
         end = min(begin + step, text.length)
         part = _part(model, text, cache, begin, end, score)
-        parts.append(nn.functional.pad(part, (0, text.length - part.shape[-1])))
+        unseen = (0, text.length - end)
+        parts.append(RowContributions(*(nn.functional.pad(array, unseen) for array in part)))
         _detach(cache)
-    return torch.cat(parts, dim=2)
+    return RowContributions(
+        torch.cat([part.values for part in parts], dim=2),
+        torch.cat([part.weights for part in parts], dim=1),
+    )
 
 
 def _rows_at_once(model: PreTrainedModel, text: PredictingRows) -> int:
@@ -268,7 +285,7 @@ def _prefix(model: PreTrainedModel, text: PredictingRows) -> DynamicCache:
 
 def _part(
     model: PreTrainedModel, text: PredictingRows, cache: Any, begin: int, end: int, score: Score
-) -> Tensor:
+) -> RowContributions:
     """Rows of the positions from begin up to end; their keys are added to the cache."""
     rows = _Rows()
     with torch.enable_grad(), _collecting(model, rows) as leaf:
