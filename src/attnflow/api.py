@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 from attnflow._renamed import renamed_arguments
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, TokensError, optional_import
-from attnflow.methods import Method, make_method
+from attnflow.methods import GradientAttention, Method, make_method
 from attnflow.tokens import TokenRef
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def explain(
         `GradientAttention()` for causal language models, where it agrees best with leaving sources
         out, and `Rollout()` for others.
     targets, layers: only these; a target is a position or a token that occurs once. By default
-        every layer, and the position the prediction is read from if the model predicts, else all.
+        every layer and position; gradient attention explains the position that predicts.
     words: merge word pieces to words.
     decoder_text: what the decoder of an encoder–decoder has written so far.
     answer: for gradient methods, the class or token id to explain; default: the model's answer.
@@ -77,7 +77,7 @@ def explain(
         methods=[applied],
         answer=answer,
     )
-    if targets is None and trace.prediction is not None:
+    if targets is None and isinstance(applied, GradientAttention) and trace.prediction is not None:
         targets = trace.prediction.position
     result = applied(trace, targets=targets, layers=layers)
     return result.merge_words() if words else result

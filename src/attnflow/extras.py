@@ -49,11 +49,10 @@ MEASURES: Mapping[str, str] = MappingProxyType(
         "norms-encoder": "the same after the LayerNorm that ends the block",
         "residual-share": "how much of each position's output is its own",
         "alti": "how much nearer each source brings the block's output",
-        GRADIENT_ATTENTION: "how much each weight raises the log-probability of what its row says",
         "value-zeroing": "how far the layer's output turns when a source's value is zeroed",
     }
 )
-ASKABLE = (GRADIENTS, *MEASURES)
+ASKABLE = (GRADIENTS, GRADIENT_ATTENTION, *MEASURES)
 _PREFIX = "measured/"  # of the names of their arrays in a file
 
 
