@@ -340,7 +340,7 @@ def test_a_text_streams_and_is_named(speaker: tuple[Any, Any]) -> None:
         "My", "Ġname", "Ġis", "ĠAda", ",", "ĠI", "Ġam", "Ġfrom",
     )  # fmt: skip
     assert result.targets.positions == (8, 9, 10, 11, 12)
-    assert result.steps == ("minus(neutral prompt)",)
+    assert result.steps == ()
 
 
 def test_the_neutral_prompt_is_subtracted(speaker: tuple[Any, Any]) -> None:
