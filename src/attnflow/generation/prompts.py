@@ -177,7 +177,8 @@ def wrap_prompts(model: Any, inputs: Mapping[str, Tensor]) -> PromptBatch:
     """Prepared inputs: `input_ids`, with padding, if any, on the side the model takes it."""
     if "input_ids" not in inputs:
         raise TokensError(
-            f"A prepared prompt needs 'input_ids'; got {', '.join(map(brief, inputs)) or 'nothing'}."
+            "A prepared prompt needs 'input_ids'; got "
+            f"{', '.join(map(brief, inputs)) or 'nothing'}."
         )
     tensors = on_device(inputs, device_of(model))
     ids = tensors["input_ids"]

@@ -28,6 +28,7 @@ __all__ = [
     "EmbeddingSite",
     "Batch",
     "Scores",
+    "Texts",
     "TokenIds",
     "device_of",
     "on_device",
@@ -35,6 +36,7 @@ __all__ = [
 
 EmbeddingSite = Literal["words", "stream"]
 Kept = tuple[tuple[int, ...], ...]
+Texts = Sequence[str]
 _ALTERNATIVES = 5  # choices a prediction names
 _SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
 
@@ -177,11 +179,7 @@ class Adapter(ABC):
         return model(**inputs)
 
     def encode(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        texts: Sequence[str],
-        decoder_texts: Sequence[str] | None = None,
+        self, model: nn.Module, tokenizer: Any, texts: Texts, decoder_texts: Texts | None = None
     ) -> Batch:
         """Texts to inputs, padded on the right to one length."""
         raise TokensError(f"{type(model).__name__} takes prepared inputs, not a text.")
