@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attnflow.errors import InputError, TokensError, brief
+from attnflow.errors import InputError, TokensError, shorten
 from attnflow.hosts.adapter import device_of, on_device
 from attnflow.hosts.padding import padding_to_the_right
 from attnflow.hosts.registry import adapter_for
@@ -86,7 +86,7 @@ def encode_prompts(model: Any, tokenizer: Any, prompts: Prompts, *, chat: bool) 
             " or pass the model's name instead of the loaded model."
         )
     if not isinstance(prompts, (str, Sequence)) or not prompts:
-        raise TokensError(f"There is nothing to continue: the prompt is {brief(prompts)}.")
+        raise TokensError(f"There is nothing to continue: the prompt is {shorten(prompts)}.")
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     conversation = all(isinstance(text, Mapping) for text in texts)
     rows = [texts] if conversation else texts
@@ -129,7 +129,7 @@ def _encode_text(tokenizer: Any, prompt: object) -> list[int]:
         )
     ids = list(tokenizer(checked_text(prompt, "continue", "prompt"))["input_ids"])
     if not ids:
-        raise TokensError(f"There is nothing to continue: the prompt is {brief(prompt)}.")
+        raise TokensError(f"There is nothing to continue: the prompt is {shorten(prompt)}.")
     return ids
 
 
@@ -178,7 +178,7 @@ def wrap_prompts(model: Any, inputs: Mapping[str, Tensor]) -> PromptBatch:
     if "input_ids" not in inputs:
         raise TokensError(
             "A prepared prompt needs 'input_ids'; got "
-            f"{', '.join(map(brief, inputs)) or 'nothing'}."
+            f"{', '.join(map(shorten, inputs)) or 'nothing'}."
         )
     tensors = on_device(inputs, device_of(model))
     ids = tensors["input_ids"]

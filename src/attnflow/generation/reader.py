@@ -70,7 +70,8 @@ class Reader:
                     "baseline needs as many."
                 )
         name = "neutral prompt" if baseline == "neutral" else "baseline prompt"
-        return result.minus(self._attribute(result.method, other, ids, {}), name=name)
+        less = self._attribute(result.method, other, ids, {})
+        return result.minus(less, name=name, match="positions")
 
     # -- rows beside the cache ----------------------------------------------------------------
 
@@ -87,7 +88,10 @@ class Reader:
         rollouts = [method for method in methods if isinstance(method, Rollout)]
         rows = zip(ids.tolist(), padding, rollouts, strict=True)
         dropped = [
-            [pad + column for column in self.tokens(row[pad:]).occurrences_of(rollout.drop)]
+            [
+                pad + column
+                for column in self.tokens(row[pad:]).occurrences_of(rollout.drop, required=True)
+            ]
             for row, pad, rollout in rows
         ]
         layers = adapter_for(self.model).expected_layers(self.model)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attnflow.errors import InputError, MethodError, TokensError, brief
+from attnflow.errors import InputError, MethodError, TokensError, shorten
 from attnflow.extras import GRADIENTS
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.texts import checked_text
@@ -56,14 +56,14 @@ class CompletionRequest:
                 "its own; explain(model, prompt) gives it for the next token."
             )
         if sources not in ("prompt", "all"):
-            raise InputError(f"sources is 'prompt' or 'all'; got {brief(sources)}.")
+            raise InputError(f"sources is 'prompt' or 'all'; got {shorten(sources)}.")
         if isinstance(baseline, str) and baseline == "auto":
             neutral = method is None and tokenizer is not None and sources == "prompt"
             return cls(applied, "neutral" if neutral else None, sources, method is None)
         if isinstance(baseline, str) and baseline != "neutral":
             raise InputError(
                 "baseline is 'neutral', 'auto', None, or token ids of a prompt; got "
-                f"{brief(baseline)}."
+                f"{shorten(baseline)}."
             )
         if baseline is None or isinstance(baseline, str):
             return cls(applied, baseline, sources, method is None)
@@ -74,7 +74,7 @@ def _token_ids(ids: Any, name: str) -> tuple[int, ...]:
     try:
         return tuple(int(token) for token in ids)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name} is a text or a list of token ids; got {brief(ids)}.") from error
+        raise InputError(f"{name} is a text or a list of token ids; got {shorten(ids)}.") from error
 
 
 def completion_ids(tokenizer: Any, completion: str | Sequence[int], facts: ModelFacts) -> list[int]:
@@ -92,7 +92,7 @@ def completion_ids(tokenizer: Any, completion: str | Sequence[int], facts: Model
             ]
         )
     if not ids:
-        raise TokensError(f"There is nothing to explain: the completion is {brief(completion)}.")
+        raise TokensError(f"There is nothing to explain: the completion is {shorten(completion)}.")
     return ids
 
 
@@ -100,7 +100,7 @@ def checked_new_tokens(count: object) -> int:
     """How many tokens to make."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InputError(
-            f"max_new_tokens is how many tokens to make, at least 1; got {brief(count)}."
+            f"max_new_tokens is how many tokens to make, at least 1; got {shorten(count)}."
         )
     return count
 

@@ -14,8 +14,8 @@ from attnflow.errors import (
     InputError,
     TokensError,
     UnsupportedModelError,
-    brief,
     did_you_mean,
+    shorten,
 )
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.intervention import UNIFORM, Intervention
@@ -114,8 +114,8 @@ class Scores:
                 return names.index(name)
         some = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
         raise InputError(
-            f"answer={brief(answer)}: there is no such choice.{did_you_mean(answer, names)} There "
-            f"are {len(names)}: {some}."
+            f"answer={shorten(answer)}: there is no such choice.{did_you_mean(answer, names)} "
+            f"There are {len(names)}: {some}."
         )
 
     def shares(self) -> Tensor:
@@ -191,7 +191,7 @@ class Adapter(ABC):
         if not sizes:
             raise TokensError(
                 f"Prepared inputs are tensors by the names of {type(model).__name__}'s forward "
-                f"arguments; got {', '.join(map(brief, inputs)) or 'none'}."
+                f"arguments; got {', '.join(map(shorten, inputs)) or 'none'}."
             )
         return Batch(tensors, size=sizes[0])
 
@@ -274,7 +274,7 @@ def on_device(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Tens
             tensors[str(name)] = torch.as_tensor(value).to(device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TokensError(
-                f"Prepared inputs are tensors by name; {brief(name)} is {brief(value)} "
+                f"Prepared inputs are tensors by name; {shorten(name)} is {shorten(value)} "
                 f"({type(value).__name__}). A text is passed as it is, not in a mapping."
             ) from error
     return tensors

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnflow._renamed import renamed_arguments
-from attnflow.errors import InputError, TokensError, UnsupportedModelError, brief
+from attnflow.errors import InputError, TokensError, UnsupportedModelError, shorten
 from attnflow.extras import GRADIENTS, checked_record
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.forward_pass import ForwardPass, Gradients, check_layers, provenance_of
@@ -108,7 +108,7 @@ def capture_batch(
     if isinstance(texts, Mapping):
         batch = adapter.wrap(host, texts)
     elif isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
-        raise TokensError(f"capture_batch() takes a list of texts; got {brief(texts)}.")
+        raise TokensError(f"capture_batch() takes a list of texts; got {shorten(texts)}.")
     else:
         batch = adapter.encode(
             host,
@@ -155,7 +155,7 @@ class _Request:
             )
         if answer is not None and GRADIENTS not in names:
             raise InputError(
-                f"answer={brief(answer)} chooses what gradients are taken of; ask for them with "
+                f"answer={shorten(answer)} chooses what gradients are taken of; ask for them with "
                 "record=('gradients',)."
             )
         return cls(heads, names, answer, position)

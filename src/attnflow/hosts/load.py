@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnflow.errors import ModelError, brief, optional_import
+from attnflow.errors import ModelError, optional_import, shorten
 
 __all__ = [
     "Loaded",
@@ -153,12 +153,12 @@ class _Source(NamedTuple):
             return cls(str(path))
         if is_file:
             raise ModelError(
-                f"{brief(name)} is a file. A model is a folder (config.json, the weights and the "
+                f"{shorten(name)} is a file. A model is a folder (config.json, the weights and the "
                 "tokenizer's files), or one file that ends in .gguf."
             )
         if _is_path(name) or path.suffix == ".gguf":
             raise ModelError(
-                f"There is no folder {brief(name)}. A path must lead to a model's folder or to a "
+                f"There is no folder {shorten(name)}. A path must lead to a model's folder or to a "
                 ".gguf file; a Hugging Face name looks like 'bert-base-uncased' or "
                 "'organisation/model'."
             )
@@ -209,13 +209,15 @@ def _why_not(name: str, error: Exception) -> str:
     first_line = next((line for line in str(error).splitlines() if line.strip()), repr(error))
     missing = _missing_package(error)
     if missing is not None:
-        where = f"The model {brief(name)} needs the package {missing!r}, which is not installed"
+        where = f"The model {shorten(name)} needs the package {missing!r}, which is not installed"
         way_out = f"Install it with: pip install {missing}"
     elif any(_kind_of(Path(name).expanduser())):
-        where = f"The path {brief(name)} holds no model that transformers can load"
+        where = f"The path {shorten(name)} holds no model that transformers can load"
         way_out = "It needs config.json, the weights and the tokenizer's files (save_pretrained)."
     else:
-        where = f"The model {brief(name)} could not be loaded: it is no folder here, and as a name"
+        where = (
+            f"The model {shorten(name)} could not be loaded: it is no folder here, and as a name"
+        )
         where += " on the Hugging Face hub it failed"
         way_out = "Check the spelling and the connection, or give the path of a downloaded model."
     return f"{where} ({type(error).__name__}: {first_line.strip()[:_LINE]}). {way_out}"

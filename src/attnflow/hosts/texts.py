@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnflow.errors import TokensError, brief
+from attnflow.errors import TokensError, shorten
 
 __all__ = ["checked_text"]
 
@@ -19,7 +19,7 @@ def checked_text(text: object, purpose: str = "explain", name: str = "text") -> 
             f"{_hint(text)}"
         )
     if not text.strip():
-        raise TokensError(f"There is nothing to {purpose}: the {name} is {brief(text)}.")
+        raise TokensError(f"There is nothing to {purpose}: the {name} is {shorten(text)}.")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

