@@ -75,7 +75,8 @@ class Reader:
                     "baseline needs as many."
                 )
         name = "neutral prompt" if baseline == "neutral" else "baseline prompt"
-        return result.minus(self._attribute(result.method, other, ids, {}), name=name)
+        less = self._attribute(result.method, other, ids, {})
+        return result.minus(less, name=name, match="positions")
 
     # -- rows beside the cache ----------------------------------------------------------------
 

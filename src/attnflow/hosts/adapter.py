@@ -30,6 +30,7 @@ __all__ = [
     "EmbeddingSite",
     "Batch",
     "Scores",
+    "Texts",
     "TokenIds",
     "device_of",
     "on_device",
@@ -37,6 +38,7 @@ __all__ = [
 
 EmbeddingSite = Literal["words", "stream"]
 Kept = tuple[tuple[int, ...], ...]
+Texts = Sequence[str]
 _ALTERNATIVES = 5  # choices a prediction names
 _SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
 
@@ -114,9 +116,8 @@ class Scores:
                 return names.index(name)
         some = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
         raise InputError(
-            f"answer={shorten(answer)}: there is no such choice."
-            f"{did_you_mean(answer, names)} There "
-            f"are {len(names)}: {some}."
+            f"answer={shorten(answer)}: there is no such choice.{did_you_mean(answer, names)} "
+            f"There are {len(names)}: {some}."
         )
 
     def shares(self) -> Tensor:
@@ -188,11 +189,7 @@ class Adapter(ABC):
         return model(**inputs)
 
     def encode(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        texts: Sequence[str],
-        decoder_texts: Sequence[str] | None = None,
+        self, model: nn.Module, tokenizer: Any, texts: Texts, decoder_texts: Texts | None = None
     ) -> Batch:
         """Texts to inputs, padded on the right to one length."""
         raise TokensError(f"{type(model).__name__} takes prepared inputs, not a text.")

@@ -68,7 +68,7 @@ def capture(
 
     >>> trace = capture(None, "the keys to the cabinet")
     >>> trace.weights.shape  # layers, heads, targets, sources
-    (6, 4, 7, 7)
+    (6, 8, 7, 7)
     """
     host, tokenizer = resolve_model(model, tokenizer)
     adapter = adapter_for(host)

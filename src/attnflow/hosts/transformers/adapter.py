@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -18,6 +18,7 @@ from attnflow.hosts.adapter import (
     Batch,
     EmbeddingSite,
     Scores,
+    Texts,
     TokenIds,
     device_of,
     on_device,
@@ -60,11 +61,7 @@ class TransformersAdapter(Adapter):
         return isinstance(model, PreTrainedModel)
 
     def encode(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        texts: Sequence[str],
-        decoder_texts: Sequence[str] | None = None,
+        self, model: nn.Module, tokenizer: Any, texts: Texts, decoder_texts: Texts | None = None
     ) -> Batch:
         """The model's own tokenizer, with its special tokens; nothing is cut off."""
         encoded, facts = tokenize(tokenizer, texts), self.facts(model)
