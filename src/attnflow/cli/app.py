@@ -21,6 +21,7 @@ from rich.table import Table
 
 from attnflow._version import __version__
 from attnflow.attribution import Attribution
+from attnflow.cli.ablation import ablation
 from attnflow.cli.evaluate import evaluate
 from attnflow.cli.experiment import app as experiments
 from attnflow.cli.figures import (
@@ -58,6 +59,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+experiments.command(name="ablation")(ablation)
 app.add_typer(experiments)
 
 _WORTH_AN_ESTIMATE = 50_000  # pairs of one layer: below this, flow takes seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, did_you_mean
 from attnflow.evaluation.ablation.measured import MEASURED, MeasuredMethod
-from attnflow.evaluation.ablation.passes import CompletionAblation
+from attnflow.evaluation.ablation.passes import By, CompletionAblation, Score, blank_token
 from attnflow.evaluation.ablation.sources import Sources
 from attnflow.generation.writer import CompletionRequest, Writer
 from attnflow.methods import METHODS, Method, Raw, make_method, parse_method
@@ -50,6 +50,14 @@ class CompletionCase:
         writer = Writer(self.model, self.tokenizer, request)
         return writer.read(self.prompt_ids, self.completion_ids, {"streamed": False})
 
+    def measured(self, method: MeasuredMethod) -> Attribution:
+        """What a measured method gives for this case, taking sources away in its own way."""
+        ablation = self.ablation
+        if method.by != ablation.by:
+            blank = blank_token(self.tokenizer) if method.by == "replace" else None
+            ablation = replace(ablation, by=method.by, blank=blank)
+        return method.measure(ablation, self.sources)
+
 
 Ranking = Callable[[CompletionCase], Attribution | ArrayLike]
 """Scores a case: a result, or one value for each prompt token or each source."""
@@ -57,20 +65,24 @@ Ranking = Callable[[CompletionCase], Attribution | ArrayLike]
 
 def named_rankings(
     methods: Sequence[str | Method | MeasuredMethod] | dict[str, Any],
+    *,
+    by: By = "hide",
+    score: Score = "log-prob",
 ) -> dict[str, Ranking]:
     """Rankings by the name of their row.
 
     A name is a method's, with options as `NAME:key=value`; "leave-one-out" or
     "ablation-regression"; "default", what explain_completion() does by default; "raw-mean", raw
-    attention over all layers; or "random". A mapping gives functions names of your own.
+    attention over all layers; or "random". A mapping gives functions names of your own. A measured
+    method that is named measures the completion as one target, `by` and `score` as the evaluation.
 
     >>> list(named_rankings(["rollout:residual=0.4", "leave-one-out", "random"]))
     ['rollout residual=0.4', 'leave-one-out', 'random']
     """
     if isinstance(methods, dict):
-        pairs = [(name, _ranking(each)[1]) for name, each in methods.items()]
+        pairs = [(name, _ranking(each, by, score)[1]) for name, each in methods.items()]
     else:
-        pairs = [_ranking(each) for each in methods]
+        pairs = [_ranking(each, by, score) for each in methods]
     rankings = dict(pairs)
     if not pairs or len(rankings) < len(pairs):
         names = ", ".join(name for name, _ in pairs)
@@ -78,13 +90,18 @@ def named_rankings(
     return rankings
 
 
-def _ranking(method: Any) -> tuple[str, Ranking]:
+def _ranking(method: Any, by: By, score: Score) -> tuple[str, Ranking]:
     if isinstance(method, str):
         if method in _FUNCTIONS:
             return method, _FUNCTIONS[method]
+        name, options = parse_method(method)
+        if name in MEASURED:
+            label = " ".join([name, *(f"{key}={value}" for key, value in options.items())])
+            own = _measured(name, {"by": by, "score": score, "joint": True, **options})
+            return label, lambda case: case.measured(own)
         method = _by_name(method)
     if isinstance(method, MeasuredMethod):
-        return _label(method), lambda case: method.measure(case.ablation, case.sources)
+        return _label(method), lambda case: case.measured(method)
     if isinstance(method, Method):
         return _label(method), lambda case: case.attribution(method)
     if callable(method):
@@ -92,15 +109,17 @@ def _ranking(method: Any) -> tuple[str, Ranking]:
     raise MethodError(f"A ranking is a name, a method or a function; got {method!r}.")
 
 
-def _by_name(text: str) -> Method | MeasuredMethod:
-    name, options = parse_method(text)
+def _by_name(text: str) -> Method:
+    name, _ = parse_method(text)
     if name in METHODS:
         return make_method(text)
-    if name not in MEASURED:
-        known = [*_FUNCTIONS, *MEASURED, *METHODS]
-        raise MethodError(
-            f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
-        )
+    known = [*_FUNCTIONS, *MEASURED, *METHODS]
+    raise MethodError(
+        f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
+    )
+
+
+def _measured(name: str, options: dict[str, Any]) -> MeasuredMethod:
     allowed = [field.name for field in fields(MEASURED[name])]
     for option in options:
         if option not in allowed:

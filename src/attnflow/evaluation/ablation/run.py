@@ -104,7 +104,7 @@ def evaluate_completions(
     items = tuple(CompletionPrompt(p) if isinstance(p, str) else p for p in prompts)
     if not items:
         raise InputError("There are no prompts to evaluate on.")
-    rankings = named_rankings(methods)
+    rankings = named_rankings(methods, by=by, score=score)
     run = _Run(
         model=checked_generator(model),
         tokenizer=tokenizer,
@@ -427,7 +427,7 @@ def _group_hits(
     that the completion goes on with too.
     """
     places = {groups[k] for k in true if groups[k] >= 0}
-    if not places:
+    if not places or len(set(groups) - {-1}) < 2:  # where there is no choice nothing is right
         return {}
     if level != "sentence" or within.all():
         return {level: float(rank_of(group_sums(values, groups), places) == 1)}
