@@ -225,12 +225,19 @@ def test_encoder_decoders_lose_encoder_positions(by: Any) -> None:
 def test_models_that_count_positions_by_their_mask_are_refused() -> None:
     config = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
     model = transformers.BloomForCausalLM(config).eval()
-    with pytest.raises(ModelError, match=r"takes no position_ids.*by='replace'"):
+    with pytest.raises(ModelError, match=r"counts positions by its attention mask.*by='replace'"):
         CompletionAblation(model=model, prompt_ids=[3, 4], completion_ids=[5])
     one = CompletionAblation(
         model=model, prompt_ids=[3, 4, 5], completion_ids=[6], by="replace", blank=7
     )
     assert np.isfinite(one.log_probs([(1,)])).all()
+
+
+def test_attention_that_closes_up_gaps_is_refused() -> None:
+    model = build("mistral")
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ModelError, match="closes up the gaps"):
+        CompletionAblation(model=model, prompt_ids=PROMPT, completion_ids=COMPLETION)
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,24 @@ class CompletionAblation:
             raise InputError(
                 f"targets={self.targets!r}: numbers of completion tokens, 0 to {count - 1}."
             )
-        if self.by == "hide" and not self._two_stacks and "position_ids" not in self._accepts:
+        if self.by == "hide":
+            self._check_mask()
+
+    def _check_mask(self) -> None:
+        """Hiding needs a mask with holes, and positions that do not follow from it."""
+        name, config = type(self.model).__name__, self.model.config
+        by_mask = "position_ids" not in self._accepts or bool(getattr(config, "alibi", False))
+        if by_mask and not self._two_stacks:
             raise ModelError(
-                f"{type(self.model).__name__} takes no position_ids: it counts positions by its "
-                "attention mask, so hiding a token would move the others. Take by='replace'."
+                f"{name} counts positions by its attention mask, so hiding a token would move the "
+                "others. Take by='replace'."
+            )
+        attention = str(getattr(config, "_attn_implementation", None))
+        if "flash" in attention:
+            raise ModelError(
+                f"{name} runs {attention!r}, which closes up the gaps of a mask, so windows would "
+                "reach further than they do. Load it with attn_implementation='sdpa', or take "
+                "by='replace'."
             )
 
     # -- what is asked ------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from attnflow.evaluation.ablation.sources import Sources, prompt_tokens
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.metrics import area
 from attnflow.evaluation.results import Record
+from attnflow.generation.prompts import encode_prompts
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.capture import at_rest, provenance_of
 from attnflow.hosts.load import load_language_model
@@ -72,6 +73,7 @@ def evaluate_completions(
     stop: str | None = None,
     exclude_last_word: bool = False,
     documents: bool = False,
+    chat: bool = False,
     seed: int = 0,
     samples: int | None = None,
     batch_tokens: int | None = None,
@@ -93,6 +95,7 @@ def evaluate_completions(
         before the first token whose text holds `stop`.
     exclude_last_word: the last word, which the completion goes on from, is no source.
     documents: also hide each document as a whole, as a row of its own.
+    chat: put each prompt into the model's chat template, whose own tokens are no sources.
     samples: use only so many of the prompts that can be used; default: all.
     resume: a file that every prompt's result is kept in; if it is there, the run goes on after it.
     """
@@ -121,6 +124,7 @@ def evaluate_completions(
         stop=stop,
         exclude_last_word=exclude_last_word,
         documents=documents,
+        chat=chat,
         seed=seed,
         batch_tokens=batch_tokens,
     )
@@ -187,6 +191,7 @@ class _Run:
     stop: str | None
     exclude_last_word: bool
     documents: bool
+    chat: bool
     seed: int
     batch_tokens: int | None
 
@@ -196,7 +201,7 @@ class _Run:
         data = repr([asdict(prompt) for prompt in self.prompts]).encode()
         names = (
             *("level", "by", "score", "ablations", "hidden", "top", "curves", "max_new_tokens"),
-            *("stop", "exclude_last_word", "documents", "seed"),
+            *("stop", "exclude_last_word", "documents", "chat", "seed"),
         )
         return {
             "attnflow": __version__,
@@ -249,7 +254,8 @@ class _Run:
             return Record(number=number, left_out=str(error))
 
     def _case(self, number: int, prompt: CompletionPrompt) -> tuple[CompletionCase, str]:
-        ids = list(self.tokenizer(prompt.prompt)["input_ids"])
+        encoded = encode_prompts(self.model, self.tokenizer, prompt.prompt, chat=self.chat)
+        ids = encoded.own_ids(0)
         completion, written = self._completion(ids, prompt)
         ablation = CompletionAblation(
             model=self.model,
@@ -282,11 +288,12 @@ class _Run:
     def _sources(self, ids: list[int], prompt: CompletionPrompt) -> Sources:
         tokens, special = prompt_tokens(self.tokenizer, ids)
         shift = _shift(pieces(tokens), prompt.prompt)
+        inside = ((0, len(prompt.prompt)),) if self.chat and not prompt.inside else prompt.inside
         two_stacks = bool(getattr(self.model.config, "is_encoder_decoder", False))
         return Sources.of_tokens(
             tokens,
             level=self.level,
-            inside=_shifted(prompt.inside, shift),
+            inside=_shifted(inside, shift),
             documents=_shifted(prompt.documents, shift),
             special=special,
             exclude_first=not two_stacks,
