@@ -25,6 +25,7 @@ from attnflow.evaluation.ablation import (
     evaluate_completions,
     read_prompts,
 )
+from attnflow.evaluation.ablation.judge import LEAVE_ONE_DOCUMENT_OUT
 from attnflow.evaluation.ablation.metrics import (
     bootstrap_ratio,
     curve_sets,
@@ -37,7 +38,6 @@ from attnflow.evaluation.ablation.passes import blank_token
 from attnflow.evaluation.ablation.prompts import is_answered
 from attnflow.evaluation.ablation.rankings import named_rankings
 from attnflow.evaluation.ablation.regression import lasso, random_ablations
-from attnflow.evaluation.ablation.run import LEAVE_ONE_DOCUMENT_OUT
 from attnflow.evaluation.ablation.sources import content_spans
 from attnflow.methods import Rollout
 from attnflow.testing import tiny_encoder

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from attnflow import AttentionTrace, Attribution, Flow, LayeredGraph, Raw, Rollout
+from attnflow import AttentionTrace, Attribution, Flow, LayeredGraph, Raw, Rollout, Tokens
 from attnflow.errors import FileError, InputError, MethodError, TargetError
 from attnflow.testing import random_attention, random_trace
 from attnflow.trace import Prediction
+
+# What these tests are about is not what a deep result says; tests/test_collapse.py is.
+pytestmark = pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 
 TRACE = random_trace(layers=3, heads=2, length=5, seed=11)
 FLOW = Flow()(TRACE)
@@ -237,3 +243,164 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         FLOW.save(tmp_path / "no" / "result.json")
     assert (tmp_path / "result.json").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+# -- signed rows ---------------------------------------------------------------------------------
+
+
+def made(values: object, **more: object) -> Attribution:
+    """A result of these values, over tokens t0, t1, ..."""
+    array = np.array(values, dtype=np.float64)
+    tokens = [Tokens(tuple(f"t{k}" for k in range(n))) for n in array.shape[1:]]
+    layers = tuple(range(1, len(array) + 1))
+    return Attribution(array, layers, *tokens, method=Raw(), **more)  # type: ignore[arg-type]
+
+
+def test_signed_rows_are_shares_of_their_absolute_sum() -> None:
+    result = made([[[0.5, -0.25, -0.25], [3.0, 1.0, 0.0], [-1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]])
+    shares = result.normalize("sum").values[0]
+    assert shares.tolist() == [[0.5, -0.25, -0.25], [0.75, 0.25, 0], [-0.5, -0.5, 0], [0, 0, 0]]
+    assert result.normalize("max").values[0, 0].tolist() == [1.0, -0.5, -0.5]
+    assert result.normalize("max").values[0, 2].tolist() == [-1.0, -1.0, 0.0]
+
+
+def test_without_keeps_the_signs_and_the_size_of_a_row() -> None:
+    result = made([[[0.6, 0.0405, -0.2], [-0.5, 0.25, 0.25]]])
+    rest = result.without([0])
+    assert rest.values[0, 0, 0] == pytest.approx(0.0405 * 0.8405 / 0.2405)
+    assert rest.values[0, 0, 1] < 0
+    assert np.allclose(np.abs(rest.values).sum(axis=-1), np.abs(result.values).sum(axis=-1))
+    assert (rest.values[0, 1] > 0).all()
+
+
+def test_a_row_with_nothing_left_goes_elsewhere() -> None:
+    result = made([[[1.0, 0.0], [0.5, 0.5]]], elsewhere=np.array([[0.25, 0.0]]))
+    rest = result.without("t0")
+    assert rest.values.tolist() == [[[0.0], [1.0]]]
+    assert rest.elsewhere is not None
+    assert rest.elsewhere.tolist() == [[1.25, 0.0]]
+    assert made([[[0.5, 0.5]]]).without("t0").elsewhere is None
+    zeros = made([[[0.0, 0.0]]], elsewhere=np.array([[0.5]])).normalize("sum")
+    assert zeros.elsewhere is not None
+    assert zeros.elsewhere.tolist() == [[0.5]]
+
+
+def test_every_named_token_must_be_there_to_be_left_out() -> None:
+    with pytest.raises(TargetError, match="No token 'foo' here"):
+        made([[[0.5, 0.5]]]).without([0, "foo"])
+
+
+# -- certificates ---------------------------------------------------------------------------------
+
+OPERATIONS = {
+    "sum": lambda result: result.normalize("sum"),
+    "max": lambda result: result.normalize("max"),
+    "without": lambda result: result.without([0, 3]),
+    "words": lambda result: result.merge_words(),
+    "spans": lambda result: result.spans({"a": (0, 3), "b": (2, 5)}),
+    "mean": lambda result: result.mean_over_layers(),
+    "row": lambda result: result.row(2).layer(2),
+    "chain": lambda result: result.without(1).normalize("sum").merge_words().mean_over_layers(),
+    "minus": lambda result: result.minus(result, name="itself"),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("signed", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_bounds_of_derived_results_enclose_the_exact_ones(
+    operation: str, signed: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    shape = (2, 5, 5)
+    exact = rng.uniform(-1 if signed else 0, 1, size=shape) ** 3
+    exact[rng.uniform(size=shape) < 0.2] = 0.0
+    gap = 10.0 ** rng.integers(-12, 0)
+    low = exact - rng.uniform(0, gap, size=shape) * rng.integers(0, 2, size=shape)
+    high = exact + rng.uniform(0, gap, size=shape) * rng.integers(0, 2, size=shape)
+    low = low if signed else np.maximum(low, 0)
+    loose = low + rng.uniform(0, 1, size=shape) * (high - low)
+    loose = np.clip(loose, low, high)
+    tokens = Tokens(("[CLS]", "un", "##lock", "book", "##s"))
+
+    def result(values: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> Attribution:
+        return Attribution(
+            values, (1, 2), tokens, tokens, Raw(), lower=lower.copy(), upper=upper.copy()
+        )
+
+    change = OPERATIONS[operation]
+    truth = change(result(exact, exact, exact))
+    derived = change(result(loose, low, high))
+    assert derived.lower is not None
+    assert derived.upper is not None
+    assert (derived.lower <= truth.values).all()
+    assert (truth.values <= derived.upper).all()
+
+
+def test_a_loose_flow_encloses_the_exact_one_after_every_operation() -> None:
+    trace = random_trace(layers=4, heads=1, length=5, seed=6)
+    exact, loose = Flow(tolerance=1e-9)(trace), Flow(tolerance=0.5)(trace)
+    for change in OPERATIONS.values():
+        truth, derived = change(exact), change(loose)
+        assert derived.lower is not None
+        assert derived.upper is not None
+        assert (derived.lower <= truth.values + 1e-8).all()
+        assert (truth.values - 1e-8 <= derived.upper).all()
+
+
+def test_values_outside_their_bounds_cannot_be_made() -> None:
+    with pytest.raises(InputError, match="1 values lie outside their bounds"):
+        made([[[2.0]]], lower=np.zeros((1, 1, 1)), upper=np.ones((1, 1, 1)))
+    with pytest.raises(InputError, match="one of them is missing"):
+        made([[[1.0]]], lower=np.zeros((1, 1, 1)))
+    with pytest.raises(InputError, match=r"values must be finite; values\[0, 0, 0\] is nan"):
+        made([[[np.nan]]])
+    with pytest.raises(InputError, match="saturated must be a numpy array of truth values"):
+        made([[[1.0]]], saturated=np.ones((1, 1, 1)))
+
+
+# -- differences ----------------------------------------------------------------------------------
+
+
+def test_minus_compares_layers_targets_and_sources() -> None:
+    result = Rollout()(TRACE)
+    with pytest.raises(InputError, match="the same layers"):
+        result.layer(1).minus(result.layer(2))
+    with pytest.raises(InputError, match="the same targets"):
+        result.row(1).minus(result.row(2))
+    with pytest.raises(InputError, match=r'the same sources.*match="positions"'):
+        result.minus(replace(result, sources=Tokens(("a", "b", "c", "d", "e"))))
+    other = replace(result, sources=Tokens(("a", "b", "c", "d", "e")))
+    assert not result.minus(other, match="positions").values.any()
+    moved = replace(result, sources=Tokens(TRACE.tokens.texts, (0, 1, 2, 3, 9)))
+    with pytest.raises(InputError, match="the same sources"):
+        result.minus(moved, match="positions")
+    with pytest.raises(InputError, match="A baseline is an Attribution; got float"):
+        result.minus(1.0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="match is 'tokens' or 'positions'"):
+        result.minus(result, match="x")  # type: ignore[arg-type]
+
+
+def test_merge_words_reads_byte_level_pieces() -> None:
+    tokens = ["<s>", "ĠcafÃ©", "s", "Ġ45", "Ċ"]
+    result = Rollout()(AttentionTrace.from_arrays(random_attention(1, 1, 5, seed=0), tokens))
+    assert result.merge_words().sources.texts == ("<s>", "cafés", "45", "\n")
+
+
+def test_numbers_of_other_kinds_name_layers_and_ranks() -> None:
+    result = Rollout()(TRACE)
+    assert result.layer(np.int64(2)).layers == (2,)  # type: ignore[arg-type]
+    assert len(result.row(np.array(1)).top(np.int64(2))) == 2  # type: ignore[arg-type]
+    for wrong in ("2", 1.5, [1], np.array([1, 2]), True, None):
+        with pytest.raises(InputError, match="There is no layer"):
+            result.layer(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="needs k of at least 1"):
+            result.row(0).top(wrong if wrong is not True else "x")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="at least one span by name"):
+        result.spans([(0, 2)])  # type: ignore[arg-type]
+    for span in ((0,), (2, 1), (0, "x"), 5, None):
+        with pytest.raises(InputError, match="a span is"):
+            result.spans({"a": span})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="none of the sources stands there"):
+        result.without([1]).spans({"a": (1, 2)})

@@ -6,10 +6,11 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from attnflow import Flow, LayeredGraph
+from attnflow import AttentionTrace, Flow, LayeredGraph
 from attnflow.errors import InputError, WeightsError
+from attnflow.graph import Cut, CutEdge
 from attnflow.maxflow.reference import solve_pair
-from attnflow.testing import Shape, check_flow, random_trace
+from attnflow.testing import Shape, check_flow, random_attention, random_trace
 
 GRAPH = Flow().graph(random_trace(layers=3, length=4, seed=2))
 
@@ -99,3 +100,58 @@ def test_the_certificate_check_catches_a_wrong_flow() -> None:
             lower=found.lower,
             upper=found.lower,
         )
+
+
+def test_wrong_nodes_and_capacities_are_named() -> None:
+    for node in (-1, 16, "x", 1.5):
+        with pytest.raises(InputError, match="No node"):
+            GRAPH.place(node)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="No node at layer 'x'"):
+        GRAPH.node("x", 0)  # type: ignore[arg-type]
+    assert GRAPH.place(GRAPH.node(np.int64(2), np.int64(1))) == (2, 1)  # type: ignore[arg-type]
+    with pytest.raises(WeightsError, match="cannot be read as one array"):
+        LayeredGraph.from_capacities("x")
+
+
+def hybrid_trace() -> AttentionTrace:
+    """Layers 2, 5 and 6 of a model; the middle one passes everything."""
+    weights = np.stack([random_attention(1, 1, 4, seed=s)[0, 0] for s in (1, 2, 3)])
+    return AttentionTrace.from_arrays(weights, list("abcd"), layers=[2, 5, 6])
+
+
+def test_a_cut_of_one_layer_is_one_edge() -> None:
+    cut = Flow().minimum_cut(random_trace(layers=3, length=4), target=1, source=2, layer=1)
+    assert cut.place == "the one edge from 't1' to 't2', in layer 1"
+    started = Flow(start_layer=2).minimum_cut(random_trace(length=4), target=1, source=2, layer=2)
+    assert started.place == "the one edge from 't1' to 't2', in layer 2"
+
+
+def test_a_cut_names_the_models_own_layers() -> None:
+    """By the model's numbers, the source is at layer 2 and the target at layer 6."""
+    trace, places = hybrid_trace(), set()
+    for target in range(4):
+        for source in range(4):
+            cut = Flow(residual=None).minimum_cut(trace, target=target, source=source)
+            assert cut.lowest_layer == 2
+            assert set(cut.by_layer()) <= {2, 5, 6}
+            everything = cut.by_layer().get(2) == pytest.approx(
+                trace.weights[0, 0, :, source].sum()
+            )
+            assert ("everything" in cut.place and "at the source" in cut.place) == (
+                everything and set(cut.by_layer()) == {2}
+            )
+            places.add(cut.place.split(":")[0])
+    assert "at the source" in places
+    assert not any("layer 1" in place for place in places)
+
+
+def test_a_cut_at_the_source_may_be_a_part_of_what_it_passes_on() -> None:
+    edge = CutEdge(1, 0, "a", 2, "c", 0.25)
+    some = Cut(2, "a", "c", 0.25, (edge,), passed_on=0.5, taken=1.0)
+    assert some.place == "at the source: 50%, over 1 edges, of what 'c' passes on in layer 1"
+    every = Cut(2, "a", "c", 0.25, (edge,), passed_on=0.25, taken=1.0)
+    assert every.place == "at the source: everything 'c' passes on in layer 1"
+    above = CutEdge(2, 0, "a", 2, "c", 1.0)
+    assert Cut(2, "a", "c", 1.0, (above,), taken=1.0).place == (
+        "at the target: everything 'a' takes in layer 2"
+    )

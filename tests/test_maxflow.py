@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
+import random_graphs
 from attnflow.errors import InputError, TargetError, WeightsError
 from attnflow.maxflow import (
     estimate_seconds,
@@ -436,3 +437,14 @@ def test_flow_edges_is_the_flow_of_the_cut() -> None:
     capacities = with_residual(attention(np.random.default_rng(14), 4, 6))
     flow = flow_edges(capacities, layer=3, target=2, source=4)
     np.testing.assert_array_equal(flow, minimum_cut(capacities, layer=3, target=2, source=4).flow)
+
+
+def test_bounds_enclose_the_exact_flow_on_graphs_of_every_kind() -> None:
+    tally = random_graphs.check_random_graphs(120, seed=5)
+    assert tally.graphs == 120
+    assert not tally.wrong
+
+
+def test_a_target_that_is_not_there_is_called_a_target() -> None:
+    with pytest.raises(TargetError, match="Target 9 is not there: 0 to 1 are"):
+        solve(np.ones((1, 2, 2)), layers=[1], targets=[9], sources=[0])

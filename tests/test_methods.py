@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnflow
-from attnflow import AttentionTrace, Attribution, Flow, Raw, Rollout
+from attnflow import (
+    Alti,
+    AttentionTrace,
+    Attribution,
+    Flow,
+    GradientRollout,
+    MeasuredResidualRollout,
+    NormRollout,
+    Raw,
+    Rollout,
+)
 from attnflow.errors import InputError, MethodError, TargetError
 from attnflow.methods import (
     METHODS,
@@ -28,6 +39,9 @@ from attnflow.methods import (
 )
 from attnflow.progress import Progress
 from attnflow.testing import Shape, check_method, random_attention, random_trace, tiny_encoder
+
+# What these tests are about is not what a deep result says; tests/test_collapse.py is.
+pytestmark = pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 
 SHAPES: list[Shape] = ["dense", "causal", "window", "peaked", "uniform", "identity"]
 
@@ -590,3 +604,144 @@ def test_capture_records_what_methods_require() -> None:
         attnflow.capture(
             loaded.model, "one", tokenizer=loaded.tokenizer, methods=[Raw()], heads="max"
         )
+
+
+# -- rows from the top ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Rollout(),
+        Rollout(residual=None, heads="max"),
+        Rollout(residual="one-step", drop=(0, "t3"), discard=0.3),
+        Rollout(heads=[1, 3], residual=[0.1 * k for k in range(1, 7)], start_layer=2),
+        Rollout(top_head=1, heads=0),
+        Rollout(receptive_field="column"),
+        Rollout(receptive_field="element", drop=0),
+        Rollout(receptive_field="uniform-baseline"),
+        Raw(heads="min", drop=(0,)),
+        MeasuredResidualRollout(),
+        MeasuredResidualRollout(others_only=True, heads="max"),
+        NormRollout(),
+        Alti(start_layer=3),
+    ],
+    ids=repr,
+)
+def test_few_rows_from_the_top_are_the_rows_of_whole_matrices(method: Method) -> None:
+    trace = random_trace(
+        layers=6, heads=2, length=40, seed=3, shape="causal", record=method.requires.record
+    )
+    every = method(trace)
+    for rows, layers in (([39], -1), ([0, 17], [3, 6]), ([20], None)):
+        few = method(trace, targets=rows, layers=layers)
+        indices = [every.layers.index(number) for number in few.layers]
+        assert np.allclose(few.values, every.values[indices][:, rows], rtol=1e-12, atol=1e-15)
+        assert few.dependence is not None
+        assert every.dependence is not None
+        assert np.allclose(few.dependence, every.dependence[indices][:, rows], atol=1e-12)
+
+
+def test_one_row_does_not_multiply_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise AssertionError("a whole matrix was made")
+
+    monkeypatch.setattr("attnflow.methods.products._whole_matrices", refuses)
+    monkeypatch.setattr(Rollout, "matrices", refuses)
+    trace = random_trace(layers=6, heads=2, length=40, seed=3)
+    assert Rollout()(trace, targets=[39], layers=-1).values.shape == (1, 1, 40)
+
+
+# -- options and arguments ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Flow(tolerance="x"), "tolerance is a number"),
+        (lambda: Flow(tolerance=True), "tolerance is a number"),
+        (lambda: Flow(normalized="x"), "normalized is true or false"),
+        (lambda: Flow(start_layer=True), "start_layer=True"),
+        (lambda: Rollout(start_layer="2"), "start_layer='2'"),
+        (lambda: GradientRollout(start_layer=True), "start_layer=True"),
+        (lambda: Alti(start_layer=True), "start_layer=True"),
+        (lambda: MeasuredResidualRollout(others_only="no"), "others_only is true or false"),
+        (lambda: Rollout(top_head="x"), "top_head is the number of one head"),
+        (lambda: Rollout(top_head=-1), "top_head is the number of one head"),
+        (lambda: Rollout(heads=float("nan")), "heads=nan is none of"),
+        (lambda: Rollout(heads={}), "heads={} is none of"),
+        (lambda: Rollout(residual={}), "residual={}"),
+        (lambda: Rollout(drop=[None]), r"drop=\[None\] is no list"),
+        (lambda: Rollout(drop={"a"}), "is no list of positions"),
+        (lambda: make_method("rollout", {1: 2}), "Options are values by name"),
+        (lambda: make_method("rollout", "x"), "Options are values by name"),
+        (lambda: make_method("x" * 100_000), "Unknown method"),
+        (lambda: Rollout(heads="x" * 100_000), "Unknown heads"),
+        (lambda: Rollout(residual="x" * 100_000), "residual="),
+    ],
+)
+def test_wrong_options_are_named_briefly(make: Callable[[], Method], said: str) -> None:
+    with pytest.raises(MethodError, match=said) as caught:
+        make()
+    assert len(str(caught.value)) < 800
+
+
+def test_a_token_that_is_not_there_cannot_be_dropped() -> None:
+    with pytest.raises(TargetError, match="No token 'foo' here"):
+        Rollout(drop=("foo",))(random_trace())
+
+
+@pytest.mark.parametrize("layers", [np.int64(3), np.array([3]), np.array(3), [np.int64(3)], (-1,)])
+def test_layers_of_other_kinds(layers: Any) -> None:
+    assert Rollout()(random_trace(), layers=layers).layers == (3,)
+
+
+@pytest.mark.parametrize("layers", ["3", 1.5, [True], [[1]], {}, np.array([0.5]), object(), []])
+def test_wrong_layers_are_named(layers: Any) -> None:
+    with pytest.raises(InputError, match="choose from 1, 2, 3"):
+        Rollout()(random_trace(), layers=layers)
+
+
+def test_wrong_arguments_of_a_call_are_named() -> None:
+    trace = random_trace()
+    for threads in ("x", 0, True, 1.5):
+        with pytest.raises(MethodError, match="threads is a number of at least 1"):
+            Rollout()(trace, threads=threads)  # type: ignore[arg-type]
+    with pytest.raises(MethodError, match="progress is a function"):
+        Rollout()(trace, progress=3)  # type: ignore[arg-type]
+    assert Rollout()(trace, targets=np.array([0, 1]), threads=np.int64(1)).values.shape[1] == 2  # type: ignore[arg-type]
+
+
+# -- methods of others ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backwards(Method):
+    """The weights of each layer, the strongest sources made the weakest."""
+
+    name: ClassVar[str] = "backwards"
+
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
+    ) -> Attribution:
+        weights = 1 - trace.weights.mean(axis=1)
+        indices = [trace.layers.index(number) for number in selection.layers]
+        values = weights[indices][:, list(selection.rows)]
+        return attribution_of(self, trace, values, selection)
+
+
+def test_a_method_of_a_user_passes_the_public_check() -> None:
+    check_method(Backwards())  # not registered, and without options
+    assert "backwards" not in METHODS
+
+
+def test_a_user_method_that_breaks_its_word_is_named() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Forgetful(Backwards):
+        factor: float = 1.0
+
+        def to_dict(self) -> dict[str, Any]:
+            return {"name": self.name, "options": {}}
+
+    with pytest.raises(AssertionError, match="to_dict does not give the method back"):
+        check_method(Forgetful(factor=2.0))

@@ -116,3 +116,22 @@ def test_old_arguments_work_and_warn() -> None:
         assert capture(also=("gradients",)) == ("gradients",)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="both 'also' and 'record'"):
         capture(also=(), record=())  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *("from attnflow import *", "attnflow.capture", "attnflow.capture_batch"),
+        *("attnflow.evaluate_methods", "attnflow.evaluation", "attnflow.experiments"),
+        "from attnflow import evaluate_methods",
+    ],
+)
+def test_without_torch_the_extra_is_named(statement: str) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+        "import attnflow\n"
+        f"try: exec({statement!r})\n"
+        "except attnflow.AttnflowError as error: print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'attnflow[models]'" in run.stdout

@@ -9,8 +9,9 @@ import pytest
 
 import attnflow
 from attnflow import AttentionTrace
-from attnflow.errors import TokensError, WeightsError
+from attnflow.errors import InputError, TokensError, WeightsError
 from attnflow.testing import random_attention
+from attnflow.trace import Prediction
 
 GOOD = random_attention(2, 3, 4, seed=1)
 TOKENS = ["a", "b", "c", "d"]
@@ -123,3 +124,65 @@ def test_bad_sinks_are_named() -> None:
 def test_every_error_is_ours_and_a_value_error() -> None:
     assert issubclass(WeightsError, attnflow.AttnflowError)
     assert issubclass(WeightsError, ValueError)
+
+
+def test_a_tolerance_of_nothing_is_nothing() -> None:
+    off = GOOD.copy()
+    off[1, 2, 3] *= 1 + 1e-7
+    with pytest.raises(WeightsError, match=r"within 0; .*layer 7, head 2, query 3"):
+        AttentionTrace.from_arrays(off, TOKENS, row_tolerance=0, layers=[3, 7])
+    exact = np.tile(np.eye(4), (1, 1, 1, 1))
+    assert AttentionTrace.from_arrays(exact, TOKENS, row_tolerance=0).row_tolerance == 0
+    for wrong in (-1, 2, "x", True, float("nan")):
+        with pytest.raises(InputError, match="row_tolerance is a number from 0 to 1"):
+            AttentionTrace.from_arrays(GOOD, TOKENS, row_tolerance=wrong)  # type: ignore[arg-type]
+
+
+def test_a_kind_must_exist_and_fit_the_weights() -> None:
+    with pytest.raises(InputError, match="Unknown kind='zzz'"):
+        AttentionTrace.from_arrays(GOOD, TOKENS, kind="zzz")  # type: ignore[arg-type]
+    with pytest.raises(WeightsError, match="kind='causal', but a position gives"):
+        AttentionTrace.from_arrays(GOOD, TOKENS, kind="causal")
+    causal = random_attention(2, 1, 4, seed=0, shape="causal")
+    for kind in ("causal", "bidirectional", "cross"):
+        made = AttentionTrace.from_arrays(causal, TOKENS, kind=kind)  # type: ignore[arg-type]
+        assert made.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"layers": 5}, "increasing numbers"),
+        ({"layers": ["a", "b"]}, "increasing numbers"),
+        ({"layers": [1, 10**400]}, "increasing numbers"),
+        ({"sinks": "x"}, "sinks cannot be read"),
+        ({"gradients": "x"}, "gradients cannot be read"),
+        ({"measured": {"alti": "x"}}, "cannot be read as numbers"),
+        ({"measured": [1]}, "arrays by name"),
+        ({"mixed_heads": "mean"}, "the weights have one head"),
+        ({"stages": ["encoder", "x"], "encoder_length": 2}, "stages names 'encoder'"),
+        ({"stages": ["encoder", "cross"], "encoder_length": 4}, "encoder_length is how many"),
+        ({"stages": ["encoder", "cross"]}, "encoder_length is how many"),
+        ({"prediction": "x"}, "prediction is a Prediction or None"),
+        ({"prediction": Prediction("a", 0.5, 9)}, "from position 9; there are 4"),
+    ],
+)
+def test_other_arguments_are_checked(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        AttentionTrace.from_arrays(GOOD, TOKENS, **arguments)  # type: ignore[arg-type]
+
+
+def test_predictions_are_checked() -> None:
+    for wrong in ((5, 0.5, 0), ("a", 2.0, 0), ("a", float("nan"), 0), ("a", 0.5, -1)):
+        with pytest.raises(InputError, match="A prediction's"):
+            Prediction(*wrong)  # type: ignore[arg-type]
+
+
+def test_everything_in_a_trace_is_frozen() -> None:
+    trace = AttentionTrace.from_arrays(
+        GOOD * 0.5, TOKENS, sinks=np.full((2, 3, 4), 0.5), gradients=GOOD
+    )
+    assert trace.sinks is not None
+    assert trace.gradients is not None
+    assert not trace.sinks.flags.writeable
+    assert not trace.gradients.flags.writeable

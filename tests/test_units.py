@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attnflow.errors import InputError
-from attnflow.tokens.units import pieces, split_units, text_spans, tokens_in
+from attnflow.tokens.text import surfaces as pieces
+from attnflow.tokens.units import split_units, text_spans, tokens_in
 
 BYTES = ["The", "Ġold", "Ġhou", "se", ".", "Ċ", "Ċ", "He", "Ġleft", "!", "ĠWhy", "?"]
 

@@ -20,6 +20,7 @@ Nothing heavy is imported until it is used: no torch for arrays, no matplotlib w
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from attnflow import _renamed
@@ -110,20 +111,64 @@ _SUBMODULES = {
     "plots": "attnflow.show.plots",
 }
 
+_MODEL_PACKAGES = ("torch", "transformers")
+
 _renamed.install()
+
+
+# What the extras install, by the package whose absence shows that an extra is missing.
+_EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "tokenizers"), "models"),
+    **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "web"),
+    "matplotlib": "plots",
+    "scipy": "evaluate",
+}
+
+
+def _load(module: str, name: str) -> ModuleType:
+    """Import the home of a name, or say which extra installs what it needs."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package not in _EXTRAS:
+            raise
+        from attnflow.errors import MissingDependencyError
+
+        raise MissingDependencyError(
+            f"attnflow.{name} needs the package {package!r}, which could not be imported "
+            f"({error}). Install it with: pip install 'attnflow[{_EXTRAS[package]}]'"
+        ) from error
 
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        value: object = getattr(importlib.import_module(f"attnflow.{_HOME[name]}"), name)
+        try:
+            value: object = getattr(importlib.import_module(f"attnflow.{_HOME[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name not in _MODEL_PACKAGES:
+                raise
+            return _without_models(name, error.name)
     elif name in _SUBMODULES:
-        value = importlib.import_module(_SUBMODULES[name])
+        value = _load(_SUBMODULES[name], name)
     elif f"attnflow.{name}" in _renamed.RENAMED_MODULES:
         value = importlib.import_module(f"attnflow.{name}")
     else:
         raise AttributeError(f"module 'attnflow' has no attribute {name!r}")
     globals()[name] = value  # the next look-up does not come here
     return value
+
+
+def _without_models(name: str, package: str) -> object:
+    """Stands for a function that runs models where they cannot be: it says what to install."""
+
+    def needs_models(*_: object, **__: object) -> object:
+        from attnflow.errors import optional_import
+
+        return optional_import(package, extra="models", purpose=f"attnflow.{name}()")
+
+    needs_models.__name__ = needs_models.__qualname__ = name
+    return needs_models
 
 
 def __dir__() -> list[str]:

@@ -10,19 +10,21 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from attnflow._renamed import renamed_arguments
 from attnflow.attribution import Attribution
-from attnflow.errors import InputError, TokensError, optional_import
+from attnflow.errors import InputError, optional_import
 from attnflow.methods import Method, make_method
+from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from attnflow.generation.prompts import Message, Prompts
-    from attnflow.generation.writer import Baseline, Sources
+    from attnflow.generation.reader import Reader
+    from attnflow.generation.request import Baseline, Sources
 
     Model = nn.Module | str | os.PathLike[str] | None
 
@@ -40,7 +42,8 @@ def explain(
     words: bool = False,
     tokenizer: Any = None,
     decoder_text: str | None = None,
-    answer: int | None = None,
+    answer: int | str | None = None,
+    progress: ProgressCallback | None = None,
     **options: Any,
 ) -> Attribution:
     """Which input tokens did these targets draw on?
@@ -52,75 +55,59 @@ def explain(
     targets, layers: only these (default: all); a target is a position or a token that occurs once.
     words: merge word pieces to words.
     decoder_text: what the decoder of an encoder–decoder has written so far.
-    answer: for gradient methods, the class or token id to explain; default: the model's answer.
+    answer: for gradient methods, the class or token to explain, by number or by name; default: the
+        model's answer. Where a model answers for each token, each target has its own gradient.
+    progress: called with a `Progress` while something that takes long is measured.
+
+    >>> result = explain(None, "the keys to the cabinet", targets="[CLS]", layers=-1)
+    >>> result.values.shape  # layers, targets, sources
+    (1, 1, 7)
     """
     applied = make_method(method, options)
     optional_import("torch", extra="models", purpose="Running a model")
-    from attnflow.hosts.capture import capture
-    from attnflow.hosts.load import load_model
+    from attnflow.hosts.load import resolve_model
+    from attnflow.hosts.token_answers import apply_method
 
-    if model is None or isinstance(model, (str, os.PathLike)):
-        model, own_tokenizer = load_model(model)
-        tokenizer = tokenizer or own_tokenizer
-    trace = capture(
-        model,
+    host, tokenizer = resolve_model(model, tokenizer)
+    result = apply_method(
+        applied,
+        host,
         text,
+        targets=targets,
+        layers=layers,
         tokenizer=tokenizer,
         decoder_text=decoder_text,
-        methods=[applied],
         answer=answer,
+        progress=progress,
     )
-    result = applied(trace, targets=targets, layers=layers)
     return result.merge_words() if words else result
 
 
-@overload
-def generate(
-    model: Model,
-    prompt: str | Sequence[Message],
-    *,
-    max_new_tokens: int = ...,
-    method: str | Method | None = ...,
-    baseline: Baseline = ...,
-    sources: Sources = ...,
-    tokenizer: Any = ...,
-    chat: bool = ...,
-    seed: int | None = ...,
-    stream: Callable[[str], None] | None = ...,
-    generate_kwargs: Mapping[str, Any] | None = ...,
-    **options: Any,
+class _Options(TypedDict, total=False):
+    """What generate() takes by name; its docstring says what each is."""
+
+    max_new_tokens: int
+    method: str | Method | None
+    baseline: Baseline
+    sources: Sources
+    tokenizer: Any
+    chat: bool
+    seed: int | None
+    stream: Callable[[str], None] | None
+    generate_kwargs: Mapping[str, Any] | None
+
+
+@overload  # a text is a sequence of texts too; it is the first of the two that fits
+def generate(  # type: ignore[overload-overlap]
+    model: Model, prompt: str | Sequence[Message], **options: Unpack[_Options]
 ) -> Attribution: ...
 @overload
 def generate(
-    model: Model,
-    prompt: Sequence[str],
-    *,
-    max_new_tokens: int = ...,
-    method: str | Method | None = ...,
-    baseline: Baseline = ...,
-    sources: Sources = ...,
-    tokenizer: Any = ...,
-    chat: bool = ...,
-    seed: int | None = ...,
-    stream: Callable[[str], None] | None = ...,
-    generate_kwargs: Mapping[str, Any] | None = ...,
-    **options: Any,
+    model: Model, prompt: Sequence[str], **options: Unpack[_Options]
 ) -> list[Attribution]: ...
 @overload
 def generate(
-    model: Model,
-    prompt: Prompts,
-    *,
-    max_new_tokens: int = ...,
-    method: str | Method | None = ...,
-    baseline: Baseline = ...,
-    sources: Sources = ...,
-    tokenizer: Any = ...,
-    chat: bool = ...,
-    seed: int | None = ...,
-    stream: Callable[[str], None] | None = ...,
-    generate_kwargs: Mapping[str, Any] | None = ...,
-    **options: Any,
+    model: Model, prompt: Prompts, **options: Unpack[_Options]
 ) -> Attribution | list[Attribution]: ...
 def generate(
     model: Model,
@@ -153,6 +140,12 @@ def generate(
     seed: sample with this seed; without it the search is greedy.
     stream: called with each piece of text as it is made.
     generate_kwargs: more for the model's generate(), such as {"temperature": 0.7}.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> result = generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=4)
+    >>> result.values.shape  # layers, generated tokens, prompt tokens
+    (2, 4, 3)
     """
     if options:
         warnings.warn(
@@ -161,23 +154,22 @@ def generate(
             DeprecationWarning,
             stacklevel=2,
         )
-    host, tokenizer = _loaded(model, tokenizer)
+    reader = _reader(model, tokenizer, method, baseline, sources)
     from attnflow.generation.prompts import encode_prompts
-    from attnflow.generation.writer import CompletionRequest, Writer
+    from attnflow.generation.request import check_room, checked_new_tokens
+    from attnflow.generation.writer import Writer
 
-    asked = CompletionRequest.of(method, baseline, sources, tokenizer)
-    _check_new_tokens(max_new_tokens)
-    encoded = encode_prompts(host, tokenizer, prompt, chat=chat)
-    _check_room(host, encoded.length, max_new_tokens)
-    writer = Writer(host, tokenizer, asked)
-    results = writer.write(
-        encoded,
+    checked_new_tokens(max_new_tokens)
+    batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
+    check_room(reader.model, reader.facts, batch.length, max_new_tokens)
+    results = Writer(reader).write(
+        batch,
         max_new_tokens,
         seed=seed,
         stream=stream,
         options={**options, **(generate_kwargs or {})},
     )
-    return results if encoded.several else results[0]
+    return results if batch.several else results[0]
 
 
 def explain_completion(
@@ -193,66 +185,45 @@ def explain_completion(
 ) -> Attribution:
     """Attribute a text that was generated already: one forward pass, the same result.
 
-    completion: the text as it follows the prompt, with its leading space, or its token ids.
+    completion: the text as it follows the prompt, with its leading space, or its token ids. That
+        of an encoder–decoder is what its decoder writes.
     Everything else is as in `generate`.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> result = explain_completion(model, "the keys to", "the cabinets are", tokenizer=tokenizer)
+    >>> list(result.targets)
+    ['the', 'cabinets', 'are']
     """
-    host, tokenizer = _loaded(model, tokenizer)
+    reader = _reader(model, tokenizer, method, baseline, sources)
     from attnflow.generation.prompts import encode_prompts
-    from attnflow.generation.writer import CompletionRequest, Writer
+    from attnflow.generation.request import check_room, completion_ids
 
-    asked = CompletionRequest.of(method, baseline, sources, tokenizer)
-    encoded = encode_prompts(host, tokenizer, prompt, chat=chat)
-    if len(encoded.ids) != 1:
-        raise InputError(f"explain_completion() takes one prompt; got {len(encoded.ids)}.")
-    ids = _completion_ids(tokenizer, completion)
-    _check_room(host, encoded.length, len(ids))
-    writer = Writer(host, tokenizer, asked)
-    return writer.read(encoded.own_ids(0), ids, {"streamed": False})
+    batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
+    if len(batch) != 1:
+        raise InputError(f"explain_completion() takes one prompt; got {len(batch)}.")
+    ids = completion_ids(reader.tokenizer, completion, reader.facts)
+    check_room(reader.model, reader.facts, batch.length, len(ids))
+    return reader.read(batch.prompts()[0], ids, {"streamed": False})
 
 
-def _loaded(model: Model, tokenizer: Any) -> tuple[Any, Any]:
+def _reader(
+    model: Model,
+    tokenizer: Any,
+    method: str | Method | None,
+    baseline: Baseline,
+    sources: Sources,
+) -> Reader:
+    """The model loaded and checked, with what is asked of its completions."""
     optional_import("torch", extra="models", purpose="Running a model")
     optional_import("transformers", extra="models", purpose="Running a language model")
+    from attnflow.generation.reader import Reader
+    from attnflow.generation.request import CompletionRequest
     from attnflow.hosts.load import load_language_model
     from attnflow.hosts.transformers.generate import checked_generator
 
     if model is None or isinstance(model, (str, os.PathLike)):
         loaded = load_language_model(model)
         model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
-    return checked_generator(model), tokenizer
-
-
-def _completion_ids(tokenizer: Any, completion: str | Sequence[int]) -> list[int]:
-    if isinstance(completion, str):
-        if tokenizer is None:
-            raise TokensError("A completion as text needs tokenizer=...; or pass its token ids.")
-        ids = list(tokenizer(completion, add_special_tokens=False)["input_ids"])
-    else:
-        ids = [int(token) for token in completion]
-    if not ids:
-        raise TokensError(f"There is nothing to explain: the completion is {completion!r}.")
-    return ids
-
-
-def _check_new_tokens(count: int) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise InputError(f"max_new_tokens is how many tokens to make, at least 1; got {count!r}.")
-
-
-def _check_room(model: Any, prompt: int, new: int) -> None:
-    """The prompt and what is made must fit into the positions the model has."""
-    if getattr(model.config, "is_encoder_decoder", False):
-        return
-    limit = getattr(model.config, "max_position_embeddings", None)
-    if not isinstance(limit, int):
-        return
-    if prompt > limit:
-        raise TokensError(
-            f"The prompt has {prompt} tokens and {type(model).__name__} takes at most {limit}. "
-            "Shorten it."
-        )
-    if prompt + new > limit:
-        raise TokensError(
-            f"{prompt} tokens of prompt and {new} new ones are {prompt + new}, and "
-            f"{type(model).__name__} takes at most {limit}; ask for at most {limit - prompt}."
-        )
+    request = CompletionRequest.of(method, baseline, sources, tokenizer)
+    return Reader(checked_generator(model), tokenizer, request)

@@ -13,6 +13,12 @@
     ├── StoppedError                     a long run was interrupted; what is kept and how to go on
     └── MissingDependencyError (also ImportError)   an optional package is not installed
 
+And every warning:
+
+    AttributionWarning (a UserWarning)   the numbers are right and say less than they seem to
+    ├── CollapseWarning                  the rows of different targets are nearly the same
+    └── SaturationWarning                most flows equal what their source passes on to anyone
+
 Each message says what happened, the value, what is allowed, and what to do about it.
 """
 
@@ -20,17 +26,21 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import operator
 from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
     "AttnflowError",
+    "AttributionWarning",
     "CaptureError",
+    "CollapseWarning",
     "FileError",
     "InputError",
     "MethodError",
     "MissingDependencyError",
     "ModelError",
+    "SaturationWarning",
     "StoppedError",
     "TargetError",
     "TokensError",
@@ -38,11 +48,24 @@ __all__ = [
     "WeightsError",
     "did_you_mean",
     "optional_import",
+    "shorten",
+    "whole_number",
 ]
+
+_LONGEST = 200  # characters of an input that a message repeats
+_LONGEST_NAME = 100  # comparing longer texts with every allowed name takes long and finds nothing
 
 
 class AttnflowError(Exception):
-    """The root: catch this to catch everything attnflow raises on purpose."""
+    """The root: catch this to catch everything attnflow raises on purpose.
+
+    >>> from attnflow import AttnflowError, Rollout
+    >>> try:
+    ...     Rollout(residual=2)
+    ... except AttnflowError as error:
+    ...     print(type(error).__name__)
+    MethodError
+    """
 
 
 class InputError(AttnflowError, ValueError):
@@ -89,14 +112,78 @@ class MissingDependencyError(AttnflowError, ImportError):
     """An optional package is needed and not installed."""
 
 
+class AttributionWarning(UserWarning):
+    """A result is right and says less than it seems to: the message tells what to do instead.
+
+    To turn every such warning off, here or for good without the `with`:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", AttributionWarning)
+    """
+
+
+class CollapseWarning(AttributionWarning):
+    """The rows of different targets are nearly the same, so a row says little about its target."""
+
+
+class SaturationWarning(AttributionWarning):
+    """Most flows equal what their source passes on to anyone, whatever the target."""
+
+
 def did_you_mean(value: str, allowed: Iterable[str]) -> str:
-    """`" Did you mean 'flow'?"` for the nearest allowed name, or nothing if none is near."""
+    """A question for the nearest allowed name, or nothing if none is near.
+
+    >>> did_you_mean("rolout", ["raw", "rollout"])
+    " Did you mean 'rollout'?"
+    """
+    if len(value) > _LONGEST_NAME:
+        return ""
     near = difflib.get_close_matches(value.lower(), list(allowed), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def shorten(value: object, most: int = _LONGEST) -> str:
+    """The repr of a value for a message, with at most `most` characters and a count of the rest.
+
+    >>> shorten("key")
+    "'key'"
+    >>> shorten("a" * 1000, most=20)
+    "'aaaaaaaaaaaaaaaaaaa... (1002 characters)"
+    """
+    text = _repr(value, most)
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def _repr(value: object, most: int) -> str:
+    """`repr`, which fails for some values: deep nesting, numbers of thousands of digits."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"<{type(value).__name__} that cannot be written: {str(error)[:most]}>"
+
+
+def whole_number(value: object) -> int | None:
+    """A whole number of any kind (int, numpy, a torch scalar) as an int; None for all else.
+
+    >>> import numpy as np
+    >>> whole_number(np.int64(3)), whole_number(True), whole_number("3"), whole_number(2.5)
+    (3, None, None, None)
+    """
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):  # torch raises the last two for several numbers
+        return None
+
+
 def optional_import(module: str, *, extra: str, purpose: str) -> Any:
-    """Import an optional package, or say which extra installs it and what it was needed for."""
+    """Import an optional package, or say which extra installs it and what it was needed for.
+
+    >>> optional_import("math", extra="models", purpose="Counting").floor(2.5)
+    2
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -8,14 +8,14 @@ weights: `capture(model, text, record=("gradients",))`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnflow.errors import InputError, WeightsError, did_you_mean
+from attnflow.errors import InputError, WeightsError, did_you_mean, shorten
 
 __all__ = [
     "ASKABLE",
@@ -49,24 +49,33 @@ _PREFIX = "measured/"  # of the names of their arrays in a file
 
 
 def checked_record(record: Sequence[str]) -> tuple[str, ...]:
-    """The names of what capture shall record beside the weights, each once."""
-    asked = (record,) if isinstance(record, str) else tuple(record)
-    for name in asked:
+    """The names of what capture shall record beside the weights, each once.
+
+    >>> checked_record("gradients")
+    ('gradients',)
+    """
+    names = (record,) if isinstance(record, str) or not isinstance(record, Iterable) else record
+    unique = tuple(dict.fromkeys(names if isinstance(names, (str, tuple)) else list(names)))
+    for name in unique:
         if name not in ASKABLE:
             raise InputError(
-                f"record={record!r}: there is nothing called {name!r} to capture."
+                f"record={shorten(record)}: there is nothing called {shorten(name)} to capture."
                 f"{did_you_mean(str(name), ASKABLE)} Allowed are {', '.join(ASKABLE)}."
             )
-    return tuple(dict.fromkeys(asked))
+    return unique
 
 
 def checked_gradients(
     gradients: ArrayLike | None, weights: Floats, *, copy: bool = True
 ) -> Floats | None:
-    """One number for each weight, frozen."""
+    """One finite number for each weight, `(layers, heads, n, n)`, frozen.
+
+    >>> checked_gradients(np.ones((1, 2, 2)), np.ones((1, 1, 2, 2))).shape
+    (1, 1, 2, 2)
+    """
     if gradients is None:
         return None
-    array: Floats = np.asarray(gradients).astype(weights.dtype, copy=copy)
+    array: Floats = _floats("gradients", gradients).astype(weights.dtype, copy=copy)
     if array.ndim == 3:
         array = array[:, None]
     if array.shape != weights.shape or not np.isfinite(array).all():
@@ -80,18 +89,33 @@ def checked_gradients(
 def checked_measured(
     measured: Mapping[str, ArrayLike] | None, layers: int, length: int
 ) -> Mapping[str, Floats]:
-    """Each one matrix or one row of numbers for each layer, frozen."""
+    """Named arrays of finite numbers that are not negative, one matrix or row a layer, frozen.
+
+    >>> dict(checked_measured({"alti": [[[1.0]]]}, layers=1, length=1))
+    {'alti': array([[[1.]]])}
+    """
     checked: dict[str, Floats] = {}
     allowed = ((layers, length, length), (layers, length))
-    for name, given in (measured or {}).items():
-        array = np.array(given, dtype=None if np.asarray(given).dtype.kind == "f" else np.float64)
+    if measured is not None and not isinstance(measured, Mapping):
+        raise WeightsError(f"measured gives arrays by name; got {shorten(measured)}.")
+    for name, values in (measured or {}).items():
+        array = np.array(_floats(f"measured[{name!r}]", values))
         if array.shape not in allowed or not np.isfinite(array).all() or (array < 0).any():
             raise WeightsError(
-                f"measured[{name!r}] must be finite, not negative and of shape {allowed[0]} "
+                f"measured[{shorten(name)}] must be finite, not negative and of shape {allowed[0]} "
                 f"(layers, n, n) or {allowed[1]} (layers, n); got shape {array.shape}."
             )
         checked[name] = _frozen(array)
     return MappingProxyType(checked)
+
+
+def _floats(name: str, values: ArrayLike) -> Floats:
+    """As floats, in the dtype they have if it is one of floats."""
+    try:
+        array = np.asarray(values)
+        return array if array.dtype.kind == "f" else array.astype(np.float64)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise WeightsError(f"{name} cannot be read as numbers: {str(error)[:200]}.") from error
 
 
 def _frozen(array: Floats) -> Floats:
@@ -100,16 +124,27 @@ def _frozen(array: Floats) -> Floats:
 
 
 def pack(gradients: Floats | None, measured: Mapping[str, Floats]) -> dict[str, Floats]:
-    """As named arrays for a file."""
+    """Gradients and measurements as named arrays for a file.
+
+    >>> list(pack(None, {"alti": np.zeros((1, 2, 2))}))
+    ['measured/alti']
+    """
     arrays = {_PREFIX + name: array for name, array in measured.items()}
     return arrays if gradients is None else {GRADIENTS: gradients, **arrays}
 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """The inverse of `pack`, as arguments of a trace."""
+    """The inverse of `pack`, as arguments of a trace.
+
+    >>> unpack(pack(None, {"alti": np.zeros((1, 2, 2))}))["measured"]["alti"].shape
+    (1, 2, 2)
+    """
     measured = {
         name.removeprefix(_PREFIX): array
         for name, array in arrays.items()
         if name.startswith(_PREFIX)
     }
+    unknown = [name for name in arrays if name != GRADIENTS and not name.startswith(_PREFIX)]
+    if unknown:
+        raise InputError(f"there is an array that no trace has, {shorten(unknown[0])}")
     return {GRADIENTS: arrays.get(GRADIENTS), "measured": measured}

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow import storage
-from attnflow.errors import InputError, WeightsError, optional_import
+from attnflow.errors import InputError, WeightsError, optional_import, shorten, whole_number
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -26,7 +26,14 @@ __all__ = ["Cut", "CutEdge", "LayeredGraph"]
 
 @dataclass(frozen=True, eq=False)
 class LayeredGraph:
-    """Capacities of the edges between consecutive layers, `layer × target × source`."""
+    """Capacities of the edges between consecutive layers, `layer × target × source`.
+
+    >>> graph = LayeredGraph.from_capacities([[[1.0, 0.0], [0.5, 0.5]]])
+    >>> graph
+    <LayeredGraph 1 layers × 2 positions, 3 edges>
+    >>> graph.node(layer=1, position=0), graph.place(2)
+    (2, (1, 0))
+    """
 
     capacities: NDArray[np.float64]
 
@@ -36,7 +43,12 @@ class LayeredGraph:
     @classmethod
     def from_capacities(cls, capacities: ArrayLike) -> Self:
         """A graph from any non-negative array of shape (layers, n, n); rows need not sum to 1."""
-        array = np.array(capacities, dtype=np.float64)
+        try:
+            array = np.array(capacities, dtype=np.float64)
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+            raise WeightsError(
+                f"Capacities cannot be read as one array: {str(error)[:200]}."
+            ) from error
         if array.ndim != 3 or array.shape[1] != array.shape[2] or 0 in array.shape:
             raise WeightsError(
                 f"Capacities must have shape (layers, n, n), none of them 0; got {array.shape}."
@@ -57,16 +69,24 @@ class LayeredGraph:
 
     def node(self, layer: int, position: int) -> int:
         """The number of a node; layer 0 is the input."""
-        if not (0 <= layer <= self.layers and 0 <= position < self.length):
+        level, place = whole_number(layer), whole_number(position)
+        if (
+            level is None
+            or place is None
+            or not (0 <= level <= self.layers and 0 <= place < self.length)
+        ):
             raise InputError(
-                f"No node at layer {layer}, position {position}: layers are 0 to {self.layers}, "
-                f"positions 0 to {self.length - 1}."
+                f"No node at layer {shorten(layer)}, position {shorten(position)}: layers are 0 to "
+                f"{self.layers}, positions 0 to {self.length - 1}."
             )
-        return layer * self.length + position
+        return level * self.length + place
 
     def place(self, node: int) -> tuple[int, int]:
         """(layer, position) of a node: the inverse of `node`."""
-        return divmod(node, self.length)
+        number, last = whole_number(node), (self.layers + 1) * self.length - 1
+        if number is None or not 0 <= number <= last:
+            raise InputError(f"No node {shorten(node)}: nodes are 0 to {last}.")
+        return divmod(number, self.length)
 
     def to_csr(self) -> csr_array[Any, Any]:
         """All capacities as one sparse matrix over node numbers (needs scipy)."""
@@ -105,14 +125,21 @@ class LayeredGraph:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote."""
+        """Read what `save` wrote; it is checked as `from_capacities` checks it."""
         _, arrays = storage.read(path, "LayeredGraph")
         with storage.unpacking(path):
-            return cls(arrays["capacities"])
+            storage.check_dtypes(arrays, capacities=("float64",))
+            if set(arrays) - {"capacities"}:
+                raise InputError(f"there are arrays that no graph has, {shorten(sorted(arrays))}")
+            return cls.from_capacities(arrays["capacities"])
 
 
 class CutEdge(NamedTuple):
-    """One edge of the cut, from a position above to one below; `layer` is the upper one's."""
+    """One edge of the cut, from a position above to one below; `layer` is the upper one's.
+
+    >>> CutEdge(2, 0, "the", 1, "key", 0.5).capacity
+    0.5
+    """
 
     layer: int
     target: int
@@ -128,6 +155,14 @@ class Cut:
 
     By the max-flow min-cut theorem the flow from the target to the source equals the total
     capacity of these edges, so they are the whole reason why the flow is not larger.
+
+    layer, lowest_layer: the model's numbers of the target's layer and of the lowest layer of the
+    graph. passed_on: the capacity of all edges to the source in the lowest layer. taken: the
+    capacity of all edges from the target in its layer. None where that is not known.
+
+    >>> edge = CutEdge(2, 0, "the", 1, "key", 0.5)
+    >>> Cut(3, "the", "key", 0.5, (edge,)).place
+    'between: 100% in layer 2'
     """
 
     layer: int
@@ -135,6 +170,9 @@ class Cut:
     source: str
     value: float
     edges: tuple[CutEdge, ...]
+    lowest_layer: int = 1
+    passed_on: float | None = None
+    taken: float | None = None
 
     def by_layer(self) -> dict[int, float]:
         """How much of the cut lies in each layer; a layer without cut edges is absent."""
@@ -145,17 +183,34 @@ class Cut:
 
     @property
     def place(self) -> str:
-        """In words, where the flow is held back."""
+        """In words, where the flow is held back.
+
+        In the lowest layer only edges to the source can be cut, and in the target's layer only its
+        own. Where both are one layer, the cut is the single edge between the two.
+        """
         shares = self.by_layer()
         if not shares:
             return f"no path leads from {self.target!r} at layer {self.layer} to {self.source!r}"
-        if set(shares) == {1} and {edge.source_token for edge in self.edges} == {self.source}:
-            return f"at the source: everything {self.source!r} passes on in layer 1"
+        if self.layer == self.lowest_layer:
+            return f"the one edge from {self.target!r} to {self.source!r}, in layer {self.layer}"
+        if set(shares) == {self.lowest_layer}:
+            how_much = _share_in_words(self.value, self.passed_on, len(self.edges))
+            return (
+                f"at the source: {how_much} {self.source!r} passes on in layer {self.lowest_layer}"
+            )
         if set(shares) == {self.layer}:
-            return f"at the target: everything {self.target!r} takes in layer {self.layer}"
+            how_much = _share_in_words(self.value, self.taken, len(self.edges))
+            return f"at the target: {how_much} {self.target!r} takes in layer {self.layer}"
         parts = [f"{share / self.value:.0%} in layer {layer}" for layer, share in shares.items()]
         return "between: " + ", ".join(parts)
 
     def __repr__(self) -> str:
         ends = f"{self.target!r} at layer {self.layer} to {self.source!r}"
         return f"<Cut {ends}: {self.value:.6f} over {len(self.edges)} edges, {self.place}>"
+
+
+def _share_in_words(value: float, total: float | None, edges: int) -> str:
+    """Whether a cut is all that there is at one end, or the edges that lead to the other end."""
+    if total is None or abs(value - total) <= 1e-9 * max(total, 1e-300):
+        return "everything"
+    return f"{value / total:.0%}, over {edges} edges, of what"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnflow.attribution.dependence import COLLAPSED, dependence_of, spread
 from attnflow.attribution.result import (
     MEAN_OVER_LAYERS,
     Attribution,
@@ -9,4 +10,12 @@ from attnflow.attribution.result import (
     Normalization,
 )
 
-__all__ = ["MEAN_OVER_LAYERS", "Attribution", "Contribution", "Normalization"]
+__all__ = [
+    "COLLAPSED",
+    "MEAN_OVER_LAYERS",
+    "Attribution",
+    "Contribution",
+    "Normalization",
+    "dependence_of",
+    "spread",
+]

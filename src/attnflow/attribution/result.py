@@ -1,7 +1,8 @@
 """Attribution: what a method found, `values[layer, target, source]`.
 
-The axes are always these three, whatever was asked for. Every operation returns a new value and
-notes itself in `steps`, so a saved file or a figure's title tells the whole way it was made.
+The axes are always these three, whatever was asked for. Every operation returns a new value. One
+that changes numbers or names notes itself in `steps`, so that a saved file or a figure's title
+tells the way it was made; choosing (`row`, `layer`) shows in the axes.
 """
 
 from __future__ import annotations
@@ -10,21 +11,31 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
-from attnflow.attribution.rescaling import (
-    Span,
-    Values,
-    merge,
-    resolve_spans,
-    share_of_max,
-    share_of_sum,
+from attnflow.attribution import operations
+from attnflow.attribution.checks import (
+    check_bounds,
+    checked_array,
+    checked_layers,
+    checked_provenance,
+    checked_steps,
 )
-from attnflow.errors import InputError, MethodError, TargetError, did_you_mean, optional_import
+from attnflow.attribution.dependence import COLLAPSED
+from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
+from attnflow.errors import (
+    FileError,
+    InputError,
+    TargetError,
+    did_you_mean,
+    optional_import,
+    shorten,
+    whole_number,
+)
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.patches import enlarge
@@ -39,13 +50,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MEAN_OVER_LAYERS", "Attribution", "Contribution", "Normalization"]
 
-Normalization = Literal["sum", "max"]
 MEAN_OVER_LAYERS = 0  # the number of the one layer of such a mean; real layers count from 1
-_ARRAYS = ("values", "lower", "upper", "saturated")
+_ARRAYS = ("values", "lower", "upper", "saturated")  # layer × target × source
+_ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
 
 
 class Contribution(NamedTuple):
-    """One source of one target: what `top` lists."""
+    """One source of one target: what `top` lists.
+
+    >>> Contribution("key", position=2, value=0.5).token
+    'key'
+    """
 
     token: str
     position: int
@@ -56,10 +71,20 @@ class Contribution(NamedTuple):
 class Attribution:
     """How much each target at each layer draws on each source.
 
-    `lower` and `upper` enclose the true value where a solver certifies it. `saturated` marks flow
-    values that equal what the source can pass on to anyone, and so say nothing about the target.
+    `lower` and `upper` enclose the exact value where a solver certifies it; those of a derived
+    result enclose what the same operations make of the exact values. `saturated` marks flow values
+    that equal what the source can pass on to anyone, and so say nothing about the target.
     `elsewhere[layer, target]` is what falls on positions that are not among the sources, such as
-    the generated tokens when the sources are a prompt's.
+    the generated tokens when the sources are a prompt's. `dependence[layer, target]`, from 0 to 1,
+    is how far the target's row differs from the rows of other targets; see `collapsed`.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> result = Rollout()(trace)
+    >>> result.row("key").values.tolist()
+    [[[0.25, 0.75]]]
+    >>> result.top(1, target="key")
+    [Contribution(token='key', position=1, value=0.75)]
     """
 
     values: Values
@@ -74,22 +99,18 @@ class Attribution:
     prediction: Prediction | None = None
     steps: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    dependence: Values | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", checked_layers(self.layers))
         expected = (len(self.layers), len(self.targets), len(self.sources))
-        for name in _ARRAYS:
-            array = getattr(self, name)
-            if array is not None:
-                if array.shape != expected:
-                    raise InputError(f"{name} has shape {array.shape}, expected {expected}.")
-                array.flags.writeable = False
-        if self.elsewhere is not None:
-            if self.elsewhere.shape != expected[:2]:
-                raise InputError(
-                    f"elsewhere has shape {self.elsewhere.shape}, expected {expected[:2]}."
-                )
-            self.elsewhere.flags.writeable = False
-        object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
+        for name, array in self.arrays().items():
+            shape = expected if name in _ARRAYS else expected[:2]
+            checked_array(name, array, shape, truth=name == "saturated")
+        check_bounds(self.values, self.lower, self.upper)
+        object.__setattr__(self, "steps", checked_steps(self.steps))
+        provenance = dict(checked_provenance(self.provenance))
+        object.__setattr__(self, "provenance", MappingProxyType(provenance))
 
     # -- choosing -----------------------------------------------------------------------------
 
@@ -102,6 +123,26 @@ class Attribution:
         """Only this layer, by its number in the model (from 1); -1 is the highest."""
         index = self._layer_index(number)
         return self._cut(np.s_[index : index + 1, :], layers=(self.layers[index],))
+
+    @property
+    def collapsed(self) -> tuple[int, ...]:
+        """The layers at which the rows of different targets are nearly the same.
+
+        Nearly the same means that they differ in less than `COLLAPSED` of their mass on average.
+
+        >>> import numpy as np
+        >>> from attnflow import AttentionTrace, Raw
+        >>> from attnflow.methods import quiet_about_limits
+        >>> same_for_all = np.tile([0.9, 0.1], (1, 2, 1))
+        >>> trace = AttentionTrace.from_arrays(same_for_all, ["a", "b"])
+        >>> with quiet_about_limits():
+        ...     Raw()(trace).collapsed
+        (1,)
+        """
+        if self.dependence is None:
+            return ()
+        means = self.dependence.mean(axis=1).tolist()
+        return tuple(n for n, mean in zip(self.layers, means, strict=True) if mean < COLLAPSED)
 
     def top(
         self,
@@ -116,8 +157,8 @@ class Attribution:
         `common=False` leaves out punctuation, line ends and function words; a list of words
         leaves out those instead.
         """
-        if k < 1:
-            raise InputError(f"top(k) needs k of at least 1; got {k}.")
+        if (whole_number(k) or 0) < 1:
+            raise InputError(f"top(k) needs k of at least 1; got {shorten(k)}.")
         if target is None and len(self.targets) > 1:
             raise TargetError(
                 "top() lists the sources of one target and this result has "
@@ -157,154 +198,79 @@ class Attribution:
         return enlarge(patches.reshape(grid.rows, grid.columns), grid.height, grid.width)
 
     def _layer_index(self, number: int) -> int:
-        if number == -1:
+        layer = whole_number(number)
+        if layer == -1:
             return len(self.layers) - 1
-        if number not in self.layers:
+        if layer is None or layer not in self.layers:
             raise InputError(
-                f"There is no layer {number} in this result; it has "
+                f"There is no layer {shorten(number)} in this result; it has "
                 f"{', '.join(map(str, self.layers))}."
             )
-        return self.layers.index(number)
+        return self.layers.index(layer)
 
     def _cut(self, where: Any, **changed: Any) -> Attribution:
-        arrays = {name: array[where] for name, array in self._arrays().items()}
+        arrays = {name: array[where] for name, array in self.arrays().items()}
         return replace(self, **arrays, **changed)
 
     # -- rescaling ----------------------------------------------------------------------------
 
     def normalize(self, how: Normalization = "sum") -> Attribution:
-        """Rescale each row: "sum" to shares that add up to 1, "max" to the strongest source = 1.
+        """Each value as a share: "sum" of its row's absolute sum, "max" of its strongest source.
 
-        Bounds stay bounds: a share is least when it is itself least and all others are greatest.
-        A row of zeros stays zero.
+        Rows without negative values then add up to 1 ("sum"). A row with negative values, such as
+        a difference from a baseline, keeps its signs and is never divided by its sum, which may be
+        near zero. `elsewhere` is in the same unit. A row of zeros stays as it is.
         """
-        if how not in ("sum", "max"):
-            hint = did_you_mean(str(how), ("sum", "max"))
-            raise MethodError(f"Unknown normalization {how!r}.{hint} Allowed: 'sum', 'max'.")
-        rescale = share_of_sum if how == "sum" else share_of_max
-        changed: dict[str, Any] = {"values": rescale(self.values, self.values)}
-        if self.elsewhere is not None:
-            whole = self.values.sum(axis=-1) if how == "sum" else self.values.max(axis=-1)
-            changed["elsewhere"] = np.divide(
-                self.elsewhere, whole, out=np.zeros_like(whole), where=whole > 0
-            )
-        if self.lower is not None and self.upper is not None:
-            changed["lower"] = rescale(self.lower, self.upper)
-            changed["upper"] = rescale(self.upper, self.lower)
-        return replace(self, **changed, steps=(*self.steps, f"normalize({how!r})"))
+        return operations.normalize(self, how)
 
     def merge_words(self) -> Attribution:
         """Word pieces to words: sources are summed (a word got what its pieces got), targets are
-        averaged (a word draws as its pieces do on average).
+        averaged (a word draws as its pieces do on average). So are the bounds.
         """
-        rows, columns = self.targets.groups(), self.sources.groups()
-        changed: dict[str, Any] = {
-            name: merge(array, rows, columns)
-            for name in ("values", "lower", "upper")
-            if (array := getattr(self, name)) is not None
-        }
-        if self.elsewhere is not None:
-            changed["elsewhere"] = np.stack(
-                [self.elsewhere[:, list(r)].mean(axis=1) for r in rows], axis=1
-            )
-        return replace(
-            self,
-            **changed,
-            saturated=None,  # a property of one source token, not of a sum of several
-            targets=self.targets.merged(rows),
-            sources=self.sources.merged(columns),
-            steps=(*self.steps, "merge_words()"),
-        )
+        return operations.merge_words(self)
 
     def mean_over_layers(self) -> Attribution:
         """The mean of all layers, as one layer with the number 0."""
-        names = ("values", "lower", "upper", "elsewhere")
-        changed: dict[str, Any] = {
-            name: array.mean(axis=0, keepdims=True)
-            for name in names
-            if (array := getattr(self, name)) is not None
-        }
-        return replace(
-            self,
-            **changed,
-            saturated=None,  # a property of one layer's flow
-            layers=(MEAN_OVER_LAYERS,),
-            steps=(*self.steps, "mean_over_layers()"),
-        )
+        return operations.mean_over_layers(self, MEAN_OVER_LAYERS)
 
     def spans(self, spans: Mapping[str, Span]) -> Attribution:
         """The mass on each named span of sources: (start, end) positions, or a text.
 
-        What falls outside all spans goes to `elsewhere`. Spans may overlap.
+        What falls outside all spans goes to `elsewhere`. Spans may overlap. Bounds are summed as
+        values are: they enclose the sum of the exact values.
         """
-        members = resolve_spans(self.sources, spans)
-        covered = sorted(set().union(*members.values()))
-        left = self.values.sum(axis=-1) - self.values[:, :, covered].sum(axis=-1)
-        return replace(
-            self,
-            values=np.stack([self.values[:, :, k].sum(axis=-1) for k in members.values()], axis=-1),
-            lower=None,  # a sum of flows to single sources is no flow: it has no certificate
-            upper=None,
-            saturated=None,
-            elsewhere=left if self.elsewhere is None else left + self.elsewhere,
-            sources=Tokens(
-                tuple(members), tuple(self.sources.positions[k[0]] for k in members.values())
-            ),
-            steps=(*self.steps, f"spans({', '.join(map(repr, members))})"),
-        )
+        return operations.sum_spans(self, spans)
 
     def without(self, sources: Sequence[TokenRef] | TokenRef) -> Attribution:
         """Leave these sources out (positions, or tokens wherever they occur) and scale each row
-        back to the mass it had.
-        """
-        asked = [sources] if isinstance(sources, (str, int)) else list(sources)
-        gone = self.sources.occurrences_of(asked)
-        kept = [k for k in range(len(self.sources)) if k not in set(gone)]
-        if not gone or not kept:
-            raise TargetError(
-                f"without({asked!r}) would leave out {len(gone)} of {len(self.sources)} sources; "
-                f"they are {self.sources.listing()}."
-            )
-        rest = self.values[:, :, kept]
-        mass, left = self.values.sum(axis=-1), rest.sum(axis=-1)
-        factor = np.divide(mass, left, out=np.zeros_like(mass), where=left > 0)[..., None]
-        scaled: dict[str, Any] = {
-            name: array[:, :, kept] * factor
-            for name in ("values", "lower", "upper")
-            if (array := getattr(self, name)) is not None
-        }
-        return replace(
-            self,
-            **scaled,
-            saturated=None if self.saturated is None else self.saturated[:, :, kept],
-            sources=self.sources.select(kept),
-            steps=(*self.steps, f"without({asked!r})"),
-        )
+        back to the absolute sum it had, signs as they were.
 
-    def minus(self, baseline: Attribution, *, name: str = "baseline") -> Attribution:
-        """This result less another of the same shape: what is more than the baseline's.
-
-        Values may be negative. Where both have bounds, the difference has.
+        A row with nothing but zeros left stays zero, and `elsewhere` gets what it had. How rows
+        depend on their targets is not known any more: `dependence` is None.
         """
-        if baseline.values.shape != self.values.shape:
-            raise InputError(
-                f"A baseline must have the same shape: {baseline.values.shape} is not "
-                f"{self.values.shape} (layers, targets, sources)."
-            )
-        bounds: dict[str, Any] = {"lower": None, "upper": None}
-        pairs = (self.lower, self.upper, baseline.lower, baseline.upper)
-        if all(bound is not None for bound in pairs):
-            low, high, base_low, base_high = cast("tuple[Values, ...]", pairs)
-            bounds = {"lower": low - base_high, "upper": high - base_low}
-        both = self.elsewhere is not None and baseline.elsewhere is not None
-        return replace(
-            self,
-            values=self.values - baseline.values,
-            **bounds,
-            saturated=None,
-            elsewhere=self.elsewhere - baseline.elsewhere if both else None,  # type: ignore[operator]
-            steps=(*self.steps, f"minus({name})"),
-        )
+        return operations.without(self, sources)
+
+    def minus(
+        self,
+        baseline: Attribution,
+        *,
+        name: str = "baseline",
+        match: Literal["tokens", "positions"] = "tokens",
+    ) -> Attribution:
+        """This result less another: what is more than the baseline's. Values may be negative.
+
+        Layers, targets and sources must be the same in both. With `match="positions"` sources of
+        the baseline may be other tokens at the same positions, as those of another prompt are.
+        Where both have bounds, the difference has.
+        """
+        return operations.minus(self, baseline, name, match)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """`lower` and `upper` as one value, where there are any."""
+        if self.lower is None or self.upper is None:
+            return None
+        return Bounds(self.lower, self.upper)
 
     # -- showing ------------------------------------------------------------------------------
 
@@ -336,6 +302,11 @@ class Attribution:
         if self.saturated is not None and self.saturated[-1].any():
             share, layer = self.saturated[-1].mean(), self.layers[-1]
             remarks.append(f"{share:.0%} at layer {layer} are saturated: the same for any target")
+        if self.layers[-1] in self.collapsed:
+            remarks.append(
+                f"at layer {self.layers[-1]} the rows have collapsed: they are nearly the same for "
+                "any target"
+            )
         return remarks
 
     def plot(
@@ -360,9 +331,11 @@ class Attribution:
         }
         if kind not in kinds:
             hint = did_you_mean(str(kind), tuple(kinds))
-            raise InputError(f"Unknown kind {kind!r}.{hint} Allowed: 'layers', 'pairs', 'bars'.")
-        chosen = self if target is None else self.row(target)
-        return kinds[kind](chosen if layer is None else chosen.layer(layer), ax=ax)
+            raise InputError(
+                f"Unknown kind {shorten(kind)}.{hint} Allowed: 'layers', 'pairs', 'bars'."
+            )
+        result = self if target is None else self.row(target)
+        return kinds[kind](result if layer is None else result.layer(layer), ax=ax)
 
     def to_html(self, *, title: str | None = None, image: Any = None) -> str:
         """The interactive viewer with this result inside, as one HTML file that fetches nothing.
@@ -380,8 +353,8 @@ class Attribution:
         """The same viewer in a notebook's cell, `height` pixels high."""
         from attnflow.show.page import InteractiveView
 
-        whole = self.to_html(title=title, image=image)
-        return InteractiveView(whole, self._repr_html_(), height)
+        html = self.to_html(title=title, image=image)
+        return InteractiveView(html, self._repr_html_(), height)
 
     # -- keeping ------------------------------------------------------------------------------
 
@@ -404,34 +377,36 @@ class Attribution:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: nested lists with the axes layer, target, source."""
-        arrays = {name: array.tolist() for name, array in self._arrays().items()}
+        arrays = {name: array.tolist() for name, array in self.arrays().items()}
         return {**self._header(), **arrays}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to .safetensors or .json; `load` gives the same bits back."""
-        storage.write(path, "Attribution", self._header(), self._arrays())
+        storage.write(path, "Attribution", self._header(), self.arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote."""
-        from attnflow.methods import method_from_dict
-
+        """Read what `save` wrote; it is checked as a new result is."""
         header, arrays = storage.read(path, "Attribution")
         with storage.unpacking(path):
-            said = header["prediction"]
             return cls(
-                **{name: arrays[name] for name in (*_ARRAYS, "elsewhere") if name in arrays},
-                layers=tuple(header["layers"]),
+                **_loaded_arrays(arrays),
+                layers=header["layers"],
                 targets=Tokens.from_dict(header["targets"]),
                 sources=Tokens.from_dict(header["sources"]),
-                method=method_from_dict(header["method"]),
-                prediction=Prediction.from_dict(said) if said else None,
-                steps=tuple(header["steps"]),
+                method=_loaded_method(path, header["method"]),
+                prediction=(
+                    None
+                    if header["prediction"] is None
+                    else Prediction.from_dict(header["prediction"])
+                ),
+                steps=header["steps"],
                 provenance=header["provenance"],
             )
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        names = (*_ARRAYS, "elsewhere")
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays there are, by name: values, bounds, marks."""
+        names = (*_ARRAYS, *_ROW_ARRAYS)
         return {n: a for n in names if (a := getattr(self, n)) is not None}
 
     def _header(self) -> dict[str, Any]:
@@ -445,3 +420,26 @@ class Attribution:
             "steps": list(self.steps),
             "provenance": dict(self.provenance),
         }
+
+
+def _loaded_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The arrays of a file, which are those of a result and no others."""
+    storage.check_dtypes(arrays, saturated=("bool",))
+    unknown = [name for name in arrays if name not in (*_ARRAYS, *_ROW_ARRAYS)]
+    if unknown:
+        raise InputError(f"there is an array that no result has, {shorten(unknown[0])}")
+    if "values" not in arrays:
+        raise KeyError("values")
+    return dict(arrays)
+
+
+def _loaded_method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
+    from attnflow.methods import METHODS, method_from_dict
+
+    if isinstance(record["name"], str) and record["name"] not in METHODS:
+        raise FileError(
+            f"{shorten(str(path))} was made by the method {shorten(record['name'])}, which is not "
+            f"known here.{did_you_mean(record['name'], METHODS)} If it is a method of yours, "
+            "import the module that registers it (attnflow.methods.METHODS.register) first."
+        )
+    return method_from_dict(record)

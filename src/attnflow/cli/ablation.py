@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from attnflow.cli.experiment import finish, progress_bars
+from attnflow.cli.experiment import finish
 from attnflow.cli.options import prepare_models
+from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError, StoppedError
 
 __all__ = ["ablation"]
@@ -83,9 +84,14 @@ def ablation(
     except RuntimeError as error:
         raise InputError(f"--device {device!r} cannot be used: {error}") from error
     try:
-        with progress_bars() as stages:
+        with progress_bars() as progress:
             report = experiment(
-                host, loaded.tokenizer, data=data, journals=output, command=command, stages=stages
+                host,
+                loaded.tokenizer,
+                data=data,
+                journals=output,
+                command=command,
+                progress=progress,
             )
     except KeyboardInterrupt:
         if output is None:

@@ -23,6 +23,8 @@ import numpy as np
 from attnflow.maxflow.compiled import compiled
 from attnflow.maxflow.state import Graph, Integers
 
+__all__ = ["ceiling", "from_layer_below", "one_layer", "two_layers"]
+
 
 def one_layer(graph: Graph, targets: Integers, sources: Integers) -> Integers:
     """Layer 1: the single edge of each pair."""

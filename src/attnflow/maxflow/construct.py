@@ -37,6 +37,8 @@ from attnflow.maxflow.state import (
     Words,
 )  # fmt: skip
 
+__all__ = ["commit", "draw_plan", "drop_plan"]
+
 NEAR = 4
 """How many layers below the target and above the tokens the plan uses; enough at any depth."""
 

@@ -22,6 +22,10 @@ class MinimumCut:
     """The edges that hold one flow back: together they carry all of it, and each is full.
 
     Of several minimum cuts this is the one nearest to the target.
+
+    >>> cut = minimum_cut(np.ones((1, 2, 2)), layer=1, target=0, source=1)
+    >>> type(cut).__name__, cut.value, cut.lower
+    ('MinimumCut', 1.0, 1.0)
     """
 
     edges: Integers  # (edges, 3): layer, target (upper end), source (lower end)
@@ -33,7 +37,13 @@ class MinimumCut:
 
 
 def minimum_cut(capacities: NDArray[Any], *, layer: int, target: int, source: int) -> MinimumCut:
-    """Solve one pair and read its minimum cut off the last, failing search."""
+    """Solve one pair and read its minimum cut off the last, failing search.
+
+    >>> capacities = np.array([[[0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5], [0.25, 0.75]]])
+    >>> cut = minimum_cut(capacities, layer=2, target=0, source=1)
+    >>> cut.value, cut.edges.tolist()
+    (0.75, [[1, 0, 1], [2, 0, 1]])
+    """
     scaled = scale(capacities, np.inf)
     depth, n, _ = scaled.integers.shape
     if not (1 <= layer < depth and 0 <= target < n and 0 <= source < n):
@@ -56,7 +66,12 @@ def minimum_cut(capacities: NDArray[Any], *, layer: int, target: int, source: in
 
 
 def flow_edges(capacities: NDArray[Any], *, layer: int, target: int, source: int) -> Floats:
-    """A maximum flow on every edge, `(layer, targets, sources)`; index 0 is layer 1."""
+    """A maximum flow on every edge, `(layer, targets, sources)`; index 0 is layer 1.
+
+    >>> capacities = np.array([[[0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5], [0.25, 0.75]]])
+    >>> flow_edges(capacities, layer=2, target=0, source=1)[1].tolist()
+    [[0.25, 0.5], [0.0, 0.0]]
+    """
     return minimum_cut(capacities, layer=layer, target=target, source=source).flow
 
 

@@ -7,6 +7,8 @@ from attnflow.maxflow.construct import commit, draw_plan, drop_plan
 from attnflow.maxflow.search import clean, search
 from attnflow.maxflow.state import UNBOUNDED, Graph, Integers, Work
 
+__all__ = ["solve_open", "solve_run"]
+
 CONSTRUCTED, SEARCHED = 2, 3
 
 

@@ -25,6 +25,18 @@ from attnflow.maxflow.state import (
     Integers,
 )  # fmt: skip
 
+__all__ = [
+    "hold",
+    "join",
+    "least",
+    "move",
+    "push_few",
+    "push_row",
+    "push_rows",
+    "reserve",
+    "widest",
+]
+
 BIG = 5
 """Supplies of at least 2**-BIG of all supply are pushed along whole rows, others edge by edge."""
 TRIES = 4

@@ -24,7 +24,10 @@ _LARGEST = 2**30  # scipy silently wraps integers above int32; half of it leaves
 
 @dataclass(frozen=True, eq=False)
 class CertifiedFlow:
-    """A feasible flow on every edge, and the target's side of a cut of the same value."""
+    """A feasible flow on every edge, and the target's side of a cut of the same value.
+
+    `solve_pair` has an example.
+    """
 
     lower: float
     upper: float
@@ -33,7 +36,12 @@ class CertifiedFlow:
 
 
 def solve_pair(graph: LayeredGraph, *, layer: int, target: int, source: int) -> CertifiedFlow:
-    """The maximum flow from (layer, target) down to (0, source)."""
+    """The maximum flow from (layer, target) down to (0, source).
+
+    >>> graph = LayeredGraph.from_capacities([[[0.75, 0.25], [0.5, 0.5]]])
+    >>> solve_pair(graph, layer=1, target=0, source=1).lower
+    0.25
+    """
     sparse = optional_import("scipy.sparse", extra="graphs", purpose="The reference solver")
     csgraph = optional_import(
         "scipy.sparse.csgraph", extra="graphs", purpose="The reference solver"

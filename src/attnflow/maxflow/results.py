@@ -14,7 +14,11 @@ __all__ = ["Decided", "FlowResult"]
 
 @dataclass(frozen=True)
 class Decided:
-    """How many pairs were decided how."""
+    """How many pairs were decided how.
+
+    >>> Decided(closed_form=8, bounds=4, construction=2, search=1).to_dict()["search"]
+    1
+    """
 
     closed_form: int  # layers 1 and 2
     bounds: int  # lower and upper bound from the layer below met
@@ -33,6 +37,10 @@ class FlowResult:
     `lower` is the value to report: it is the value of a real flow, and the maximum itself when
     the capacities are multiples of the solver's unit (float32 attention nearly always is).
     `saturated`: the flow equals all that the target sends or all that the input token receives.
+
+    >>> from attnflow.maxflow import solve
+    >>> type(solve(np.ones((1, 2, 2)), layers=[1], targets=[0], sources=[1])).__name__
+    'FlowResult'
     """
 
     lower: Floats

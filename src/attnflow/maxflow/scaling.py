@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from attnflow.errors import WeightsError
 from attnflow.maxflow.state import Integers
 
+__all__ = ["Floats", "Scaled", "scale"]
+
 Floats = NDArray[np.float64]
 
 

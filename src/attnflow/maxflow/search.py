@@ -28,6 +28,18 @@ from attnflow.maxflow.state import (
     Words,
 )  # fmt: skip
 
+__all__ = [
+    "clean",
+    "fan_out",
+    "find_distances",
+    "first_common",
+    "mark_open",
+    "push_from",
+    "reach",
+    "search",
+    "send_down",
+]
+
 
 @inlined
 def send_down(

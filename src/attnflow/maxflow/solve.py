@@ -43,6 +43,10 @@ def solve(
     `capacities[l - 1][i, j]` belongs to the edge from (l, i) down to (l - 1, j).  `threads` is the
     number of threads, all cores when None.  `progress(done, total)` counts pairs and is called
     from the calling thread.
+
+    >>> capacities = np.array([[[0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5], [0.25, 0.75]]])
+    >>> solve(capacities, layers=[2], targets=[0], sources=[0, 1]).lower.tolist()
+    [[[1.0, 0.75]]]
     """
     rows, columns = _positions(targets), _positions(sources)
     query = _query(capacities, layers, (len(rows), len(columns)), rows, columns, tolerance)
@@ -60,7 +64,12 @@ def solve_pairs(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> FlowResult:
-    """Maximum flow for each pair (target, source) of one layer; arrays have one axis."""
+    """Maximum flow for each pair (target, source) of one layer; arrays have one axis.
+
+    >>> capacities = np.array([[[0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5], [0.25, 0.75]]])
+    >>> solve_pairs(capacities, layer=2, pairs=[(0, 0), (0, 1)]).lower.tolist()
+    [1.0, 0.75]
+    """
     both = np.asarray(pairs, np.int64).reshape(-1, 2)
     targets, sources = both.T.copy()
     query = _query(capacities, [layer], (len(both),), targets, sources, tolerance)
@@ -82,6 +91,10 @@ def estimate_seconds(
 
     With all targets and consecutive layers the bounds will decide most deep pairs, so the cost of
     layers from 6 on is taken as a tenth of a solved pair.
+
+    >>> layers, every = range(1, 4), range(6)
+    >>> estimate_seconds(np.ones((3, 6, 6)) / 6, layers=layers, targets=every, sources=every) >= 0
+    True
     """
     rows, columns = _positions(targets), _positions(sources)
     query = _query(capacities, layers, (len(rows), len(columns)), rows, columns, EXACT)
@@ -96,10 +109,10 @@ def estimate_seconds(
     for layer in query.layers:
         kind = min(layer, FIRM) if by_column else min(layer, 12)
         if layer > 2 and kind not in known:
-            picked = random.choice(rows, sample), random.choice(columns, sample)
-            solve_open(query, scratch, layer, *(p[:1] for p in picked))  # compiled, caches warm
+            pairs = random.choice(rows, sample), random.choice(columns, sample)
+            solve_open(query, scratch, layer, *(p[:1] for p in pairs))  # compiled, caches warm
             begin = perf_counter()
-            solve_open(query, scratch, layer, *picked)
+            solve_open(query, scratch, layer, *pairs)
             known[kind] = (perf_counter() - begin) / sample
         share = 0.1 if by_column and layer >= FIRM else 1.0
         seconds += share * known.get(kind, 0.0) * pairs_per_layer
@@ -126,7 +139,7 @@ def _query(
     levels = [int(layer) for layer in layers]
     for name, values, first, last in (
         ("Layer", levels, 1, depth),
-        ("TokenRef", targets.tolist(), 0, n - 1),
+        ("Target", targets.tolist(), 0, n - 1),
         ("Source", sources.tolist(), 0, n - 1),
     ):
         wrong = [value for value in values if not first <= value <= last]

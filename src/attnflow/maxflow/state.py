@@ -17,6 +17,17 @@ from numpy.typing import NDArray
 
 from attnflow.maxflow.compiled import bit, compiled
 
+__all__ = [
+    "Graph",
+    "Integers",
+    "Work",
+    "Words",
+    "build_graph",
+    "fill_positive",
+    "new_work",
+    "squeezed",
+]
+
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 

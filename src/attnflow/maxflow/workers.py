@@ -15,6 +15,8 @@ from typing import Generic, TypeVar
 
 from attnflow.errors import InputError
 
+__all__ = ["Job", "Progress", "run_jobs", "thread_count"]
+
 Scratch = TypeVar("Scratch")
 Job = Callable[[Scratch], Iterator[int]]
 Progress = Callable[[int, int], None]

@@ -14,6 +14,7 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
+    quiet_about_limits,
     requirements_of,
 )
 from attnflow.methods.flow import Flow
@@ -60,5 +61,6 @@ __all__ = [
     "method_from_dict",
     "parse_method",
     "parse_value",
+    "quiet_about_limits",
     "requirements_of",
 ]

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution import Attribution
-from attnflow.errors import InputError, MethodError
+from attnflow.attribution import Attribution, dependence_of
+from attnflow.errors import (
+    CollapseWarning,
+    InputError,
+    MethodError,
+    SaturationWarning,
+    shorten,
+    whole_number,
+)
 from attnflow.extras import GRADIENTS
 from attnflow.methods.mixing import Heads, Mixing
 from attnflow.progress import ProgressCallback
@@ -20,18 +29,24 @@ from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
 __all__ = [
+    "Compared",
     "Execution",
     "Method",
     "MixingMethod",
     "Requirements",
     "Selection",
     "attribution_of",
+    "checked_flag",
+    "checked_start",
     "checked_trace",
     "layers_from",
+    "quiet_about_limits",
     "requirements_of",
     "required",
-    "roll_out",
+    "warn_of_limits",
 ]
+
+_SATURATED = 0.5  # the share of saturated flows from which a layer counts as saturated
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,10 @@ class Requirements:
 
     heads: how capture may mix the heads of each layer as it is seen; None where every head counts.
     record: what must be recorded beside the weights: "gradients", or names of measurements.
+
+    >>> from attnflow import GradientRollout
+    >>> GradientRollout().requires
+    Requirements(heads=None, record=('gradients',))
     """
 
     heads: Heads | None = "mean"
@@ -52,6 +71,9 @@ class Selection:
 
     rows: the indices of the targets. layers: the model's numbers of the layers to give, out of
     `available`, those the method computes. columns: the indices of the sources, None for all.
+
+    >>> Selection(rows=(4,), layers=(3,), available=(2, 3)).levels
+    [2]
     """
 
     rows: tuple[int, ...]
@@ -65,23 +87,36 @@ class Selection:
         return [self.available.index(number) + 1 for number in self.layers]
 
 
+class Compared(NamedTuple):
+    """Rows of a result that others are held against: their targets' indices, and their values."""
+
+    rows: Sequence[int]
+    values: NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class Execution:
     """How a call is carried out; nothing here changes its result.
 
     threads: how many cores to use, where a method can use several; None is all of them.
     progress: told now and then how far the work is.
+
+    >>> Execution(threads=2).threads
+    2
     """
 
     threads: int | None = None
     progress: ProgressCallback | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.threads is not None and (
-            not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1
-        ):
+        if self.threads is not None and (whole_number(self.threads) or 0) < 1:
             raise MethodError(
-                f"threads is a number of at least 1, or None for all cores; got {self.threads!r}."
+                "threads is a number of at least 1, or None for all cores; got "
+                f"{shorten(self.threads)}."
+            )
+        if self.progress is not None and not callable(self.progress):
+            raise MethodError(
+                f"progress is a function that takes a Progress; got {shorten(self.progress)}."
             )
 
 
@@ -116,9 +151,14 @@ class Method(ABC):
 
         threads: how many cores to use, where the method can use several; None is all of them.
         progress: called now and then with a `Progress`.
+
+        Warns with a `CollapseWarning` or a `SaturationWarning` where the values of the highest
+        layer hardly depend on the target; the result says so too (`collapsed`, `saturated`).
         """
         selection = self.select(trace, targets, layers, sources)
-        return self._compute(trace, selection, Execution(threads, progress))
+        result = self._compute(trace, selection, Execution(threads, progress))
+        warn_of_limits(result)
+        return result
 
     @abstractmethod
     def _compute(
@@ -166,7 +206,12 @@ class Method(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MixingMethod(Method, Mixing):
-    """A method that starts from attention weights, mixed to one matrix for each layer."""
+    """A method that starts from attention weights, mixed to one matrix for each layer.
+
+    >>> from attnflow import Flow, Rollout
+    >>> issubclass(Rollout, MixingMethod), issubclass(Flow, MixingMethod)
+    (True, True)
+    """
 
     @property
     def requires(self) -> Requirements:
@@ -178,6 +223,10 @@ def requirements_of(methods: Iterable[Method]) -> Requirements:
     """What one trace must hold to serve all of these methods.
 
     Heads stay apart unless all methods mix them in the same way.
+
+    >>> from attnflow import Raw, Rollout
+    >>> requirements_of([Raw(), Rollout(heads="max")])
+    Requirements(heads=None, record=())
     """
     each = [method.requires for method in methods]
     heads = {requirement.heads for requirement in each} or {Requirements().heads}
@@ -210,14 +259,40 @@ def required(method: Method, trace: AttentionTrace, name: str) -> NDArray[np.flo
     )
 
 
+def checked_start(start: object) -> int:
+    """The number of a start layer; whether a trace has it is seen later.
+
+    >>> checked_start(1)
+    1
+    """
+    number = whole_number(start)
+    if number is None:
+        raise MethodError(
+            f"start_layer={shorten(start)}: it is the number of a layer, counted from 1."
+        )
+    return number
+
+
+def checked_flag(name: str, value: object) -> bool:
+    """True or false; texts and numbers are neither.
+
+    >>> checked_flag("normalized", True)
+    True
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise MethodError(f"{name} is true or false; got {shorten(value)}.")
+
+
 def layers_from(layers: tuple[int, ...], start: int) -> tuple[int, ...]:
     """The layers at or above the start layer."""
-    if not isinstance(start, int) or not 1 <= start <= layers[-1]:
+    number = whole_number(start)
+    if number is None or not 1 <= number <= layers[-1]:
         raise MethodError(
-            f"start_layer={start!r}: the layers with attention are "
+            f"start_layer={shorten(start)}: the layers with attention are "
             f"{', '.join(map(str, layers))}; start at one of them or below the first."
         )
-    return tuple(number for number in layers if number >= start)
+    return tuple(layer for layer in layers if layer >= number)
 
 
 def _resolve_layers(
@@ -226,35 +301,16 @@ def _resolve_layers(
     """The layers a call names, by their numbers; -1 is the highest."""
     if layers is None:
         return available
-    numbers = [layers] if isinstance(layers, int) else list(layers)
+    plain: Any = layers.tolist() if hasattr(layers, "tolist") else layers
+    listed = list(plain) if isinstance(plain, (Sequence, range, set)) else [plain]
+    numbers = [whole_number(number) for number in listed]
     resolved = tuple(available[-1] if number == -1 else number for number in numbers)
     if not resolved or any(number not in available for number in resolved):
         raise InputError(
-            f"layers={layers!r}: choose from {', '.join(map(str, available))} "
+            f"layers={shorten(layers)}: choose from {', '.join(map(str, available))} "
             "(layers are numbered from 1; -1 is the highest)."
         )
-    return resolved
-
-
-def roll_out(
-    trace: AttentionTrace,
-    matrices: NDArray[np.float64],
-    selection: Selection,
-    tops: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
-    """`(layers, targets, n)`: products of the layers' matrices from the lowest available one up.
-
-    `tops` replace the uppermost matrix of each product.
-    """
-    below = np.eye(trace.length)
-    rows = list(selection.rows)
-    products: dict[int, NDArray[np.float64]] = {}
-    for number in selection.available:
-        index = trace.layers.index(number)
-        if number in selection.layers:
-            products[number] = (matrices if tops is None else tops)[index][rows] @ below
-        below = matrices[index] @ below
-    return np.stack([products[number] for number in selection.layers])
+    return tuple(number for number in resolved if number is not None)
 
 
 def attribution_of(
@@ -263,6 +319,7 @@ def attribution_of(
     values: NDArray[np.float64],
     selection: Selection,
     *,
+    compared: Compared | None = None,
     notes: Mapping[str, Any] | None = None,
     only_selected_columns: bool = False,
     **bounds: Any,
@@ -270,14 +327,28 @@ def attribution_of(
     """A result with everything it inherits from the trace; `notes` go into its provenance.
 
     `values` has one column for each position of the trace, or with `only_selected_columns` one for
-    each source of the selection; `bounds` are arrays of the same shape.
+    each source of the selection; `bounds` are arrays of the same shape. `compared` are rows of
+    other targets, with one column for each position, to hold the rows against: without them it is
+    those of the selection itself.
+
+    >>> from attnflow import Raw
+    >>> from attnflow.testing import random_trace
+    >>> trace = random_trace(layers=1, length=2)
+    >>> selection = Raw().select(trace, targets=[1])
+    >>> attribution_of(Raw(), trace, np.array([[[0.25, 0.75]]]), selection).targets.texts
+    ('t1',)
     """
     columns = selection.columns
+    dependence = None
+    if not only_selected_columns:
+        held = compared or Compared(selection.rows, values)
+        dependence = dependence_of(values, held.values, selection.rows, held.rows)
     arrays: dict[str, Any] = {"values": values, **bounds}
     if columns is not None and not only_selected_columns:
         arrays = {name: array[..., list(columns)] for name, array in arrays.items()}
     return Attribution(
         **arrays,
+        dependence=dependence,
         layers=selection.layers,
         targets=trace.tokens.select(selection.rows),
         sources=trace.tokens if columns is None else trace.tokens.select(columns),
@@ -285,3 +356,51 @@ def attribution_of(
         prediction=trace.prediction,
         provenance={**trace.provenance, "kind": trace.kind, **(notes or {})},
     )
+
+
+_quiet: ContextVar[bool] = ContextVar("quiet_about_limits", default=False)
+
+
+@contextmanager
+def quiet_about_limits() -> Iterator[None]:
+    """No warnings of collapse and saturation inside: for callers that tell of them themselves.
+
+    It holds for this thread (or task) only, unlike the filters of the module `warnings`.
+
+    >>> with quiet_about_limits():
+    ...     pass
+    """
+    token = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
+
+def warn_of_limits(result: Attribution, stacklevel: int = 2) -> None:
+    """Warn where the highest layer of a result says less about its targets than it seems to.
+
+    >>> from attnflow import Rollout
+    >>> from attnflow.testing import random_trace
+    >>> warn_of_limits(Rollout()(random_trace()))
+    """
+    if _quiet.get():
+        return
+    layer, name = max(result.layers), result.method.name
+    if result.saturated is not None:
+        if result.saturated[result.layers.index(layer)].mean() > _SATURATED:
+            warnings.warn(
+                f"{name}: at layer {layer} most flows are saturated. They equal what their source "
+                "passes on to anyone and say nothing about the target (result.saturated marks "
+                'them). Ask for lower layers, or use method="gradient-attention".',
+                SaturationWarning,
+                stacklevel=stacklevel + 1,
+            )
+    elif layer in result.collapsed:
+        warnings.warn(
+            f"{name}: at layer {layer} the rows have collapsed. They are nearly the same for every "
+            "target and say little about the one you ask about (result.dependence is how far they "
+            'differ). Use method="gradient-attention", or lower layers.',
+            CollapseWarning,
+            stacklevel=stacklevel + 1,
+        )

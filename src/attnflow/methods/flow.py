@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.errors import MethodError
+from attnflow.errors import MethodError, shorten
 from attnflow.graph import Cut, CutEdge, LayeredGraph
 from attnflow.methods.base import (
     Execution,
     MixingMethod,
     Selection,
     attribution_of,
+    checked_flag,
+    checked_start,
     layers_from,
 )
 from attnflow.progress import tell
@@ -36,6 +38,11 @@ class Flow(MixingMethod):
     tolerance: how far apart the bounds of a value may be; larger is faster.
 
     Its pairs are shared out over cores: `Flow()(trace, threads=1)` uses one.
+
+    >>> from attnflow.testing import random_trace
+    >>> result = Flow()(random_trace(layers=2, length=5), targets=[4], layers=-1)
+    >>> result.values.shape, bool((result.lower <= result.upper).all())
+    ((1, 1, 5), True)
     """
 
     name: ClassVar[str] = "flow"
@@ -55,13 +62,19 @@ class Flow(MixingMethod):
                 stacklevel=3,
             )
         object.__setattr__(self, "_threads", Execution(threads).threads)
-        if not 1e-9 <= self.tolerance <= 1:
-            raise MethodError(f"tolerance is a number from 1e-9 to 1; got {self.tolerance!r}.")
+        object.__setattr__(self, "start_layer", checked_start(self.start_layer))
+        object.__setattr__(self, "normalized", checked_flag("normalized", self.normalized))
+        number = isinstance(self.tolerance, (int, float, np.integer, np.floating))
+        if not number or isinstance(self.tolerance, bool) or not 1e-9 <= self.tolerance <= 1:
+            raise MethodError(
+                f"tolerance is a number from 1e-9 to 1; got {shorten(self.tolerance)}."
+            )
+        object.__setattr__(self, "tolerance", float(self.tolerance))
 
     def graph(self, trace: AttentionTrace) -> LayeredGraph:
         """The flow network of this trace, from the start layer up."""
-        used = [trace.layers.index(n) for n in layers_from(trace.layers, self.start_layer)]
-        return LayeredGraph.from_capacities(self.matrices(trace)[used])
+        first = trace.layers.index(layers_from(trace.layers, self.start_layer)[0])
+        return LayeredGraph.from_capacities(self.matrices(trace)[first:])
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
@@ -131,9 +144,8 @@ class Flow(MixingMethod):
         selection = self.select(trace, target, layer, source)
         (row,), (number,), (level,) = selection.rows, selection.layers, selection.levels
         (column,) = selection.columns or ()
-        cut = maxflow.minimum_cut(
-            self.graph(trace).capacities, layer=level, target=row, source=column
-        )
+        capacities = self.graph(trace).capacities
+        cut = maxflow.minimum_cut(capacities, layer=level, target=row, source=column)
         tokens, numbers = trace.tokens, selection.available
         edges = [
             CutEdge(numbers[m - 1], i, tokens[i], j, tokens[j], float(capacity))
@@ -145,6 +157,9 @@ class Flow(MixingMethod):
             source=tokens[column],
             value=cut.value,
             edges=tuple(sorted(edges, key=lambda edge: -edge.capacity)),
+            lowest_layer=numbers[0],
+            passed_on=float(capacities[0, :, column].sum()),
+            taken=float(capacities[level - 1, row].sum()),
         )
 
     def unit(self, capacities: NDArray[np.float64]) -> float:

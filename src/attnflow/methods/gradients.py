@@ -16,14 +16,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution import Attribution
+from attnflow.attribution import Attribution, spread
 from attnflow.extras import GRADIENTS
 from attnflow.methods.base import (
+    Compared,
     Execution,
     Method,
     Requirements,
     Selection,
     attribution_of,
+    checked_start,
     required,
 )
 from attnflow.methods.flow import Flow
@@ -47,6 +49,10 @@ class GradientRollout(Method):
     heads: how heads are mixed: "mean" (the paper's), "max", "min", the number of one head, or one
         weight for each head.
     start_layer: the first layer that counts; those below are left out.
+
+    >>> from attnflow.testing import random_trace
+    >>> GradientRollout()(random_trace(length=5, record=("gradients",)), targets=[0]).values.shape
+    (3, 1, 5)
     """
 
     name: ClassVar[str] = "gradient-rollout"
@@ -55,6 +61,7 @@ class GradientRollout(Method):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", checked_heads(self.heads))
+        object.__setattr__(self, "start_layer", checked_start(self.start_layer))
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
@@ -62,17 +69,19 @@ class GradientRollout(Method):
         """R after each of these layers, rows of these targets."""
         weighted = _gradient_weighted(self, trace, self.heads)
         relevance = np.eye(trace.length)
-        rows = list(selection.rows)
+        rows, others = list(selection.rows), spread(trace.length)
         grown: dict[int, Matrix] = {}
+        held: dict[int, Matrix] = {}
         for number in selection.available:
             index = trace.layers.index(number)
             if trace.encoder_length is not None and trace.stages and trace.stages[index] == "cross":
                 relevance = _crossed(relevance, weighted[index], trace.encoder_length)
             else:
                 relevance = relevance + weighted[index] @ relevance
-            grown[number] = relevance[rows]
+            grown[number], held[number] = relevance[rows], relevance[others]
         values = np.stack([grown[number] for number in selection.layers])
-        return attribution_of(self, trace, values, selection)
+        compared = Compared(others, np.stack([held[number] for number in selection.layers]))
+        return attribution_of(self, trace, values, selection, compared=compared)
 
     @property
     def requires(self) -> Requirements:
@@ -91,6 +100,10 @@ class GradientFlow(Flow):
         below 1, so even a small share outweighs it; without one, a layer that the score hardly
         depends on lets hardly anything through.
     tolerance: how far apart the bounds of a value may be, as a share of the largest sum of a row.
+
+    >>> from attnflow.testing import random_trace
+    >>> GradientFlow()(random_trace(length=5, record=("gradients",)), targets=[0]).values.shape
+    (3, 1, 5)
     """
 
     name: ClassVar[str] = "gradient-flow"

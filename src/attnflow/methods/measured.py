@@ -16,17 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.errors import MethodError, did_you_mean
+from attnflow.errors import MethodError, did_you_mean, shorten
 from attnflow.methods.base import (
     Execution,
     Method,
     Requirements,
     Selection,
     attribution_of,
+    checked_flag,
+    checked_start,
     required,
-    roll_out,
 )
 from attnflow.methods.mixing import Heads, Mixing, checked_heads
+from attnflow.methods.products import roll_out
 from attnflow.trace import AttentionTrace
 
 __all__ = ["Alti", "MeasuredResidualRollout", "NormKind", "NormRollout", "ValueZeroingRollout"]
@@ -44,6 +46,9 @@ class _MeasuredRollout(Method):
 
     start_layer: int = 1
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start_layer", checked_start(self.start_layer))
+
     @property
     @abstractmethod
     def measurement(self) -> str:
@@ -58,13 +63,22 @@ class _MeasuredRollout(Method):
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """The rollout of these layers, rows of these targets."""
-        return attribution_of(
-            self, trace, roll_out(trace, self.matrices(trace), selection), selection
+        rolled = roll_out(
+            trace, lambda index, rows: self.matrix_rows(trace, index, rows), selection
         )
+        return attribution_of(self, trace, rolled.values, selection, compared=rolled.compared)
 
     def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
         """`(layers, n, n)`: what each layer takes from the one below, rows summing to 1."""
-        return _distributions(required(self, trace, self.measurement).astype(np.float64))
+        every = np.arange(trace.length)
+        return np.stack([self.matrix_rows(trace, k, every) for k in range(len(trace.layers))])
+
+    def matrix_rows(
+        self, trace: AttentionTrace, index: int, rows: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """`(rows, n)`: these rows of one layer's matrix."""
+        measured = required(self, trace, self.measurement)[index, rows]
+        return _distributions(measured.astype(np.float64), rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +90,22 @@ class NormRollout(_MeasuredRollout):
     kind: where the vectors are measured: "residual" after the residual is added (N-Res),
         "layernorm" after the LayerNorm that follows (N-ResLN), "encoder" after the one that ends
         the block (N-Enc); the last two exist only in post-norm models such as BERT.
+
+    >>> from attnflow.testing import random_trace
+    >>> trace = random_trace(length=5, record=("norms-residual",))
+    >>> NormRollout()(trace, targets=[0]).values.shape
+    (3, 1, 5)
     """
 
     name: ClassVar[str] = "norm-rollout"
     kind: NormKind = "residual"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in _KINDS:
             raise MethodError(
-                f"Unknown kind={self.kind!r}.{did_you_mean(str(self.kind), _KINDS)} Allowed are "
-                f"{', '.join(map(repr, _KINDS))}."
+                f"Unknown kind={shorten(self.kind)}.{did_you_mean(str(self.kind), _KINDS)} "
+                f"Allowed are {', '.join(map(repr, _KINDS))}."
             )
 
     @property
@@ -99,6 +119,11 @@ class Alti(_MeasuredRollout):
     """ALTI: rollout of how much nearer each source brings the attention block's output.
 
     Ferrando, Gállego & Costa-jussà (2022), distances in the L1 norm.
+
+    >>> from attnflow.testing import random_trace
+    >>> trace = random_trace(length=5, record=("alti",))
+    >>> Alti()(trace, targets=[0]).values.shape
+    (3, 1, 5)
     """
 
     name: ClassVar[str] = "alti"
@@ -114,6 +139,11 @@ class ValueZeroingRollout(_MeasuredRollout):
     """Value zeroing: rollout of how far outputs turn when a source's value is zeroed.
 
     Mohebbi et al. (2023): the cosine distance of each position's output, layer by layer.
+
+    >>> from attnflow.testing import random_trace
+    >>> trace = random_trace(length=5, record=("value-zeroing",))
+    >>> ValueZeroingRollout()(trace, targets=[0]).values.shape
+    (3, 1, 5)
     """
 
     name: ClassVar[str] = "value-zeroing"
@@ -135,6 +165,11 @@ class MeasuredResidualRollout(_MeasuredRollout):
     heads: "mean", "max", "min", the number of one head (from 0), or one weight for each head.
     others_only: spread 1 - r over the other positions alone, so that the diagonal is exactly r. As
         published (False) attention's own diagonal counts beside r.
+
+    >>> from attnflow.testing import random_trace
+    >>> trace = random_trace(length=5, record=("residual-share",))
+    >>> MeasuredResidualRollout()(trace, targets=[0]).values.shape
+    (3, 1, 5)
     """
 
     name: ClassVar[str] = "measured-residual"
@@ -142,15 +177,20 @@ class MeasuredResidualRollout(_MeasuredRollout):
     others_only: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "heads", checked_heads(self.heads))
+        object.__setattr__(self, "others_only", checked_flag("others_only", self.others_only))
 
-    def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
+    def matrix_rows(
+        self, trace: AttentionTrace, index: int, rows: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
         """Each row with its own residual share."""
-        share = required(self, trace, self.measurement).astype(np.float64)[:, :, None]
-        mixed = Mixing(heads=self.heads).mixed(trace)
-        identity = np.eye(trace.length)
+        recorded = required(self, trace, self.measurement)[index, rows]
+        share = recorded.astype(np.float64)[:, None]
+        mixed = Mixing(heads=self.heads).mixed_rows(trace, index, rows)
+        identity = np.eye(trace.length)[rows]
         if self.others_only:
-            mixed = _distributions(mixed * (1 - identity))
+            mixed = _distributions(mixed * (1 - identity), rows)
         return (1 - share) * mixed + share * identity
 
     @property
@@ -164,8 +204,8 @@ class MeasuredResidualRollout(_MeasuredRollout):
         return "residual-share"
 
 
-def _distributions(matrices: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows scaled to sum to 1; a row of zeros becomes the identity's."""
-    total = matrices.sum(axis=-1, keepdims=True)
-    scaled = np.divide(matrices, total, out=np.zeros_like(matrices), where=total > 0)
-    return scaled + (total == 0) * np.eye(matrices.shape[-1])
+def _distributions(matrix: NDArray[np.float64], places: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Rows scaled to sum to 1; a row of zeros becomes the identity's, by its place."""
+    total = matrix.sum(axis=-1, keepdims=True)
+    scaled = np.divide(matrix, total, out=np.zeros_like(matrix), where=total > 0)
+    return scaled + (total == 0) * np.eye(matrix.shape[-1])[places]

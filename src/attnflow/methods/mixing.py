@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import MethodError, did_you_mean
+from attnflow.errors import MethodError, did_you_mean, shorten, whole_number
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
@@ -31,6 +31,9 @@ _FIELDS = ("column", "element")
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
     """The choices that turn attention weights into one matrix for each layer.
+
+    >>> Mixing(heads="max", residual=None)
+    Mixing(heads='max', residual=None, discard=0.0, drop=(), receptive_field=None)
 
     heads: "mean", "max", "min", the number of one head (from 0), or one weight for each head.
     residual: share r of the skip connection in `(1 - r) W + r I`; one number, one for each layer,
@@ -54,7 +57,8 @@ class Mixing:
         object.__setattr__(self, "residual", _checked_residual(self.residual))
         if not _is_number(self.discard) or not 0 <= self.discard < 1:
             raise MethodError(
-                f"discard is a share of each row, at least 0 and below 1; got {self.discard!r}."
+                "discard is a share of each row, at least 0 and below 1; got "
+                f"{shorten(self.discard)}."
             )
         object.__setattr__(self, "drop", _checked_drop(self.drop))
         self._check_receptive_field()
@@ -68,38 +72,88 @@ class Mixing:
         name = self.receptive_field
         if name is not None and name not in self.receptive_fields:
             raise MethodError(
-                f"Unknown receptive_field={name!r}."
+                f"Unknown receptive_field={shorten(name)}."
                 f"{did_you_mean(str(name), self.receptive_fields)} Allowed are "
                 f"{', '.join(map(repr, self.receptive_fields))} and None."
             )
 
     def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
-        """`(layers, n, n)`: what each layer takes from the one below."""
+        """`(layers, n, n)` in float64: what each layer takes from the one below.
+
+        >>> from attnflow import AttentionTrace
+        >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["a", "b"])
+        >>> Mixing(residual=0.5).matrices(trace).tolist()
+        [[[1.0, 0.0], [0.25, 0.75]]]
+        """
+        self._check_trace(trace)
+        every = np.arange(trace.length)
         mixed = self.mixed(trace)
+        for index, layer in enumerate(mixed):  # in place: a copy of every layer may not fit
+            mixed[index] = self._finished(layer, trace, index, every)
+        return mixed
+
+    def matrix_rows(
+        self, trace: AttentionTrace, index: int, rows: Sequence[int] | NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """`(rows, n)`: these rows of one layer's matrix, without making the others.
+
+        Every step works row by row, so these are the rows of `matrices(trace)[index]`.
+        """
+        self._check_trace(trace)
+        places = np.asarray(rows, dtype=np.intp)
+        return self._finished(self.mixed_rows(trace, index, places), trace, index, places)
+
+    def _check_trace(self, trace: AttentionTrace) -> None:
+        if self.receptive_field is not None and trace.kind != "causal":
+            raise MethodError(
+                f"receptive_field={self.receptive_field!r} is for causal attention, where "
+                f"early tokens are seen more often; this trace is {trace.kind}."
+            )
+
+    def _finished(
+        self,
+        mixed: NDArray[np.float64],
+        trace: AttentionTrace,
+        index: int,
+        places: NDArray[np.intp],
+    ) -> NDArray[np.float64]:
+        """Rows of one layer, which stand at these positions, after every step that follows."""
         if self.drop:
-            mixed = _without(mixed, trace.tokens.occurrences_of(self.drop))
+            columns = trace.tokens.occurrences_of(self.drop, required=True)
+            mixed = _without(mixed, columns, places)
         if self.discard:
             mixed = _discard_weakest(mixed, self.discard)
         if self.receptive_field is not None:
-            if trace.kind != "causal":
-                raise MethodError(
-                    f"receptive_field={self.receptive_field!r} is for causal attention, where "
-                    f"early tokens are seen more often; this trace is {trace.kind}."
-                )
-            mixed = _weighed_by_field(mixed, self.receptive_field)
-        return _add_residual(mixed, self.residual_shares(len(trace.layers)))
+            mixed = _weighed_by_field(mixed, self.receptive_field, places)
+        share = self.residual_shares(len(trace.layers))[index]
+        finished = (1 - share) * mixed
+        finished[np.arange(len(places)), places] += share
+        return finished
 
     def mixed(self, trace: AttentionTrace) -> NDArray[np.float64]:
         """`(layers, n, n)`: the heads as one, before anything else is done to them."""
+        self._check_heads(trace)
         if trace.mixed_heads is None:
             return mix_heads(trace.weights, self.heads)
-        if trace.mixed_heads != str(self.heads):
+        return trace.weights[:, 0].astype(np.float64)
+
+    def mixed_rows(
+        self, trace: AttentionTrace, index: int, places: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """`(rows, n)`: these rows of `mixed(trace)[index]`."""
+        self._check_heads(trace)
+        rows = trace.weights[index : index + 1, :, _as_slice(places)]
+        if trace.mixed_heads is None:
+            return mix_heads(rows, self.heads)[0]
+        return rows[0, 0].astype(np.float64)
+
+    def _check_heads(self, trace: AttentionTrace) -> None:
+        if trace.mixed_heads not in (None, str(self.heads)):
             raise MethodError(
                 f"This trace was captured with heads already mixed by {trace.mixed_heads!r}, so "
                 f"heads={self.heads!r} cannot be computed from it. Capture again with "
                 "heads=None to keep every head."
             )
-        return trace.weights[:, 0].astype(np.float64)
 
     def residual_shares(self, layers: int) -> NDArray[np.float64]:
         """The skip connection's share in each layer."""
@@ -116,7 +170,11 @@ class Mixing:
 
 
 def mix_heads(weights: NDArray[np.floating[Any]], heads: Heads) -> NDArray[np.float64]:
-    """`(layers, heads, n, n)` to `(layers, n, n)` in float64, rows keeping their mean mass."""
+    """`(layers, heads, n, n)` to `(layers, n, n)` in float64, rows keeping their mean mass.
+
+    >>> mix_heads(np.array([[[[1.0]], [[0.5]]]]), "mean").tolist()
+    [[[0.75]]]
+    """
     if isinstance(heads, tuple):
         if len(heads) != weights.shape[1]:
             raise MethodError(
@@ -150,40 +208,45 @@ def _discard_weakest(rows: NDArray[np.float64], share: float) -> NDArray[np.floa
     if count == 0:
         return rows
     weakest = np.argsort(rows, axis=-1, kind="stable")[..., :count]
-    kept = rows.copy()
-    np.put_along_axis(kept, weakest, 0.0, axis=-1)
-    return _scaled_to(kept, rows.sum(axis=-1))
+    rest = rows.copy()
+    np.put_along_axis(rest, weakest, 0.0, axis=-1)
+    return _scaled_to(rest, rows.sum(axis=-1))
 
 
-def _without(rows: NDArray[np.float64], columns: Sequence[int]) -> NDArray[np.float64]:
+def _without(
+    rows: NDArray[np.float64], columns: Sequence[int], places: NDArray[np.intp]
+) -> NDArray[np.float64]:
     """Nobody draws on these columns but their own rows; a row with nothing else keeps itself."""
-    kept = rows.copy()
-    own = rows[:, columns, columns]
-    kept[:, :, columns] = 0.0
-    kept[:, columns, columns] = own
+    rest = rows.copy()
+    rest[:, columns] = 0.0
+    own = np.flatnonzero(np.isin(places, columns))
+    rest[own, places[own]] = rows[own, places[own]]
     mass = rows.sum(axis=-1)
-    nothing = (kept.sum(axis=-1) <= 0) & (mass > 0)
-    layer, row = np.nonzero(nothing)
-    kept[layer, row, row] = 1.0
-    return _scaled_to(kept, mass)
+    nothing = np.flatnonzero((rest.sum(axis=-1) <= 0) & (mass > 0))
+    rest[nothing, places[nothing]] = 1.0
+    return _scaled_to(rest, mass)
 
 
-def _weighed_by_field(rows: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+def _weighed_by_field(
+    rows: NDArray[np.float64], name: str, places: NDArray[np.intp]
+) -> NDArray[np.float64]:
     """Each weight over the size of its receptive field; rows keep their mass."""
-    n = rows.shape[-1]
-    position = np.arange(n)
+    position = np.arange(rows.shape[-1])
     if name == "column":
-        size = np.broadcast_to(n - position, (n, n))
+        size = np.broadcast_to(len(position) - position, rows.shape)
     elif name == "element":
-        size = np.maximum(position[:, None] - position + 1, 1)
+        size = np.maximum(places[:, None] - position + 1, 1)
     else:  # a field that is weighed elsewhere, in the result
         return rows
     return _scaled_to(rows / size, rows.sum(axis=-1))
 
 
-def _add_residual(rows: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    r = shares[:, None, None]
-    return (1 - r) * rows + r * np.eye(rows.shape[-1])
+def _as_slice(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+    """Neighbours as a slice: indexing by one makes no copy."""
+    first, last = int(places[0]), int(places[-1])
+    if last - first + 1 == len(places) and (np.diff(places) == 1).all():
+        return slice(first, last + 1)
+    return places
 
 
 def _is_number(value: object) -> bool:
@@ -191,51 +254,57 @@ def _is_number(value: object) -> bool:
 
 
 def checked_heads(heads: object) -> Heads:
-    """How heads are mixed, or an error that says what is allowed."""
+    """How heads are mixed, or an error that says what is allowed.
+
+    >>> checked_heads([1, 3])
+    (1.0, 3.0)
+    """
     if isinstance(heads, str):
         if heads in _NAMED:
             return heads
         raise MethodError(
-            f"Unknown heads={heads!r}.{did_you_mean(heads, _NAMED)} Allowed are "
+            f"Unknown heads={shorten(heads)}.{did_you_mean(heads, _NAMED)} Allowed are "
             f"{', '.join(map(repr, _NAMED))}, the number of one head, or one weight for each head."
         )
-    if _is_number(heads) and int(heads) == heads and heads >= 0:  # type: ignore[call-overload,operator]
-        return int(heads)  # type: ignore[call-overload]
-    if isinstance(heads, (Sequence, np.ndarray)) and all(_is_number(w) for w in heads):
+    if _is_number(heads):
+        number = float(heads)  # type: ignore[arg-type]
+        if number >= 0 and number.is_integer():
+            return int(number)
+    if isinstance(heads, (list, tuple, np.ndarray)) and all(_is_number(w) for w in heads):
         weights = tuple(float(w) for w in heads)
         if weights and all(np.isfinite(w) and w >= 0 for w in weights) and sum(weights) > 0:
             return weights
     raise MethodError(
-        f"heads={heads!r} is none of {', '.join(map(repr, _NAMED))}, the number of one head (from "
-        "0), or a list of weights, one for each head, not negative and not all 0."
+        f"heads={shorten(heads)} is none of {', '.join(map(repr, _NAMED))}, the number of one head "
+        "(from 0), or a list of weights, one for each head, not negative and not all 0."
     )
 
 
 def _checked_drop(drop: object) -> tuple[TokenRef, ...]:
     """One or several positions or tokens."""
-    if isinstance(drop, (str, int)) and not isinstance(drop, bool):
-        return (drop,)
-    if isinstance(drop, (list, tuple)) and all(
-        isinstance(item, (str, int)) and not isinstance(item, bool) for item in drop
-    ):
-        return tuple(drop)
+    items = list(drop) if isinstance(drop, (list, tuple, np.ndarray)) else [drop]
+    refs = [item if isinstance(item, str) else whole_number(item) for item in items]
+    if not any(ref is None for ref in refs):
+        return tuple(ref for ref in refs if ref is not None)
     raise MethodError(
-        f"drop={drop!r} is no list of positions (numbers from 0) or tokens (text), such as (0,)."
+        f"drop={shorten(drop)} is no list of positions (numbers from 0) or tokens (text), such as "
+        "(0,)."
     )
 
 
 def _checked_residual(residual: object) -> Residual:
-    if residual is None or residual == ONE_STEP:
+    if residual is None or (isinstance(residual, str) and residual == ONE_STEP):
         return residual
     if _is_number(residual):
         shares: tuple[float, ...] = (float(residual),)  # type: ignore[arg-type]
-    elif isinstance(residual, (Sequence, np.ndarray)) and all(_is_number(r) for r in residual):
+    elif isinstance(residual, (list, tuple, np.ndarray)) and all(_is_number(r) for r in residual):
         shares = tuple(float(r) for r in residual)
     else:
         shares = ()
     if not shares or not all(0 <= r <= 1 for r in shares):
         raise MethodError(
-            f"residual={residual!r}: the share of the skip connection is a number from 0 to 1 "
-            "(the paper's is 0.5), a list with one such number for each layer, 'one-step', or None."
+            f"residual={shorten(residual)}: the share of the skip connection is a number from 0 to "
+            "1 (the paper's is 0.5), a list with one such number for each layer, 'one-step', or "
+            "None."
         )
     return shares[0] if _is_number(residual) else shares

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
-from attnflow.errors import MethodError, did_you_mean
+from attnflow.errors import MethodError, did_you_mean, shorten
 from attnflow.methods.base import Method
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradients import GradientFlow, GradientRollout
@@ -55,7 +55,7 @@ class MethodRegistry(Mapping[str, type[Method]]):
         """
         name = getattr(method, "name", None)
         if not (isinstance(method, type) and issubclass(method, Method)):
-            raise MethodError(f"A method is a subclass of attnflow.Method; got {method!r}.")
+            raise MethodError(f"A method is a subclass of attnflow.Method; got {shorten(method)}.")
         if inspect.isabstract(method) or "__dataclass_params__" not in vars(method):
             raise MethodError(
                 f"{method.__qualname__} is no whole method: decorate it with "
@@ -63,8 +63,8 @@ class MethodRegistry(Mapping[str, type[Method]]):
             )
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise MethodError(
-                f"The name of {method.__qualname__} is {name!r}; a method's name is made of small "
-                "letters, digits and hyphens, such as 'my-rollout'."
+                f"The name of {method.__qualname__} is {shorten(name)}; a method's name is made of "
+                "small letters, digits and hyphens, such as 'my-rollout'."
             )
         present = self._methods.get(name)
         if present is not None and _place(present) != _place(method):
@@ -106,26 +106,36 @@ def make_method(name: str | Method, options: Mapping[str, Any] | None = None) ->
     """
     if isinstance(name, Method):
         if options:
-            raise MethodError(f"{name!r} already has its options; got {dict(options)} as well.")
+            raise MethodError(
+                f"{name!r} already has its options; got {shorten(dict(options))} as well."
+            )
         return name
     if not isinstance(name, str):
         raise MethodError(f"A method is a name or a Method; got {type(name).__name__}.")
-    name, written = parse_method(name)
-    chosen = {**written, **(options or {})}
+    name, in_name = parse_method(name)
+    all_options = {**in_name, **_checked_options(options)}
     if name not in METHODS:
         raise MethodError(
-            f"Unknown method {name!r}.{did_you_mean(name, METHODS)} "
+            f"Unknown method {shorten(name)}.{did_you_mean(name, METHODS)} "
             f"The methods are {', '.join(METHODS)}."
         )
     kind = METHODS[name]
     allowed = [f.name for f in fields(kind)]
-    for option in chosen:
+    for option in all_options:
         if option not in allowed:
             raise MethodError(
-                f"{name!r} has no option {option!r}.{did_you_mean(option, allowed)} "
-                f"Its options are {', '.join(allowed)}."
+                f"{name!r} has no option {shorten(option)}.{did_you_mean(option, allowed)} "
+                f"Its options are {', '.join(allowed) or 'none'}."
             )
-    return kind(**chosen)
+    return kind(**all_options)
+
+
+def _checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise MethodError(f"Options are values by name; got {shorten(options)}.")
+    return options
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
@@ -150,18 +160,22 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
             options[key] = [*listed, parse_value(part)]
         else:
             raise MethodError(
-                f"{text!r}: options follow the method's name as NAME:key=value,key=value, for "
-                "example rollout:residual=0.4,heads=max."
+                f"{shorten(text)}: options follow the method's name as NAME:key=value,key=value, "
+                "for example rollout:residual=0.4,heads=max."
             )
     return name.strip(), options
 
 
 def parse_value(text: str) -> Any:
-    """The value of an option as written on a command line: a number, none, true, false or text."""
+    """The value of an option as written on a command line: a number, none, true, false or text.
+
+    >>> parse_value("0.5"), parse_value("none"), parse_value("mean")
+    (0.5, None, 'mean')
+    """
     text = text.strip()
-    named = {"none": None, "true": True, "false": False}
-    if text.lower() in named:
-        return named[text.lower()]
+    constants = {"none": None, "true": True, "false": False}
+    if text.lower() in constants:
+        return constants[text.lower()]
     for number in (int, float):
         try:
             return number(text)
@@ -172,6 +186,9 @@ def parse_value(text: str) -> Any:
 
 def method_from_dict(record: Mapping[str, Any]) -> Method:
     """The inverse of `Method.to_dict`.
+
+    >>> method_from_dict({"name": "raw", "options": {"heads": "max"}}).heads
+    'max'
 
     A file of 0.1.0 may hold `threads`, which is no option any more: it changed nothing.
     """
@@ -184,7 +201,11 @@ def method_from_dict(record: Mapping[str, Any]) -> Method:
 
 
 class OptionHelp(NamedTuple):
-    """One option of a method as `attnflow methods` lists it."""
+    """One option of a method as `attnflow methods` lists it.
+
+    >>> OptionHelp("residual", 0.5, "share of the skip connection").default
+    0.5
+    """
 
     name: str
     default: Any
@@ -192,7 +213,11 @@ class OptionHelp(NamedTuple):
 
 
 def describe_options(kind: type[Method]) -> list[OptionHelp]:
-    """Every option with its default and the sentence its class's docstring gives it."""
+    """Every option with its default and the sentence its class's docstring gives it.
+
+    >>> describe_options(Rollout)[0].name
+    'heads'
+    """
     sentences: dict[str, str] = {}
     for ancestor in kind.__mro__:
         for name, sentence in _documented(ancestor.__doc__ or "").items():

@@ -9,17 +9,19 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution import Attribution
-from attnflow.errors import MethodError
+from attnflow.attribution import Attribution, spread
+from attnflow.errors import MethodError, shorten, whole_number
 from attnflow.methods.base import (
+    Compared,
     Execution,
     MixingMethod,
     Requirements,
     Selection,
     attribution_of,
-    roll_out,
+    checked_start,
 )
 from attnflow.methods.mixing import Mixing, Residual
+from attnflow.methods.products import RowsOf, roll_out
 from attnflow.trace import AttentionTrace
 
 __all__ = ["UNIFORM_BASELINE", "Raw", "Rollout", "uniform_rollout"]
@@ -29,7 +31,12 @@ UNIFORM_BASELINE = "uniform-baseline"
 
 @dataclass(frozen=True, kw_only=True)
 class Raw(MixingMethod):
-    """Raw attention: the weights of each layer as they are, the paper's baseline."""
+    """Raw attention: the weights of each layer as they are, the paper's baseline.
+
+    >>> from attnflow.testing import random_trace
+    >>> Raw()(random_trace(layers=3, length=5)).values.shape
+    (3, 5, 5)
+    """
 
     name: ClassVar[str] = "raw"
     residual: Residual = None
@@ -38,10 +45,15 @@ class Raw(MixingMethod):
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """The weights of these layers, rows of these targets."""
-        matrices = self.matrices(trace)
-        rows = list(selection.rows)
-        weights = [matrices[trace.layers.index(number)][rows] for number in selection.layers]
-        return attribution_of(self, trace, np.stack(weights), selection)
+        others = spread(trace.length)
+
+        def rows_of_layers(rows: Sequence[int]) -> NDArray[np.float64]:
+            indices = [trace.layers.index(number) for number in selection.layers]
+            return np.stack([self.matrix_rows(trace, index, rows) for index in indices])
+
+        values = rows_of_layers(selection.rows)
+        compared = Compared(others, rows_of_layers(others))
+        return attribution_of(self, trace, values, selection, compared=compared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,32 +65,52 @@ class Rollout(MixingMethod):
         below it (single-head rollout, the paper's appendix).
     receptive_field: "column" or "element" (see above), or "uniform-baseline": the rollout divided
         by the rollout of uniform causal attention, so 1 is what position alone would give.
+
+    >>> from attnflow.testing import random_trace
+    >>> result = Rollout(residual=0.5)(random_trace(layers=3, length=5), targets=[4], layers=-1)
+    >>> result.values.shape, round(result.values.sum(), 6)
+    ((1, 1, 5), np.float64(1.0))
     """
 
     name: ClassVar[str] = "rollout"
     start_layer: int = 1
     top_head: int | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        head = whole_number(self.top_head)
+        if self.top_head is not None and (head is None or head < 0):
+            raise MethodError(
+                f"top_head is the number of one head, from 0, or None; got "
+                f"{shorten(self.top_head)}."
+            )
+        object.__setattr__(self, "top_head", head)
+        object.__setattr__(self, "start_layer", checked_start(self.start_layer))
+
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """The rollout of these layers, rows of these targets."""
-        tops = None if self.top_head is None else self._with_top_head().matrices(trace)
-        values = roll_out(trace, self.matrices(trace), selection, tops)
+        tops = None if self.top_head is None else _rows_of(self._with_top_head(), trace)
+        rolled = roll_out(trace, _rows_of(self, trace), selection, tops)
+        values, (others, held) = rolled.values, rolled.compared
         if self.receptive_field == UNIFORM_BASELINE:
-            values = values / self._uniform(trace, selection)
-        return attribution_of(self, trace, values, selection)
+            values = values / self._uniform(trace, selection, selection.rows)
+            held = held / self._uniform(trace, selection, others)
+        return attribution_of(self, trace, values, selection, compared=Compared(others, held))
 
     @property
     def receptive_fields(self) -> tuple[str, ...]:
         """A rollout can also be held against the rollout of uniform attention."""
         return (*super().receptive_fields, UNIFORM_BASELINE)
 
-    def _uniform(self, trace: AttentionTrace, selection: Selection) -> NDArray[np.float64]:
-        """The same layers and rows, had attention been uniform; 1 where a row cannot see."""
+    def _uniform(
+        self, trace: AttentionTrace, selection: Selection, rows: Sequence[int]
+    ) -> NDArray[np.float64]:
+        """The same layers and these rows, had attention been uniform; 1 where a row cannot see."""
         indices = [trace.layers.index(number) for number in selection.available]
         shares = self.residual_shares(len(trace.layers))[indices]
-        every_layer = uniform_rollout(shares, trace.length, selection.rows)
+        every_layer = uniform_rollout(shares, trace.length, rows)
         uniform = every_layer[[level - 1 for level in selection.levels]]
         return np.where(uniform > 0, uniform, 1.0)
 
@@ -90,24 +122,34 @@ class Rollout(MixingMethod):
     def _with_top_head(self) -> Mixing:
         if self.top_head is None:
             raise MethodError("top_head is not set.")
-        weighed = self.receptive_field if self.receptive_field != UNIFORM_BASELINE else None
+        field = self.receptive_field if self.receptive_field != UNIFORM_BASELINE else None
         return Mixing(
             heads=self.top_head,
             residual=self.residual,
             discard=self.discard,
             drop=self.drop,
-            receptive_field=weighed,
+            receptive_field=field,
         )
+
+
+def _rows_of(mixing: Mixing, trace: AttentionTrace) -> RowsOf:
+    return lambda index, rows: mixing.matrix_rows(trace, index, rows)
 
 
 def uniform_rollout(
     shares: NDArray[np.float64], length: int, rows: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Rows of the rollout of `A[i, j] = 1/(i+1)`, j ≤ i, at every layer: a running mean a layer."""
+    """`(layers, rows, n)`: rows of the rollout of `A[i, j] = 1/(i+1)`, j ≤ i, at every layer.
+
+    One layer of it is a running mean. `shares` are the residual's, one for each layer.
+
+    >>> uniform_rollout(np.array([0.5]), 2, rows=[1]).tolist()
+    [[[0.25, 0.75]]]
+    """
     below = np.eye(length)
-    seen = np.arange(1, length + 1)[:, None]
+    visible = np.arange(1, length + 1)[:, None]
     uniform = np.empty((len(shares), len(rows), length))
     for layer, share in enumerate(shares.tolist()):
-        below = share * below + (1 - share) * np.cumsum(below, axis=0) / seen
+        below = share * below + (1 - share) * np.cumsum(below, axis=0) / visible
         uniform[layer] = below[list(rows)]
     return uniform

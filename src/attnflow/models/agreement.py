@@ -49,6 +49,9 @@ class Example(NamedTuple):
 
     Tags where they are known; `subject` is the index of the subject among the words where the
     data say it.
+
+    >>> Example(("the", "key"), label=0).subject is None
+    True
     """
 
     words: Words
@@ -58,7 +61,16 @@ class Example(NamedTuple):
 
 
 def read_agreement(path: Path) -> list[Example]:
-    """Read either format; which one it is, the first line says."""
+    """Read either format; which one it is, the first line says.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name) / "data.tsv"
+    >>> _ = path.write_text("VBZ\\tthe key to the cabinets\\n", encoding="utf-8")
+    >>> read_agreement(path)[0].label
+    0
+    >>> folder.cleanup()
+    """
     if not path.is_file():
         raise FileError(f"There is no file {str(path)!r}. {_FORMATS}")
     with path.open(encoding="utf-8") as lines:
@@ -69,7 +81,16 @@ def read_agreement(path: Path) -> list[Example]:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read ``label <tab> words [<tab> tags]`` lines."""
+    """Read ``label <tab> words [<tab> tags]`` lines.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name) / "data.tsv"
+    >>> _ = path.write_text("VBZ\\tthe key to the cabinets\\n", encoding="utf-8")
+    >>> read_examples(path)[0].words
+    ('the', 'key', 'to', 'the', 'cabinets')
+    >>> folder.cleanup()
+    """
     text = path.read_text(encoding="utf-8")
     return [_example(path, k, line) for k, line in enumerate(text.splitlines(), start=1)]
 
@@ -87,6 +108,16 @@ def read_subjects(path: Path) -> list[Example]:
 
     Files of both habits exist, so whether positions count from 0 or from 1 is told by the verb:
     it must stand where `verb_idx` says (or right after the sentence, if that ends before it).
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name) / "table.tsv"
+    >>> row = ["the key is here", "1", "2", "VBZ", "is", "are"]
+    >>> lines = "\\n".join("\\t".join(entries) for entries in (COLUMNS, row))
+    >>> _ = path.write_text(lines, encoding="utf-8")
+    >>> read_subjects(path)[0].words
+    ('the', 'key')
+    >>> folder.cleanup()
     """
     with path.open(encoding="utf-8", newline="") as lines:
         table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -121,9 +152,9 @@ def _row(path: Path, number: int, row: dict[str, str | None]) -> _Row:
 
 
 def _counted_from(path: Path, rows: Sequence[_Row]) -> int:
-    found = {first: sum(_verb_fits(row, first) for row in rows) for first in (0, 1)}
-    best = max(found, key=lambda first: found[first])
-    if found[best] < len(rows):
+    fits = {first: sum(_verb_fits(row, first) for row in rows) for first in (0, 1)}
+    best = max(fits, key=lambda first: fits[first])
+    if fits[best] < len(rows):
         wrong = next(k for k, row in enumerate(rows) if not _verb_fits(row, best))
         row = rows[wrong]
         raise InputError(
@@ -153,7 +184,11 @@ def _located(path: Path, number: int, row: _Row, first: int) -> Example:
 
 
 def distinct(examples: Iterable[Example], taken: set[Words] | None = None) -> list[Example]:
-    """One example for each word sequence that is not taken, with its most frequent label."""
+    """One example for each word sequence that is not taken, with its most frequent label.
+
+    >>> len(distinct([Example(("a",), 0), Example(("a",), 0), Example(("b",), 1)]))
+    2
+    """
     votes: dict[Words, Counter[int]] = {}
     first: dict[Words, Example] = {}
     for example in examples:
@@ -167,7 +202,11 @@ def distinct(examples: Iterable[Example], taken: set[Words] | None = None) -> li
 
 
 class Split(NamedTuple):
-    """Disjoint parts of one data set."""
+    """Disjoint parts of one data set.
+
+    >>> Split(train=[], dev=[], test=[Example(("a",), 0)]).test[0].words
+    ('a',)
+    """
 
     train: list[Example]
     dev: list[Example]
@@ -175,19 +214,31 @@ class Split(NamedTuple):
 
 
 def split(examples: Sequence[Example], *, dev: int, test: int, seed: int) -> Split:
-    """Shuffle distinct examples and cut them in three."""
+    """Shuffle distinct examples and cut them in three.
+
+    >>> examples = [Example((str(k),), 0) for k in range(5)]
+    >>> [len(part) for part in split(examples, dev=1, test=2, seed=0)]
+    [2, 1, 2]
+    """
     shuffled = list(examples)
     random.Random(seed).shuffle(shuffled)
     return Split(shuffled[dev + test :], shuffled[:dev], shuffled[dev : dev + test])
 
 
 def held_out(examples: Sequence[Example]) -> list[Example]:
-    """Of all lines of ``numpred.val``: the 3,000 prefixes that decided nothing in training."""
-    found = distinct(examples)
-    if len(found) != NATURAL_DISTINCT:
+    """Of all lines of ``numpred.val``: the 3,000 prefixes that decided nothing in training.
+
+    >>> held_out([Example(("a",), 0)])
+    Traceback (most recent call last):
+    attnflow.errors.InputError: The held-out sentences are a part of numpred.val, the validation \
+part of the 'simple' agreement data, with 13,912 distinct prefixes; these data have 1. For other \
+data leave the option out.
+    """
+    examples = distinct(examples)
+    if len(examples) != NATURAL_DISTINCT:
         raise InputError(
             "The held-out sentences are a part of numpred.val, the validation part of the "
             f"'simple' agreement data, with {NATURAL_DISTINCT:,} distinct prefixes; these data "
-            f"have {len(found):,}. For other data leave the option out."
+            f"have {len(examples):,}. For other data leave the option out."
         )
-    return split(found, dev=DEV, test=TEST, seed=0).test
+    return split(examples, dev=DEV, test=TEST, seed=0).test

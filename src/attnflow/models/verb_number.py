@@ -91,6 +91,9 @@ def split_words(text: str) -> list[str]:
 
     The data follow the Penn Treebank: punctuation stands alone, ``'s`` and ``n't`` are words of
     their own, double quotes are written as two backticks or two apostrophes.
+
+    >>> split_words("The dog's bone, isn't")
+    ['The', 'dog', "'s", 'bone', ',', 'is', "n't"]
     """
     plain = _OPENING_QUOTE.sub(" `` ", text.translate(_TYPOGRAPHIC)).replace('"', " '' ")
     words: list[str] = []
@@ -119,6 +122,9 @@ def shape_tag(word: str, *, sentence_start: bool = False) -> str | None:
     Digits make a number; a capital inside the sentence, or initials, make a name; otherwise the
     suffix decides.  The suffix matters most for ``-s``: an unknown plural must not look
     singular.  ``None`` when the shape says nothing.
+
+    >>> shape_tag("1999"), shape_tag("gnomes"), shape_tag("qux")
+    ('CD', 'NNS', None)
     """
     if _NUMBER.match(word):
         return "CD"
@@ -130,7 +136,12 @@ def shape_tag(word: str, *, sentence_start: bool = False) -> str | None:
 
 @dataclass(frozen=True)
 class WordVocabulary:
-    """The words the classifier knows; an id is a position in ``tokens``."""
+    """The words the classifier knows; an id is a position in ``tokens``.
+
+    >>> vocabulary = WordVocabulary((*SPECIAL_TOKENS, "the", "key"))
+    >>> vocabulary.encode("The key")[1]
+    ['[CLS]', 'the', 'key', '[EOS]']
+    """
 
     tokens: tuple[str, ...]
     max_length: int = 64
@@ -220,7 +231,11 @@ class WordVocabulary:
 
 @dataclass(frozen=True)
 class VerbNumberConfig:
-    """Sizes of the classifier; the defaults are those of the weights that ship."""
+    """Sizes of the classifier; the defaults are those of the weights that ship.
+
+    >>> VerbNumberConfig(vocabulary_size=100).layers
+    6
+    """
 
     vocabulary_size: int
     positions: int = 64
@@ -231,7 +246,11 @@ class VerbNumberConfig:
 
 
 class VerbNumberOutput(NamedTuple):
-    """What a forward pass returns."""
+    """What a forward pass returns.
+
+    >>> VerbNumberOutput(torch.zeros(1, 2), ()).logits.shape
+    torch.Size([1, 2])
+    """
 
     logits: Tensor
     """(batch, 2), in the order of ``VerbNumberModel.labels``."""
@@ -285,7 +304,13 @@ class Block(nn.Module):
 
 
 class VerbNumberModel(nn.Module):
-    """Predicts the number of the verb that follows a sequence of words."""
+    """Predicts the number of the verb that follows a sequence of words.
+
+    >>> model, vocabulary = load_verb_number()
+    >>> ids, _ = vocabulary.encode("the keys to the cabinet")
+    >>> model.labels[int(model(torch.tensor([ids])).logits.argmax())]
+    'plural'
+    """
 
     labels: Final = ("singular", "plural")
 
@@ -339,6 +364,10 @@ def model_from_weights(weights: Mapping[str, Tensor]) -> VerbNumberModel:
 
     The weights are stored in half precision to keep the package small; they are computed with in
     single precision because CPUs are slow, and attention methods inexact, in half.
+
+    >>> weights = VerbNumberModel(VerbNumberConfig(vocabulary_size=10)).state_dict()
+    >>> model_from_weights(weights).config.vocabulary_size
+    10
     """
     config = VerbNumberConfig(
         vocabulary_size=_first_dimension(weights, "word_embedding.weight"),
@@ -359,6 +388,10 @@ def load_verb_number(folder: Path | None = None) -> tuple[VerbNumberModel, WordV
     """Load the classifier that ships with the package, in eval mode, and its vocabulary.
 
     A folder holds another one, as ``training/verb_number.py`` writes it.
+
+    >>> model, vocabulary = load_verb_number()
+    >>> len(model.blocks)
+    6
     """
     place: Path | Traversable = resources.files(_RESOURCES) if folder is None else folder
     missing = [n for n in (_WEIGHTS_FILE, _VOCABULARY_FILE) if not place.joinpath(n).is_file()]

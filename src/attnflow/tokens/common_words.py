@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.tokens.text import written
+from attnflow.tokens.text import surfaces, written
 
 __all__ = ["FUNCTION_WORDS", "common_tokens", "is_common"]
 
@@ -30,12 +30,24 @@ FUNCTION_WORDS = frozenset(
 
 
 def is_common(token: str, words: Collection[str] = FUNCTION_WORDS) -> bool:
-    """Whether a token is one of these words, or has no letter and no digit."""
-    text = written(token).strip().lower()
-    return text in words or not any(character.isalnum() for character in text)
+    """Whether a token is one of these words, or has no letter and no digit.
+
+    >>> is_common("Ġthe"), is_common(","), is_common("key")
+    (True, True, False)
+    """
+    return _is_common(written(token), words)
 
 
 def common_tokens(tokens: Sequence[str], words: Collection[str] | None = None) -> NDArray[np.bool_]:
-    """One truth value for each token; `words` replaces the list of function words."""
+    """One truth value for each token; `words` replaces the list of function words.
+
+    >>> common_tokens(["the", "key", "."]).tolist()
+    [True, False, True]
+    """
     listed = FUNCTION_WORDS if words is None else {word.strip().lower() for word in words}
-    return np.array([is_common(token, listed) for token in tokens], dtype=bool)
+    return np.array([_is_common(text, listed) for text in surfaces(tokens)], dtype=bool)
+
+
+def _is_common(surface: str, words: Collection[str]) -> bool:
+    text = surface.strip().lower()
+    return text in words or not any(character.isalnum() for character in text)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnflow.errors import TokensError, shorten, whole_number
+
 __all__ = ["Grid", "enlarge", "patch_names"]
 
 
@@ -15,6 +17,9 @@ __all__ = ["Grid", "enlarge", "patch_names"]
 class Grid:
     """`rows × columns` patches of an image of `height × width` pixels, after `prefix` tokens that
     are no patches (class, distillation and register tokens).
+
+    >>> Grid(rows=2, columns=3, prefix=1, height=32, width=48).length
+    7
     """
 
     rows: int
@@ -22,6 +27,16 @@ class Grid:
     prefix: int
     height: int
     width: int
+
+    def __post_init__(self) -> None:
+        for name, size in asdict(self).items():
+            number = whole_number(size)
+            if number is None or number < (name != "prefix"):
+                raise TokensError(
+                    f"A grid's {name} is a whole number of at least {int(name != 'prefix')}; got "
+                    f"{shorten(size)}."
+                )
+            object.__setattr__(self, name, number)
 
     @property
     def length(self) -> int:
@@ -34,13 +49,21 @@ class Grid:
 
 
 def patch_names(grid: Grid, prefix: tuple[str, ...]) -> tuple[str, ...]:
-    """The prefix tokens' names, then `patch row,column` in reading order."""
+    """The prefix tokens' names, then `patch row,column` in reading order.
+
+    >>> patch_names(Grid(1, 2, 1, 16, 32), ("[CLS]",))
+    ('[CLS]', 'patch 0,0', 'patch 0,1')
+    """
     patches = [f"patch {r},{c}" for r in range(grid.rows) for c in range(grid.columns)]
     return (*prefix, *patches)
 
 
 def enlarge(patches: NDArray[np.float64], height: int, width: int) -> NDArray[np.float64]:
-    """A map of patches at the size of the image, linear between the patches' centres."""
+    """A map of patches at the size of the image, linear between the patches' centres.
+
+    >>> enlarge(np.array([[0.0, 1.0]]), height=1, width=4).tolist()
+    [[0.0, 0.25, 0.75, 1.0]]
+    """
     rows, columns = patches.shape
     return _between(rows, height) @ patches @ _between(columns, width).T
 

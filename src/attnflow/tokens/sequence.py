@@ -6,14 +6,22 @@ when a result is cut down to some targets, so `row(5)` means the same before and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, overload
 
-from attnflow.errors import TargetError, TokensError, did_you_mean
+from attnflow.errors import TargetError, TokensError, did_you_mean, shorten, whole_number
 from attnflow.tokens.patches import Grid
-from attnflow.tokens.text import join_pieces, surfaces_of, words_of_pieces
+from attnflow.tokens.text import (
+    begins_word,
+    goes_on_word,
+    join,
+    labels,
+    surfaces,
+    words_of_pieces,
+)
 
 __all__ = ["TokenRef", "Tokens"]
 
@@ -25,9 +33,17 @@ _LISTED = 60  # error messages list this many tokens before they cut the list sh
 
 @dataclass(frozen=True)
 class Tokens(Sequence[str]):
-    """A sequence of tokens; `words[i]` is the word that token i is a piece of, if known.
+    """A sequence of tokens, each with its position and, if known, the word it is a piece of.
 
-    `grid` is set where the tokens are the patches of an image.
+    `texts` are the tokens as the tokenizer writes them; `raw` is the same, and `text` is what
+    people read. `words[i]` numbers the word that token i is a piece of, None for no word. `grid`
+    is set where the tokens are the patches of an image.
+
+    >>> tokens = Tokens(("<s>", "ĠcafÃ©", "s"))
+    >>> tokens.text
+    ('<s>', 'café', 's')
+    >>> tokens.index_of("café"), tokens.index_of(-1)
+    (1, 2)
     """
 
     texts: tuple[str, ...]
@@ -38,9 +54,13 @@ class Tokens(Sequence[str]):
     def __post_init__(self) -> None:
         for text in self.texts:
             if not isinstance(text, str):
-                raise TokensError(f"Tokens must be strings; got {text!r} ({type(text).__name__}).")
-        if not self.positions:
-            object.__setattr__(self, "positions", tuple(range(len(self.texts))))
+                raise TokensError(
+                    f"Tokens must be strings; got {shorten(text)} ({type(text).__name__})."
+                )
+        positions = self.positions or tuple(range(len(self.texts)))
+        object.__setattr__(self, "positions", _numbers("positions", positions))
+        if self.words is not None:
+            object.__setattr__(self, "words", _numbers("words", self.words, or_none=True))
         for name, field in (("positions", self.positions), ("words", self.words)):
             if field is not None and len(field) != len(self.texts):
                 raise TokensError(f"{len(self.texts)} tokens but {len(field)} {name}.")
@@ -49,15 +69,30 @@ class Tokens(Sequence[str]):
 
     @classmethod
     def of(cls, tokens: Sequence[str]) -> Tokens:
-        """Accept what a user has: `Tokens` as they are, any other sequence of strings."""
+        """Accept what a user has: `Tokens` as they are, any other sequence of strings.
+
+        >>> len(Tokens.of(["the", "key"]))
+        2
+        """
         if isinstance(tokens, Tokens):
             return tokens
-        if isinstance(tokens, str):
+        if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+            what = "one string" if isinstance(tokens, str) else f"a {type(tokens).__name__}"
             raise TokensError(
-                f"tokens is one string, {tokens!r}; pass a list with one string for each position, "
-                "for example text.split()."
+                f"tokens is {what}, {shorten(tokens)}; pass a list with one string for each "
+                "position, for example text.split()."
             )
         return cls(tuple(tokens))
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        """The tokens as the tokenizer writes them: the same as `texts`."""
+        return self.texts
+
+    @cached_property
+    def text(self) -> tuple[str, ...]:
+        """The tokens as people read them, without spaces around them, line ends visible."""
+        return tuple(labels(self.texts))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -76,82 +111,99 @@ class Tokens(Sequence[str]):
         """The index within these tokens of a position or of a token that occurs once."""
         if isinstance(target, str):
             return self._index_of_text(target)
-        if isinstance(target, bool) or not hasattr(target, "__index__"):
+        position = whole_number(target)
+        if position is None:
             raise TargetError(
-                f"A target is a position (int) or a token (str); got {target!r} "
+                f"A target is a position (int) or a token (str); got {shorten(target)} "
                 f"({type(target).__name__})."
             )
-        return self._index_of_position(int(target))
+        return self._index_of_position(position)
 
     def indices_of(self, targets: Sequence[TokenRef] | TokenRef | None) -> list[int]:
-        """Indices of several targets; `None` means all, a single one stands for itself."""
+        """Indices of several targets; `None` means all, a single one stands for itself.
+
+        >>> Tokens(("the", "key")).indices_of(["key", 0])
+        [1, 0]
+        """
         if targets is None:
             return list(range(len(self)))
-        if isinstance(targets, str) or not isinstance(targets, Sequence):
-            targets = [targets]
-        if not targets:
+        several = _several(targets)
+        if not several:
             raise TargetError(f"No target given; choose from {self.listing()}.")
-        return [self.index_of(target) for target in targets]
+        return [self.index_of(target) for target in several]
 
-    def occurrences_of(self, targets: Sequence[TokenRef]) -> list[int]:
-        """Indices of these positions, and of these tokens wherever they occur, in order."""
-        found: set[int] = set()
-        for target in targets:
-            if isinstance(target, str):
-                found.update(self._occurrences_of_text(target))
-            else:
-                found.add(self.index_of(target))
-        return sorted(found)
+    def occurrences_of(
+        self, targets: Sequence[TokenRef] | TokenRef, *, required: bool = False
+    ) -> list[int]:
+        """Indices of these positions, and of these tokens wherever they occur, in order.
+
+        A token that does not occur is passed over, or with `required` is an error.
+
+        >>> Tokens(("a", ",", "b", ",")).occurrences_of([0, ","])
+        [0, 1, 3]
+        """
+        indices: set[int] = set()
+        for target in _several(targets):
+            places = (
+                self._occurrences_of_text(target)
+                if isinstance(target, str)
+                else [self.index_of(target)]
+            )
+            if required and not places:
+                self._index_of_text(str(target))  # says that it is not there, and what is
+            indices.update(places)
+        return sorted(indices)
 
     def span_of(self, text: str) -> tuple[int, int]:
-        """The first index and the one after the last of a text that occurs once."""
-        surfaces = self.surfaces()
-        whole = "".join(surfaces)
-        start = whole.find(text)
-        if not text.strip() or start < 0 or whole.find(text, start + 1) >= 0:
-            count = 0 if not text.strip() or start < 0 else whole.count(text)
+        """The first index and the one after the last of a text that occurs once.
+
+        >>> Tokens(("the", "old", "key")).span_of("old key")
+        (1, 3)
+        """
+        parts = self.surfaces()
+        full = "".join(parts)
+        start = full.find(text)
+        if not text.strip() or start < 0 or full.find(text, start + 1) >= 0:
+            count = 0 if not text.strip() or start < 0 else full.count(text)
             raise TargetError(
-                f"The text {text!r} occurs {count} times in {whole!r}; give one that occurs once, "
-                "or positions (start, end)."
+                f"The text {shorten(text)} occurs {count} times in {shorten(full)}; give one that "
+                "occurs once, or positions (start, end)."
             )
-        ends = list(accumulate(map(len, surfaces)))
+        ends = list(accumulate(map(len, parts)))
         first = next(k for k, end in enumerate(ends) if end > start)
         last = next(k for k, end in enumerate(ends) if end >= start + len(text))
         return first, last + 1
 
     def surfaces(self) -> list[str]:
         """Each token as it stands in the text, with the space before it."""
-        return surfaces_of(self.texts)
+        return surfaces(self.texts)
 
     def _occurrences_of_text(self, text: str) -> list[int]:
-        found = [index for index, token in enumerate(self.texts) if token == text]
+        exact = [index for index, token in enumerate(self.texts) if token == text]
         # "book" for the byte-level piece "Ġbook": people write what they read
-        return found or [index for index, t in enumerate(self.texts) if join_pieces([t]) == text]
+        return exact or [index for index, token in enumerate(self.text) if token == text]
 
     def _index_of_text(self, text: str) -> int:
-        found = self._occurrences_of_text(text)
-        if len(found) == 1:
-            return found[0]
-        if found:
-            positions = ", ".join(str(self.positions[index]) for index in found)
+        indices = self._occurrences_of_text(text)
+        if len(indices) == 1:
+            return indices[0]
+        if indices:
+            places = shorten([self.positions[index] for index in indices]).strip("[]")
             raise TargetError(
-                f"The token {text!r} occurs {len(found)} times, at positions {positions}; "
+                f"The token {shorten(text)} occurs {len(indices)} times, at positions {places}; "
                 "name the one you mean by its position."
             )
         hint = did_you_mean(text, [token.lower() for token in self.texts])
-        raise TargetError(f"No token {text!r} here.{hint} The tokens are {self.listing()}.")
+        raise TargetError(f"No token {shorten(text)} here.{hint} The tokens are {self.listing()}.")
 
     def _index_of_position(self, position: int) -> int:
-        wanted = position if position >= 0 else self._length_seen() + position
+        length = max(self.positions, default=-1) + 1  # of the sequence the model saw
         try:
-            return self.positions.index(wanted)
+            return self.positions.index(position if position >= 0 else length + position)
         except ValueError:
             raise TargetError(
-                f"No position {position} here; choose from {self.listing()}."
+                f"No position {shorten(position)} here; choose from {self.listing()}."
             ) from None
-
-    def _length_seen(self) -> int:
-        return max(self.positions, default=-1) + 1
 
     def select(self, indices: Sequence[int]) -> Tokens:
         """The tokens at these indices, each with its position and word."""
@@ -162,27 +214,54 @@ class Tokens(Sequence[str]):
 
     def listing(self) -> str:
         """The tokens with their positions, as error messages show them."""
-        pairs = [f"{p} {t!r}" for p, t in zip(self.positions, self.texts, strict=True)]
-        if len(pairs) > _LISTED:
-            pairs = [*pairs[:_LISTED], f"... ({len(pairs) - _LISTED} more)"]
-        return ", ".join(pairs)
+        pairs = zip(self.positions[:_LISTED], self.texts, strict=False)
+        entries = [f"{position} {shorten(token, 40)}" for position, token in pairs]
+        if len(self) > _LISTED:
+            entries.append(f"... ({len(self) - _LISTED} more)")
+        return ", ".join(entries)
 
     def groups(self) -> list[list[int]]:
-        """Indices grouped by word, in order; a token that is no piece of a word stands alone."""
-        words = words_of_pieces(self.texts) if self.words is None else self.words
+        """Indices grouped by word, in order; a token that is no piece of a word stands alone.
+
+        A mark of the tokenizer begins a word even where its word numbers do not: those of a
+        tokenizer that takes no notice of spaces make the text one word.
+
+        >>> Tokens(("[CLS]", "un", "##lock", "it")).groups()
+        [[0], [1, 2], [3]]
+        """
+        words = words_of_pieces(self.texts) if self.words is None else self._checked_words()
         groups: list[list[int]] = []
         previous: int | None = None
         for index, word in enumerate(words):
-            if word is not None and word == previous:
+            goes_on = word is not None and word == previous
+            if goes_on and not (self.words and begins_word(self.texts[index])):
                 groups[-1].append(index)
             else:
                 groups.append([index])
             previous = word
         return groups
 
+    def _checked_words(self) -> tuple[int | None, ...]:
+        """The tokenizer's word numbers, unless they and the tokens' marks say nothing of words."""
+        words = self.words or ()
+        pieces = [t for t, word in zip(self.texts, words, strict=True) if word is not None]
+        one_word = len(set(words) - {None}) == 1 and len(pieces) > 1
+        if one_word and not any(begins_word(p) or goes_on_word(p) for p in pieces):
+            raise TokensError(
+                f"The tokenizer takes all {len(pieces)} tokens for pieces of one word, and they "
+                f"carry no marks that say where words begin: {shorten(pieces)}. Leave words apart "
+                "(no words=True), or make Tokens with words= of your own."
+            )
+        return words
+
     def merged(self, groups: Sequence[Sequence[int]]) -> Tokens:
-        """One token for each group: its pieces joined, at the position of the first."""
-        texts = tuple(join_pieces([self.texts[i] for i in group]) for group in groups)
+        """One token for each group: its pieces joined as text, at the position of the first.
+
+        >>> Tokens(("Ġun", "lock")).merged([[0, 1]]).texts
+        ('unlock',)
+        """
+        parts = self.surfaces()
+        texts = tuple(join(parts[i] for i in group) for group in groups)
         return Tokens(texts, tuple(self.positions[group[0]] for group in groups))
 
     def to_dict(self) -> dict[str, Any]:
@@ -195,12 +274,44 @@ class Tokens(Sequence[str]):
         }
 
     @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Tokens:
-        """The inverse of `to_dict`."""
+    def from_dict(cls, record: Mapping[str, Any]) -> Tokens:
+        """The inverse of `to_dict`.
+
+        >>> Tokens.from_dict(Tokens(("a", "b")).to_dict()).texts
+        ('a', 'b')
+        """
+        texts, positions = record["texts"], record["positions"]
         words, grid = record["words"], record["grid"]
+        for name, entries in (("texts", texts), ("positions", positions), ("words", words or [])):
+            if not isinstance(entries, list):
+                raise TokensError(f"{name} must be a list; got {shorten(entries)}.")
+        if len(positions) != len(texts):
+            raise TokensError(f"{len(texts)} tokens but {len(positions)} positions.")
         return cls(
-            tuple(record["texts"]),
-            tuple(record["positions"]),
+            tuple(texts),
+            tuple(positions),
             None if words is None else tuple(words),
             None if grid is None else Grid(**grid),
         )
+
+
+def _several(targets: Any) -> list[Any]:
+    """One or several targets as a list: numpy arrays and torch tensors too."""
+    plain = targets.tolist() if hasattr(targets, "tolist") else targets
+    if isinstance(plain, (str, bytes, Mapping)) or not isinstance(plain, Iterable):
+        return [plain]
+    return list(plain)
+
+
+def _numbers(name: str, numbers: Iterable[Any], *, or_none: bool = False) -> tuple[Any, ...]:
+    """Whole numbers of at least 0, or None where allowed."""
+    checked = []
+    for entry in numbers:
+        number = whole_number(entry)
+        if (number is None or number < 0) and not (or_none and entry is None):
+            raise TokensError(
+                f"{name} are whole numbers from 0{', or None' if or_none else ''}; got "
+                f"{shorten(entry)}."
+            )
+        checked.append(number)
+    return tuple(checked)

@@ -1,27 +1,130 @@
-"""How a token is written by its tokenizer, and how people read it.
+"""From a tokenizer's pieces to text that people read: the one rendering of a token.
 
-Tokenizers mark where a word begins or goes on: WordPiece with `##`, SentencePiece with `▁`,
-byte-level BPE with `Ġ` and one printable sign for each byte.
+Tokenizers mark where a word begins or goes on: WordPiece with `##`, SentencePiece with `▁` (and
+`<0x0A>` for a byte it has no piece for), byte-level BPE with `Ġ` and one printable sign for each
+byte. Which of them wrote a piece is decided by the whole sequence it stands in, so `surfaces` is
+the way from pieces to text, and all else here and in `Tokens` is made from it:
+
+`surfaces`   each piece as it stands in the text, with the space before it
+`labels`     each piece alone, for a table or a figure: no spaces around it, line ends visible
+`join`       some pieces of one sequence as one text: a word, a span
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
-__all__ = ["is_special", "join_pieces", "readable", "surfaces_of", "words_of_pieces", "written"]
+__all__ = [
+    "is_special",
+    "join",
+    "labels",
+    "readable",
+    "surfaces",
+    "visible",
+    "words_of_pieces",
+    "written",
+]
 
 _BYTE_MARKS = ("Ġ", "Ċ")  # a space and a line end, as byte-level BPE writes those bytes
 _CONTINUES = ("##",)  # WordPiece marks the pieces that go on a word
 _BEGINS = ("Ġ", "▁", "Ċ")  # byte-level BPE and SentencePiece mark those that begin one
+_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # one byte, as SentencePiece writes it
+_TORN = "…"  # a piece that holds a part of a character, which a later piece ends
+_SPACE = "␣"
+
+
+def surfaces(pieces: Sequence[str]) -> list[str]:
+    """Each piece as it stands in the text, with the space before it.
+
+    A character whose bytes lie in several pieces stands in the one that ends it; those before it
+    are empty. Special tokens stand for themselves.
+
+    >>> surfaces(["[CLS]", "un", "##lock", "it"])
+    ['[CLS]', ' un', 'lock', ' it']
+    >>> surfaces(["<s>", "▁caf", "<0xC3>", "<0xA9>"])
+    ['<s>', ' caf', '', 'é']
+    >>> surfaces(["The", "ĠcafÃ©", "Ċ"])
+    ['The', ' café', '\\n']
+    """
+    if _is_byte_level(pieces):
+        return _decoded([_byte_level_bytes(piece) for piece in pieces], pieces)
+    if any(piece.startswith(_BEGINS) or _FALLBACK.fullmatch(piece) for piece in pieces):
+        plain = [piece.replace("▁", " ") for piece in pieces]
+        return _decoded([_fallback_bytes(piece) for piece in pieces], plain)
+    return [
+        piece.removeprefix("##") if k == 0 or piece.startswith(_CONTINUES) else f" {piece}"
+        for k, piece in enumerate(pieces)
+    ]
+
+
+def labels(pieces: Sequence[str]) -> list[str]:
+    """Each piece alone, as people read it: no spaces around it, line ends and the like visible.
+
+    >>> labels(["The", "ĠcafÃ©", "Ċ", "Ġ"])
+    ['The', 'café', '⏎', '␣']
+    """
+    return [visible(surface) if surface else _TORN for surface in surfaces(pieces)]
+
+
+def join(parts: Iterable[str]) -> str:
+    """Some surfaces of one sequence as one text, without the space before it.
+
+    >>> join(surfaces(["ĠcafÃ©", "s"]))
+    'cafés'
+    """
+    text = "".join(parts)
+    return text.strip(" ") or text or _TORN
+
+
+def visible(text: str) -> str:
+    """A text without spaces around it; line ends and other signs that do not print made visible.
+
+    >>> visible(" a\\n"), visible(" ")
+    ('a⏎', '␣')
+    """
+    stripped = text.strip(" ").replace("\n", "⏎")
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in stripped) or _SPACE
+
+
+def written(piece: str) -> str:
+    """The surface of a piece that stands alone; of a sequence, `surfaces` knows more.
+
+    >>> written("▁of"), written("##ing")
+    (' of', 'ing')
+    """
+    return surfaces([piece])[0]
+
+
+def readable(piece: str) -> str:
+    """The label of a piece that stands alone; of a sequence, `labels` knows more.
+
+    >>> readable("ĠcafÃ©")
+    'café'
+    """
+    return labels([piece])[0]
+
+
+def is_special(piece: str) -> bool:
+    """Whether a token stands in brackets, such as `[CLS]` or `<s>`: no part of the text.
+
+    >>> is_special("[CLS]"), is_special("<0x0A>"), is_special("key")
+    (True, False, False)
+    """
+    bracketed = len(piece) > 2 and (piece[0], piece[-1]) in {("[", "]"), ("<", ">")}
+    return bracketed and not _FALLBACK.fullmatch(piece)
 
 
 def words_of_pieces(pieces: Sequence[str]) -> tuple[int | None, ...]:
     """Guess word numbers from the marks tokenizers leave; without any mark each token is a word.
 
     Used only where no tokenizer told us. Tokens in brackets (`[CLS]`, `<s>`) are no words.
+
+    >>> words_of_pieces(["[CLS]", "un", "##lock", "it"])
+    (None, 0, 0, 1)
     """
-    begins_marked = any(piece.startswith(_BEGINS) for piece in pieces)
+    marked = any(begins_word(piece) for piece in pieces)
     words: list[int | None] = []
     word = -1
     for index, piece in enumerate(pieces):
@@ -29,39 +132,20 @@ def words_of_pieces(pieces: Sequence[str]) -> tuple[int | None, ...]:
             words.append(None)
             continue
         after_special = index == 0 or words[-1] is None
-        if begins_marked:
-            goes_on = not piece.startswith(_BEGINS) and not after_special
-        else:
-            goes_on = piece.startswith(_CONTINUES) and not after_special
-        word += 0 if goes_on else 1
+        goes_on = not begins_word(piece) if marked else piece.startswith(_CONTINUES)
+        word += 0 if goes_on and not after_special else 1
         words.append(word)
     return tuple(words)
 
 
-def surfaces_of(tokens: Sequence[str]) -> list[str]:
-    """Each token as it stands in the text, with the space before it."""
-    if any(token.startswith(_BYTE_MARKS) for token in tokens):
-        return _from_bytes(tokens)
-    if any(token.startswith(_BEGINS) for token in tokens):
-        return [written(token) for token in tokens]
-    goes_on = [k == 0 or token.startswith(_CONTINUES) for k, token in enumerate(tokens)]
-    return [
-        written(token) if glued else f" {token}"
-        for token, glued in zip(tokens, goes_on, strict=True)
-    ]
+def begins_word(piece: str) -> bool:
+    """Whether the tokenizer's mark says that a word begins here."""
+    return piece.startswith(_BEGINS)
 
 
-def written(piece: str) -> str:
-    """A piece as it stands in the text: the tokenizer's marks are spaces and line ends."""
-    if piece.startswith("##"):
-        return piece[2:]
-    return piece.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")
-
-
-def readable(piece: str) -> str:
-    """A piece alone, as people read it: no spaces around it, line ends and the like visible."""
-    text = written(piece).strip(" ").replace("\n", "⏎")
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "␣"
+def goes_on_word(piece: str) -> bool:
+    """Whether the tokenizer's mark says that a word goes on here."""
+    return piece.startswith(_CONTINUES)
 
 
 def _byte_signs() -> dict[str, int]:
@@ -76,26 +160,56 @@ def _byte_signs() -> dict[str, int]:
 _BYTES = _byte_signs()
 
 
-def _from_bytes(pieces: Sequence[str]) -> list[str]:
-    """Pieces of byte-level BPE as text. A character whose bytes lie in several pieces stands in the
-    one that ends it; a piece that is no such writing (a special token) stands for itself.
+def _is_byte_level(pieces: Sequence[str]) -> bool:
+    """Whether these are signs for bytes.
+
+    A mark says so. Without one (no space in the text, or one piece alone) they are if all of them,
+    read as bytes, are text in UTF-8 beyond ASCII: ordinary accented letters are not, since two
+    bytes in a row must fit each other.
+    """
+    if any(mark in piece for piece in pieces for mark in _BYTE_MARKS):
+        return True
+    signs = "".join(piece for piece in pieces if all(sign in _BYTES for sign in piece))
+    if signs.isascii():
+        return False
+    try:
+        return bytes(_BYTES[sign] for sign in signs).decode().isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
+def _byte_level_bytes(piece: str) -> bytes | None:
+    """What a piece stands for; None for a special token, which ends what was begun before it."""
+    if any(sign not in _BYTES for sign in piece) or (is_special(piece) and piece.isascii()):
+        return None
+    return bytes(_BYTES[sign] for sign in piece)
+
+
+def _fallback_bytes(piece: str) -> bytes | None:
+    byte = _FALLBACK.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else None
+
+
+def _decoded(octets: Sequence[bytes | None], plain: Sequence[str]) -> list[str]:
+    """Bytes as text where a piece has bytes, and the plain piece where it has none.
+
+    Bytes that are no text become U+FFFD, in the piece that shows it.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    texts = []
-    for piece in pieces:
-        if all(sign in _BYTES for sign in piece):
-            texts.append(decoder.decode(bytes(_BYTES[sign] for sign in piece)))
-        else:
-            texts.append(decoder.decode(b"", final=True) + piece)
-            decoder.reset()
+    texts: list[str] = []
+    for part, piece in zip(octets, plain, strict=True):
+        if part is not None:
+            texts.append(decoder.decode(part))
+            continue
+        _end(decoder, texts)
+        texts.append(piece)
+    _end(decoder, texts)
     return texts
 
 
-def is_special(piece: str) -> bool:
-    """Whether a token stands in brackets, such as `[CLS]` or `<s>`: no part of the text."""
-    return len(piece) > 2 and (piece[0], piece[-1]) in {("[", "]"), ("<", ">")}
-
-
-def join_pieces(pieces: Sequence[str]) -> str:
-    """The surface of a word: its pieces without the tokenizer's marks."""
-    return "".join(piece.removeprefix("##").lstrip("Ġ▁") or piece for piece in pieces)
+def _end(decoder: codecs.IncrementalDecoder, texts: list[str]) -> None:
+    """A character that was begun and not ended stands in the piece that holds its last byte."""
+    rest = decoder.decode(b"", final=True)
+    decoder.reset()
+    if rest:
+        texts[-1] += rest

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from attnflow.errors import InputError, did_you_mean
-from attnflow.tokens.text import surfaces_of
+from attnflow.tokens.text import surfaces as pieces
 
 __all__ = [
     "LEVELS",
@@ -23,7 +23,6 @@ __all__ = [
     "Level",
     "Unit",
     "check_level",
-    "pieces",
     "split_units",
     "text_spans",
     "tokens_in",
@@ -37,7 +36,6 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 CharSpan = tuple[int, int]
 """Characters of a text, from start up to, not including, end."""
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece writes a byte it has no piece for so
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*$")
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n\s*")
 _NUMBERED = re.compile(
@@ -118,25 +116,23 @@ def tokens_in(surfaces: Sequence[str], span: CharSpan) -> list[int]:
     [1]
     """
     ends = list(accumulate(map(len, surfaces)))
+    members: list[int] = []
+    torn: list[int] = []  # parts of a character, which stand where the token that ends it does
     first = bisect_right(ends, span[0])
-    members = []
+    while first > 0 and not surfaces[first - 1]:
+        first -= 1
     for k in range(first, len(surfaces)):
         begin = ends[k] - len(surfaces[k])
         if begin >= span[1]:
             break
+        if not surfaces[k]:
+            torn.append(k)
+            continue
         last = begin + len(surfaces[k].rstrip()) - 1
         if surfaces[k].strip() and span[0] <= last < span[1]:
-            members.append(k)
+            members += [*torn, k]
+        torn = []
     return members
-
-
-def pieces(tokens: Sequence[str]) -> list[str]:
-    """Each token as it stands in the text; bytes written as `<0x0A>` are read as bytes."""
-    surfaces = surfaces_of(tokens)
-    return [
-        bytes([int(match[1], 16)]).decode("utf-8", "replace") if match else surface
-        for surface, match in ((s, _BYTE.fullmatch(s.strip())) for s in surfaces)
-    ]
 
 
 def text_spans(text: str, level: Level) -> list[CharSpan]:

@@ -33,7 +33,9 @@ from attnflow.evaluation.ablation.sources import (
     prompt_tokens,
 )
 from attnflow.generation.prompts import encode_prompts
+from attnflow.generation.request import completion_ids
 from attnflow.hosts.capture import provenance_of
+from attnflow.hosts.registry import adapter_for
 from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.units import Level, check_level
@@ -43,7 +45,6 @@ __all__ = [
     "AblationRegression",
     "LeaveOneOut",
     "MeasuredMethod",
-    "completion_token_ids",
 ]
 
 Floats = NDArray[np.float64]
@@ -100,12 +101,12 @@ class MeasuredMethod(ABC):
         blank: with by="replace", the id of the blank token; default: the tokenizer's.
         """
         encoded = encode_prompts(model, tokenizer, prompt, chat=chat)
-        if len(encoded.ids) != 1:
-            raise TokensError(f"One prompt is measured at a time; got {len(encoded.ids)}.")
-        prompt_ids = encoded.own_ids(0)
-        written = completion_token_ids(tokenizer, completion)
+        if len(encoded) != 1:
+            raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
+        prompt_ids = encoded.prompts()[0].ids
+        facts = adapter_for(model).facts(model)
+        written = completion_ids(tokenizer, completion, facts)
         tokens, special = prompt_tokens(tokenizer, prompt_ids)
-        two_stacks = bool(getattr(model.config, "is_encoder_decoder", False))
         if spans is not None:
             sources = Sources.of_spans(tokens, spans)
         else:
@@ -114,7 +115,7 @@ class MeasuredMethod(ABC):
                 level=self.level,
                 inside=_contents(tokens, prompt, chat),
                 special=special if tokenizer is not None else (),
-                exclude_first=not two_stacks,
+                exclude_first=not facts.encoder_decoder,
             )
         names = prompt_tokens(tokenizer, written)[0]
         needs_blank = self.by == "replace" and blank is None and tokenizer is not None
@@ -270,19 +271,6 @@ MEASURED: Mapping[str, type[MeasuredMethod]] = {
     LeaveOneOut.name: LeaveOneOut,
     AblationRegression.name: AblationRegression,
 }
-
-
-def completion_token_ids(tokenizer: Any, completion: str | Sequence[int]) -> list[int]:
-    """A completion as token ids; a text keeps its leading space and gets no special tokens."""
-    if isinstance(completion, str):
-        if tokenizer is None:
-            raise TokensError("A completion as text needs tokenizer=...; or pass its token ids.")
-        ids = list(tokenizer(completion, add_special_tokens=False)["input_ids"])
-    else:
-        ids = [int(token) for token in completion]
-    if not ids:
-        raise TokensError(f"There is nothing to explain: the completion is {completion!r}.")
-    return ids
 
 
 def _contents(tokens: Tokens, prompt: Any, chat: bool) -> list[tuple[int, int]] | None:

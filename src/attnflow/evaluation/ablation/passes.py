@@ -21,7 +21,7 @@ from transformers import DynamicCache
 
 from attnflow.errors import InputError, ModelError, TokensError, did_you_mean
 from attnflow.hosts.adapter import device_of
-from attnflow.hosts.capture import at_rest
+from attnflow.hosts.restore import at_rest
 from attnflow.progress import ProgressCallback, tell
 
 __all__ = ["By", "CompletionAblation", "Score", "blank_token", "log_odds"]

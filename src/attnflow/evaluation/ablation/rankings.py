@@ -14,7 +14,9 @@ from attnflow.errors import InputError, MethodError, did_you_mean
 from attnflow.evaluation.ablation.measured import MEASURED, MeasuredMethod
 from attnflow.evaluation.ablation.passes import By, CompletionAblation, Score, blank_token
 from attnflow.evaluation.ablation.sources import Sources
-from attnflow.generation.writer import CompletionRequest, Writer
+from attnflow.generation.prompts import Prompt
+from attnflow.generation.reader import Reader
+from attnflow.generation.request import CompletionRequest
 from attnflow.methods import METHODS, Method, Raw, make_method, parse_method
 
 __all__ = ["DEFAULT", "RANDOM", "CompletionCase", "Ranking", "named_rankings"]
@@ -47,8 +49,8 @@ class CompletionCase:
     def attribution(self, method: Method | None) -> Attribution:
         """What explain_completion() gives for this case; None is its default method."""
         request = CompletionRequest.of(method, "auto", "prompt", self.tokenizer)
-        writer = Writer(self.model, self.tokenizer, request)
-        return writer.read(self.prompt_ids, self.completion_ids, {"streamed": False})
+        reader = Reader(self.model, self.tokenizer, request)
+        return reader.read(Prompt(self.prompt_ids), self.completion_ids, {"streamed": False})
 
     def measured(self, method: MeasuredMethod) -> Attribution:
         """What a measured method gives for this case, taking sources away in its own way."""

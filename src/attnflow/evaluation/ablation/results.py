@@ -17,7 +17,7 @@ from attnflow.evaluation.ablation.metrics import bootstrap_ratio
 from attnflow.evaluation.ablation.rankings import RANDOM
 from attnflow.evaluation.metrics import PairedDifference, Summary, compare_paired, summarize
 from attnflow.evaluation.results import Metric, Record
-from attnflow.evaluation.tables import Cell, Table
+from attnflow.evaluation.table import Cell, Table
 
 __all__ = ["METRICS", "CompletionEvaluation"]
 
@@ -103,15 +103,16 @@ class CompletionEvaluation:
             for title, group in parts
             if measured & set(group)
         ]
-        rows = tuple((row, (Cell(self.seconds(row)),)) for row in self.methods)
-        return (*tables, Table("Cost", ("seconds a prompt",), rows))
+        rows = {row: (Cell(self.seconds(row)),) for row in self.methods}
+        return (*tables, Table("cost", "Cost", ("seconds a prompt",), rows))
 
     def _means(self, title: str, metrics: tuple[Metric, ...]) -> Table:
-        rows = []
-        for row in self.methods:
-            summaries = [self.summary(row, metric.name) for metric in metrics]
-            rows.append((row, tuple(Cell(s.mean, s.low, s.high) for s in summaries)))
-        return Table(title, tuple(metric.title for metric in metrics), tuple(rows))
+        rows = {
+            row: tuple(Cell.of_share(self.summary(row, metric.name)) for metric in metrics)
+            for row in self.methods
+        }
+        name = title.lower().replace(" ", "-")
+        return Table(name, title, tuple(metric.title for metric in metrics), rows)
 
     def verdict(self) -> tuple[str, ...]:
         """Plain sentences: which method to trust here, and how sure that is."""

@@ -18,13 +18,13 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import Span, resolve_spans
 from attnflow.errors import InputError, TokensError
 from attnflow.tokens import Tokens, is_special
+from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import (
     LEVELS,
     CharSpan,
     Level,
     Unit,
     check_level,
-    pieces,
     split_units,
     tokens_in,
 )
@@ -188,7 +188,7 @@ def content_spans(tokens: Sequence[str], contents: Sequence[str]) -> list[CharSp
     >>> content_spans(["<|user|>", "ĠHi", "Ġyou", "<|end|>"], ["Hi you"])
     [(9, 15)]
     """
-    text = "".join(pieces(tokens))
+    text = "".join(surfaces(tokens))
     spans: list[CharSpan] = []
     at = 0
     for content in contents:
@@ -218,9 +218,9 @@ def _units(
     """`whole`: each part is a unit as it is."""
     if not whole or parts is None:
         return split_units(tokens, level, inside=parts, framing=framing)
-    surfaces = pieces(tokens)
-    text = "".join(surfaces)
-    members = [(span, tuple(tokens_in(surfaces, span))) for span in parts]
+    spelled = surfaces(tokens)
+    text = "".join(spelled)
+    members = [(span, tuple(tokens_in(spelled, span))) for span in parts]
     return [Unit(text[a:b].strip(), (a, b), own) for (a, b), own in members if own]
 
 

@@ -10,11 +10,12 @@ from typing import Any
 from attnflow.errors import InputError, did_you_mean
 from attnflow.evaluation.ablation import CompletionEvaluation
 from attnflow.evaluation.ablation.rankings import named_rankings
+from attnflow.evaluation.table import Table
 from attnflow.experiments.ablation.data import PARTS, Part
 from attnflow.experiments.ablation.observe import KINDS, observe, prompts_of
 from attnflow.experiments.ablation.tables import differences_table, kind_table
-from attnflow.experiments.report import Report, Table
-from attnflow.experiments.verb_number.observe import Stages
+from attnflow.experiments.report import Report
+from attnflow.progress import ProgressCallback
 
 __all__ = ["DEFAULT_METHODS", "AblationExperiment"]
 
@@ -69,7 +70,7 @@ class AblationExperiment:
         data: Path | None,
         journals: Path | None,
         command: str,
-        stages: Stages,
+        progress: ProgressCallback | None = None,
     ) -> Report:
         """Run every kind there is data for; `journals` is a folder that keeps each as it goes."""
         evaluations: dict[str, CompletionEvaluation] = {}
@@ -90,7 +91,7 @@ class AblationExperiment:
                 ablations=self.ablations,
                 seed=self.seed,
                 journal=journal,
-                stages=stages,
+                progress=progress,
             )
         if not evaluations:
             raise InputError(f"The folder has no data for {', '.join(missing)}.")

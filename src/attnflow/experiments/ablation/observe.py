@@ -11,8 +11,7 @@ from attnflow.errors import FileError
 from attnflow.evaluation.ablation import CompletionEvaluation, CompletionPrompt
 from attnflow.evaluation.ablation.run import evaluate_completions
 from attnflow.experiments.ablation.data import Part, facts, passages, questions
-from attnflow.experiments.verb_number.observe import Stages
-from attnflow.progress import Progress
+from attnflow.progress import Progress, ProgressCallback, tell
 
 __all__ = ["DATA_FILES", "KINDS", "Kind", "observe", "prompts_of"]
 
@@ -71,12 +70,12 @@ def observe(
     ablations: int,
     seed: int,
     journal: Path | None,
-    stages: Stages,
+    progress: ProgressCallback | None = None,
 ) -> CompletionEvaluation:
     """Every method on every prompt; with a journal, the run goes on where it stopped."""
 
-    def report(progress: Progress) -> None:
-        stages(kind, progress.done, progress.total)
+    def report(step: Progress) -> None:
+        tell(progress, kind, step.done, step.total)
 
     return evaluate_completions(
         model,

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.evaluation.ablation import CompletionEvaluation
+from attnflow.evaluation.ablation.judge import LEAVE_ONE_DOCUMENT_OUT
 from attnflow.evaluation.ablation.metrics import bootstrap_ratio
-from attnflow.evaluation.ablation.run import LEAVE_ONE_DOCUMENT_OUT
-from attnflow.evaluation.metrics import Summary, summarize
+from attnflow.evaluation.metrics import summarize
+from attnflow.evaluation.table import Cell, Table
 from attnflow.experiments.ablation.observe import KINDS
-from attnflow.experiments.report import Cell, Table, compared
 
 __all__ = ["differences_table", "kind_table"]
 
@@ -58,13 +58,8 @@ def _cell(evaluation: CompletionEvaluation, row: str, name: str) -> Cell:
         return Cell(ratio, low=low, high=high, n=len(evaluation.used))
     if name == "agreed":
         values = evaluation.values(row, "document")
-        return _plain(summarize(values[_agreed(evaluation)]))
-    return _plain(evaluation.summary(row, name))
-
-
-def _plain(summary: Summary) -> Cell:
-    """Without the standard deviation, which says nothing of a yes or no."""
-    return Cell(summary.mean, None, summary.low, summary.high, None, summary.n, summary.undefined)
+        return Cell.of_share(summarize(values[_agreed(evaluation)]))
+    return Cell.of_share(evaluation.summary(row, name))
 
 
 def _agreed(evaluation: CompletionEvaluation) -> NDArray[np.bool_]:
@@ -88,7 +83,7 @@ def differences_table(kind: str, evaluation: CompletionEvaluation) -> Table:
     names = [name for name in compared_names if _has(evaluation, name)]
     rows = {
         f"{first} − {other}": tuple(
-            compared(evaluation.compare(first, other, name)) for name in names
+            Cell.of_difference(evaluation.compare(first, other, name)) for name in names
         )
         for other in others
     }

@@ -1,0 +1,97 @@
+"""What must hold of a result, whether a method, a user or a file made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.errors import InputError, shorten, whole_number
+
+__all__ = [
+    "check_bounds",
+    "checked_array",
+    "checked_layers",
+    "checked_provenance",
+    "checked_steps",
+]
+
+
+def checked_layers(layers: object) -> tuple[int, ...]:
+    """The layers' numbers, from 1 (0 is a mean over layers).
+
+    >>> checked_layers([1, 3])
+    (1, 3)
+    """
+    listed = list(layers) if isinstance(layers, Iterable) else []
+    numbers = [
+        number for number in map(whole_number, listed) if number is not None and 0 <= number < 2**31
+    ]
+    if not numbers or len(numbers) != len(listed):
+        raise InputError(
+            f"layers are whole numbers from 1, one for each layer of values; got {shorten(layers)}."
+        )
+    return tuple(numbers)
+
+
+def checked_array(name: str, array: Any, expected: tuple[int, ...], *, truth: bool = False) -> None:
+    """That an array has this shape and holds finite floats (or truth values); then freeze it.
+
+    >>> checked_array("values", np.zeros((1, 2)), (1, 3))
+    Traceback (most recent call last):
+    attnflow.errors.InputError: values has shape (1, 2), expected (1, 3).
+    """
+    if not isinstance(array, np.ndarray) or array.dtype.kind != ("b" if truth else "f"):
+        kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise InputError(
+            f"{name} must be a numpy array of {'truth values' if truth else 'floats'}; got {kind}."
+        )
+    if array.shape != expected:
+        raise InputError(f"{name} has shape {array.shape}, expected {expected}.")
+    if not truth and not np.isfinite(array).all():
+        where = tuple(int(k) for k in np.argwhere(~np.isfinite(array))[0])
+        raise InputError(f"{name} must be finite; {name}{list(where)} is {array[where]}.")
+    array.flags.writeable = False
+
+
+def check_bounds(
+    values: NDArray[np.float64],
+    lower: NDArray[np.float64] | None,
+    upper: NDArray[np.float64] | None,
+) -> None:
+    """That every value lies between its bounds; there are both or none.
+
+    >>> check_bounds(np.ones(1), np.zeros(1), np.ones(1))
+    """
+    if lower is None and upper is None:
+        return
+    if lower is None or upper is None:
+        raise InputError("lower and upper go together; one of them is missing.")
+    outside = (values < lower) | (values > upper)
+    if outside.any():
+        where = tuple(int(k) for k in np.argwhere(outside)[0])
+        raise InputError(
+            f"{int(outside.sum())} values lie outside their bounds; values{list(where)} is "
+            f"{values[where]:.9g}, its bounds {lower[where]:.9g} and {upper[where]:.9g}."
+        )
+
+
+def checked_steps(steps: object) -> tuple[str, ...]:
+    """The operations after the method, as text.
+
+    >>> checked_steps(["merge_words()"])
+    ('merge_words()',)
+    """
+    listed = tuple(steps) if isinstance(steps, (list, tuple)) else (steps,)
+    if not all(isinstance(step, str) for step in listed):
+        raise InputError(f"steps are texts, one for each operation; got {shorten(steps)}.")
+    return listed
+
+
+def checked_provenance(provenance: object) -> Mapping[str, Any]:
+    """Names with values."""
+    if not isinstance(provenance, Mapping):
+        raise InputError(f"provenance gives values by name; got {shorten(provenance)}.")
+    return provenance

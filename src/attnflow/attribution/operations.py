@@ -1,0 +1,194 @@
+"""What a result can be turned into: shares, words, spans, a mean, a rest, a difference.
+
+`Attribution` has a method for each, which says what it means; here is how it is done. Every
+operation gives a new result and notes itself in its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnflow.attribution.rescaling import (
+    Bounds,
+    Normalization,
+    Span,
+    Values,
+    difference_bounds,
+    linear_bounds,
+    merge,
+    resolve_spans,
+    rest_bounds,
+    row_sizes,
+    scale_rest,
+    share_bounds,
+    shares,
+)
+from attnflow.errors import InputError, MethodError, TargetError, did_you_mean, shorten
+from attnflow.tokens import TokenRef, Tokens
+
+if TYPE_CHECKING:
+    from attnflow.attribution.result import Attribution
+
+__all__ = ["mean_over_layers", "merge_words", "minus", "normalize", "sum_spans", "without"]
+
+_ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
+
+
+def normalize(result: Attribution, how: Normalization) -> Attribution:
+    """Each value as a share of its row."""
+    if how not in ("sum", "max"):
+        hint = did_you_mean(str(how), ("sum", "max"))
+        raise MethodError(f"Unknown normalization {shorten(how)}.{hint} Allowed: 'sum', 'max'.")
+    changed: dict[str, Any] = {"values": shares(result.values, how)}
+    if result.elsewhere is not None:
+        sizes = row_sizes(result.values, how)
+        changed["elsewhere"] = np.divide(
+            result.elsewhere, sizes, out=result.elsewhere.copy(), where=sizes > 0
+        )
+    if result.bounds is not None:
+        changed |= share_bounds(result.values, result.bounds, how)._asdict()
+    return replace(result, **changed, steps=(*result.steps, f"normalize({how!r})"))
+
+
+def merge_words(result: Attribution) -> Attribution:
+    """Sources of one word summed, targets of one word averaged."""
+    rows, columns = result.targets.groups(), result.sources.groups()
+    return replace(
+        result,
+        **_linear(result, lambda array: merge(array, rows, columns)),
+        **_row_means(
+            result, lambda array: np.stack([array[:, list(r)].mean(axis=1) for r in rows], axis=1)
+        ),
+        saturated=None,  # a property of one source token, not of a sum of several
+        targets=result.targets.merged(rows),
+        sources=result.sources.merged(columns),
+        steps=(*result.steps, "merge_words()"),
+    )
+
+
+def mean_over_layers(result: Attribution, number: int) -> Attribution:
+    """The mean of all layers, as one layer of this number."""
+    return replace(
+        result,
+        **_linear(result, lambda array: array.mean(axis=0, keepdims=True)),
+        **_row_means(result, lambda array: array.mean(axis=0, keepdims=True)),
+        saturated=None,  # a property of one layer's flow
+        layers=(number,),
+        steps=(*result.steps, "mean_over_layers()"),
+    )
+
+
+def sum_spans(result: Attribution, spans: Mapping[str, Span]) -> Attribution:
+    """The sum over each span; the rest goes elsewhere."""
+    members = resolve_spans(result.sources, spans)
+    covered = sorted(set().union(*members.values()))
+    left = result.values.sum(axis=-1) - result.values[:, :, covered].sum(axis=-1)
+    return replace(
+        result,
+        **_linear(
+            result,
+            lambda array: np.stack(
+                [array[:, :, k].sum(axis=-1) for k in members.values()], axis=-1
+            ),
+        ),
+        saturated=None,
+        elsewhere=left if result.elsewhere is None else left + result.elsewhere,
+        sources=Tokens(
+            tuple(members), tuple(result.sources.positions[k[0]] for k in members.values())
+        ),
+        steps=(*result.steps, f"spans({', '.join(map(repr, members))})"),
+    )
+
+
+def without(result: Attribution, sources: Sequence[TokenRef] | TokenRef) -> Attribution:
+    """The other sources, scaled up to the size that all had."""
+    gone = result.sources.occurrences_of(sources, required=True)
+    rest = [k for k in range(len(result.sources)) if k not in set(gone)]
+    if not gone or not rest:
+        raise TargetError(
+            f"without({shorten(sources)}) would leave out {len(gone)} of {len(result.sources)} "
+            f"sources; they are {result.sources.listing()}."
+        )
+    changed: dict[str, Any] = {"values": scale_rest(result.values, rest)}
+    if result.bounds is not None:
+        changed |= rest_bounds(result.values, result.bounds, rest)._asdict()
+    listed = [sources] if isinstance(sources, (str, int)) else list(sources)
+    return replace(
+        result,
+        **changed,
+        saturated=None if result.saturated is None else result.saturated[:, :, rest],
+        elsewhere=_elsewhere_without(result, rest),
+        dependence=None,
+        sources=result.sources.select(rest),
+        steps=(*result.steps, f"without({shorten(listed)})"),
+    )
+
+
+def minus(result: Attribution, baseline: Attribution, name: str, match: str) -> Attribution:
+    """The difference of two results about the same targets and sources."""
+    _check_baseline(result, baseline, match)
+    bounds, other = result.bounds, baseline.bounds
+    both = result.elsewhere is not None and baseline.elsewhere is not None
+    changed: dict[str, Any] = {"lower": None, "upper": None}
+    if bounds is not None and other is not None:
+        changed = difference_bounds(bounds, other)._asdict()
+    return replace(
+        result,
+        values=result.values - baseline.values,
+        **changed,
+        saturated=None,
+        dependence=None,
+        elsewhere=result.elsewhere - baseline.elsewhere if both else None,  # type: ignore[operator]
+        steps=(*result.steps, f"minus({name})"),
+    )
+
+
+def _elsewhere_without(result: Attribution, rest: Sequence[int]) -> Values | None:
+    """What is elsewhere when only these sources stay: also all of a row with nothing left."""
+    empty = ~result.values[:, :, list(rest)].any(axis=-1)
+    lost = np.where(empty, result.values.sum(axis=-1), 0.0)
+    if result.elsewhere is None and not lost.any():
+        return None
+    return lost if result.elsewhere is None else result.elsewhere + lost
+
+
+def _check_baseline(result: Attribution, baseline: Attribution, match: str) -> None:
+    if not isinstance(baseline, type(result)):
+        raise InputError(f"A baseline is an Attribution; got {type(baseline).__name__}.")
+    if match not in ("tokens", "positions"):
+        raise InputError(f"match is 'tokens' or 'positions'; got {shorten(match)}.")
+    if baseline.layers != result.layers:
+        raise InputError(
+            f"A baseline must have the same layers: {shorten(list(baseline.layers))} are not "
+            f"{shorten(list(result.layers))}."
+        )
+    for axis in ("targets", "sources"):
+        ours, theirs = getattr(result, axis), getattr(baseline, axis)
+        by_position = match == "positions" and axis == "sources"
+        if ours.positions != theirs.positions or not (by_position or ours.texts == theirs.texts):
+            raise InputError(
+                f"A baseline must have the same {axis}: {shorten(theirs.listing())} are not "
+                f"{shorten(ours.listing())}. Other sources at the same positions are allowed "
+                'with match="positions".'
+            )
+
+
+def _linear(result: Attribution, change: Callable[[Values], Values]) -> dict[str, Any]:
+    """Values and bounds after a sum or a mean."""
+    values = change(result.values)
+    if result.bounds is None:
+        return {"values": values}
+    ends = Bounds(change(result.bounds.lower), change(result.bounds.upper))
+    sizes = Bounds(change(np.abs(result.bounds.lower)), change(np.abs(result.bounds.upper)))
+    bounds = linear_bounds(values, ends, sizes, sum(result.values.shape))
+    return {"values": values, **bounds._asdict()}
+
+
+def _row_means(result: Attribution, change: Callable[[Values], Values]) -> dict[str, Any]:
+    """What there is for each row, after a mean over rows."""
+    arrays = result.arrays()
+    return {name: change(arrays[name]) for name in _ROW_ARRAYS if name in arrays}

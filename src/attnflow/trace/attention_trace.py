@@ -1,0 +1,233 @@
+"""The value itself: weights, tokens and what else a forward pass left.
+
+This is the lowest door into attnflow: attention weights and tokens from anywhere make a trace,
+with no model and no torch. Everything is checked here, once, so that methods need not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnflow import storage
+from attnflow.errors import InputError, TokensError, WeightsError, shorten
+from attnflow.extras import checked_gradients, checked_measured, pack, unpack
+from attnflow.tokens import Tokens
+from attnflow.trace.checks import (
+    ROW_TOLERANCE,
+    Kind,
+    check_prediction,
+    check_rows,
+    checked_kind,
+    checked_layers,
+    checked_mixed_heads,
+    checked_provenance,
+    checked_sinks,
+    checked_stages,
+    checked_tolerance,
+    checked_weights,
+)
+from attnflow.trace.prediction import Prediction
+
+__all__ = ["AttentionTrace"]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionTrace:
+    """Attention weights of one input: `weights[layer, head, query, key]`, rows are distributions.
+
+    `layers` are the model's own layer numbers, counted from 1; a hybrid model's layers without
+    attention are simply absent. `sinks[layer, head, query]` is the mass a row gives to a learned
+    sink, so that row sum + sink = 1. `mixed_heads` is set when the heads were already reduced at
+    capture, and says how. Of an encoder–decoder, `stages` names the attention each layer is
+    ("encoder", "decoder", "cross") and the first `encoder_length` positions are the input's.
+
+    Only when asked for at capture: `gradients`, those of one score with respect to each weight, in
+    the shape of `weights`; and `measured`, named arrays (layers, n, n) or (layers, n) that methods
+    need beside the weights.
+
+    `row_tolerance` is how far from 1 the rows were allowed to be: loading checks them by it again.
+
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> trace
+    <AttentionTrace 1 layers × 1 heads × 2 tokens, 'the key'>
+    >>> trace.kind
+    'causal'
+    """
+
+    weights: NDArray[np.floating[Any]]
+    tokens: Tokens
+    layers: tuple[int, ...]
+    kind: Kind = "bidirectional"
+    sinks: NDArray[np.floating[Any]] | None = None
+    mixed_heads: str | None = None
+    prediction: Prediction | None = None
+    stages: tuple[str, ...] | None = None
+    encoder_length: int | None = None
+    gradients: NDArray[np.floating[Any]] | None = None
+    measured: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    row_tolerance: float = max(ROW_TOLERANCE.values())
+
+    def __post_init__(self) -> None:
+        for array in (self.weights, self.sinks, self.gradients, *self.measured.values()):
+            if array is not None:
+                array.flags.writeable = False
+        object.__setattr__(self, "measured", MappingProxyType(dict(self.measured)))
+        object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        weights: ArrayLike,
+        tokens: Sequence[str],
+        *,
+        layers: Sequence[int] | None = None,
+        kind: Kind | None = None,
+        sinks: ArrayLike | None = None,
+        mixed_heads: str | None = None,
+        prediction: Prediction | None = None,
+        stages: Sequence[str] | None = None,
+        encoder_length: int | None = None,
+        gradients: ArrayLike | None = None,
+        measured: Mapping[str, ArrayLike] | None = None,
+        row_tolerance: float | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        copy: bool = True,
+    ) -> Self:
+        """A trace from arrays of shape (layers, heads, n, n) or (layers, n, n) and n tokens.
+
+        Rows must sum to 1 (or to 1 minus `sinks`) within `row_tolerance`, by default what the
+        dtype can hold. `kind` is recognised when not given: causal if no position attends to a
+        later one. With `copy=False` the trace may keep and freeze the array it is given.
+        """
+        checked, dtype = checked_weights(weights, copy)
+        named = Tokens.of(tokens)
+        if len(named) != checked.shape[-1]:
+            raise TokensError(
+                f"{len(named)} tokens for attention over {checked.shape[-1]} positions; "
+                "pass one token for each position, special tokens included."
+            )
+        sink = checked_sinks(sinks, checked)
+        numbers = checked_layers(layers, len(checked))
+        tolerance = checked_tolerance(row_tolerance, dtype)
+        check_rows(checked, sink, tolerance, numbers)
+        check_prediction(prediction, len(named))
+        return cls(
+            weights=checked,
+            tokens=named,
+            layers=numbers,
+            kind=checked_kind(kind, checked, tolerance),
+            sinks=sink,
+            mixed_heads=checked_mixed_heads(mixed_heads, checked.shape[1]),
+            prediction=prediction,
+            **checked_stages(stages, encoder_length, len(checked), len(named)),
+            gradients=checked_gradients(gradients, checked, copy=copy),
+            measured=checked_measured(measured, len(checked), checked.shape[-1]),
+            provenance={**storage.provenance_stamp(), **(provenance or {})},
+            row_tolerance=tolerance,
+        )
+
+    @property
+    def length(self) -> int:
+        """How many positions."""
+        return int(self.weights.shape[-1])
+
+    @property
+    def heads(self) -> int:
+        """How many heads are kept apart (1 when they were mixed at capture)."""
+        return int(self.weights.shape[1])
+
+    def stage(self, name: str) -> AttentionTrace:
+        """One attention of an encoder–decoder: "encoder" and "decoder" over their own tokens,
+        "cross" over both, decoder positions attending to the encoder's.
+        """
+        if self.stages is None or self.encoder_length is None or name not in self.stages:
+            raise InputError(
+                f"This trace has no stage {shorten(name)}; its stages are "
+                f"{', '.join(dict.fromkeys(self.stages or ())) or 'none: it is one stack'}."
+            )
+        layers = [k for k, stage in enumerate(self.stages) if stage == name]
+        n = self.encoder_length
+        side = {"encoder": slice(0, n), "decoder": slice(n, None)}.get(name, slice(None))
+        positions = range(self.length)[side]
+        words = None if self.tokens.words is None else self.tokens.words[side]
+        gradients = self.gradients
+        return AttentionTrace(
+            weights=self.weights[layers][:, :, side, side].copy(),
+            tokens=Tokens(tuple(self.tokens[k] for k in positions), words=words),
+            layers=tuple(range(1, len(layers) + 1)),
+            kind={"encoder": "bidirectional", "decoder": "causal"}.get(name, "cross"),  # type: ignore[arg-type]
+            mixed_heads=self.mixed_heads,
+            gradients=None if gradients is None else gradients[layers][:, :, side, side].copy(),
+            measured={
+                key: array[layers][:, *[side] * (array.ndim - 1)].copy()
+                for key, array in self.measured.items()
+            },
+            provenance={**self.provenance, "stage": name},
+            row_tolerance=self.row_tolerance,
+        )
+
+    def __repr__(self) -> str:
+        layers, heads, n, _ = self.weights.shape
+        text = " ".join(self.tokens.texts)
+        start = text if len(text) <= 40 else text[:37] + "..."
+        predicts = f", predicts {self.prediction}" if self.prediction else ""
+        return f"<AttentionTrace {layers} layers × {heads} heads × {n} tokens, {start!r}{predicts}>"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to .safetensors or .json; `load` gives the same bits back."""
+        header = {
+            "tokens": self.tokens.to_dict(),
+            "layers": list(self.layers),
+            "kind": self.kind,
+            "mixed_heads": self.mixed_heads,
+            "prediction": self.prediction.to_dict() if self.prediction else None,
+            "stages": None if self.stages is None else list(self.stages),
+            "encoder_length": self.encoder_length,
+            "provenance": dict(self.provenance),
+            "row_tolerance": self.row_tolerance,
+        }
+        arrays = {"weights": self.weights, **pack(self.gradients, self.measured)}
+        if self.sinks is not None:
+            arrays["sinks"] = self.sinks
+        storage.write(path, "AttentionTrace", header, arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote; it is checked as `from_arrays` checks it."""
+        header, arrays = storage.read(path, "AttentionTrace")
+        with storage.unpacking(path):
+            storage.check_dtypes(arrays)
+            weights = arrays.pop("weights")
+            if weights.ndim != 4:
+                raise WeightsError(f"weights have shape {weights.shape}, not four axes")
+            return cls.from_arrays(
+                weights,
+                Tokens.from_dict(header["tokens"]),
+                **_loaded_arguments(header),
+                sinks=arrays.pop("sinks", None),
+                **unpack(arrays),
+                copy=False,
+            )
+
+
+def _loaded_arguments(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What the header of a file says, as arguments of `from_arrays`."""
+    said = header["prediction"]
+    names = ("layers", "kind", "mixed_heads", "stages", "encoder_length")
+    tolerance = header.get("row_tolerance", max(ROW_TOLERANCE.values()))  # 0.1.0 kept none
+    if not isinstance(header["layers"], list) or header["kind"] is None or tolerance is None:
+        raise InputError("layers, kind or row_tolerance is missing")
+    return {
+        **{name: header[name] for name in names},
+        "prediction": None if said is None else Prediction.from_dict(said),
+        "row_tolerance": tolerance,
+        "provenance": checked_provenance(header["provenance"]),
+    }

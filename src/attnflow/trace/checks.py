@@ -1,0 +1,264 @@
+"""What must hold of the parts of a trace, whether they come from a model, a user or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnflow.errors import (
+    InputError,
+    WeightsError,
+    did_you_mean,
+    shorten,
+    whole_number,
+)
+from attnflow.trace.prediction import Prediction
+
+__all__ = [
+    "ROW_TOLERANCE",
+    "Kind",
+    "check_prediction",
+    "check_rows",
+    "checked_kind",
+    "checked_layers",
+    "checked_mixed_heads",
+    "checked_provenance",
+    "checked_sinks",
+    "checked_stages",
+    "checked_tolerance",
+    "checked_weights",
+]
+
+Kind = Literal["bidirectional", "causal", "cross"]
+_KINDS = ("bidirectional", "causal", "cross")
+_STAGES = ("encoder", "decoder", "cross")
+
+# How far a row may be from a distribution before we refuse it: rounding of the dtype it was
+# computed in, with room for a few thousand summands. A dropped mask or a missing softmax is off
+# by orders of magnitude more.
+ROW_TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2}
+
+
+def checked_weights(weights: ArrayLike, copy: bool) -> tuple[NDArray[np.floating[Any]], str]:
+    """Of rank 4 in float32 or float64, and the name of the dtype it came in."""
+    array, dtype = _as_array(weights)
+    if array.ndim not in (3, 4):
+        hint = "For one layer add an axis: weights[None]."
+        if array.ndim == 5:
+            hint = "If the second axis is a batch, pass one example of it: weights[:, 0]."
+        raise WeightsError(
+            f"Attention weights have rank {array.ndim} (shape {array.shape}); allowed are "
+            f"(layers, heads, n, n) and (layers, n, n). {hint}"
+        )
+    if array.shape[-1] != array.shape[-2]:
+        raise WeightsError(
+            f"Attention weights are not square: shape {array.shape} has {array.shape[-2]} queries "
+            f"and {array.shape[-1]} keys; self-attention has as many of one as of the other."
+        )
+    if 0 in array.shape:
+        raise WeightsError(f"Attention weights are empty: shape {array.shape}.")
+    single = array.dtype in (np.float32, np.float16)
+    copied: NDArray[np.floating[Any]] = (
+        array.astype(np.float32, copy=copy) if single else array.astype(np.float64, copy=copy)
+    )
+    _check_values(copied)
+    return (copied[:, None] if copied.ndim == 3 else copied), dtype
+
+
+def _as_array(weights: ArrayLike) -> tuple[NDArray[Any], str]:
+    """As numpy, and the dtype it came in: of torch tensors too, without importing torch."""
+    try:
+        if isinstance(weights, (tuple, list)):
+            parts = [_without_torch(part) for part in weights]
+            array = np.asarray([part for part, _ in parts])
+            dtype = parts[0][1] if parts and parts[0][1] else str(array.dtype)
+        else:
+            plain, named = _without_torch(weights)
+            array = np.asarray(plain)
+            dtype = named or str(array.dtype)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise WeightsError(
+            f"Attention weights cannot be read as one array: {str(error)[:200]}."
+        ) from error
+    if array.dtype.kind not in "fiu":
+        raise WeightsError(
+            f"Attention weights must be real numbers; got dtype {array.dtype}. "
+            "Layers of different shapes cannot be stacked: trim padding first."
+        )
+    return array, dtype
+
+
+def _without_torch(part: Any) -> tuple[Any, str]:
+    """A tensor as a numpy array with its dtype's name; anything else as it is."""
+    if not hasattr(part, "detach"):
+        return part, ""
+    name = str(part.dtype).removeprefix("torch.")
+    plain = part.detach().cpu()
+    return (plain.float() if name == "bfloat16" else plain).numpy(), name
+
+
+def _check_values(weights: NDArray[np.floating[Any]]) -> None:
+    for k, layer in enumerate(weights):  # layer by layer: the masks stay small
+        if not np.isfinite(layer).all():
+            where = (k, *(int(i) for i in np.argwhere(~np.isfinite(layer))[0]))
+            raise WeightsError(
+                f"Attention weights must be finite; weights{list(where)} is {weights[where]}. "
+                "A fully masked row gives NaN: trim padding before the softmax."
+            )
+        if (layer < 0).any():
+            where = (k, *(int(i) for i in np.argwhere(layer < 0)[0]))
+            raise WeightsError(
+                f"Attention weights must not be negative; weights{list(where)} is "
+                f"{weights[where]:.6g}. Pass the weights after the softmax, not the scores."
+            )
+
+
+def checked_sinks(
+    sinks: ArrayLike | None, weights: NDArray[np.floating[Any]]
+) -> NDArray[np.floating[Any]] | None:
+    """The mass each row gives to a learned sink, `(layers, heads, queries)`, or None."""
+    if sinks is None:
+        return None
+    try:
+        array = np.array(sinks, dtype=weights.dtype)
+    except (ValueError, TypeError) as error:
+        raise WeightsError(f"sinks cannot be read as one array: {str(error)[:200]}.") from error
+    if array.ndim == 2:
+        array = array[:, None]
+    if array.shape != weights.shape[:3] or not np.isfinite(array).all() or (array < 0).any():
+        raise WeightsError(
+            f"sinks must be finite, not negative and of shape {weights.shape[:3]} "
+            f"(layers, heads, queries); got shape {array.shape}."
+        )
+    return array
+
+
+def check_rows(
+    weights: NDArray[np.floating[Any]],
+    sinks: NDArray[np.floating[Any]] | None,
+    tolerance: float,
+    numbers: tuple[int, ...],
+) -> None:
+    """That every row sums to 1, sinks included, within the tolerance; the error names the worst."""
+    total = weights.sum(axis=-1, dtype=np.float64)
+    if sinks is not None:
+        total = total + sinks
+    off = np.abs(total - 1)
+    if off.max() <= tolerance:
+        return
+    layer, head, query = (int(i) for i in np.unravel_index(off.argmax(), off.shape))
+    raise WeightsError(
+        f"Attention rows must sum to 1 within {tolerance:g}; {int((off > tolerance).sum())} of "
+        f"{off.size} do not. The worst is layer {numbers[layer]}, head {head}, query {query}: it "
+        f"sums to {total[layer, head, query]:.6g} (off by {off.max():.3g}). Pass weights after the "
+        "softmax and before dropout; declare the mass of learned sinks with sinks=."
+    )
+
+
+def checked_tolerance(tolerance: float | None, dtype: str) -> float:
+    """How far a row may be from 1: 0 means exactly 1, None what the dtype can hold."""
+    if tolerance is None:
+        return ROW_TOLERANCE.get(dtype, 1e-4)
+    number = isinstance(tolerance, (int, float, np.integer, np.floating))
+    if not number or isinstance(tolerance, bool) or not 0 <= tolerance <= 1:
+        raise InputError(
+            f"row_tolerance is a number from 0 to 1, or None for what the dtype can hold; got "
+            f"{shorten(tolerance)}."
+        )
+    return float(tolerance)
+
+
+def checked_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """The model's numbers of the layers; counted from 1 where none are given."""
+    if layers is None:
+        return tuple(range(1, count + 1))
+    listed = list(layers) if isinstance(layers, Iterable) else [layers]
+    numbers = tuple(whole_number(number) or 0 for number in listed)
+    increasing = numbers == tuple(sorted(set(numbers)))
+    if len(numbers) != count or not increasing or numbers[0] < 1 or numbers[-1] >= 2**31:
+        raise WeightsError(
+            f"layers must be {count} increasing numbers counted from 1, one for each layer of "
+            f"weights; got {shorten(listed)}."
+        )
+    return numbers
+
+
+def checked_kind(kind: object, weights: NDArray[np.floating[Any]], tolerance: float) -> Kind:
+    """The kind as it was given, if the weights agree, or else as they show it."""
+    if kind is None:
+        return _recognise_kind(weights)
+    if kind not in _KINDS:
+        raise InputError(
+            f"Unknown kind={shorten(kind)}.{did_you_mean(str(kind), _KINDS)} Allowed are "
+            f"{', '.join(map(repr, _KINDS))}, or None to recognise it."
+        )
+    if kind == "causal":
+        ahead = max(float(np.triu(h, k=1).sum(axis=-1).max()) for layer in weights for h in layer)
+        if ahead > tolerance:
+            raise WeightsError(
+                f"kind='causal', but a position gives {ahead:.3g} of its attention to later ones. "
+                "Was the mask dropped? Leave kind out to have it recognised."
+            )
+    return cast("Kind", kind)
+
+
+def checked_mixed_heads(name: object, heads: int) -> str | None:
+    """How the heads were mixed to one, or None where they are kept apart."""
+    if name is None:
+        return None
+    if not isinstance(name, str) or heads != 1:
+        raise WeightsError(
+            f"mixed_heads={shorten(name)} says how {heads} heads were mixed to one: it is a text "
+            "such as 'mean', and the weights have one head then."
+        )
+    return name
+
+
+def checked_stages(
+    stages: Sequence[str] | None, encoder_length: int | None, layers: int, length: int
+) -> dict[str, Any]:
+    """Both or neither: a stage for each layer, and how many of the positions are the encoder's."""
+    if stages is None and encoder_length is None:
+        return {"stages": None, "encoder_length": None}
+    names = tuple(stages) if isinstance(stages, (list, tuple)) else ()
+    encoder = whole_number(encoder_length)
+    if len(names) != layers or any(name not in _STAGES for name in names):
+        raise InputError(
+            f"stages names {', '.join(map(repr, _STAGES))} for each of the {layers} layers; got "
+            f"{shorten(stages)}."
+        )
+    if encoder is None or not 0 < encoder < length:
+        raise InputError(
+            f"encoder_length is how many of the {length} positions are the encoder's, at least 1; "
+            f"got {shorten(encoder_length)}."
+        )
+    return {"stages": names, "encoder_length": encoder}
+
+
+def check_prediction(prediction: Prediction | None, length: int) -> None:
+    """That a prediction was read from a position there is."""
+    if prediction is None:
+        return
+    if not isinstance(prediction, Prediction):
+        raise InputError(f"prediction is a Prediction or None; got {shorten(prediction)}.")
+    if prediction.position >= length:
+        raise InputError(
+            f"The prediction was read from position {prediction.position}; there are {length}."
+        )
+
+
+def checked_provenance(provenance: object) -> dict[str, Any]:
+    """The provenance of a file: a dict."""
+    if not isinstance(provenance, dict):
+        raise InputError(f"the provenance is {shorten(provenance)}, expected names with values")
+    return provenance
+
+
+def _recognise_kind(weights: NDArray[np.floating[Any]]) -> Kind:
+    if weights.shape[-1] == 1:
+        return "bidirectional"
+    ahead = (np.triu(head, k=1).any() for layer in weights for head in layer)
+    return "bidirectional" if any(ahead) else "causal"

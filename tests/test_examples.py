@@ -1,0 +1,95 @@
+"""Examples in docstrings run, every public name has one, and every module says what is public."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import attnflow
+
+PACKAGE = Path(attnflow.__file__).parent
+
+# Packages and modules that the docs name: what their `__all__` lists is public.
+PUBLIC = (
+    *("attnflow", "attnflow.tokens", "attnflow.trace", "attnflow.graph", "attnflow.attribution"),
+    *("attnflow.methods", "attnflow.maxflow", "attnflow.storage", "attnflow.testing"),
+    *("attnflow.errors", "attnflow.progress", "attnflow.extras", "attnflow.evaluation"),
+    *("attnflow.show.plots", "attnflow.hosts.adapter", "attnflow.hosts.load"),
+)
+
+# Public names whose examples are still to be written.
+STILL_WITHOUT: frozenset[str] = frozenset({})
+
+# Modules that still do not say what is public.
+STILL_WITHOUT_ALL: frozenset[str] = frozenset({})
+
+
+def module_names() -> list[str]:
+    """Every module of the package but those that run when they are imported."""
+    modules = pkgutil.walk_packages(attnflow.__path__, "attnflow.")
+    return ["attnflow", *(m.name for m in modules if not m.name.endswith("__main__"))]
+
+
+def imported(name: str) -> ModuleType:
+    """The module, or a skipped test where a package it needs is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            pytest.skip(f"{name} cannot be imported: {error}")
+
+
+@pytest.mark.parametrize("name", module_names())
+def test_examples_run(name: str) -> None:
+    module = imported(name)
+    finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner(verbose=False)
+    report: list[str] = []
+    for test in finder.find(module, name):
+        if test.examples and not _is_imported(module, test):
+            runner.run(test, out=report.append)
+    assert runner.failures == 0, "".join(report)
+
+
+def _is_imported(module: ModuleType, test: doctest.DocTest) -> bool:
+    return test.filename is not None and Path(test.filename) != Path(module.__file__ or "")
+
+
+def _is_error(value: object) -> bool:
+    """An exception or a warning without a part of its own: its root has the example."""
+    return inspect.isclass(value) and issubclass(value, (Exception, Warning))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example(name: str) -> None:
+    module = imported(name)
+    without = set()
+    for public in module.__all__:
+        value = getattr(module, public)
+        if not (inspect.isclass(value) or inspect.isroutine(value)) or _is_error(value):
+            continue  # a constant, a type, a module
+        if value.__module__.startswith("attnflow") and ">>>" not in (value.__doc__ or ""):
+            without.add(f"{value.__module__}.{value.__qualname__}")
+    assert without <= STILL_WITHOUT, f"no example: {sorted(without - STILL_WITHOUT)}"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.stem)
+def test_every_module_says_what_is_public(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    declares = any(
+        isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for node in tree.body
+    )
+    has_names = any(
+        isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+        for node in tree.body
+    )
+    assert declares or not has_names, f"{path.relative_to(PACKAGE)} has no __all__"
