@@ -48,7 +48,7 @@ class CompletionCase:
 
     def attribution(self, method: Method | None) -> Attribution:
         """What explain_completion() gives for this case; None is its default method."""
-        request = CompletionRequest.of(method, "auto", "prompt", self.tokenizer)
+        request = CompletionRequest.of(self.model, method, None, "prompt")
         reader = Reader(self.model, self.tokenizer, request)
         return reader.read(Prompt(self.prompt_ids), self.completion_ids, {"streamed": False})
 
