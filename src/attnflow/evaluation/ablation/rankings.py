@@ -83,8 +83,9 @@ def named_rankings(
 
     A name is a method's, with options as `NAME:key=value`; "leave-one-out",
     "ablation-regression", "visibility" or "careful"; "default", what explain_completion() does by
-    default; "raw-mean", raw attention over all layers; or "random". A mapping gives functions names of your own. A measured
-    method that is named measures the completion as one target, `by` and `score` as the evaluation.
+    default; "raw-mean", raw attention over all layers; or "random". A mapping gives functions
+    names of your own. A measured method that is named measures the completion as one target, `by`
+    and `score` as the evaluation.
 
     >>> list(named_rankings(["rollout:residual=0.4", "leave-one-out", "random"]))
     ['rollout residual=0.4', 'leave-one-out', 'random']
