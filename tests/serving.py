@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import uvicorn
 
 from attnflow.web.app import guarded_app
+from attnflow.web.connections import server_settings
 from attnflow.web.models import OfferedModel
 from attnflow.web.requests import Limits
 
@@ -67,14 +68,11 @@ class Client(NamedTuple):
 
 
 @contextmanager
-def serving(offers: Sequence[OfferedModel], limits: Limits | None = None) -> Iterator[Client]:
+def serving(models: Sequence[OfferedModel], limits: Limits | None = None) -> Iterator[Client]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(256)  # callers may come before the server is awake
-    settings = uvicorn.Config(
-        guarded_app(offers, limits), log_level="warning", http="h11", ws="none", lifespan="on"
-    )
-    server = uvicorn.Server(settings)
+    server = uvicorn.Server(server_settings(guarded_app(models, limits), limits))
     thread = Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

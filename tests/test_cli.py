@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from attnflow import Attribution, __version__
-from attnflow.cli.app import _run
-from attnflow.methods import METHODS
+from attnflow.cli.app import _run, app
+from attnflow.cli.progress import progress_bars
+from attnflow.errors import AttributionWarning
+from attnflow.methods import METHODS, Rollout
+from attnflow.progress import Progress
 from attnflow.testing import tiny_encoder
+from hostile_surface import try_command_lines
+from test_server import tiny_writer
 
 TEXT = "the author talked to sara about [MASK] book"
 
@@ -49,7 +60,7 @@ def test_explain_shows_prediction_target_and_layers(
 
 
 def test_json_is_the_whole_result(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--target", "sara", "--layer", "2", "--option", "residual=0.4", "--json"]
+    arguments = ["--targets", "sara", "--layers", "2", "--method", "rollout:residual=0.4", "--json"]
     assert _run(["explain", "--model", folder, TEXT, *arguments]) == 0
     record = json.loads(capsys.readouterr().out)
     assert np.array(record["values"]).shape == (1, 1, 10)
@@ -137,11 +148,11 @@ def test_what_gradients_are_of_can_be_chosen(
     assert [record["provenance"]["gradients_of"] for record in found] == ["singular", "plural"]
     assert found[0]["values"] != found[1]["values"]
     assert _run(["explain", "the key", "--of", "1"]) == 2
-    assert "of=1 chooses what gradients are taken of" in capsys.readouterr().err
-    encoder = ["explain", "--model", folder, TEXT, "--method", "norm-rollout"]
-    assert _run([*encoder, "--option", "kind=encoder"]) == 0
+    assert "answer=1 chooses what gradients are taken of" in capsys.readouterr().err
+    encoder = ["explain", "--model", folder, TEXT, "--method", "norm-rollout:kind=encoder"]
+    assert _run(encoder) == 0
     assert "NormRollout(start_layer=1, kind='encoder')" in capsys.readouterr().out
-    assert _run(["explain", "the key", "--method", "norm-rollout", "-o", "kind=encoder"]) == 1
+    assert _run(["explain", "the key", "--method", "norm-rollout:kind=encoder"]) == 1
     assert "VerbNumberModel normalises before attention" in capsys.readouterr().err
 
 
@@ -203,9 +214,10 @@ def test_all_targets_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
 BAD_USAGE = [
     ([""], "There is nothing to explain: the text is ''"),
     ([TEXT, "--method", "flo"], "Unknown method 'flo'. Did you mean 'flow'?"),
-    ([TEXT, "--option", "residual"], "must read NAME=VALUE"),
-    ([TEXT, "--option", "residul=1"], "no option 'residul'. Did you mean 'residual'?"),
-    ([TEXT, "--option", "residual=2"], "a number from 0 to 1"),
+    ([TEXT, "--option", "residual"], "must read KEY=VALUE"),
+    ([TEXT, "--method", "rollout:residual"], "NAME:key=value,key=value"),
+    ([TEXT, "--method", "rollout:residul=1"], "no option 'residul'. Did you mean 'residual'?"),
+    ([TEXT, "--method", "rollout:residual=2"], "a number from 0 to 1"),
     ([TEXT, "--target", "book "], "No token 'book '"),
     ([TEXT, "--target", "99"], "No position 99 here; choose from 0 '[CLS]'"),
     (["the key to the cabinets", "--target", "the"], "occurs 2 times, at positions 1, 4"),
@@ -237,8 +249,10 @@ BAD_USAGE = [
         [TEXT, "--method", "alti", "--figure", "graph", "--output", "x.png"],
         "use it with --method raw, rollout or flow (now 'alti')",
     ),
-    ([TEXT, "--method", "flow", "-o", "threads=0"], "threads is a number of at least 1"),
-    ([TEXT, "--method", "flow", "-o", "tolerance=7"], "tolerance is a number from 1e-9 to 1"),
+    ([TEXT, "--method", "flow:threads=2"], "'flow' has no option 'threads'"),
+    ([TEXT, "--method", "flow:tolerance=7"], "tolerance is a number from 1e-9 to 1"),
+    ([TEXT, "--targets", "sara", "--targets", "book"], "for several add --json or --output"),
+    ([TEXT, "--model", "x" * 5000], "of up to 1,000 characters; got 5,000"),
 ]
 
 
@@ -297,3 +311,182 @@ def test_the_installed_command_runs_in_a_process_of_its_own(folder: str) -> None
     command = [sys.executable, "-m", "attnflow", "explain", "--model", folder, TEXT, "--json"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(run.stdout)["layers"] == [1, 2, 3]
+
+
+# -- old spellings, one syntax ---------------------------------------------------------------------
+
+
+def values(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    assert _run(["explain", "the key to the cabinets", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    record = json.loads(captured.out)
+    return (record["values"], record["method"], record["layers"]), captured.err
+
+
+def test_old_spellings_go_on_working(capsys: pytest.CaptureFixture[str]) -> None:
+    new, silent = values(
+        ["--targets", "key", "--layers", "3", "--method", "rollout:residual=0.4,heads=max"], capsys
+    )
+    old, told = values(
+        ["--target", "key", "--layer", "3", "-o", "residual=0.4", "--option", "heads=max"], capsys
+    )
+    assert old == new
+    assert silent == ""
+    assert told == (
+        "attnflow: --option is now written behind the method, --method "
+        "rollout:residual=0.4,heads=max; --option goes in the next release.\n"
+    )
+    colons, _ = values(
+        ["--targets", "key", "--layers", "3", "--method", "rollout:residual=0.4:heads=max"], capsys
+    )
+    assert colons == new
+
+
+def test_several_targets_and_layers_go_into_one_result(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    several = ["--targets", "key", "--targets", "0", "--layers", "1", "--layers", "6", "--json"]
+    assert _run(["explain", "the key to the cabinets", *several]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["layers"] == [1, 6]
+    assert record["targets"]["texts"] == ["key", "[CLS]"]
+
+
+def test_every_command_has_a_file_of_its_own() -> None:
+    import attnflow.cli
+
+    folder = Path(attnflow.cli.__file__).parent
+    names = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+    names |= {group.typer_instance.info.name for group in app.registered_groups}  # type: ignore[union-attr]
+    assert {path.stem for path in folder.glob("*.py")} == names | {
+        *("__init__", "app", "options", "output", "progress")
+    }
+
+
+# -- what goes wrong outside -----------------------------------------------------------------------
+
+
+def in_shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command in a shell of its own; $attnflow is the command."""
+    environment = {**os.environ, "attnflow": f"{sys.executable} -m attnflow", **variables}
+    return subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_what_a_terminal_cannot_encode_is_escaped(encoding: str) -> None:
+    script = '$attnflow explain "the key → ∞" && $attnflow explain "the key → ∞" --json'
+    run = in_shell(script, PYTHONIOENCODING=encoding)
+    assert (run.returncode, run.stderr) == (0, "")
+    table, record = run.stdout.rsplit("\n", 2)[:2]
+    assert "\\u2192" in table
+    assert "→" in json.loads(record)["sources"]["texts"]
+
+
+def test_a_reader_that_leaves_ends_the_command_in_silence() -> None:
+    for command in ("methods", 'explain "the key" --json --all-targets', "--help"):
+        run = in_shell(f"set -o pipefail; $attnflow {command} | head -c 1")
+        assert (run.returncode, run.stderr) == (0, ""), command
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_behind_standard_output_is_told() -> None:
+    for command in ("methods", 'explain "the key"', 'explain "the key" --json'):
+        run = in_shell(f"$attnflow {command} > /dev/full")
+        assert run.returncode == 1
+        assert run.stderr == (
+            "attnflow: the answer could not be written to standard output: No space left on "
+            "device.\n"
+        )
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.svg", "x.pdf", "x.gif", "x.html", "x.json"])
+def test_a_full_disk_leaves_the_old_file_whole(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is written beside the old one; here that one cannot take its place."""
+    file = tmp_path / name
+    file.write_bytes(b"the old one")
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert _run(["explain", "the key", "--output", str(file)]) == 1
+    assert f"Cannot write {str(file)!r}: No space left on device." in capsys.readouterr().err
+    assert file.read_bytes() == b"the old one"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_an_image_on_the_command_line_is_told_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import transformers
+
+    picture = tmp_path / "photo.png"
+    picture.write_bytes(b"\x89PNG")
+    assert _run(["explain", str(picture)]) == 2
+    assert "is an image, and the command line takes text. In Python: attnflow.explain(model, {" in (
+        capsys.readouterr().err
+    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ViTConfig(**sizes, intermediate_size=16, image_size=16, patch_size=8)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    assert _run(["explain", "--model", str(tmp_path / "vit"), "no-such-file.png"]) == 2
+    assert "reads no text (it has no tokenizer), and the command line takes text. In Python" in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_a_method_warns_of_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    original = Rollout._compute
+
+    def compute(self: Rollout, *arguments: Any) -> Attribution:
+        warnings.warn("Every row is the same.", AttributionWarning, stacklevel=2)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Rollout, "_compute", compute)
+    assert _run(["explain", "the key"]) == 0
+    assert capsys.readouterr().err == "attnflow: Every row is the same.\n"
+    file = tmp_path / "report.html"
+    assert _run(["report", "the key", "--method", "rollout", "--output", str(file)]) == 0
+    assert capsys.readouterr().err == f"attnflow: Every row is the same.\nwrote {file}\n"
+
+
+def test_saturation_is_not_said_to_be_mended_by_rollout(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run(["explain", "the key to the cabinets", "--method", "flow"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "saturated" in shown
+    assert "--method rollout" not in shown
+    assert "`attnflow evaluate` say which method to trust" in shown
+
+
+def test_progress_is_shown_on_a_terminal_for_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with progress_bars("loading the model", console=console) as tell:
+        tell(Progress("flow", 3, 10))
+        tell("reading", 2, 4)
+        tell(1, 5)
+    drawn = console.file.getvalue()  # type: ignore[attr-defined]
+    for word in ("loading the model", "flow", "3/10", "reading", "2/4", "texts", "1/5"):
+        assert word in drawn
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("writer")
+    loaded = tiny_writer()
+    loaded.model.save_pretrained(path)
+    loaded.tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.mark.filterwarnings("ignore")  # what host libraries say of odd input is theirs
+def test_odd_command_lines_end_in_a_sentence(folder: str, writer: str, tmp_path: Path) -> None:
+    assert try_command_lines(40, seed=1, encoder=folder, writer=writer, folder=tmp_path) == []

@@ -51,6 +51,8 @@ HEAVY = {
     "captum": {"evaluation"},
     "fastapi": {"web"},
     "uvicorn": {"web"},
+    "pydantic": {"web"},
+    "starlette": {"web"},
     "matplotlib": {"show"},
     "ray": set[str](),
 }

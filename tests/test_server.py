@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -19,13 +20,16 @@ import pytest
 
 from attnflow import AttentionTrace, Rollout
 from attnflow.cli.app import _run
+from attnflow.errors import AttributionWarning
 from attnflow.hosts.load import Loaded
+from attnflow.progress import Progress
 from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_encoder
 from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError
 from attnflow.web.models import OfferedModel, embedded_models, named_models
 from attnflow.web.requests import Limits
 from attnflow.web.results import Results
+from hostile_surface import try_raw_requests, try_request_bodies
 from serving import JSON, Client, serving
 
 TEXT = "the key to the cabinets"
@@ -56,7 +60,7 @@ def tiny_writer() -> Loaded:
     return Loaded(GPT2LMHeadModel(config).eval(), tokenizer)
 
 
-def offers() -> list[OfferedModel]:
+def models() -> list[OfferedModel]:
     return [
         embedded_models()[0],
         OfferedModel(
@@ -67,7 +71,7 @@ def offers() -> list[OfferedModel]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with serving(offers(), Limits(tokens=48, flow_tokens=24, new_tokens=16)) as running:
+    with serving(models(), Limits(tokens=48, flow_tokens=24, new_tokens=16)) as running:
         yield running
 
 
@@ -317,7 +321,7 @@ def test_flow_stops_between_two_pairs() -> None:
 
     def work(job: Job) -> str:
         job.cancel()
-        Flow()(random_trace(layers=4, length=24), progress=lambda d, t: job.tell("flow", d, t))
+        Flow()(random_trace(layers=4, length=24), progress=job.tell)
         return "never"
 
     job = Job(work)
@@ -368,7 +372,7 @@ def test_the_queue_and_the_results_are_bounded() -> None:
     cancelled = Job(nothing)
     cancelled.cancel()
     with pytest.raises(CancelledJobError):
-        cancelled.tell("on")
+        cancelled.tell(Progress("on", 0, 0))
 
 
 # -- models ----------------------------------------------------------------------------------------
@@ -432,3 +436,108 @@ def test_hostile_tokens_reach_the_report_as_text() -> None:
     words = ["</script>", "<b>"]
     trace = AttentionTrace.from_arrays(np.full((1, 2, 2), 0.5), words)
     assert "</script><b>" not in Rollout()(trace).to_html().replace("\n", "")
+
+
+# -- hostile callers -------------------------------------------------------------------------------
+
+
+def raw(port: int, request: bytes) -> bytes:
+    """Everything that comes back for these bytes until the server hangs up."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as visitor:
+        visitor.sendall(request)
+        while piece := visitor.recv(65_536):
+            answer += piece
+    return answer
+
+
+def get(port: int, *headers: str) -> bytes:
+    lines = ["GET / HTTP/1.1", *headers, "connection: close"]
+    return raw(port, ("\r\n".join(lines) + "\r\n\r\n").encode())
+
+
+@pytest.mark.parametrize(
+    "host", ["[", "evil.com@127.0.0.1", "127.0.0.1:80@evil.com", "127.0.0.1:port", "[::1", "//"]
+)
+def test_a_host_that_is_none_of_ours_is_refused_with_the_policy(client: Client, host: str) -> None:
+    answer = get(client.port, f"host: {host}")
+    assert answer.startswith(b"HTTP/1.1 421 ")
+    assert b"content-security-policy" in answer
+    assert b"answers on 127.0.0.1 and localhost only" in answer
+
+
+def test_every_name_of_this_machine_is_answered(client: Client) -> None:
+    for host in ("127.0.0.1", "LOCALHOST", "[::1]:8765", "localhost:1234"):
+        assert get(client.port, f"host: {host}").startswith(b"HTTP/1.1 200 ")
+
+
+def test_two_origins_are_refused_whichever_comes_last(client: Client) -> None:
+    own, foreign = "origin: http://127.0.0.1", "origin: http://evil.example"
+    for headers in ([own, foreign], [foreign, own], [own, own]):
+        answer = get(client.port, "host: 127.0.0.1", *headers)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"The header 'origin' was sent twice." in answer
+
+
+def test_the_content_type_is_read_as_the_standard_says(client: Client) -> None:
+    body = json.dumps({"model": "verb-number", "text": TEXT}).encode()
+    for kind in ("application/JSON", "application/json; charset=utf-8", "APPLICATION/json ;x=y"):
+        answer = client.send("POST", "/api/explain", body, {"content-type": kind})
+        assert answer.status == 202, kind
+
+
+def test_half_sent_headers_are_given_up_and_others_are_answered_meanwhile() -> None:
+    halves = (b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: local", b"POST /api/explain HTTP/1.1\r\n")
+    with serving([], Limits(seconds_to_send=0.4)) as client:
+        visitors = [
+            socket.create_connection(("127.0.0.1", client.port), timeout=20) for _ in range(40)
+        ]
+        try:
+            for k, visitor in enumerate(visitors):
+                visitor.sendall(halves[k % len(halves)])
+            assert client.get("/").status == 200
+            assert all(visitor.recv(4096) == b"" for visitor in visitors)
+        finally:
+            for visitor in visitors:
+                visitor.close()
+
+
+def test_a_second_request_has_the_deadline_too() -> None:
+    with serving([], Limits(seconds_to_send=0.4)) as client:
+        request = b"GET /favicon.ico HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        assert raw(client.port, request + b"GET / HTTP/1.1\r\nho").count(b"HTTP/1.1 204") == 1
+        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as visitor:
+            visitor.sendall(request)
+            assert b" 204 " in visitor.recv(4096)
+            visitor.sendall(b"GET / HTTP/1.1\r\nho")
+            assert visitor.recv(4096) == b""
+
+
+def test_odd_bodies_get_a_job_or_a_sentence(client: Client) -> None:
+    assert try_request_bodies(client, 40, seed=1, model="tiny-writer") == []
+
+
+def test_odd_headers_get_an_answer_or_a_hang_up() -> None:
+    with serving([], Limits(seconds_to_send=0.2)) as client:
+        assert try_raw_requests(client.port, 60, seed=1) == []
+        assert client.get("/").status == 200
+
+
+def test_a_result_that_says_less_than_it_seems_is_shown_with_its_remark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A method that warns does not fail the job: the document carries the remark instead."""
+    from attnflow import Attribution
+
+    def compute(self: Rollout, trace: AttentionTrace, *rest: Any) -> Attribution:
+        warnings.warn("the rows are all the same", AttributionWarning, stacklevel=2)
+        return original(self, trace, *rest)
+
+    original = Rollout._compute
+    monkeypatch.setattr(Rollout, "_compute", compute)
+    monkeypatch.setattr(Attribution, "_remarks", lambda _: ["the rows are all the same"])
+    with serving([models()[0]]) as client:
+        job = client.finished(start(client, methods=["rollout"]).json["id"])
+        assert job["state"] == "done", job
+        document = client.get(f"/api/results/{job['result']}.json").json
+    assert "the rows are all the same" in document["results"][0]["remarks"]

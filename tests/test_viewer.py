@@ -17,13 +17,13 @@ import pytest
 from attnflow import AttentionTrace, Attribution, Flow, LayeredGraph, Raw, Rollout, Tokens
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError
-from attnflow.show.page import SCRIPTS, embedded_json, page
+from attnflow.show.page import SCRIPTS, VIEWER_FOLDER, embedded_json, page
 from attnflow.show.png import png
 from attnflow.show.view import unpack_values, view
 from attnflow.testing import random_attention, random_trace
 from attnflow.tokens.patches import Grid, patch_names
 
-WEB = Path(page.__code__.co_filename).parent / "web"
+WEB = VIEWER_FOLDER.parents[1] / "web"
 HOSTILE = [
     "</script>",
     "<script>alert(1)</script>",
@@ -106,6 +106,7 @@ def test_a_large_result_keeps_the_strongest_and_says_what_it_left_out() -> None:
         assert packed["kept"] == 64
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")  # saturated on purpose
 def test_marks_and_mass_elsewhere_and_the_certificate_are_kept() -> None:
     trace = random_trace(layers=5, length=6, seed=3)
     flow = Flow()(trace, threads=1)
@@ -243,6 +244,7 @@ def test_an_image_carries_its_grid_and_its_picture() -> None:
 # -- the page --------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")  # saturated on purpose
 def test_a_page_is_one_file_that_fetches_nothing_and_is_small() -> None:
     words = [f"word{k}" for k in range(50)]
     trace = AttentionTrace.from_arrays(random_attention(6, 2, 50, seed=0), words)
@@ -282,12 +284,12 @@ def test_the_policy_names_exactly_the_scripts_of_the_page() -> None:
 
 
 def test_the_viewer_never_writes_markup() -> None:
-    for path in [*(WEB / "viewer").glob("*.js"), *(WEB / "page").glob("*.js")]:
+    for path in [*VIEWER_FOLDER.glob("*.js"), *(WEB / "page").glob("*.js")]:
         text = path.read_text(encoding="utf-8")
         assert "</" not in text, f"{path.name} would end the script it stands in"
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text)
         assert not re.search(r'setAttribute\("style"', text), "the policy forbids it"
-    assert {path.name for path in (WEB / "viewer").glob("*.js")} == {*SCRIPTS, "open.js"}
+    assert {path.name for path in VIEWER_FOLDER.glob("*.js")} == {*SCRIPTS, "open.js"}
 
 
 def test_a_notebook_shows_the_static_form_and_the_viewer_on_request() -> None:
@@ -370,3 +372,41 @@ def test_report_and_generate_write_completions(tmp_path: Path) -> None:
     output.unlink()
     assert _run(["generate", "a b c", *model, "--method", "raw", "--output", str(output)]) == 0
     assert unpack_values(read_data(output)).shape == (2, 4, 3)
+
+
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")  # saturated on purpose
+def test_remarks_stand_in_the_document_without_the_prediction() -> None:
+    """What the model says stands in the heading; what a reader must know stands with its result."""
+    from attnflow import explain
+
+    result = explain(None, "the key to the cabinets", "flow")
+    remarks = view(result)["results"][0]["remarks"]
+    assert any("saturated" in remark for remark in remarks)
+    assert not any("the model says" in remark for remark in remarks)
+    collapsed = view(explain(None, "the key", "raw"))["results"][0]["remarks"]
+    assert collapsed == [
+        "at layer 6 the rows have collapsed: they are nearly the same for any target"
+    ]
+    trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    assert view(Rollout()(trace))["results"][0]["remarks"] == []
+
+
+def test_every_module_the_docs_name_exists() -> None:
+    import importlib
+
+    root = Path(__file__).parents[1]
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").glob("*.md")]
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        for module in re.findall(r"from (attnflow[\w.]*) import", text):
+            importlib.import_module(module)
+        for dotted in re.findall(r"(?<![\w.-])attnflow((?:\.[a-z_]+\w*)+)", text):
+            value: object = importlib.import_module("attnflow")
+            for name in dotted[1:].split("."):
+                if name in ("adapters",):  # the name of an entry-point group
+                    break
+                if not hasattr(value, name):
+                    importlib.import_module(f"{value.__name__}.{name}")  # type: ignore[attr-defined]
+                value = getattr(value, name)
+        for file in re.findall(r"\((?:\.\./)?(src/[\w./-]+)\)", text):
+            assert (root / file).is_file(), f"{path.name} names {file}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from attnflow.attribution import Attribution
@@ -37,7 +38,11 @@ class Comparison:
 
 
 def usual_methods(length: int) -> tuple[Method, ...]:
-    """What is shown when nothing was asked for: flow only where it takes seconds."""
+    """What is shown when nothing was asked for: flow only where it takes seconds.
+
+    >>> [method.name for method in usual_methods(12)]
+    ['rollout', 'raw', 'flow']
+    """
     both = (Rollout(), Raw())
     return (*both, Flow()) if length <= FLOW_TOKENS else both
 
@@ -50,7 +55,13 @@ def compare(
     decoder_text: str | None = None,
     progress: ProgressCallback | None = None,
 ) -> Comparison:
-    """Run the model once, with all that these methods need, and apply each to every target."""
+    """Run the model once, with all that these methods need, and apply each to every target.
+
+    >>> from attnflow.hosts.load import load_model
+    >>> comparison = compare(load_model(None), "the key to the cabinets", [Rollout(), Raw()])
+    >>> [result.method.name for result in comparison.results]
+    ['rollout', 'raw']
+    """
     from attnflow.hosts.capture import capture
 
     if methods is not None and not methods:
@@ -63,9 +74,9 @@ def compare(
         decoder_text=decoder_text,
         methods=methods or usual_methods(0),
     )
-    chosen = usual_methods(trace.length) if methods is None else tuple(methods)
-    results = tuple(_applied(method, trace, progress) for method in chosen)
-    return Comparison(results, _graph(trace, chosen, results[0]))
+    applied = usual_methods(trace.length) if methods is None else tuple(methods)
+    results = tuple(_apply(method, trace, progress) for method in applied)
+    return Comparison(results, _graph(trace, applied, results[0]))
 
 
 def continued(
@@ -88,26 +99,30 @@ def continued(
         raise InputError("There is nothing to compare: give at least one method.")
     shared: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chat": chat}
     tell(progress, "writing", 0, max_new_tokens)
+    pieces = count(1)
+
+    def write(text: str) -> None:
+        if stream is not None:
+            stream(text)
+        tell(progress, "writing", min(next(pieces), max_new_tokens), max_new_tokens)
+
     first: Attribution = generate(
         loaded.model,
         prompt,
         max_new_tokens=max_new_tokens,
         method=methods[0],
-        stream=stream,
+        stream=write if stream is not None or progress is not None else None,
         **shared,
     )
     ids = loaded.tokenizer.convert_tokens_to_ids(list(first.targets.texts))
     results = [first]
     for method in methods[1:]:
         tell(progress, "default" if method is None else method.name, 0, 1)
-        found = explain_completion(loaded.model, prompt, ids, method=method, **shared)
-        results.append(found)
+        results.append(explain_completion(loaded.model, prompt, ids, method=method, **shared))
     return Comparison(tuple(results))
 
 
-def _applied(
-    method: Method, trace: AttentionTrace, progress: ProgressCallback | None
-) -> Attribution:
+def _apply(method: Method, trace: AttentionTrace, progress: ProgressCallback | None) -> Attribution:
     tell(progress, method.name, 0, 1)
     return method(trace, progress=progress)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +11,24 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from attnflow.cli.options import parse_option, prepare_models
+from attnflow import storage
+from attnflow.cli.options import (
+    JsonOption,
+    MethodsOption,
+    ModelOption,
+    SeedOption,
+    parse_method,
+    prepare_models,
+)
+from attnflow.cli.output import print_json, tell_written
+from attnflow.cli.progress import progress_bars
 from attnflow.errors import FileError, InputError, StoppedError
 from attnflow.evaluation.texts import LabelledText, read_texts
-from attnflow.methods import METHODS, Method, make_method
 from attnflow.models.agreement import held_out, read_agreement
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
-    from attnflow.evaluation.run import Progress as Report
 
 __all__ = ["evaluate"]
 
@@ -34,10 +40,7 @@ def evaluate(
         Path,
         typer.Option(help="The texts: .txt (one a line), .csv, .tsv, .jsonl or .parquet."),
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(help="A Hugging Face name or a local folder; default: the embedded model."),
-    ] = None,
+    model: ModelOption = None,
     column: Annotated[
         str | None,
         typer.Option(help="The column the texts are in; default: 'text' or 'sentence'."),
@@ -50,14 +53,7 @@ def evaluate(
             "saw.",
         ),
     ] = False,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:OPTION=VALUE]...",
-            help="A method, with options after colons (gradient-flow:residual=0.5); repeatable. "
-            f"Default: all of {', '.join(METHODS)}.",
-        ),
-    ] = None,
+    method: MethodsOption = None,
     by: Annotated[
         str | None,
         typer.Option(help="What blanks a word: unk, mask, pad, delete; default: the first there."),
@@ -68,7 +64,7 @@ def evaluate(
         typer.Option(help="Leave out the first so many drawn: those that options were chosen on."),
     ] = 0,
     samples: Annotated[int, typer.Option(help="How many texts are drawn, at most.")] = 500,
-    seed: Annotated[int, typer.Option(help="Decides which texts, and the random orders.")] = 0,
+    seed: SeedOption = 0,
     batch_size: Annotated[int, typer.Option(help="How many perturbed texts in one pass.")] = 64,
     output: Annotated[
         Path | None,
@@ -84,50 +80,45 @@ def evaluate(
             f"{_NAME}.jsonl in the folder of --output.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Hold every method against what MODEL uses on the texts of DATA, and say which to trust."""
+    """Hold every method against what MODEL uses on the texts of DATA, and say which to trust.
+
+    Without --method all methods are held against it.
+    """
     methods = None if method is None else [parse_method(name) for name in method]
-    read = _read(data, column, held_out_only)
-    kept = output / f"{_NAME}.jsonl" if resume is None and output is not None else resume
+    texts = _read(data, column, held_out_only)
+    journal = output / f"{_NAME}.jsonl" if resume is None and output is not None else resume
     prepare_models()
     from attnflow.evaluation import evaluate_methods
     from attnflow.evaluation.importance.blanking import BlankToken
 
     if by is not None and by not in get_args(BlankToken):
         raise InputError(f"--by is one of {', '.join(get_args(BlankToken))}; got {by!r}.")
-    with _stoppable(kept), _bar() as progress:
-        found = evaluate_methods(
+    with _stoppable(journal), progress_bars("loading the model") as tell:
+        evaluation = evaluate_methods(
             model,
-            [each.text for each in read],
+            [each.text for each in texts],
             methods=methods,
-            labels=[each.label for each in read],
+            labels=[each.label for each in texts],
             by=by,  # type: ignore[arg-type]  # checked above
             min_words=min_words,
             skip=skip,
             samples=samples,
             seed=seed,
             batch_size=batch_size,
-            resume=kept,
-            progress=progress,
+            resume=journal,
+            progress=tell,
         )
     source = f"the held-out part of {data.name}" if held_out_only else data.name
     if output is not None:
         parts = {"--min-words": min_words, "--skip": skip, "--samples": samples, "--seed": seed}
         command = _command(data, model, column, held_out_only, method, by, parts)
-        _write(found, output, command=command, source=source)
+        _write(evaluation, output, command=command, source=source)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), ensure_ascii=False))
+        print_json(evaluation.to_dict())
     else:
-        _show(found, source)
-
-
-def parse_method(text: str) -> Method:
-    """NAME:OPTION=VALUE:OPTION=VALUE as a method."""
-    name, *options = text.split(":")
-    return make_method(name, dict(map(parse_option, options)))
+        _show(evaluation, source)
 
 
 def _read(data: Path, column: str | None, held_out_only: bool) -> list[LabelledText]:
@@ -140,45 +131,33 @@ def _read(data: Path, column: str | None, held_out_only: bool) -> list[LabelledT
 
 
 @contextmanager
-def _stoppable(kept: Path | None) -> Iterator[None]:
+def _stoppable(journal: Path | None) -> Iterator[None]:
     """Say what an interruption has left."""
     try:
         yield
     except KeyboardInterrupt:
-        if kept is None or not kept.is_file():
+        if journal is None or not journal.is_file():
             raise
-        done = kept.read_bytes().count(b"\n") - 1
+        done = journal.read_bytes().count(b"\n") - 1
         raise StoppedError(
-            f"interrupted; {done} texts are kept in {str(kept)!r}, and the same command goes on "
+            f"interrupted; {done} texts are kept in {str(journal)!r}, and the same command goes on "
             "from there."
         ) from None
 
 
-@contextmanager
-def _bar() -> Iterator[Report]:
-    """On standard error, and only on a terminal."""
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True
-    ) as bar:
-        task = bar.add_task("texts", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _show(found: Evaluation, source: str) -> None:
+def _show(evaluation: Evaluation, source: str) -> None:
     from attnflow.evaluation.tables import heading, tables_of
 
     console = Console(highlight=False)
-    _say(console, heading(found, source))
-    for table in tables_of(found):
+    _say(console, heading(evaluation, source))
+    for table in tables_of(evaluation):
         console.print(f"\n[bold]{escape(table.title)}[/bold]", soft_wrap=True)
         for line in table.lines():
             console.print(line, markup=False, soft_wrap=True)
         if table.note:
             _say(console, table.note, style="dim")
     console.print()
-    for sentence in found.verdict():
+    for sentence in evaluation.verdict():
         _say(console, sentence, first="→ ", later="  ")
 
 
@@ -197,21 +176,20 @@ def _say(
     console.print(wrapped, markup=False, style=style, soft_wrap=True)
 
 
-def _write(found: Evaluation, output: Path, *, command: str, source: str) -> None:
+def _write(evaluation: Evaluation, output: Path, *, command: str, source: str) -> None:
     from attnflow.evaluation.tables import markdown_of, panels_of
     from attnflow.show import plots
 
-    paths = [output / f"{_NAME}.{ending}" for ending in ("csv", "md", "png")]
+    table, page, figure = (output / f"{_NAME}.{ending}" for ending in ("csv", "md", "png"))
     try:
         output.mkdir(parents=True, exist_ok=True)
-        paths[0].write_text(found.to_csv(), encoding="utf-8")
-        page = markdown_of(found, command=command, source=source)
-        paths[1].write_text(page, encoding="utf-8")
-        plots.interval_panels(panels_of(found), paths[2])
     except OSError as error:
         raise FileError(f"{str(output)!r} cannot be written to: {error}.") from error
-    for path in paths:
-        typer.echo(f"wrote {path}", err=True)
+    storage.write_text(table, evaluation.to_csv())
+    storage.write_text(page, markdown_of(evaluation, command=command, source=source))
+    plots.interval_panels(panels_of(evaluation), figure)
+    for path in (table, page, figure):
+        tell_written(path)
 
 
 def _command(

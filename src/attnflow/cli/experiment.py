@@ -1,17 +1,26 @@
-"""`attnflow experiment NAME`: one command for each experiment."""
+"""`attnflow experiment NAME`: one command for each experiment.
+
+Their options look alike because typer has one shape for a declaration; each says something else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
-from attnflow.cli.options import prepare_models
+from attnflow.cli.options import (
+    FolderOption,
+    ModelOption,
+    ProtocolOption,
+    SeedOption,
+    check_model_name,
+    prepare_models,
+)
+from attnflow.cli.output import tell_written
+from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
 from attnflow.experiments import EXPERIMENTS
 from attnflow.experiments.pronouns.data import OURS, PAPERS, parse_sentence
@@ -20,10 +29,7 @@ from attnflow.experiments.report import Report
 from attnflow.experiments.verb_number.data import template_examples
 from attnflow.models.agreement import Example, held_out, read_agreement
 
-if TYPE_CHECKING:
-    from attnflow.experiments.verb_number.observe import Stages
-
-__all__ = ["app", "finish", "progress_bars"]
+__all__ = ["app", "finish"]
 
 app = typer.Typer(
     name="experiment",
@@ -37,8 +43,8 @@ app = typer.Typer(
 @app.callback()
 def _list(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        for name, says in EXPERIMENTS.items():
-            typer.echo(f"{name}  {says}")
+        for name, sentence in EXPERIMENTS.items():
+            typer.echo(f"{name}  {sentence}")
 
 
 @app.command(name="verb-number")
@@ -59,9 +65,7 @@ def verb_number(
         ),
     ] = False,
     samples: Annotated[int, typer.Option(help="How many sentences.")] = 2_000,
-    protocol: Annotated[
-        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
-    ] = "sound",
+    protocol: ProtocolOption = "sound",
     weights: Annotated[
         Path | None,
         typer.Option(
@@ -69,10 +73,8 @@ def verb_number(
             help="Another verb-number model, as training/verb_number.py writes it.",
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides which sentences are drawn.")] = 0,
+    output: FolderOption = None,
+    seed: SeedOption = 0,
 ) -> None:
     """Tables 1 and 2: raw attention, rollout and flow against blank-out and input gradients."""
     prepare_models()
@@ -83,19 +85,16 @@ def verb_number(
     examples, source = _sentences(data, held_out_only, samples, seed)
     model, vocabulary = load_verb_number(weights)
     command = _command(data, held_out_only, samples, protocol, weights, seed)
-    with progress_bars() as stages:
+    with progress_bars() as progress:
         report = experiment(
-            examples, model, vocabulary, source=source, command=command, stages=stages
+            examples, model, vocabulary, source=source, command=command, progress=progress
         )
     finish(report, output)
 
 
 @app.command(name="known-answer")
 def known_answer(
-    model: Annotated[
-        str | None,
-        typer.Option(help="A causal language model, name or folder; default: SmolLM2."),
-    ] = None,
+    model: ModelOption = None,
     mathformer: Annotated[
         Path | None,
         typer.Option(
@@ -108,10 +107,8 @@ def known_answer(
     wording: Annotated[
         str, typer.Option(help="'test', or 'development', which the default was chosen by.")
     ] = "test",
-    output: Annotated[
-        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides which prompts are made.")] = 0,
+    output: FolderOption = None,
+    seed: SeedOption = 0,
 ) -> None:
     """Prompts that state a fact and ask for it, and sums: is the true source ranked first?"""
     prepare_models()
@@ -122,11 +119,11 @@ def known_answer(
     experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
     loaded = load_language_model(model)
     folder = mathformer_folder(mathformer)
-    with progress_bars() as stages:
-        tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer, stages)]
+    with progress_bars() as progress:
+        tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer, progress)]
         for sign in "*+" if folder else "":
             calculator, vocabulary = load_mathformer(folder, sign)
-            tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign, stages))
+            tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign, progress))
     if folder is None:
         typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
     command = f"attnflow experiment known-answer --prompts {prompts} --seed {seed}"
@@ -135,10 +132,7 @@ def known_answer(
 
 @app.command(name="pronouns")
 def pronouns(
-    model: Annotated[
-        str | None,
-        typer.Option(help="A masked or causal language model, name or folder; default: SmolLM2."),
-    ] = None,
+    model: ModelOption = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -159,12 +153,8 @@ def pronouns(
         str | None,
         typer.Option(help="The pronoun that goes with each of them, such as his,her."),
     ] = None,
-    protocol: Annotated[
-        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
-    ] = "sound",
-    output: Annotated[
-        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
-    ] = None,
+    protocol: ProtocolOption = "sound",
+    output: FolderOption = None,
 ) -> None:
     """Figure 4: which antecedent do raw attention, rollout and flow prefer, and which pronoun?"""
     prepare_models()
@@ -182,11 +172,11 @@ def pronouns(
         sentences = (parse_sentence(sentence, antecedents, pronouns),)
     loaded = load_language_model(model)
     command = _pronouns_command(model, data, sentence, antecedents, pronouns, protocol)
-    with progress_bars() as stages:
+    with progress_bars() as progress:
         report = (
-            experiment.of_sentences(*loaded, sentences, command=command, stages=stages)
+            experiment.of_sentences(*loaded, sentences, command=command, progress=progress)
             if schemas is None
-            else experiment.of_winogender(*loaded, schemas, command=command, stages=stages)
+            else experiment.of_winogender(*loaded, schemas, command=command, progress=progress)
         )
     finish(report, output)
 
@@ -242,8 +232,9 @@ def sst2(
     model: Annotated[
         str,
         typer.Option(
+            callback=check_model_name,
             help="A sequence classifier: a Hugging Face name or a local folder, for example what "
-            "training/sst2.py writes."
+            "training/sst2.py writes.",
         ),
     ],
     data: Annotated[
@@ -254,41 +245,36 @@ def sst2(
         ),
     ],
     samples: Annotated[int, typer.Option(help="How many texts.")] = 100,
-    protocol: Annotated[
-        str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
-    ] = "sound",
+    protocol: ProtocolOption = "sound",
     label: Annotated[
         str | None,
         typer.Option(help="The class to explain, by name or number; default: the last."),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Write CSV, Markdown and the figure to this folder.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides which texts are drawn.")] = 0,
+    output: FolderOption = None,
+    seed: SeedOption = 0,
 ) -> None:
     """Table 3: raw attention, rollout and flow against input gradients of a text classifier."""
     prepare_models()
-    from attnflow.experiments.sst2.data import read_labelled_texts
+    from attnflow.evaluation.texts import read_texts
     from attnflow.experiments.sst2.experiment import Sst2
-    from attnflow.experiments.sst2.observe import labels_of
     from attnflow.hosts.load import load_model
 
     experiment = Sst2(protocol=protocol, samples=samples, label=label, seed=seed)  # type: ignore[arg-type]
     loaded = load_model(model)
-    examples = read_labelled_texts(data, labels_of(loaded.model))
+    examples = read_texts(data)
     parts = [
         f"attnflow experiment sst2 --model {Path(model).name} --data {data.name}",
         f"--samples {samples} --protocol {protocol} --seed {seed}",
         *([f"--label {label}"] if label is not None else []),
     ]
-    with progress_bars() as stages:
+    with progress_bars() as progress:
         report = experiment(
             examples,
             loaded.model,
             loaded.tokenizer,
             source=data.name,
             command=" ".join(parts),
-            stages=stages,
+            progress=progress,
         )
     finish(report, output)
 
@@ -298,19 +284,4 @@ def finish(report: Report, output: Path | None) -> None:
     report.show(Console(highlight=False))
     if output is not None:
         for path in report.write(output):
-            typer.echo(f"wrote {path}", err=True)
-
-
-@contextmanager
-def progress_bars() -> Iterator[Stages]:
-    """One bar for each stage, on standard error and only on a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
-        tasks = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
-
-        yield report
+            tell_written(path)

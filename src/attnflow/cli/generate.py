@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -10,35 +9,36 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from attnflow import storage
 from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import Span
 from attnflow.cli.options import (
-    PICTURES,
+    ChatOption,
+    JsonOption,
+    MaxNewTokensOption,
+    MethodOption,
+    ModelOption,
     OptionOption,
-    check_output,
-    parse_option,
+    OutputOption,
+    SamplingSeedOption,
+    check_text,
+    parse_method,
     parse_target,
     prepare_models,
 )
+from attnflow.cli.output import PICTURES, check_output, print_json, write_figure, write_result
 from attnflow.errors import InputError
-from attnflow.methods import METHODS, make_method
 from attnflow.show import terminal
+from attnflow.tokens.common_words import common_tokens
 
 __all__ = ["generate"]
 
-_BASELINES = {"auto": "auto", "neutral": "neutral", "none": None}
+_BASELINES = {"auto": None, "neutral": "neutral", "none": None}
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="A Hugging Face name or a local folder; default: SmolLM2 (attnflow[demo])."
-        ),
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="How many tokens to make, at most.")] = 12,
+    model: ModelOption = None,
+    max_new_tokens: MaxNewTokensOption = 12,
     select: Annotated[
         str | None,
         typer.Option(
@@ -46,19 +46,19 @@ def generate(
             help="Show this generated token (its text, or its position) at every layer.",
         ),
     ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help=f"One of {', '.join(METHODS)}; default: what found the true source most often."
-        ),
-    ] = None,
+    method: MethodOption = None,
     option: OptionOption = None,
     baseline: Annotated[
         str,
-        typer.Option(help="What is subtracted: auto, neutral (a prompt without content) or none."),
+        typer.Option(help="What is subtracted: none, or neutral (a prompt without content)."),
     ] = "auto",
-    layer: Annotated[
-        str, typer.Option(help="The layer to show: a number, or 'mean' over all; default: the top.")
+    layers: Annotated[
+        str,
+        typer.Option(
+            "--layers",
+            "--layer",
+            help="The layer to show: a number, or 'mean' over all; default: the top.",
+        ),
     ] = "-1",
     top: Annotated[int, typer.Option(help="How many prompt tokens to show for each.")] = 5,
     hide_common: Annotated[
@@ -76,29 +76,22 @@ def generate(
             help="Mass on a span of the prompt, by positions or NAME=TEXT; repeatable.",
         ),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put it into the chat template.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Sample with this seed; else greedy.")] = None,
+    chat: ChatOption = False,
+    seed: SamplingSeedOption = None,
     temperature: Annotated[float | None, typer.Option(help="For sampling (--seed).")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the result to this file too: .json, .safetensors, .html, .png, .svg, .pdf."
-        ),
-    ] = None,
+    as_json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
-    """Continue PROMPT and show, for each new token, the prompt tokens it drew on."""
-    if not prompt.strip():
-        raise InputError(f"There is nothing to continue: the prompt is {prompt!r}.")
-    if top < 1:
-        raise InputError(f"--top is at least 1; got {top}.")
-    if temperature is not None and seed is None:
-        raise InputError("--temperature is for sampling; add --seed NUMBER.")
+    """Continue PROMPT and show, for each new token, the prompt tokens it drew on.
+
+    Without --method it is the default of `attnflow.generate`: what found the true source most
+    often.
+    """
+    check_text(prompt, "continue")
+    _check_numbers(top, temperature, seed)
     if option and method is None:
         raise InputError("--option is for a method you name; add --method rollout.")
-    chosen = None if method is None else make_method(method, dict(map(parse_option, option or [])))
+    applied = None if method is None else parse_method(method, option)
     subtracted = _baseline(baseline)
     spans = dict(map(_parse_span, span or []))
     if output is not None:
@@ -108,26 +101,34 @@ def generate(
 
     console = Console(highlight=False)
     _say_if_preparing(model)
-    settings: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
     result: Attribution = run(
         model,
         prompt,
-        max_new_tokens=tokens,
-        method=chosen,
+        max_new_tokens=max_new_tokens,
+        method=applied,
         baseline=cast("Any", subtracted),
         chat=chat,
         seed=seed,
         stream=None if as_json else _Echo(console, prompt),
-        **settings,
+        generate_kwargs=None if temperature is None else {"temperature": temperature},
     )
-    shown = result.spans(spans) if spans else result
+    result = result.spans(spans) if spans else result
     if as_json:
-        typer.echo(json.dumps(shown.to_dict(), ensure_ascii=False))
+        print_json(result.to_dict())
     else:
         words = None if common is None else common.split()
-        _show(shown, console, select=select, layer=layer, top=top, words=words, hide=hide_common)
+        _show(result, console, select=select, layer=layers, top=top, words=words, hide=hide_common)
     if output is not None:
-        _write(shown, output, select)
+        _write(result, output, select)
+
+
+def _check_numbers(top: int, temperature: float | None, seed: int | None) -> None:
+    if top < 1:
+        raise InputError(f"--top is at least 1; got {top}.")
+    if temperature is not None and seed is None:
+        raise InputError("--temperature is for sampling; add --seed NUMBER.")
+    if temperature is not None and not 0 < temperature < float("inf"):
+        raise InputError(f"--temperature is a finite number above 0; got {temperature}.")
 
 
 class _Echo:
@@ -156,39 +157,35 @@ def _show(
 ) -> None:
     console.print("\n")
     console.print(escape(result.title), style="dim", soft_wrap=True)
+    if hide and common_tokens(result.sources, words).all():
+        console.print(f"All {len(result.sources)} sources are common words: none is left to show.")
+        return
     if select is not None:
-        row = result.row(parse_target(select))
-        names = [row.method.name]
-        strongest = terminal.strongest_sources(row, 3 * top, words=words, hide=hide)
+        result = result.row(parse_target(select))
+        strongest = terminal.strongest_sources(result, 3 * top, words=words, hide=hide)
+        names = [result.method.name]
         console.print(terminal.layers_table([strongest], names=names, console=console))
-    picked = _one_layer(result, layer)
-    if select is not None:
-        picked = picked.row(parse_target(select))
-    console.print(terminal.completion_table(picked, k=top, words=words, hide=hide, console=console))
+    one = _one_layer(result, layer)
+    console.print(terminal.completion_table(one, k=top, words=words, hide=hide, console=console))
 
 
 def _one_layer(result: Attribution, layer: str) -> Attribution:
     if layer == "mean":
         return result.mean_over_layers()
-    try:
-        return result.layer(int(layer))
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"--layer is a number or 'mean'; got {layer!r}.") from None
+    number = parse_target(layer)
+    if not isinstance(number, int):
+        raise InputError(f"--layers is a number or 'mean'; got {layer!r}.")
+    return result.layer(number)
 
 
 def _write(result: Attribution, output: Path, select: str | None) -> None:
-    if output.suffix in PICTURES:
-        from attnflow.show import plots
+    if output.suffix not in PICTURES:
+        write_result(result, output, figure=None, trace=None)
+        return
+    from attnflow.show import plots
 
-        figure = plots.completion_figure(result, None if select is None else parse_target(select))
-        figure.savefig(output, dpi=160)
-    elif output.suffix == ".html":
-        storage.write_text(output, result.to_html())
-    else:
-        result.save(output)
-    typer.echo(f"wrote {output}", err=True)
+    target = None if select is None else parse_target(select)
+    write_figure(plots.completion_figure(result, target), output)
 
 
 def _baseline(name: str) -> str | None:

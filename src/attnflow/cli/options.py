@@ -1,80 +1,242 @@
-"""What several commands read and check in the same way."""
+"""The options that several commands share: each is declared once, with its check.
+
+Names are those of the Python functions (`--targets`, `--layers`, `--answer`, `--max-new-tokens`).
+The spellings of 0.1.0 go on working beside them. Declarations of options look alike because typer
+has one shape for them; each says something else.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from attnflow.errors import InputError, optional_import
+from attnflow.methods import METHODS, Method, make_method
 from attnflow.tokens import TokenRef
 
 __all__ = [
-    "ANIMATION",
-    "PICTURES",
+    "AnswerOption",
+    "ChatOption",
+    "DecoderTextOption",
+    "FolderOption",
+    "JsonOption",
+    "LayersOption",
+    "MaxNewTokensOption",
+    "MethodOption",
+    "MethodsOption",
+    "ModelOption",
+    "ModelsOption",
     "OptionOption",
-    "check_output",
-    "parse_option",
+    "OutputOption",
+    "ProtocolOption",
+    "SamplingSeedOption",
+    "SeedOption",
+    "TargetsOption",
+    "WordsOption",
+    "check_model_name",
+    "check_text",
+    "check_texts_model",
+    "parse_method",
     "parse_target",
     "prepare_models",
 ]
 
+_LONGEST_NAME = 1000  # characters of a model's name or path; file systems take less
+_LARGEST_SEED = 2**32 - 1  # what numpy's and torch's generators take alike
+_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
+_SYNTAX = "NAME[:KEY=VALUE,...]"
+
+
+def check_model_name(name: str | None) -> str | None:
+    """That a name may be one: of a sensible length."""
+    if name is not None and (len(name) > _LONGEST_NAME or "\0" in name):
+        raise InputError(
+            f"--model is a Hugging Face name or a folder, of up to {_LONGEST_NAME:,} characters; "
+            f"got {len(name):,} that begin with {name[:40]!r}."
+        )
+    return name
+
+
+def _check_models(names: list[str] | None) -> list[str] | None:
+    for name in names or []:
+        check_model_name(name)
+    return names
+
+
+def _check_seed(seed: int | None) -> int | None:
+    if seed is not None and not 0 <= seed <= _LARGEST_SEED:
+        digits = str(seed) if abs(seed) < 10**30 else f"a number of {len(str(seed))} digits"
+        raise InputError(f"--seed is a whole number from 0 to {_LARGEST_SEED:,}; got {digits}.")
+    return seed
+
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        callback=check_model_name,
+        help="A Hugging Face name or a local folder; default: a model that comes with attnflow.",
+    ),
+]
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        callback=_check_models,
+        help="A Hugging Face name or a local folder to offer beside the embedded models; "
+        "repeatable. Visitors can reach no other.",
+    ),
+]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar=_SYNTAX,
+        help=f"One of {', '.join(METHODS)}, with its options behind a colon, e.g. "
+        "rollout:residual=0.4,heads=max; see `attnflow methods`.",
+    ),
+]
+MethodsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar=_SYNTAX,
+        help="A method with its options, e.g. gradient-flow:residual=0.5; repeatable. They are "
+        f"{', '.join(METHODS)}.",
+    ),
+]
 OptionOption = Annotated[
     list[str] | None,
     typer.Option(
         "--option",
         "-o",
-        metavar="NAME=VALUE",
-        help="An option of the method, e.g. residual=0.4, heads=max, heads=3; repeatable.",
+        metavar="KEY=VALUE",
+        help="The old form of --method NAME:KEY=VALUE; goes in the next release.",
     ),
+]
+TargetsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--targets",
+        "--target",
+        help="A position (a number, from 0; negative: from the end) or token to explain; "
+        "repeatable with --json or --output. Default: where the prediction is read from.",
+    ),
+]
+LayersOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--layers", "--layer", help="Only this layer, counted from 1; repeatable. Default: all."
+    ),
+]
+AnswerOption = Annotated[
+    int | None,
+    typer.Option(
+        "--answer",
+        "--of",
+        help="With a gradient method: the class or token id to explain; default: the answer.",
+    ),
+]
+MaxNewTokensOption = Annotated[
+    int, typer.Option("--max-new-tokens", "--tokens", help="How many tokens to make, at most.")
+]
+DecoderTextOption = Annotated[
+    str | None,
+    typer.Option(help="For an encoder-decoder: what its decoder has written so far."),
+]
+WordsOption = Annotated[bool, typer.Option("--words", help="Merge word pieces to words.")]
+ChatOption = Annotated[bool, typer.Option("--chat", help="Put the prompt into the chat template.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the result to this file: .json, .safetensors; a page: .html; a figure: .png, "
+        ".svg, .pdf; of `explain` also .gif, built up layer by layer."
+    ),
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", metavar="FOLDER", help="Write CSV, Markdown and the figure to this folder."
+    ),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option(callback=_check_seed, help="Decides what is drawn at random."),
+]
+SamplingSeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", callback=_check_seed, help="Sample with this seed; else greedy."),
+]
+ProtocolOption = Annotated[
+    str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
 ]
 
 
-PICTURES = (".png", ".svg", ".pdf")
-ANIMATION = ".gif"
+def parse_method(text: str, options: Sequence[str] | None = None) -> Method:
+    """A method written as NAME:key=value,key=value.
 
+    `options` are those of the old --option; they and the old colons between options go in the
+    next release.
 
-def check_output(output: Path, *, animated: bool = False) -> None:
-    """That the result can be written there, before any work is done."""
-    allowed = (".json", ".safetensors", ".html", *PICTURES, *([ANIMATION] if animated else []))
-    if output.suffix not in allowed:
-        raise InputError(
-            f"--output {str(output)!r}: the ending decides the format and must be "
-            f"{', '.join(allowed[:-1])} or {allowed[-1]}."
+    >>> parse_method("rollout:residual=0.4,heads=max").residual
+    0.4
+    """
+    for option in options or ():
+        if not re.match(r"\s*[\w-]+\s*=", option):
+            raise InputError(f"--option {option!r} must read KEY=VALUE, for example residual=0.4.")
+    name, colon, rest = text.partition(":")
+    parts = [re.sub(r":(?=[\w-]+=)", ",", rest)] if colon else []
+    parts += options or []
+    if options:
+        typer.echo(
+            f"attnflow: --option is now written behind the method, --method {name}:"
+            f"{','.join(parts)}; --option goes in the next release.",
+            err=True,
         )
-    if not output.absolute().parent.is_dir():
-        raise InputError(f"--output {str(output)!r}: there is no folder {str(output.parent)!r}.")
+    return make_method(f"{name}:{','.join(parts)}" if parts else name)
 
 
 def parse_target(text: str) -> TokenRef:
-    """A position, or else a token."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
+    """A position, or else a token.
+
+    >>> parse_target("-1"), parse_target("key")
+    (-1, 'key')
+    """
+    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,9}", text) else text
 
 
-def parse_option(text: str) -> tuple[str, Any]:
-    """NAME=VALUE as a name and a Python value."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InputError(f"--option {text!r} must read NAME=VALUE, for example residual=0.4.")
-    return name.strip().replace("-", "_"), _parse_value(value.strip())
-
-
-def _parse_value(text: str) -> Any:
-    named = {"none": None, "true": True, "false": False}
-    if text.lower() in named:
-        return named[text.lower()]
-    if "," in text:
-        return [_parse_value(part.strip()) for part in text.split(",")]
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
+def check_text(text: str, purpose: str = "explain") -> str:
+    """That there is a text, in valid Unicode, and that it is no image's path."""
+    if not text.strip():
+        raise InputError(f"There is nothing to {purpose}: the text is {text!r}.")
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise InputError(
+            "The text is not valid Unicode: it holds bytes that the terminal could not decode. "
+            "Save it as UTF-8 and try again."
+        )
+    if text.lower().endswith(_IMAGES) and len(text) < _LONGEST_NAME and Path(text).is_file():
+        raise InputError(f"{text!r} is an image, and the command line takes text. {_IN_PYTHON}")
     return text
+
+
+_IN_PYTHON = (
+    "In Python: attnflow.explain(model, {'pixel_values': pixels}, targets='[CLS]')"
+    ".to_html(image=pixels), with the pixels as the model's image processor makes them."
+)
+
+
+def check_texts_model(name: str | None, tokenizer: object) -> None:
+    """That a model reads text: what the command line can hand it."""
+    if tokenizer is None:
+        raise InputError(
+            f"--model {name!r} reads no text (it has no tokenizer), and the command line takes "
+            f"text. {_IN_PYTHON}"
+        )
 
 
 def prepare_models() -> None:

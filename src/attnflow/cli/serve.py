@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from attnflow.cli.options import prepare_models
+from attnflow.cli.options import ModelsOption, prepare_models
+from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError, optional_import
 
 __all__ = ["serve"]
@@ -20,13 +21,7 @@ _HOST = "127.0.0.1"
 
 
 def serve(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A Hugging Face name or a local folder to offer beside the embedded models; "
-            "repeatable. Visitors can reach no other."
-        ),
-    ] = None,
+    model: ModelsOption = None,
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.")] = 8765,
     open_page: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
@@ -38,23 +33,25 @@ def serve(
     uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")
     os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn outside the main thread
     from attnflow.web.app import guarded_app
+    from attnflow.web.connections import server_settings
     from attnflow.web.models import embedded_models, named_models
 
     with _listen(port) as listening:
-        app = guarded_app([*embedded_models(), *named_models(model or [])])
+        with progress_bars("loading the models"):
+            models = [*embedded_models(), *named_models(model or [])]
         address = f"http://{_HOST}:{listening.getsockname()[1]}/"
         typer.echo(f"attnflow: {address} (Ctrl-C ends it)", err=True)
         if open_page:
             Timer(0.8, webbrowser.open, [address]).start()
-        settings = uvicorn.Config(app, log_level="warning", http="h11", ws="none", lifespan="on")
+        server = uvicorn.Server(server_settings(guarded_app(models)))
         with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
-            uvicorn.Server(settings).run(sockets=[listening])
+            server.run(sockets=[listening])
 
 
 def _listen(port: int) -> socket.socket:
     """The port is taken before models are loaded: that it is in use is told at once."""
     if not 0 <= port <= 65_535:
-        raise InputError(f"--port is a number from 0 to 65535; got {port}.")
+        raise InputError(f"--port is a number from 0 to 65535; got {str(port)[:40]}.")
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

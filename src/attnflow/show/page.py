@@ -34,7 +34,14 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """The self-contained page of a view document."""
+    """The self-contained page of a view document.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> from attnflow.show.view import view
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "</script>"])
+    >>> page(view(Rollout()(trace)))[:15]
+    '<!doctype html>'
+    """
     script, style = _contents((*SCRIPTS, _OWN_DATA)), _contents((*STYLES, _OWN_STYLE))
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
@@ -54,7 +61,11 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def embedded_json(document: Mapping[str, Any]) -> str:
-    """JSON that is safe between script tags: ASCII, without the signs that markup is made of."""
+    """JSON that is safe between script tags: ASCII, without the signs that markup is made of.
+
+    >>> print(embedded_json({"token": "</script>"}))
+    {"token":"\\u003c/script\\u003e"}
+    """
     text = json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     for sign, escaped in _ESCAPES.items():
         text = text.replace(sign, escaped)

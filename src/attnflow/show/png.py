@@ -18,12 +18,20 @@ _LARGEST = 4096  # pixels of a side
 
 
 def picture_address(pixels: Any) -> str:
-    """The `data:` address of these pixels as a PNG."""
+    """The `data:` address of these pixels as a PNG.
+
+    >>> picture_address(np.zeros((2, 2), np.uint8))[:22]
+    'data:image/png;base64,'
+    """
     return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
 
 
 def png(pixels: Any) -> bytes:
-    """(height, width, 3) or (height, width), whole numbers to 255 or shares from 0 to 1, as PNG."""
+    """(height, width, 3) or (height, width), whole numbers to 255 or shares from 0 to 1, as PNG.
+
+    >>> png(np.zeros((2, 2, 3), np.uint8))[1:4]
+    b'PNG'
+    """
     colours = _checked(pixels)
     height, width, _ = colours.shape
     lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with 0: no prediction

@@ -24,7 +24,11 @@ _DEEP = (8, 69, 148)  # the dark end of a single-hue blue scale: readable to the
 
 
 def shade(share: float) -> tuple[str, str]:
-    """Background and text colour for a share from 0 to 1: white to dark blue."""
+    """Background and text colour for a share from 0 to 1: white to dark blue.
+
+    >>> shade(0.0), shade(1.0)
+    (('#ffffff', '#111111'), ('#084594', '#ffffff'))
+    """
     share = min(max(share, 0.0), 1.0)
     red, green, blue = (round(255 + (end - 255) * share) for end in _DEEP)
     return f"#{red:02x}{green:02x}{blue:02x}", "#ffffff" if share > 0.55 else "#111111"
@@ -39,7 +43,15 @@ def attribution_table(
     title: str,
     remarks: Sequence[str],
 ) -> str:
-    """One target: sources × layers. Several targets: targets × sources at the highest layer."""
+    """One target: sources × layers. Several targets: targets × sources at the highest layer.
+
+    >>> table = attribution_table(
+    ...     np.ones((1, 1, 2)), layers=[1], targets=Tokens(("a",)), sources=Tokens(("a", "<b>")),
+    ...     title="Raw()", remarks=[],
+    ... )
+    >>> "&lt;b&gt;" in table and "<b>" not in table
+    True
+    """
     if len(targets) == 1:
         columns = [f"layer {number}" for number in layers]
         rows, grid = list(sources), values[:, 0, :].T
@@ -62,11 +74,11 @@ def attribution_table(
 
 
 def _body(grid: NDArray[np.float64], rows: list[str], columns: list[str]) -> tuple[str, bool]:
-    shown = grid[: len(rows), : len(columns)]
-    strongest = float(shown.max(initial=0.0)) or 1.0
+    numbers = grid[: len(rows), : len(columns)]
+    strongest = float(numbers.max(initial=0.0)) or 1.0
     head = "".join(f"<th style='{_HEAD}'>{html.escape(name)}</th>" for name in columns)
     lines = [f"<tr><th></th>{head}</tr>"]
-    for name, row in zip(rows, shown.tolist(), strict=True):
+    for name, row in zip(rows, numbers.tolist(), strict=True):
         cells = "".join(_cell(value, value / strongest) for value in row)
         lines.append(f"<tr><th style='{_HEAD}'>{html.escape(name)}</th>{cells}</tr>")
     return "".join(lines), grid.shape[1] > len(columns)

@@ -42,15 +42,27 @@ _GAP = 2
 def layers_table(
     results: Sequence[Attribution], *, names: Sequence[str], console: Console
 ) -> RenderableType:
-    """The sources of one target at every layer, one block for each result."""
+    """The sources of one target at every layer, one block for each result.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> console = Console(width=40, no_color=True)
+    >>> result = Rollout()(trace, targets=["key"])
+    >>> console.print(layers_table([result], names=["rollout"], console=console))
+           rollout
+    layer     1
+      the   .25
+      key   .75
+    <BLANKLINE>
+    """
     tokens = [_fit(token) for token in results[0].sources.text]
-    label = max(map(cell_len, tokens))
-    shown = _thinned(results[0].layers, (console.width - label) // _CELL)
-    block = _CELL * len(shown)
+    label = max(len("layer"), *map(cell_len, tokens))
+    layers = _thinned(results[0].layers, (console.width - label) // _CELL)
+    block = _CELL * len(layers)
     per_line = max(1, (console.width - label) // (block + _GAP))
     groups = [range(k, min(k + per_line, len(results))) for k in range(0, len(results), per_line)]
     tables = [
-        _blocks([results[k] for k in group], [names[k] for k in group], tokens, label, shown)
+        _blocks([results[k] for k in group], [names[k] for k in group], tokens, label, layers)
         for group in groups
     ]
     return Group(*tables)
@@ -61,16 +73,17 @@ def _blocks(
     names: Sequence[str],
     tokens: Sequence[str],
     label: int,
-    shown: Sequence[int],
+    layers: Sequence[int],
 ) -> Text:
-    block = _CELL * len(shown)
+    block = _CELL * len(layers)
     text = Text(" " * label)
     for name in names:
         text.append(" " * _GAP + name.center(block), style="bold")
     text.append("\n" + "layer".rjust(label), style="dim")
     for _ in names:
-        text.append(" " * _GAP + "".join(str(number).rjust(_CELL) for number in shown), style="dim")
-    grids = [_grid(result, shown) for result in results]
+        numbers = "".join(str(number).rjust(_CELL) for number in layers)
+        text.append(" " * _GAP + numbers, style="dim")
+    grids = [_grid(result, layers) for result in results]
     for index, token in enumerate(tokens):
         text.append("\n" + _to_the_right(token, label))
         for grid in grids:
@@ -86,6 +99,12 @@ def shaded_text(result: Attribution, *, console: Console) -> Text | None:
     """The text, each token shaded by what the one target draws on it at the highest layer.
 
     None where there would be nothing to see: without colour, or where the sources are patches.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> console = Console(width=40, force_terminal=True, color_system="truecolor")
+    >>> print(shaded_text(Rollout()(trace, targets=["key"]), console=console))
+    the key
     """
     if console.no_color or console.color_system is None or result.sources.grid is not None:
         return None
@@ -100,7 +119,13 @@ def shaded_text(result: Attribution, *, console: Console) -> Text | None:
 
 
 def contributions(result: Attribution, *, k: int = 5) -> Text:
-    """The strongest sources of the one target at its highest layer, as a line of text."""
+    """The strongest sources of the one target at its highest layer, as a line of text.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> print(contributions(Rollout()(trace, targets=["key"])))
+    most at layer 1: key 0.750, the 0.250
+    """
     parts = [f"{readable(c.token)} {c.value:.3f}" for c in result.top(k)]
     return Text(f"most at layer {result.layers[-1]}: " + ", ".join(parts))
 
@@ -116,13 +141,21 @@ def completion_table(
     """Each generated token on a line, with the prompt tokens it draws on most at the one layer.
 
     Common tokens are dimmed, or left out with `hide`; `words` replaces the list of them.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> print(completion_table(Rollout()(trace), k=1, console=Console(width=40)))
+    generated  draws on, at layer 1
+          the  the 1.000
+          key  key .750
+    <BLANKLINE>
     """
-    shown = [_fit(token) for token in result.targets.text]
-    label = max(9, *map(cell_len, shown))
+    names = [_fit(token) for token in result.targets.text]
+    label = max(9, *map(cell_len, names))
     text = Text("generated".rjust(label) + "  ", style="bold")
     text.append(_drawn_heading(result), style="bold")
     strongest = float(result.values.max()) or 1.0
-    for index, token in enumerate(shown):
+    for index, token in enumerate(names):
         text.append("\n" + _to_the_right(token, label), style="bold")
         room = console.width - label
         for place, value in _ranked(result, index, k, words, hide):
@@ -146,24 +179,33 @@ def strongest_sources(
 ) -> Attribution:
     """Only the k sources that are strongest at any layer, in their order, so that a long prompt
     fits on a screen.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> strongest_sources(Rollout()(trace, targets=["key"]), 1).sources.texts
+    ('key',)
     """
     most = result.values.max(axis=(0, 1))
     order = np.argsort(-most, kind="stable")
     if hide:
         order = order[~common_tokens(result.sources, words)[order]]
-    kept = sorted(order[:k].tolist())
+    columns = sorted(order[:k].tolist())
     return Attribution(
-        values=result.values[:, :, kept].copy(),
+        values=result.values[:, :, columns].copy(),
         layers=result.layers,
         targets=result.targets,
-        sources=result.sources.select(kept),
+        sources=result.sources.select(columns),
         method=result.method,
         steps=result.steps,
     )
 
 
 def is_dimmed(token: str, words: Sequence[str] | None) -> bool:
-    """Whether a token is common, by the built-in list or the user's."""
+    """Whether a token is common, by the built-in list or the user's.
+
+    >>> is_dimmed("the", None), is_dimmed("key", None), is_dimmed("key", ["key"])
+    (True, False, True)
+    """
     return bool(common_tokens([token], words)[0])
 
 
@@ -180,7 +222,7 @@ def _ranked(
     order = np.argsort(-values, kind="stable")
     if hide:
         order = order[~common_tokens(result.sources, words)[order]]
-    if values[order[0]] > 0:  # less a baseline, many draw less than nothing: no news
+    if order.size and values[order[0]] > 0:  # less a baseline, many draw less than nothing: no news
         order = order[values[order] > 0]
     return [(place, float(values[place])) for place in order[:k].tolist()]
 
@@ -190,7 +232,13 @@ def _signed(value: float) -> str:
 
 
 def saturation_warning(result: Attribution) -> str:
-    """What to say when most of a row is saturated at its highest layer; empty otherwise."""
+    """What to say when most of a row is saturated at its highest layer; empty otherwise.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> saturation_warning(Rollout()(trace))
+    ''
+    """
     if result.saturated is None:
         return ""
     shares = result.saturated[:, 0, :].mean(axis=1)
@@ -203,11 +251,21 @@ def saturation_warning(result: Attribution) -> str:
     clear = [number for number, share in zip(result.layers, shares, strict=True) if share <= 0.1]
     if clear:
         message += f" Up to layer {clear[-1]} at most 10% are."
-    return f"{message} --method rollout has no such limit."
+    return (
+        f"{message} Read a lower layer, or let `attnflow evaluate` say which method to trust for "
+        "this model."
+    )
 
 
 def cut_table(cut: Cut, *, rows: int = 20) -> Table:
-    """The edges of a cut, strongest first."""
+    """The edges of a cut, strongest first.
+
+    >>> from attnflow import AttentionTrace, Flow
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> cut = Flow().minimum_cut(trace, target="key", source="the", layer=1)
+    >>> cut_table(cut).row_count
+    1
+    """
     table = Table(box=None, padding=(0, 2))
     for name in ("layer", "from", "to", "capacity"):
         table.add_column(name, justify="right" if name in ("layer", "capacity") else "left")
@@ -221,9 +279,9 @@ def cut_table(cut: Cut, *, rows: int = 20) -> Table:
     return table
 
 
-def _grid(result: Attribution, shown: Sequence[int]) -> NDArray[np.float64]:
-    picked = [result.layers.index(number) for number in shown]
-    return result.values[picked, 0, :].T
+def _grid(result: Attribution, layers: Sequence[int]) -> NDArray[np.float64]:
+    rows = [result.layers.index(number) for number in layers]
+    return result.values[rows, 0, :].T
 
 
 def _thinned(layers: Sequence[int], room: int) -> list[int]:

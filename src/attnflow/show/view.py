@@ -5,7 +5,8 @@
                 are indices into the axes of the values, or null,
      "targets", "sources": {"texts", "positions"},
      "start":   the index of the target to open with,
-     "results": [{"name", "title", "layers", "values", "saturated", "elsewhere", "gap"}, ...],
+     "results": [{"name", "title", "layers", "values", "saturated", "elsewhere", "gap",
+                 "remarks"}, ...]; remarks are sentences a reader should know of,
      "graph":   {"layers", "length", "unit", "capacities"} or null,
      "image":   {"picture", "rows", "columns", "prefix", "height", "width"} or null}
 
@@ -55,10 +56,16 @@ def view(
 
     graph: the flow network, to be drawn and cut; left out where it is too large to look at.
     image: the pixels (height, width, 3) behind results over patches.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> document = view(Rollout()(trace))
+    >>> document["title"], document["results"][0]["name"]
+    ('the key', 'rollout')
     """
-    shown = [results] if isinstance(results, Attribution) else list(results)
-    _check(shown)
-    first = shown[0]
+    attributions = [results] if isinstance(results, Attribution) else list(results)
+    _check(attributions)
+    first = attributions[0]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -69,14 +76,20 @@ def view(
         "targets": _axis(first.targets),
         "sources": _axis(first.sources),
         "start": _start(first),
-        "results": [_result(result) for result in shown],
+        "results": [_result(result) for result in attributions],
         "graph": _graph(graph, first),
         "image": _image(first, image),
     }
 
 
 def unpack_values(document: Mapping[str, Any], index: int = 0) -> NDArray[np.float64]:
-    """The values of one result of a document, layer × target × source; what was left out is 0."""
+    """The values of one result of a document, layer × target × source; what was left out is 0.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> unpack_values(view(Rollout()(trace)))[0].round(3).tolist()
+    [[1.0, 0.0], [0.25, 0.75]]
+    """
     if document.get("format") != FORMAT or document.get("version") != VERSION:
         raise FileError(
             f"This is not a view of version {VERSION}: its format is {document.get('format')!r}, "
@@ -116,9 +129,9 @@ def _title(result: Attribution) -> str:
 
 def _model(result: Attribution) -> str | None:
     """Its name; of a folder only the last part, because a view is made to be passed on."""
-    named = str(result.provenance.get("model") or "")
-    is_path = named.startswith(("/", ".", "~")) or "\\" in named
-    return (PurePath(named.replace("\\", "/")).name if is_path else named) or None
+    name = str(result.provenance.get("model") or "")
+    is_path = name.startswith(("/", ".", "~")) or "\\" in name
+    return (PurePath(name.replace("\\", "/")).name if is_path else name) or None
 
 
 def _axis(tokens: Tokens) -> dict[str, Any]:
@@ -127,10 +140,10 @@ def _axis(tokens: Tokens) -> dict[str, Any]:
 
 def _start(result: Attribution) -> int:
     """Where the prediction was read from, if that is a target; else the first."""
-    said = result.prediction
-    if said is None or said.position not in result.targets.positions:
+    prediction = result.prediction
+    if prediction is None or prediction.position not in result.targets.positions:
         return 0
-    return result.targets.positions.index(said.position)
+    return result.targets.positions.index(prediction.position)
 
 
 # -- what is read ---------------------------------------------------------------------------------
@@ -185,8 +198,8 @@ def _prefix_items(sources: Tokens, targets: Tokens) -> list[dict[str, Any]]:
 
 
 def _result(result: Attribution) -> dict[str, Any]:
-    whole = result.values.size <= _DENSE or len(result.sources) <= _KEPT
-    pack = _dense_layer if whole else _sparse_layer
+    dense = result.values.size <= _DENSE or len(result.sources) <= _KEPT
+    pack = _dense_layer if dense else _sparse_layer
     gap = None
     if result.lower is not None and result.upper is not None:
         gap = float((result.upper - result.lower).max())
@@ -198,7 +211,14 @@ def _result(result: Attribution) -> dict[str, Any]:
         "saturated": None if result.saturated is None else [_bits(k) for k in result.saturated],
         "elsewhere": None if result.elsewhere is None else _text(result.elsewhere, np.float32),
         "gap": gap,
+        "remarks": _remarks(result),
     }
+
+
+def _remarks(result: Attribution) -> list[str]:
+    """What a reader should know beside the numbers; the prediction stands in the heading."""
+    prediction = f"the model says {result.prediction}"
+    return [remark for remark in result._remarks() if remark != prediction]
 
 
 def _dense_layer(values: Numbers) -> dict[str, Any]:
@@ -208,16 +228,15 @@ def _dense_layer(values: Numbers) -> dict[str, Any]:
 
 def _sparse_layer(values: Numbers) -> dict[str, Any]:
     """The strongest of each row, in the order of the sources; `rest` is the sum of the others."""
-    strongest = np.argpartition(-np.abs(values), _KEPT, axis=1)[:, :_KEPT]
-    index = np.sort(strongest, axis=1)
-    kept = np.take_along_axis(values, index, axis=1)
-    scale = _scale(kept)
+    index = np.sort(np.argpartition(-np.abs(values), _KEPT, axis=1)[:, :_KEPT], axis=1)
+    strongest = np.take_along_axis(values, index, axis=1)
+    scale = _scale(strongest)
     return {
         "kept": _KEPT,
         "index": _text(index, np.uint16),
         "scale": _text(scale, np.float32),
-        "values": _text(_steps(kept, scale), np.int16),
-        "rest": _text(values.sum(axis=1) - kept.sum(axis=1), np.float32),
+        "values": _text(_steps(strongest, scale), np.int16),
+        "rest": _text(values.sum(axis=1) - strongest.sum(axis=1), np.float32),
     }
 
 
@@ -235,11 +254,10 @@ def _unpack_layer(layer: Mapping[str, Any], shape: tuple[int, int]) -> NDArray[n
     values = steps * _numbers(layer["scale"], np.float32).astype(np.float64)[:, None]
     if "index" not in layer:
         return values
-    whole = np.zeros(shape)
-    np.put_along_axis(
-        whole, _numbers(layer["index"], np.uint16).reshape(steps.shape).astype(int), values, axis=1
-    )
-    return whole
+    unpacked = np.zeros(shape)
+    index = _numbers(layer["index"], np.uint16).reshape(steps.shape).astype(int)
+    np.put_along_axis(unpacked, index, values, axis=1)
+    return unpacked
 
 
 def _graph(graph: LayeredGraph | None, result: Attribution) -> dict[str, Any] | None:

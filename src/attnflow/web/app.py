@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
@@ -23,14 +23,23 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from attnflow.compare import compare, continued
 from attnflow.errors import AttnflowError, InputError, TokensError
-from attnflow.methods import METHODS, Flow
+from attnflow.methods import METHODS, Flow, Method
 from attnflow.progress import Progress
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
 from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError
 from attnflow.web.models import OfferedModel
-from attnflow.web.requests import GENERATION_METHODS, Explain, Generate, Limits, read_request
+from attnflow.web.requests import (
+    GENERATION_METHODS,
+    ExplainRequest,
+    GenerateRequest,
+    Limits,
+    read_request,
+)
 from attnflow.web.results import Results, StoredResult
+
+if TYPE_CHECKING:
+    from attnflow.hosts.load import Loaded
 
 __all__ = ["Guard", "Server", "create_app", "guarded_app"]
 
@@ -43,45 +52,52 @@ _FORMS = {"json": "application/json", "html": "text/html; charset=utf-8", "png":
 class Server:
     """The models, the queue and the results behind one server."""
 
-    def __init__(self, offers: Sequence[OfferedModel], limits: Limits) -> None:
-        self.offers = {offer.name: offer for offer in offers}
+    def __init__(self, models: Sequence[OfferedModel], limits: Limits) -> None:
+        self.models = {model.name: model for model in models}
         self.limits = limits
         self.jobs = Jobs(waiting=limits.waiting)
         self.results = Results(most=limits.results)
 
-    def start(self, body: bytes, kind: type[Explain] | type[Generate]) -> Job:
-        """Check a request and put it into the queue."""
-        asked = read_request(body, kind, self.offers, self.limits)
-        work = self._explain if isinstance(asked, Explain) else self._generate
-        return self.jobs.submit(partial(_call, work, asked))
+    def explain(self, body: bytes) -> Job:
+        """Check a request for an explanation and put it into the queue."""
+        request = read_request(body, ExplainRequest, self.models, self.limits)
+        return self.jobs.submit(lambda job: self._explain(request, job))
 
-    def _explain(self, asked: Explain, job: Job) -> str:
-        job.tell(Progress("loading the model", 0, 0))
-        loaded = asked.offer.loaded
-        flows = any(isinstance(method, Flow) for method in asked.methods)
-        self._check_length(loaded, asked.text, flows)
-        found = compare(loaded, asked.text, asked.methods or None, progress=job.tell)
-        return self.results.add(StoredResult(found, found.view(), generated=False))
+    def generate(self, body: bytes) -> Job:
+        """Check a request for a completion and put it into the queue."""
+        request = read_request(body, GenerateRequest, self.models, self.limits)
+        return self.jobs.submit(lambda job: self._generate(request, job))
 
-    def _generate(self, asked: Generate, job: Job) -> str:
-        job.tell(Progress("loading the model", 0, 0))
-        loaded = asked.offer.loaded
-        flows = any(isinstance(method, Flow) for method in asked.methods)
-        self._check_length(loaded, asked.prompt, flows)
-        found = continued(
+    def _explain(self, request: ExplainRequest, job: Job) -> str:
+        methods = request.make_methods()
+        loaded = self._load(request.model, request.text, methods, job)
+        comparison = compare(loaded, request.text, methods or None, progress=job.tell)
+        return self.results.add(StoredResult(comparison, comparison.view(), generated=False))
+
+    def _generate(self, request: GenerateRequest, job: Job) -> str:
+        methods = request.make_methods()
+        loaded = self._load(request.model, request.prompt, methods, job)
+        comparison = continued(
             loaded,
-            asked.prompt,
-            asked.methods,
-            max_new_tokens=asked.tokens,
-            chat=asked.chat,
+            request.prompt,
+            methods,
+            max_new_tokens=request.tokens,
+            chat=request.chat,
             stream=job.write,
             progress=job.tell,
         )
-        title = f"{asked.prompt.strip()} …"
+        title = f"{request.prompt.strip()} …"
         title = title if len(title) <= 90 else f"{title[:88]}…"
-        return self.results.add(StoredResult(found, found.view(title=title), generated=True))
+        document = comparison.view(title=title)
+        return self.results.add(StoredResult(comparison, document, generated=True))
 
-    def _check_length(self, loaded: Any, text: str, flows: bool) -> None:
+    def _load(self, name: str, text: str, methods: Sequence[Method | None], job: Job) -> Loaded:
+        job.tell(Progress("loading the model", 0, 0))
+        loaded = self.models[name].loaded
+        self._check_length(loaded, text, any(isinstance(method, Flow) for method in methods))
+        return loaded
+
+    def _check_length(self, loaded: Loaded, text: str, flows: bool) -> None:
         """In tokens, where the tokenizer can be asked; the embedded model checks for itself."""
         if not callable(loaded.tokenizer):
             return
@@ -96,36 +112,32 @@ class Server:
             )
 
 
-def _call(work: Any, asked: Explain | Generate, job: Job) -> str:
-    return str(work(asked, job))
-
-
-def create_app(offers: Sequence[OfferedModel], limits: Limits | None = None) -> FastAPI:
+def create_app(models: Sequence[OfferedModel], limits: Limits | None = None) -> FastAPI:
     """The application over these models; `guarded_app` is what may be put on a port."""
-    studio = Server(offers, limits or Limits())
+    server = Server(models, limits or Limits())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        studio.jobs.close()
+        server.jobs.close()
 
     # No generated documentation pages: they load scripts from elsewhere.
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.studio = studio
+    app.state.server = server
     app.add_exception_handler(AttnflowError, _sentence)
-    app.add_exception_handler(QueueFullError, partial(_busy, studio))
+    app.add_exception_handler(QueueFullError, partial(_busy, server))
     app.add_exception_handler(404, _missing)
     app.add_exception_handler(405, _missing)
     _add_pages(app)
-    _add_jobs(app, studio)
-    _add_results(app, studio)
+    _add_jobs(app, server)
+    _add_results(app, server)
     return app
 
 
-def guarded_app(offers: Sequence[OfferedModel], limits: Limits | None = None) -> Guard:
+def guarded_app(models: Sequence[OfferedModel], limits: Limits | None = None) -> Guard:
     """The application behind its guard."""
-    app = create_app(offers, limits)
-    return Guard(app, app.state.studio.limits)
+    app = create_app(models, limits)
+    return Guard(app, app.state.server.limits)
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -147,53 +159,53 @@ def _add_pages(app: FastAPI) -> None:
         return Response(assets[name], media_type=_KINDS[Path(name).suffix])
 
 
-def _add_jobs(app: FastAPI, studio: Server) -> None:
+def _add_jobs(app: FastAPI, server: Server) -> None:
     @app.get("/api/models")
-    async def models() -> Any:
-        offers = [offer.to_dict() for offer in studio.offers.values()]
+    async def offered_models() -> Any:
+        models = [model.to_dict() for model in server.models.values()]
         methods = {"explain": list(METHODS), "generate": list(GENERATION_METHODS)}
-        limits = {"tokens": studio.limits.tokens, "new_tokens": studio.limits.new_tokens}
-        return {"models": offers, "methods": methods, "limits": limits}
+        limits = {"tokens": server.limits.tokens, "new_tokens": server.limits.new_tokens}
+        return {"models": models, "methods": methods, "limits": limits}
 
     @app.post("/api/explain")
     async def explain(request: Request) -> Response:
-        return _told(studio, studio.start(await request.body(), Explain), 202)
+        return _job_answer(server, server.explain(await request.body()), 202)
 
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:
-        return _told(studio, studio.start(await request.body(), Generate), 202)
+        return _job_answer(server, server.generate(await request.body()), 202)
 
     @app.get("/api/jobs/{name}")
-    async def job(name: str) -> Response:
-        return _told(studio, studio.jobs.get(name))
+    async def job_by_name(name: str) -> Response:
+        return _job_answer(server, server.jobs.get(name))
 
     @app.delete("/api/jobs/{name}")
     async def cancel(name: str) -> Response:
-        found = studio.jobs.get(name)
-        if found is not None:
-            found.cancel()
-        return _told(studio, found)
+        job = server.jobs.get(name)
+        if job is not None:
+            job.cancel()
+        return _job_answer(server, job)
 
 
-def _add_results(app: FastAPI, studio: Server) -> None:
+def _add_results(app: FastAPI, server: Server) -> None:
     @app.get("/api/results/{name}.{form}")
     async def result(name: str, form: str, request: Request) -> Response:
-        kept = studio.results.get(name)
+        stored = server.results.get(name)
         if form not in _FORMS:
             return _error(404, f"A result comes as {', '.join(_FORMS)}.")
-        if kept is None:
+        if stored is None:
             return _error(404, "This result is not kept any more. Ask again to make it anew.")
         if form == "png":
-            shown, target = _whole(request, "result"), _whole(request, "target")
-            content = await run_in_threadpool(lambda: kept.png(shown or 0, target))
+            index, target = _number(request, "result"), _number(request, "target")
+            content = await run_in_threadpool(lambda: stored.png(index or 0, target))
         else:
-            content = await run_in_threadpool(lambda: getattr(kept, form))
+            content = await run_in_threadpool(lambda: getattr(stored, form))
         # As a file, always: a report has a policy of its own and is not part of this page.
         headers = {"content-disposition": f'attachment; filename="attnflow-{name}.{form}"'}
         return Response(content, media_type=_FORMS[form], headers=headers)
 
 
-def _whole(request: Request, key: str) -> int | None:
+def _number(request: Request, key: str) -> int | None:
     text = request.query_params.get(key)
     if text is None:
         return None
@@ -202,10 +214,10 @@ def _whole(request: Request, key: str) -> int | None:
     return int(text)
 
 
-def _told(studio: Server, job: Job | None, status: int = 200) -> Response:
+def _job_answer(server: Server, job: Job | None, status: int = 200) -> Response:
     if job is None:
         return _error(404, "There is no such job, or it ended long ago.")
-    return JSONResponse(job.to_dict(studio.jobs.ahead_of(job)), status_code=status)
+    return JSONResponse(job.to_dict(server.jobs.ahead_of(job)), status_code=status)
 
 
 def _error(status: int, sentence: str) -> JSONResponse:
@@ -217,8 +229,8 @@ async def _sentence(_: Request, error: Exception) -> Response:
     return _error(422 if isinstance(error, InputError) else 500, str(error))
 
 
-async def _busy(studio: Server, _: Request, error: Exception) -> Response:
-    limit = studio.jobs.limit
+async def _busy(server: Server, _: Request, error: Exception) -> Response:
+    limit = server.jobs.limit
     return _error(503, f"{limit} requests are waiting already. Try again in a little while.")
 
 

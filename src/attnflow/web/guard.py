@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from attnflow.web.requests import Limits
 
@@ -17,7 +17,12 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-_LOCAL = {"127.0.0.1", "localhost", "::1"}
+# Not Starlette's TrustedHostMiddleware. Which names it lets pass depends on its version: older
+# releases, which we allow, cut the header at the first colon, so that `[::1]:8765` is the host `[`
+# and `127.0.0.1:80@evil.com` the host 127.0.0.1. It refuses in plain text with 400, where this
+# server answers in JSON with 421. A pattern for the header is shorter than working round both.
+_LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+_ONCE = ("host", "origin", "content-type", "content-length")  # two of them may mean two things
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -55,7 +60,7 @@ class Guard:
             return
         guarded = _with_headers(send)
         try:
-            headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
+            headers = _read_headers(scope["headers"])
             _check_caller(headers)
             body = await self._body(scope["method"], headers, receive)
         except _RefusedError as refused:
@@ -66,7 +71,8 @@ class Guard:
     async def _body(self, method: str, headers: dict[str, str], receive: Receive) -> bytes:
         if method in ("GET", "HEAD"):
             return b""
-        if method == "POST" and headers.get("content-type", "").split(";")[0] != "application/json":
+        kind = headers.get("content-type", "").split(";")[0].strip().lower()
+        if method == "POST" and kind != "application/json":
             raise _RefusedError(415, "Send JSON, with the content type application/json.")
         try:
             return await asyncio.wait_for(
@@ -95,12 +101,22 @@ class Guard:
                 return body
 
 
+def _read_headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in pairs:
+        name = raw_name.decode("latin-1").lower()
+        if name in headers and name in _ONCE:
+            raise _RefusedError(400, f"The header {name!r} was sent twice.")
+        headers[name] = raw_value.decode("latin-1")
+    return headers
+
+
 def _check_caller(headers: dict[str, str]) -> None:
     host = headers.get("host", "")
-    if urlsplit(f"//{host}").hostname not in _LOCAL:
+    if not _LOCAL.fullmatch(host):
         raise _RefusedError(421, "This server answers on 127.0.0.1 and localhost only.")
     origin = headers.get("origin")
-    if origin is not None and origin != f"http://{host}":
+    if origin is not None and origin.lower() != f"http://{host.lower()}":
         raise _RefusedError(403, "Requests from other pages are refused.")
 
 
@@ -116,13 +132,13 @@ def _with_headers(send: Send) -> Send:
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
-    given = False
+    handed_over = False
 
     async def again() -> Message:
-        nonlocal given
-        if given:
+        nonlocal handed_over
+        if handed_over:
             return await receive()  # the next thing to come is that the caller has gone
-        given = True
+        handed_over = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again

@@ -7,6 +7,7 @@ The queue is short: whoever comes when it is full is told so at once, instead of
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from queue import Queue
 from threading import Event, Lock, Thread
 from typing import Any, Literal
 
-from attnflow.errors import AttnflowError
+from attnflow.errors import AttnflowError, AttributionWarning
 from attnflow.progress import Progress
 
 __all__ = ["CancelledJobError", "Job", "Jobs", "QueueFullError"]
@@ -54,7 +55,6 @@ class Job:
     def write(self, text: str) -> None:
         """Add to the text that is being generated."""
         self.text += text
-        self.done = min(self.done + 1, self.total)
         self.stop_if_unwanted()
 
     def stop_if_unwanted(self) -> None:
@@ -73,7 +73,9 @@ class Job:
         try:
             self.stop_if_unwanted()
             self.state = "running"
-            self.result = self.work(self)
+            with warnings.catch_warnings():  # the page shows a result's remarks beside it
+                warnings.simplefilter("ignore", AttributionWarning)
+                self.result = self.work(self)
             self.state = "done"
         except CancelledJobError:
             self.state = "cancelled"
@@ -85,8 +87,8 @@ class Job:
 
     def to_dict(self, ahead: int) -> dict[str, Any]:
         """Plain values, for JSON; `ahead` is how many jobs come first."""
-        shown = ("id", "state", "stage", "done", "total", "text", "error", "result")
-        return {**{name: getattr(self, name) for name in shown}, "ahead": ahead}
+        names = ("id", "state", "stage", "done", "total", "text", "error", "result")
+        return {**{name: getattr(self, name) for name in names}, "ahead": ahead}
 
 
 class Jobs:

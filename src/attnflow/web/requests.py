@@ -1,21 +1,37 @@
-"""What a visitor may ask for: read from JSON, checked, every refusal a sentence."""
+"""What a visitor may ask for: pydantic models of the two requests, every refusal a sentence."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails
 
 from attnflow.errors import InputError
 from attnflow.methods import METHODS, Method, make_method
 from attnflow.web.models import OfferedModel
 
-__all__ = ["DEFAULT", "GENERATION_METHODS", "Explain", "Generate", "Limits", "read_request"]
+__all__ = [
+    "DEFAULT",
+    "GENERATION_METHODS",
+    "ExplainRequest",
+    "GenerateRequest",
+    "Limits",
+    "read_request",
+]
 
 DEFAULT = "default"
 GENERATION_METHODS = (DEFAULT, "rollout", "raw", "flow")
 _MOST_METHODS = 6
+_KINDS = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "bool_type": "true or false",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,131 +49,150 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Explain:
+class _Offer:
+    """What the validators check against: the models there are, and the limits."""
+
+    limits: Limits
+    models: Mapping[str, OfferedModel] = field(default_factory=dict)
+
+
+class _Request(BaseModel):
+    """What both requests share. Values are taken as they are sent, none is converted."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=()
+    )
+    ability: ClassVar[str]
+    purpose: ClassVar[str]
+    method_names: ClassVar[Collection[str]]
+
+    model: str = ""
+
+    @field_validator("model")
+    @classmethod
+    def _model_is_offered(cls, name: str, info: ValidationInfo) -> str:
+        models = _offer_of(info).models.values()
+        able = [model.name for model in models if getattr(model, cls.ability)]
+        if name not in able:
+            raise InputError(
+                f"There is no model {_abridged(name)} here to {cls.purpose}; this server offers "
+                f"{', '.join(able) or 'none'}."
+            )
+        return name
+
+    @field_validator("text", "prompt", check_fields=False)
+    @classmethod
+    def _text_can_be_read(cls, text: str, info: ValidationInfo) -> str:
+        limit = _offer_of(info).limits.characters
+        if not text.strip():
+            raise InputError("There is nothing to explain: the text is empty.")
+        if len(text) > limit:
+            raise InputError(
+                f"The text has {len(text):,} characters; this server takes up to {limit:,}. "
+                "Shorten it, or use attnflow on the command line."
+            )
+        if any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise InputError("The text is not valid Unicode: it holds half of a surrogate pair.")
+        return text
+
+    @field_validator("methods", check_fields=False)
+    @classmethod
+    def _methods_are_known(cls, names: list[Any]) -> list[str]:
+        if len(names) > _MOST_METHODS:
+            raise InputError(f"Choose up to {_MOST_METHODS} methods; got {len(names)}.")
+        for name in names:
+            if not isinstance(name, str) or name not in cls.method_names:
+                raise InputError(
+                    f"Unknown method {_abridged(name)}; allowed: {', '.join(cls.method_names)}."
+                )
+        return list(dict.fromkeys(names))
+
+
+class ExplainRequest(_Request):
     """Explain a text with these methods; none means the usual ones."""
 
-    offer: OfferedModel
-    text: str
-    methods: tuple[Method, ...]
+    ability = "explains"
+    purpose = "explain a text"
+    method_names = METHODS
+
+    text: str = ""
+    methods: list[Any] = []
+
+    def make_methods(self) -> tuple[Method, ...]:
+        """The methods, in the order they were sent."""
+        return tuple(make_method(name) for name in self.methods)
 
 
-@dataclass(frozen=True)
-class Generate:
-    """Continue a prompt; None among the methods is the default of generate()."""
+class GenerateRequest(_Request):
+    """Continue a prompt and attribute what is written."""
 
-    offer: OfferedModel
-    prompt: str
-    methods: tuple[Method | None, ...]
-    tokens: int
-    chat: bool
+    ability = "generates"
+    purpose = "continue a prompt"
+    method_names = GENERATION_METHODS
 
+    prompt: str = ""
+    methods: list[Any] = [DEFAULT]
+    tokens: int = 12
+    chat: bool = False
 
-@dataclass(frozen=True)
-class _Fields:
-    """The fields of a request, taken one by one; what is left over was a mistake."""
+    @field_validator("tokens")
+    @classmethod
+    def _tokens_are_few(cls, count: int, info: ValidationInfo) -> int:
+        limit = _offer_of(info).limits.new_tokens
+        if not 1 <= count <= limit:
+            raise InputError(f"'tokens' is from 1 to {limit}; got {_abridged(count)}.")
+        return count
 
-    values: dict[str, Any]
-
-    def take(self, name: str, kind: type, default: Any = None) -> Any:
-        value = self.values.pop(name, default)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise InputError(f"{name!r} must be {_KINDS[kind]}; got {_shown(value)}.")
-        return value
-
-    def close(self, allowed: Sequence[str]) -> None:
-        if self.values:
-            raise InputError(
-                f"Unknown field {_shown(next(iter(self.values)))}; the fields are "
-                f"{', '.join(allowed)}."
-            )
+    def make_methods(self) -> tuple[Method | None, ...]:
+        """The methods, in the order they were sent; None is the default of generate()."""
+        names = self.methods or [DEFAULT]
+        return tuple(None if name == DEFAULT else make_method(name) for name in names)
 
 
-_KINDS = {str: "a text", int: "a whole number", list: "a list", bool: "true or false"}
+R = TypeVar("R", ExplainRequest, GenerateRequest)
 
 
 def read_request(
-    body: bytes,
-    kind: type[Explain] | type[Generate],
-    offers: Mapping[str, OfferedModel],
-    limits: Limits,
-) -> Explain | Generate:
-    """The request in a body, or an InputError that says what is wrong with it."""
-    fields = _Fields(_parsed(body))
-    reader: Callable[..., Explain | Generate] = _explain if kind is Explain else _generate
-    return reader(fields, offers, limits)
+    body: bytes, kind: type[R], models: Mapping[str, OfferedModel], limits: Limits
+) -> R:
+    """The request in a body, or an InputError that says what is wrong with it.
 
-
-def _parsed(body: bytes) -> dict[str, Any]:
+    >>> read_request(b"[1]", ExplainRequest, {}, Limits())
+    Traceback (most recent call last):
+    attnflow.errors.InputError: The request must be a JSON object; got [1].
+    """
     try:
-        found = json.loads(body)
+        record = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"The request is not JSON ({_first(error)}).") from None
-    if not isinstance(found, dict):
-        raise InputError(f"The request must be a JSON object; got {_shown(found)}.")
-    return found
+        raise InputError(f"The request is not JSON ({_first_line(error)}).") from None
+    if not isinstance(record, dict):
+        raise InputError(f"The request must be a JSON object; got {_abridged(record)}.")
+    try:
+        return kind.model_validate(record, context=_Offer(limits, models))
+    except ValidationError as error:
+        raise InputError(_sentence(error.errors()[0], kind.model_fields)) from None
 
 
-def _explain(fields: _Fields, offers: Mapping[str, OfferedModel], limits: Limits) -> Explain:
-    offer = _offer(fields, offers, "explains")
-    text = _text(fields, "text", limits)
-    names = _names(fields, [], METHODS)
-    fields.close(("model", "text", "methods"))
-    return Explain(offer, text, tuple(make_method(name) for name in names))
+def _offer_of(info: ValidationInfo) -> _Offer:
+    assert isinstance(info.context, _Offer)  # `read_request` is the only way in
+    return info.context
 
 
-def _generate(fields: _Fields, offers: Mapping[str, OfferedModel], limits: Limits) -> Generate:
-    offer = _offer(fields, offers, "generates")
-    prompt = _text(fields, "prompt", limits)
-    names = _names(fields, [DEFAULT], GENERATION_METHODS)
-    tokens = fields.take("tokens", int, 12)
-    if not 1 <= tokens <= limits.new_tokens:
-        raise InputError(f"'tokens' is from 1 to {limits.new_tokens}; got {_shown(tokens)}.")
-    chat = fields.take("chat", bool, False)
-    fields.close(("model", "prompt", "methods", "tokens", "chat"))
-    methods = tuple(None if name == DEFAULT else make_method(name) for name in names)
-    return Generate(offer, prompt, methods or (None,), tokens, chat)
+def _sentence(error: ErrorDetails, names: Iterable[str]) -> str:
+    """pydantic's first objection in our words; an InputError of a validator speaks for itself."""
+    name = str(error["loc"][0]) if error["loc"] else ""
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    if error["type"] == "extra_forbidden":
+        return f"Unknown field {_abridged(name)}; the fields are {', '.join(names)}."
+    kind = _KINDS.get(error["type"], error["msg"])
+    return f"{name!r} must be {kind}; got {_abridged(error['input'])}."
 
 
-def _offer(fields: _Fields, offers: Mapping[str, OfferedModel], ability: str) -> OfferedModel:
-    name = fields.take("model", str, "")
-    able = [offer.name for offer in offers.values() if getattr(offer, ability)]
-    if name not in able:
-        verb = {"explains": "explain a text", "generates": "continue a prompt"}[ability]
-        raise InputError(
-            f"There is no model {_shown(name)} here to {verb}; this server offers "
-            f"{', '.join(able) or 'none'}."
-        )
-    return offers[name]
-
-
-def _text(fields: _Fields, name: str, limits: Limits) -> str:
-    text: str = fields.take(name, str, "")
-    if not text.strip():
-        raise InputError("There is nothing to explain: the text is empty.")
-    if len(text) > limits.characters:
-        raise InputError(
-            f"The text has {len(text):,} characters; this server takes up to "
-            f"{limits.characters:,}. Shorten it, or use attnflow on the command line."
-        )
-    if any("\ud800" <= sign <= "\udfff" for sign in text):
-        raise InputError("The text is not valid Unicode: it holds half of a surrogate pair.")
-    return text
-
-
-def _names(fields: _Fields, default: list[str], allowed: Mapping[str, Any] | Sequence[str]) -> Any:
-    names = fields.take("methods", list, default)
-    if len(names) > _MOST_METHODS:
-        raise InputError(f"Choose up to {_MOST_METHODS} methods; got {len(names)}.")
-    for name in names:
-        if not isinstance(name, str) or name not in allowed:
-            raise InputError(f"Unknown method {_shown(name)}; allowed: {', '.join(allowed)}.")
-    return list(dict.fromkeys(names))
-
-
-def _shown(value: Any) -> str:
+def _abridged(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

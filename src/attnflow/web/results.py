@@ -41,16 +41,16 @@ class StoredResult:
 
     def png(self, result: int = 0, target: int | None = None) -> bytes:
         """A figure of one result: of the whole completion, or of one target by its index."""
-        shown = self.comparison.results
-        if not 0 <= result < len(shown):
-            raise InputError(f"There are results 0 to {len(shown) - 1}; got {result}.")
-        chosen = shown[result]
+        results = self.comparison.results
+        if not 0 <= result < len(results):
+            raise InputError(f"There are results 0 to {len(results) - 1}; got {result}.")
+        attribution = results[result]
         index = self.document["start"] if target is None else target
-        if not 0 <= index < len(chosen.targets):
-            raise InputError(f"There are targets 0 to {len(chosen.targets) - 1}; got {index}.")
-        position = chosen.targets.positions[index]
+        if not 0 <= index < len(attribution.targets):
+            raise InputError(f"There are targets 0 to {len(attribution.targets) - 1}; got {index}.")
+        position = attribution.targets.positions[index]
         with _DRAWING:
-            return _drawn(chosen, position, self.generated)
+            return _draw(attribution, position, self.generated)
 
 
 class Results:
@@ -58,28 +58,28 @@ class Results:
 
     def __init__(self, *, most: int) -> None:
         self._most = most
-        self._kept: OrderedDict[str, StoredResult] = OrderedDict()
+        self._results: OrderedDict[str, StoredResult] = OrderedDict()
         self._lock = Lock()
 
-    def add(self, kept: StoredResult) -> str:
+    def add(self, result: StoredResult) -> str:
         """Keep a result and give it an id that cannot be guessed."""
         name = secrets.token_urlsafe(9)
         with self._lock:
-            self._kept[name] = kept
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
+            self._results[name] = result
+            while len(self._results) > self._most:
+                self._results.popitem(last=False)
         return name
 
     def get(self, name: str) -> StoredResult | None:
         """A result by its id; looking at it keeps it longer."""
         with self._lock:
-            kept = self._kept.get(name)
-            if kept is not None:
-                self._kept.move_to_end(name)
-        return kept
+            result = self._results.get(name)
+            if result is not None:
+                self._results.move_to_end(name)
+        return result
 
 
-def _drawn(result: Any, position: int, generated: bool) -> bytes:
+def _draw(result: Any, position: int, generated: bool) -> bytes:
     from attnflow.show import plots
     from attnflow.show.plots.canvas import pyplot
 

@@ -1,12 +1,18 @@
-"""Figures (matplotlib): functions take `ax=` and return Axes, so they fit into any figure.
+"""Figures (matplotlib).
 
-Those called `..._figure` make a whole Figure; `build_up` writes an animated GIF.
+A figure of one panel is a function that takes `ax=` and returns the Axes, so that it fits into any
+figure: `layers_map`, `pairs_map`, `source_bars`, `token_layers`, `completion_map`, `method_bars`,
+`probability_bars`, `attention_graph`, `cut_graph`, `image_overlay`, `curves`, `intervals`.
+A figure of several panels cannot stand in one Axes; its function makes and returns a Figure:
+those called `..._figure`, and `layer_curves` and `interval_panels`. `build_up` writes an animated
+GIF and returns nothing. `save_figure` writes any Figure, whole or not at all.
 """
 
 from __future__ import annotations
 
 from attnflow.show.plots.animation import build_up
 from attnflow.show.plots.answers import answer_figure, method_bars, probability_bars
+from attnflow.show.plots.canvas import save_figure
 from attnflow.show.plots.completions import (
     completion_figure,
     completion_map,
@@ -39,6 +45,7 @@ __all__ = [
     "pronoun_figure",
     "pairs_map",
     "probability_bars",
+    "save_figure",
     "source_bars",
     "token_layers",
 ]

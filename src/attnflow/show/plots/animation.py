@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnflow import storage
 from attnflow.attribution import Attribution
 from attnflow.errors import FileError, InputError, optional_import
 from attnflow.methods import MixingMethod
@@ -50,6 +51,14 @@ def build_up(
 
     With the trace the result was made from, the left half is the attention graph up to that
     layer, otherwise the map of layers so far. seconds: of each frame; hold: of the last one.
+
+    >>> import tempfile
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     build_up(Rollout()(trace), Path(folder) / "built.gif", target="key")
+    ...     (Path(folder) / "built.gif").read_bytes()[:4]
+    b'GIF8'
     """
     file = Path(path)
     if file.suffix.lower() != ".gif":
@@ -60,15 +69,17 @@ def build_up(
     module = optional_import("matplotlib.animation", extra="plots", purpose="Drawing a figure")
     writer = module.PillowWriter(fps=1 / seconds)
     figure = pyplot().figure(figsize=_SIZE, layout="constrained")
-    try:
-        with writer.saving(figure, str(file), _DOTS_PER_INCH):
+
+    def write(part: Path) -> None:
+        with writer.saving(figure, str(part), _DOTS_PER_INCH):
             for number in row.layers:
                 draw_frame(row, number, figure=figure, trace=trace)
                 writer.grab_frame()
             for _ in range(round(hold / seconds) - 1):  # equal frames are kept as one, longer
                 writer.grab_frame()
-    except OSError as error:
-        raise FileError(f"Cannot write {str(file)!r}: {error.strerror or error}.") from error
+
+    try:
+        storage.write_safely(file, write)
     finally:
         pyplot().close(figure)
 
@@ -110,20 +121,20 @@ def _graph_so_far(row: Attribution, number: int, trace: AttentionTrace, axes: Ax
 def _bars(row: Attribution, number: int, axes: Axes) -> None:
     """All layers on one scale and in one order, so that frames can be compared."""
     most = np.abs(row.values[:, 0]).max(axis=0)
-    kept = sorted(np.argsort(-most, kind="stable")[:_BARS].tolist())
+    columns = sorted(np.argsort(-most, kind="stable")[:_BARS].tolist())
     index = row.layers.index(number)
-    values = row.values[index, 0, kept]
-    saturated = None if row.saturated is None else row.saturated[index, 0, kept]
-    bars = axes.barh(range(len(kept)), values, color=BLUE)
+    values = row.values[index, 0, columns]
+    saturated = None if row.saturated is None else row.saturated[index, 0, columns]
+    bars = axes.barh(range(len(columns)), values, color=BLUE)
     if saturated is not None and saturated.any():
         for bar, full in zip(bars, saturated.tolist(), strict=True):
             bar.set(hatch="///" if full else "", edgecolor="white", linewidth=0)
         axes.set_xlabel("hatched: saturated, the same for any target", fontsize=SMALL + 1)
     else:
         axes.set_xlabel(" ", fontsize=SMALL + 1)
-    name_ticks(axes, "y", [row.sources[k] for k in kept])
+    name_ticks(axes, "y", [row.sources[k] for k in columns])
     axes.invert_yaxis()
     axes.set_xlim(min(0.0, 1.05 * float(row.values.min())), 1.05 * float(most.max()) or 1.0)
-    said = f"{row.method.name} of {label(row.targets[0])} at layer {number}"
-    heading(axes, said, size=11, fontweight="bold")
+    title = f"{row.method.name} of {label(row.targets[0])} at layer {number}"
+    heading(axes, title, size=11, fontweight="bold")
     bare(axes)

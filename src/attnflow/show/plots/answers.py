@@ -46,6 +46,11 @@ def answer_figure(
 ) -> Figure:
     """The model's answers with their probabilities, and beside them what each method says the
     target drew on at the highest layer: on these sources, such as two candidates, or on all.
+
+    >>> import attnflow
+    >>> result = attnflow.explain(None, "the key", targets=["[CLS]"])
+    >>> len(answer_figure([result]).axes)
+    2
     """
     if not results or results[0].prediction is None:
         raise InputError("These results carry no prediction: the model's output was not captured.")
@@ -58,7 +63,12 @@ def answer_figure(
 
 
 def probability_bars(prediction: Prediction, *, answers: int = 5, ax: Axes | None = None) -> Axes:
-    """The model's most probable answers."""
+    """The model's most probable answers.
+
+    >>> prediction = Prediction(position=0, label="is", probability=0.9)
+    >>> probability_bars(prediction).get_title()
+    'the model says'
+    """
     pairs = prediction.alternatives or ((prediction.label, prediction.probability),)
     best = sorted(pairs, key=lambda pair: -pair[1])[: max(answers, 1)]
     axes = new_axes(4.0, 1.2 + 0.32 * len(best)) if ax is None else ax
@@ -80,7 +90,13 @@ def method_bars(
     layer: int = -1,
     ax: Axes | None = None,
 ) -> Axes:
-    """Sources across, one bar for each method: each method's values as shares of its strongest."""
+    """Sources across, one bar for each method: each method's values as shares of its strongest.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> len(method_bars([Rollout()(trace)], target="key").patches)
+    2
+    """
     rows = [one_target(result, target).layer(layer) for result in results]
     columns = rows[0].sources.indices_of(sources)
     axes = new_axes(2.0 + 0.3 * len(results) * len(columns), 3.6) if ax is None else ax

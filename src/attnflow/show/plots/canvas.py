@@ -9,19 +9,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
+from os import PathLike
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnflow import storage
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
-from attnflow.errors import InputError, TargetError, optional_import
+from attnflow.errors import FileError, InputError, TargetError, optional_import
 from attnflow.tokens import TokenRef, readable
 from attnflow.tokens.text import labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "one_target",
     "plain",
     "pyplot",
+    "save_figure",
 ]
 
 COLOURS = "Blues"  # one hue, monotone in lightness: safe for the colour-blind and in print
@@ -73,6 +78,32 @@ def new_axes(width: float, height: float) -> Axes:
     """Axes of their own in a figure of this size in inches, within what a page can hold."""
     size = (min(max(width, 4.5), 14.0), min(max(height, 2.6), 14.0))
     return pyplot().subplots(figsize=size, layout="constrained")[1]
+
+
+def save_figure(
+    figure: Figure, path: str | PathLike[str], *, dots_per_inch: float = 160, close: bool = True
+) -> None:
+    """Write a figure in the format of the file's ending, whole or not at all.
+
+    `close` ends pyplot's hold of it; the figure itself can still be drawn and written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_figure(pyplot().figure(), Path(folder) / "empty.png")
+    ...     (Path(folder) / "empty.png").read_bytes()[1:4]
+    b'PNG'
+    """
+
+    def write(part: Path) -> None:
+        figure.savefig(part, dpi=dots_per_inch)
+
+    try:
+        storage.write_safely(path, write)
+    except ValueError as error:  # matplotlib: a format it does not know
+        raise FileError(f"Cannot write {str(path)!r}: {error}.") from error
+    finally:
+        if close:
+            pyplot().close(figure)
 
 
 def bare(axes: Axes) -> Axes:
@@ -183,9 +214,9 @@ def _can_draw(character: str, families: tuple[str, ...]) -> bool:
 def _families() -> tuple[str, ...]:
     """The user's fonts first, then installed ones for other scripts."""
     manager = optional_import("matplotlib.font_manager", extra="plots", purpose="Drawing a figure")
-    chosen = tuple(pyplot().rcParams["font.family"])
+    preferred = tuple(pyplot().rcParams["font.family"])
     installed = {font.name for font in manager.fontManager.ttflist}
-    return (*chosen, *(name for name in _OTHER_SCRIPTS if name in installed))
+    return (*preferred, *(name for name in _OTHER_SCRIPTS if name in installed))
 
 
 @lru_cache(maxsize=8)

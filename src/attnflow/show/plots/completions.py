@@ -35,7 +35,13 @@ _BARS = 15  # sources a bar chart names; the map beside it has all of them
 
 
 def completion_figure(result: Attribution, target: TokenRef | None = None) -> Figure:
-    """All generated tokens against the prompt, or one of them as bars and layer by layer."""
+    """All generated tokens against the prompt, or one of them as bars and layer by layer.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> completion_figure(Rollout()(trace)).axes[0].get_xlabel()
+    'prompt'
+    """
     if target is None:
         return cast("Figure", completion_map(result).figure)
     row = result.row(target)
@@ -45,13 +51,19 @@ def completion_figure(result: Attribution, target: TokenRef | None = None) -> Fi
     )
     source_bars(row, ax=left)
     token_layers(row, ax=right)
-    said = f"{label(row.targets[0])}: {row.title}"
-    figure.suptitle("\n".join(wrap(said, 130)), fontsize=10, **plain())
+    title = f"{label(row.targets[0])}: {row.title}"
+    figure.suptitle("\n".join(wrap(title, 130)), fontsize=10, **plain())
     return figure
 
 
 def completion_map(result: Attribution, *, layer: int = -1, ax: Axes | None = None) -> Axes:
-    """Generated tokens (down) × prompt tokens (across) at one layer."""
+    """Generated tokens (down) × prompt tokens (across) at one layer.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> completion_map(Rollout()(trace)).get_ylabel()
+    'generated'
+    """
     one = result.layer(layer)
     axes = pairs_map(one, ax=ax, title=at_layer(one))
     axes.set_ylabel("generated")
@@ -65,15 +77,20 @@ def source_bars(
     """The strongest sources of one target as bars, in the text's order.
 
     Common tokens (punctuation, function words) are pale.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> [float(bar.get_width()) for bar in source_bars(Rollout()(trace), target="key").patches]
+    [0.25, 0.75]
     """
     one = one_target(result, target).layer(layer)
     values = one.values[0, 0]
-    kept = sorted(np.argsort(-np.abs(values), kind="stable")[:_BARS].tolist())
+    columns = sorted(np.argsort(-np.abs(values), kind="stable")[:_BARS].tolist())
     common = common_tokens(one.sources)
-    axes = new_axes(5.0, 1.2 + 0.27 * len(kept)) if ax is None else ax
-    colours = [PALE if common[k] else BLUE for k in kept]
-    axes.barh(range(len(kept)), values[kept], color=colours)
-    name_ticks(axes, "y", [one.sources[k] for k in kept])
+    axes = new_axes(5.0, 1.2 + 0.27 * len(columns)) if ax is None else ax
+    colours = [PALE if common[k] else BLUE for k in columns]
+    axes.barh(range(len(columns)), values[columns], color=colours)
+    name_ticks(axes, "y", [one.sources[k] for k in columns])
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.6)
     axes.set_xlabel(at_layer(one))
@@ -81,7 +98,13 @@ def source_bars(
 
 
 def token_layers(result: Attribution, *, ax: Axes | None = None) -> Axes:
-    """Prompt tokens (down) × layers (across) of one generated token."""
+    """Prompt tokens (down) × layers (across) of one generated token.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> token_layers(Rollout()(trace, targets=["key"])).get_xlabel()
+    'layer'
+    """
     row = one_target(result, None)
     axes = new_axes(6.0, 1.2 + 0.27 * len(row.sources)) if ax is None else ax
     heat(axes, row.values[:, 0, :].T)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.errors import optional_import
+from attnflow.show.plots.canvas import pyplot, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["curves", "layer_curves"]
 
@@ -20,7 +21,13 @@ _LOOKS = (("#888888", "o"), ("#0072B2", "s"), ("#D55E00", "^"), ("#009E73", "D")
 
 
 def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
-    """One line for each series with its 95 % interval; the paper's numbers dashed."""
+    """One line for each series with its 95 % interval; the paper's numbers dashed.
+
+    >>> line = {"value": [0.1, 0.2], "low": [0.0, 0.1], "high": [0.2, 0.3], "paper": [None, None]}
+    >>> panel = {"title": "rollout", "columns": ["1", "2"], "series": {"rollout": line}}
+    >>> curves(panel, ax=pyplot().subplots()[1]).get_title()
+    'rollout'
+    """
     places = np.arange(len(panel["columns"]))
     for (name, series), (colour, marker) in zip(panel["series"].items(), _LOOKS, strict=False):
         value = np.array(series["value"], dtype=np.float64)
@@ -39,11 +46,16 @@ def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
     return ax
 
 
-def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Panels side by side with one legend, written to a file."""
-    pyplot = optional_import("matplotlib.pyplot", extra="plots", purpose="Drawing a figure")
+def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
+    """Panels side by side with one legend; with a path, written there too.
+
+    >>> line = {"value": [0.1, 0.2], "low": [0.0, 0.1], "high": [0.2, 0.3], "paper": [None, None]}
+    >>> panel = {"title": "rollout", "columns": ["1", "2"], "series": {"rollout": line}}
+    >>> len(layer_curves([panel, panel]).axes)
+    2
+    """
     size = (max(5.6, 4.3 * len(panels)), 3.6)  # one panel must be as wide as the legend
-    figure, axes = pyplot.subplots(
+    figure, axes = pyplot().subplots(
         1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
     for panel, ax in zip(panels, axes[0], strict=True):
@@ -51,8 +63,9 @@ def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes[0][0].set_ylabel("mean rank correlation")
     handles, labels = axes[0][0].get_legend_handles_labels()
     if any(series["paper"][0] is not None for series in panels[0]["series"].values()):
-        handles.append(pyplot.Line2D([], [], color="black", linestyle="--", linewidth=1))
+        handles.append(pyplot().Line2D([], [], color="black", linestyle="--", linewidth=1))
         labels.append("dashed: the paper")
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    figure.savefig(path, dpi=160)
-    pyplot.close(figure)
+    if path is not None:
+        save_figure(figure, path)
+    return figure

@@ -80,20 +80,25 @@ def attention_graph(
     layers: consecutive ones, e.g. range(1, 4); default: all. tokens: names for a LayeredGraph.
     mixing: the method whose matrices are drawn; default `Rollout()`, heads averaged and half of
         each layer the residual connection.
+
+    >>> from attnflow import AttentionTrace
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> attention_graph(trace, target="key").get_title()
+    'width, dots: share of the target that passes'
     """
-    stack = _chosen(_stack(graph, tokens, mixing or Rollout()), layers)
+    stack = _between(_stack(graph, tokens, mixing or Rollout()), layers)
     strengths = stack.capacities
     row = None if target is None else stack.tokens.index_of(target)
     axes = _new_graph(stack) if ax is None else ax
-    kept, strongest = _strongest(strengths, top), float(strengths.max())
+    arrows, strongest = _strongest(strengths, top), float(strengths.max())
     if row is None:
-        said = "width: weight"
-        _draw_arrows(axes, kept, strongest, GREY)
+        caption = "width: weight"
+        _draw_arrows(axes, arrows, strongest, GREY)
     else:
-        _draw_arrows(axes, kept, strongest, GREY, faint=0.1)
-        said = _draw_paths(axes, strengths, kept, row, top, pipes=isinstance(mixing, Flow))
+        _draw_arrows(axes, arrows, strongest, GREY, faint=0.1)
+        caption = _draw_paths(axes, strengths, arrows, row, top, pipes=isinstance(mixing, Flow))
     _draw_nodes(axes, stack, row)
-    heading(axes, said)
+    heading(axes, caption)
     return axes
 
 
@@ -109,12 +114,19 @@ def cut_graph(
 ) -> Axes:
     """The minimum cut between a target and a source in the graph: the cut arrows are coloured,
     the target's side and the source's side shaded.
+
+    >>> from attnflow import AttentionTrace, Flow
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> axes = cut_graph(Flow(), trace, target="key", source="the")
+    >>> axes.get_title().splitlines()[0]
+    'key at layer 1 to the: flow 0.250'
     """
     cut = method.minimum_cut(trace, target=target, source=source, layer=layer)
     numbers = layers_from(trace.layers, method.start_layer)
     numbers = numbers[: numbers.index(cut.layer) + 1]
     capacities = method.graph(trace).capacities[: len(numbers)]
-    stack = _Stack(capacities, numbers, trace.tokens, 0)
+    bottom = trace.layers.index(numbers[0])
+    stack = _Stack(capacities, numbers, trace.tokens, trace.layers[bottom - 1] if bottom else 0)
     ends = trace.tokens.index_of(target), trace.tokens.index_of(source)
     crossing = _crossing(stack, cut)
     axes = _new_graph(stack) if ax is None else ax
@@ -123,8 +135,8 @@ def cut_graph(
     # that room is flow taken back from a node, the flow came to that node along edges of this
     # side, for flow crosses a minimum cut once.
     _shade(axes, _reached(capacities * ~crossing, ends[0]), _TARGET_SIDE)
-    seen = _reached(capacities, ends[0])
-    _shade(axes, seen & _leading(capacities * ~crossing, ends[1]), _SOURCE_SIDE)
+    reachable = _reached(capacities, ends[0])
+    _shade(axes, reachable & _leading(capacities * ~crossing, ends[1]), _SOURCE_SIDE)
     strongest = float(capacities.max())
     _draw_arrows(axes, _strongest(capacities * ~crossing, top), strongest, GREY, faint=0.35)
     _draw_arrows(axes, capacities * crossing, strongest, VERMILLION, least=0.0, floor=0.9)
@@ -138,6 +150,9 @@ def passing(capacities: Matrix, target: int) -> Matrix:
 
     A node hands on what it received in the shares of its row; summed over the edges into an input
     that is its rollout.
+
+    >>> passing(np.array([[[1.0, 0.0], [0.25, 0.75]]]), target=1)[0].tolist()
+    [[0.0, 0.0], [0.25, 0.75]]
     """
     mass = np.zeros(capacities.shape[1])
     mass[target] = 1.0
@@ -167,18 +182,19 @@ def _stack(
     return _Stack(mixing.matrices(trace), trace.layers, trace.tokens, 0)
 
 
-def _chosen(stack: _Stack, layers: Sequence[int] | None) -> _Stack:
+def _between(stack: _Stack, layers: Sequence[int] | None) -> _Stack:
+    """The part of a stack that these consecutive layers make."""
     if layers is None:
         return stack
     numbers = tuple(sorted(layers))
-    found = [k for k, number in enumerate(stack.numbers) if number in numbers]
-    if not found or len(found) != len(numbers) or found[-1] - found[0] + 1 != len(found):
+    index = [k for k, number in enumerate(stack.numbers) if number in numbers]
+    if not index or len(index) != len(numbers) or index[-1] - index[0] + 1 != len(index):
         raise InputError(
             f"layers={list(layers)!r}: a graph needs consecutive layers, from "
             f"{', '.join(map(str, stack.numbers))}; for example layers=range(1, 4)."
         )
-    below = stack.numbers[found[0] - 1] if found[0] else 0
-    return _Stack(stack.capacities[found[0] : found[-1] + 1], numbers, stack.tokens, below)
+    below = stack.numbers[index[0] - 1] if index[0] else 0
+    return _Stack(stack.capacities[index[0] : index[-1] + 1], numbers, stack.tokens, below)
 
 
 def _strongest(strengths: Matrix, top: int) -> Matrix:
@@ -186,9 +202,9 @@ def _strongest(strengths: Matrix, top: int) -> Matrix:
     if top < 1:
         raise InputError(f"top is at least 1 arrow for each node; got {top}.")
     order = np.argsort(-strengths, axis=2, kind="stable")[:, :, :top]
-    kept = np.zeros_like(strengths)
-    np.put_along_axis(kept, order, np.take_along_axis(strengths, order, axis=2), axis=2)
-    return kept
+    arrows = np.zeros_like(strengths)
+    np.put_along_axis(arrows, order, np.take_along_axis(strengths, order, axis=2), axis=2)
+    return arrows
 
 
 def _crossing(stack: _Stack, cut: Cut) -> NDArray[np.bool_]:
@@ -224,11 +240,11 @@ def _new_graph(stack: _Stack) -> Axes:
 
 
 def _draw_paths(
-    axes: Axes, capacities: Matrix, kept: Matrix, target: int, top: int, *, pipes: bool
+    axes: Axes, capacities: Matrix, arrows: Matrix, target: int, top: int, *, pipes: bool
 ) -> str:
     """The paths of one target, and what their width says."""
     if pipes:
-        reached = kept * _reached(kept, target)[1:, :, None]
+        reached = arrows * _reached(arrows, target)[1:, :, None]
         _draw_arrows(axes, reached, float(capacities.max()), BLUE)
         return "width: capacity"
     passed = passing(capacities, target)
@@ -259,13 +275,13 @@ def _draw_arrows(
     """
     patches = optional_import("matplotlib.patches", extra="plots", purpose="Drawing a figure")
     shares = strengths / (strongest or 1.0)
-    found = np.argwhere(shares > least)
-    if len(found) > _MOST_ARROWS:
+    places = np.argwhere(shares > least)
+    if len(places) > _MOST_ARROWS:
         raise InputError(
-            f"A graph of {len(found)} arrows cannot be read; draw fewer layers (layers=), fewer "
+            f"A graph of {len(places)} arrows cannot be read; draw fewer layers (layers=), fewer "
             f"arrows for each node (top=) or a shorter text: at most {_MOST_ARROWS}."
         )
-    for level, target, source in found.tolist():
+    for level, target, source in places.tolist():
         share = float(shares[level, target, source])
         arrow = patches.FancyArrowPatch(
             (target, level + 1),

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.show.plots.canvas import pyplot
+from attnflow.show.plots.canvas import pyplot, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["interval_panels", "intervals"]
 
@@ -19,7 +20,12 @@ _COLOUR = "#0072B2"
 
 
 def intervals(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
-    """A dot for each row's mean and a bar for its interval; what is undefined is left out."""
+    """A dot for each row's mean and a bar for its interval; what is undefined is left out.
+
+    >>> panel = {"title": "compr.", "names": ["rollout"], "cells": [(0.3, 0.2, 0.4)]}
+    >>> intervals(panel, ax=pyplot().subplots()[1]).get_title()
+    'compr.'
+    """
     values = np.array(panel["cells"], dtype=np.float64).reshape(-1, 3)
     places = np.arange(len(values))
     known = np.isfinite(values).all(axis=1)
@@ -35,13 +41,19 @@ def intervals(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
     return ax
 
 
-def interval_panels(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Panels side by side over the same rows, written to a file."""
+def interval_panels(panels: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
+    """Panels side by side over the same rows; with a path, written there too.
+
+    >>> panel = {"title": "compr.", "names": ["rollout"], "cells": [(0.3, 0.2, 0.4)]}
+    >>> len(interval_panels([panel, panel]).axes)
+    2
+    """
     size = (2.2 + 2.6 * len(panels), 0.9 + 0.27 * len(panels[0]["names"]))
     figure, axes = pyplot().subplots(
         1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
     for panel, ax in zip(panels, axes[0], strict=True):
         intervals(panel, ax=ax)
-    figure.savefig(path, dpi=160)
-    pyplot().close(figure)
+    if path is not None:
+        save_figure(figure, path)
+    return figure

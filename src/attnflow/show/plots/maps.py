@@ -43,7 +43,13 @@ def layers_map(
     ax: Axes | None = None,
     title: str | None = None,
 ) -> Axes:
-    """Sources (down) × layers (across) of one target."""
+    """Sources (down) × layers (across) of one target.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> layers_map(Rollout()(trace), target="key").get_xlabel()
+    'layer'
+    """
     row = one_target(result, target)
     size = (1.6 + 0.55 * len(row.layers), 1.0 + 0.27 * len(row.sources))
     axes = new_axes(*size) if ax is None else ax
@@ -52,8 +58,8 @@ def layers_map(
     name_ticks(axes, "x", [str(number) for number in row.layers])
     name_ticks(axes, "y", row.sources)
     axes.set_xlabel("layer")
-    said = title if title is not None else f"{label(row.targets[0])}: {row.title}"
-    heading(axes, said, size=9 if title is None else 10)
+    line = title if title is not None else f"{label(row.targets[0])}: {row.title}"
+    heading(axes, line, size=9 if title is None else 10)
     if values.size <= _NUMBERED_UP_TO:
         _write_numbers(axes, image, values)
     return bare(axes)
@@ -62,7 +68,13 @@ def layers_map(
 def pairs_map(
     result: Attribution, *, layer: int = -1, ax: Axes | None = None, title: str | None = None
 ) -> Axes:
-    """Targets (down) × sources (across) at one layer."""
+    """Targets (down) × sources (across) at one layer.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> pairs_map(Rollout()(trace)).get_ylabel()
+    'target'
+    """
     one = result.layer(layer)
     size = (2.6 + 0.27 * len(one.sources), 1.6 + 0.27 * len(one.targets))
     axes = new_axes(*size) if ax is None else ax
@@ -71,8 +83,8 @@ def pairs_map(
     name_ticks(axes, "y", one.targets)
     axes.set_xlabel("source")
     axes.set_ylabel("target")
-    said = title if title is not None else f"{at_layer(one)}: {one.title}"
-    heading(axes, said, size=9 if title is None else 10)
+    line = title if title is not None else f"{at_layer(one)}: {one.title}"
+    heading(axes, line, size=9 if title is None else 10)
     colour_bar(axes, image)
     return bare(axes)
 
@@ -80,7 +92,14 @@ def pairs_map(
 def methods_figure(
     groups: Sequence[Sequence[Attribution]], *, names: Sequence[str], headings: Sequence[str]
 ) -> Figure:
-    """The paper's figure: one line for each sentence, its methods side by side."""
+    """The paper's figure: one line for each sentence, its methods side by side.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> group = [Rollout()(trace, targets=["key"])]
+    >>> len(methods_figure([group], names=["rollout"], headings=["the key"]).axes)
+    1
+    """
     heights = [len(group[0].sources) for group in groups]
     figure = pyplot().figure(
         figsize=(3.4 * len(names), 0.27 * sum(heights) + 1.15 * len(groups)),

@@ -43,6 +43,14 @@ def image_overlay(
 
     image: (height, width) or (height, width, 3), of any range, at the size the model saw.
     alpha: how much of the image the strongest value covers; zero covers nothing.
+
+    >>> from attnflow import Raw, Tokens
+    >>> from attnflow.tokens.patches import Grid, patch_names
+    >>> grid = Grid(2, 2, 1, 4, 4)
+    >>> tokens = Tokens(patch_names(grid, ("[CLS]",)), grid=grid)
+    >>> result = Attribution(np.full((1, 5, 5), 0.2), (1,), tokens, tokens, Raw())
+    >>> len(image_overlay(result, np.zeros((4, 4)), target="[CLS]").images)
+    2
     """
     if not 0 < alpha <= 1:
         raise InputError(f"alpha is above 0 and at most 1; got {alpha!r}.")

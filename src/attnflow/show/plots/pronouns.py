@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.show.plots.canvas import bare, pyplot
+from attnflow.show.plots.canvas import bare, pyplot, save_figure
 from attnflow.show.plots.curves import curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["agreement_figure", "pronoun_figure"]
 
@@ -22,8 +23,19 @@ _MARKERS = ("o", "s")
 _DASHES = ("--", "-.", "-")
 
 
-def pronoun_figure(sentences: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A line for each sentence: its pronouns' probabilities, then each method over layers."""
+def pronoun_figure(sentences: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
+    """A line for each sentence: its pronouns' probabilities, then each method over layers.
+
+    With a path it is written there too.
+
+    >>> sentence = {
+    ...     "heading": "his or her", "pronouns": ["his", "her"], "probabilities": [0.6, 0.4],
+    ...     "antecedents": ["author", "Sara"], "layers": [1, 2],
+    ...     "methods": {"rollout": [[0.1, 0.2], [0.3, 0.4]]},
+    ... }
+    >>> len(pronoun_figure([sentence]).axes)
+    2
+    """
     names = list(sentences[0]["methods"])
     figure = pyplot().figure(
         figsize=(2.4 + 2.7 * len(names), 2.5 * len(sentences) + 0.4), layout="constrained"
@@ -37,8 +49,9 @@ def pronoun_figure(sentences: Sequence[Mapping[str, Any]], path: Path) -> None:
             _antecedents(sentence, name, ax)
         handles, labels = panels[0].get_legend_handles_labels()
         part.legend(handles, labels, loc="outside right center", frameon=False)
-    figure.savefig(path, dpi=160)
-    pyplot().close(figure)
+    if path is not None:
+        save_figure(figure, path)
+    return figure
 
 
 def _probabilities(sentence: Mapping[str, Any], ax: Axes) -> None:
@@ -66,26 +79,35 @@ def _antecedents(sentence: Mapping[str, Any], name: str, ax: Axes) -> None:
         ax.spines[side].set_visible(False)
 
 
-def agreement_figure(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Shares over layers with their intervals; what does not depend on the layer as a line."""
+def agreement_figure(panels: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
+    """Shares over layers with their intervals; what does not depend on the layer as a line.
+
+    With a path it is written there too.
+
+    >>> line = {"value": [0.6, 0.7], "low": [0.5, 0.6], "high": [0.7, 0.8], "paper": [None, None]}
+    >>> panel = {"title": "all", "columns": ["1", "2"], "series": {"rollout": line}, "fixed": []}
+    >>> len(agreement_figure([panel, panel]).axes)
+    2
+    """
     across = min(2, len(panels))
     down = -(-len(panels) // across)
     figure, axes = pyplot().subplots(
         down, across, figsize=(5.2 * across, 3.3 * down + 0.6), sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
-    labelled: dict[str, Any] = {}
+    handle_of: dict[str, Any] = {}
     for panel, ax in zip(panels, axes.flat, strict=False):
         _agreement(panel, ax)
         handles, names = ax.get_legend_handles_labels()
-        labelled |= dict(zip(names, handles, strict=True))
+        handle_of |= dict(zip(names, handles, strict=True))
     for ax in axes.flat[len(panels) :]:
         ax.set_axis_off()
     for ax in axes[:, 0]:
         ax.set_ylabel("share")
-    figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=160)
-    pyplot().close(figure)
+    figure.legend(handle_of.values(), handle_of, loc="outside lower center", ncols=3, frameon=False)
+    if path is not None:
+        save_figure(figure, path)
+    return figure
 
 
 def _agreement(panel: Mapping[str, Any], ax: Axes) -> None:

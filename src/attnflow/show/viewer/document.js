@@ -24,6 +24,7 @@
       this.targets = targets;
       this.sources = sources;
       this.gap = record.gap;
+      this.remarks = record.remarks ?? []; // documents of 0.1.0 have none
       this.unpacked = new Map();
       this.elsewhereValues = record.elsewhere ? numbers(record.elsewhere, Float32Array) : null;
     }

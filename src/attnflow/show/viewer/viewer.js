@@ -254,8 +254,10 @@
 
     note(order, saturated) {
       const { layer, mean } = this.state;
-      const notes = [this.result.title];
       const count = order.filter(saturated).length;
+      // Saturation is counted below for what is shown; a remark speaks of the highest layer only.
+      const remarks = this.result.remarks.filter((text) => !count || !text.includes("saturated"));
+      const notes = [this.result.title, ...remarks.map(sentence)];
       if (count) notes.push(`${count} of ${order.length} values (dotted) are saturated: they are the same for any target.`);
       const elsewhere = mean ? null : this.result.elsewhere(layer, this.target);
       if (elsewhere !== null && Math.abs(elsewhere) >= 0.0005) notes.push(`${format(elsewhere)} falls on tokens that are not among the sources.`);
@@ -275,6 +277,11 @@
       clearTimeout(this.speaking);
       this.speaking = setTimeout(() => (this.spoken.textContent = text), SPOKEN_AFTER);
     }
+  }
+
+  function sentence(remark) {
+    const text = remark.charAt(0).toUpperCase() + remark.slice(1);
+    return /[.!?]$/.test(text) ? text : `${text}.`;
   }
 
   function certificate(gap) {

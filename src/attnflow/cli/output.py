@@ -1,24 +1,55 @@
-"""What `attnflow explain --output` writes: a result, a figure, or an animation."""
+"""What commands write and print: files checked before the work, JSON that any terminal takes."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from attnflow import storage
 from attnflow.attribution import Attribution
-from attnflow.cli.options import ANIMATION, PICTURES
 from attnflow.errors import InputError, did_you_mean
 from attnflow.methods import Flow, Method, MixingMethod
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
-__all__ = ["FIGURES", "check_figure", "write_cut", "write_graph", "write_result"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
+__all__ = [
+    "ANIMATION",
+    "FIGURES",
+    "PICTURES",
+    "check_figure",
+    "check_output",
+    "print_json",
+    "tell_written",
+    "write_cut",
+    "write_figure",
+    "write_graph",
+    "write_result",
+]
+
+PICTURES = (".png", ".svg", ".pdf")
+ANIMATION = ".gif"
 FIGURES = ("layers", "pairs", "bars", "graph")
-_DOTS_PER_INCH = 160
+
+
+def check_output(output: Path, *, animated: bool = False) -> None:
+    """That the result can be written there, before any work is done."""
+    allowed = (".json", ".safetensors", ".html", *PICTURES, *([ANIMATION] if animated else []))
+    if output.suffix not in allowed:
+        raise InputError(
+            f"--output {str(output)!r}: the ending decides the format and must be "
+            f"{', '.join(allowed[:-1])} or {allowed[-1]}."
+        )
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"--output {str(output)!r}: there is no folder {str(output.parent)!r}.")
+    if output.is_dir():
+        raise InputError(f"--output {str(output)!r} is a folder; name a file in it.")
 
 
 def check_figure(
@@ -28,8 +59,8 @@ def check_figure(
     *,
     cut: str | None,
     words: bool,
-    all_targets: bool,
-    layer: int | None,
+    several: bool,
+    layers: list[int] | None,
 ) -> None:
     """That this figure can be drawn and written there, before any work is done."""
     if figure is not None and figure not in FIGURES:
@@ -42,12 +73,14 @@ def check_figure(
         raise InputError(f"--figure {figure} needs a file: --output {figure}.png.")
     if figure is not None and cut is not None:
         raise InputError("--cut draws a figure of its own; leave out --figure.")
-    if all_targets and (suffix == ANIMATION or figure in ("layers", "bars", "graph")):
+    if several and (suffix == ANIMATION or figure in ("layers", "bars", "graph")):
         raise InputError("This figure shows one target; leave out --all-targets.")
-    if suffix == ANIMATION and layer is not None:
+    if suffix == ANIMATION and layers:
         raise InputError(
-            "A .gif is built up from the lowest layer to the highest; leave out --layer."
+            "A .gif is built up from the lowest layer to the highest; leave out --layers."
         )
+    if layers and len(layers) > 1 and (cut or figure == "graph"):
+        raise InputError("This figure goes up to one layer; give --layers once.")
     if figure == "graph" and (words or not isinstance(method, MixingMethod)):
         raise InputError(
             "--figure graph draws attention weights between tokens: use it with --method raw, "
@@ -55,24 +88,34 @@ def check_figure(
         )
 
 
+def print_json(record: Any) -> None:
+    """A record on one line; where the terminal's encoding lacks a sign, JSON's own escape of it."""
+    text = json.dumps(record, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        text = json.dumps(record, ensure_ascii=True)
+    typer.echo(text)
+
+
 def write_result(
     result: Attribution, output: Path, *, figure: str | None, trace: AttentionTrace | None
 ) -> None:
     """Write a result in the format its ending says."""
+    if output.suffix in PICTURES:
+        kind: Any = figure or ("pairs" if len(result.targets) > 1 else "layers")
+        write_figure(result.plot(kind).get_figure(root=True), output)
+        return
     if output.suffix == ANIMATION:
         from attnflow.show import plots
 
         drawable = isinstance(result.method, MixingMethod)
         plots.build_up(result, output, trace=trace if drawable else None)
-    elif output.suffix in PICTURES:
-        kind: Any = figure or ("pairs" if len(result.targets) > 1 else "layers")
-        _save(result.plot(kind), output)
-        return
     elif output.suffix == ".html":
         storage.write_text(output, result.to_html())
     else:
         result.save(output)
-    _say(output)
+    tell_written(output)
 
 
 def write_graph(
@@ -83,10 +126,11 @@ def write_graph(
 
     if layer is not None and layer not in trace.layers:
         numbers = ", ".join(map(str, trace.layers))
-        raise InputError(f"--layer {layer}: choose from {numbers}.")
+        raise InputError(f"--layers {layer}: choose from {numbers}.")
     layers = [number for number in trace.layers if layer is None or number <= layer]
     mixing = method if isinstance(method, MixingMethod) else None
-    _save(plots.attention_graph(trace, target=target, layers=layers, mixing=mixing), output)
+    axes = plots.attention_graph(trace, target=target, layers=layers, mixing=mixing)
+    write_figure(axes.get_figure(root=True), output)
 
 
 def write_cut(
@@ -101,13 +145,18 @@ def write_cut(
     from attnflow.show import plots
 
     axes = plots.cut_graph(method, trace, target=target, source=source, layer=layer)
-    _save(axes, output)
+    write_figure(axes.get_figure(root=True), output)
 
 
-def _save(axes: Any, output: Path) -> None:
-    axes.figure.savefig(output, dpi=_DOTS_PER_INCH)
-    _say(output)
+def write_figure(figure: Figure | None, output: Path) -> None:
+    """Write a figure, whole or not at all, and say so."""
+    from attnflow.show import plots
+
+    assert figure is not None  # axes that a function of ours drew on stand in a figure
+    plots.save_figure(figure, output)
+    tell_written(output)
 
 
-def _say(output: Path) -> None:
+def tell_written(output: Path) -> None:
+    """Say which file was written, on standard error."""
     typer.echo(f"wrote {output}", err=True)

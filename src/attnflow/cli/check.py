@@ -1,0 +1,44 @@
+"""`attnflow check`: is what attnflow sees in a model what the model computes?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from attnflow.cli.options import check_model_name, check_text, prepare_models
+from attnflow.cli.progress import progress_bars
+
+__all__ = ["check"]
+
+_TEXT = "The author talked to Sara about the key to the cabinets."
+_MARKS = {True: "[green]ok[/green]", False: "[red]NO[/red]", None: "[dim]--[/dim]"}
+
+
+def check(
+    model: Annotated[
+        str,
+        typer.Argument(callback=check_model_name, help="A Hugging Face name or a local folder."),
+    ],
+    text: Annotated[str, typer.Option(help="The text to check it on.")] = _TEXT,
+) -> None:
+    """Check that what attnflow sees in MODEL is what the model computes."""
+    check_text(text, "check the model on")
+    prepare_models()
+    from attnflow.hosts.check import check_model
+    from attnflow.hosts.load import example_inputs, load_model
+
+    with progress_bars("loading the model") as tell:
+        loaded = load_model(model, needs_tokenizer=False)
+        tell("checking", 0, 0)
+        checks = check_model(loaded.model, example_inputs(loaded, text), tokenizer=loaded.tokenizer)
+    console = Console(highlight=False)
+    for outcome in checks:
+        mark = _MARKS[outcome.passed]
+        console.print(f"{mark}  {outcome.name}: {escape(outcome.detail)}", soft_wrap=True)
+    if any(outcome.passed is False for outcome in checks):
+        console.print("[bold]verdict: do not trust attributions of this model[/bold]")
+        raise typer.Exit(1)
+    console.print("[bold]verdict: attention of this model is captured faithfully[/bold]")

@@ -1,0 +1,241 @@
+"""`attnflow explain`: which tokens of a text the model's output draws on."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from attnflow.attribution import Attribution
+from attnflow.cli.options import (
+    AnswerOption,
+    DecoderTextOption,
+    JsonOption,
+    LayersOption,
+    MethodOption,
+    ModelOption,
+    OptionOption,
+    OutputOption,
+    TargetsOption,
+    WordsOption,
+    check_text,
+    check_texts_model,
+    parse_method,
+    parse_target,
+    prepare_models,
+)
+from attnflow.cli.output import (
+    FIGURES,
+    check_figure,
+    check_output,
+    print_json,
+    write_cut,
+    write_graph,
+    write_result,
+)
+from attnflow.cli.progress import progress_bars
+from attnflow.errors import AttributionWarning, InputError, SaturationWarning
+from attnflow.methods import Flow, Method
+from attnflow.show import terminal
+from attnflow.tokens import TokenRef
+from attnflow.trace import AttentionTrace
+
+__all__ = ["explain"]
+
+_WORTH_AN_ESTIMATE = 50_000  # pairs of one layer: below this, flow takes seconds
+_LONG = 20.0  # seconds after which people want to know how many more
+
+
+def explain(
+    text: Annotated[str, typer.Argument(help="The text to explain.")],
+    model: ModelOption = None,
+    method: MethodOption = "rollout",
+    targets: TargetsOption = None,
+    layers: LayersOption = None,
+    option: OptionOption = None,
+    words: WordsOption = False,
+    decoder_text: DecoderTextOption = None,
+    answer: AnswerOption = None,
+    cut: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="With --method flow: show the minimum cut between the target and this source "
+            "(a position or a token): the edges that hold the flow back.",
+        ),
+    ] = None,
+    all_targets: Annotated[
+        bool,
+        typer.Option("--all-targets", help="Explain every position; needs --json or --output."),
+    ] = False,
+    as_json: JsonOption = False,
+    output: OutputOption = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Which figure --output is, one of {', '.join(FIGURES)}; default: layers, with "
+            "--all-targets pairs, with --cut the cut in the graph."
+        ),
+    ] = None,
+) -> None:
+    """Show which tokens of TEXT the model's output draws on."""
+    applied = parse_method(method or "rollout", option)
+    all_targets = all_targets or figure == "pairs"
+    several = all_targets or len(targets or []) > 1
+    _check_request(applied, text, targets, cut, all_targets, several, as_json, output)
+    check_figure(figure, output, applied, cut=cut, words=words, several=several, layers=layers)
+    trace = _capture(model, text, decoder_text, applied, answer)
+    every = all_targets or (not targets and output is not None and output.suffix == ".html")
+    references = None if every else _targets_or_prediction(targets, trace)
+    layer = layers[0] if layers else None
+    if isinstance(applied, Flow) and cut is not None and references is not None:
+        _show_cut(applied, trace, references[0], parse_target(cut), layer, output)
+        return
+    if output is not None and figure == "graph" and references is not None:
+        write_graph(applied, trace, references[0], layer, output)
+        return
+    result, remarks = _apply(applied, trace, references, layers)
+    result = result.merge_words() if words else result
+    in_table = not as_json and output is None
+    saturation = terminal.saturation_warning(result) if in_table else ""
+    for remark in remarks:
+        if not (saturation and isinstance(remark, SaturationWarning)):  # the table says it too
+            typer.echo(f"attnflow: {remark}", err=True)
+    if as_json:
+        print_json(result.to_dict())
+    elif output is not None:
+        write_result(result, output, figure=figure, trace=None if words else trace)
+    else:
+        _show(result, saturation)
+
+
+def _check_request(
+    method: Method,
+    text: str,
+    targets: list[str] | None,
+    cut: str | None,
+    all_targets: bool,
+    several: bool,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Everything that can be known before the work: a long run must not fail on a file name."""
+    check_text(text)
+    if as_json and output is not None:
+        raise InputError("--json prints the result and --output writes it to a file: choose one.")
+    if output is not None:
+        check_output(output, animated=True)
+    if all_targets and (targets or (not as_json and output is None)):
+        raise InputError("--all-targets goes with --json or --output, and without --targets.")
+    if several and not all_targets and not as_json and output is None:
+        raise InputError("The table shows one target; for several add --json or --output.")
+    if cut is not None and not isinstance(method, Flow):
+        raise InputError(f"--cut explains a flow; add --method flow (now {method.name!r}).")
+    if cut is not None and (as_json or several):
+        raise InputError("--cut shows one flow; leave out --json and --all-targets.")
+
+
+def _capture(
+    model: str | None, text: str, decoder_text: str | None, method: Method, answer: int | None
+) -> AttentionTrace:
+    prepare_models()
+    from attnflow.hosts.capture import capture
+    from attnflow.hosts.load import load_model
+
+    with progress_bars("loading the model") as tell:
+        loaded = load_model(model)
+        check_texts_model(model, loaded.tokenizer)
+        tell("running the model", 0, 0)
+        return capture(
+            loaded.model,
+            text,
+            tokenizer=loaded.tokenizer,
+            decoder_text=decoder_text,
+            methods=[method],
+            answer=answer,
+        )
+
+
+def _targets_or_prediction(targets: list[str] | None, trace: AttentionTrace) -> list[TokenRef]:
+    if targets:
+        return [parse_target(target) for target in targets]
+    return [trace.prediction.position if trace.prediction else 0]
+
+
+def _apply(
+    method: Method,
+    trace: AttentionTrace,
+    targets: list[TokenRef] | None,
+    layers: list[int] | None,
+) -> tuple[Attribution, list[AttributionWarning]]:
+    """The result, and what the method warns of."""
+    _tell_estimate(method, trace, targets, layers)
+    usual = warnings.showwarning
+    with warnings.catch_warnings(record=True) as recorded, progress_bars() as tell:
+        warnings.simplefilter("always", AttributionWarning)
+        result = method(trace, targets=targets, layers=layers, progress=tell)
+    remarks = []
+    for entry in recorded:
+        if isinstance(entry.message, AttributionWarning):
+            remarks.append(entry.message)
+        else:
+            usual(entry.message, entry.category, entry.filename, entry.lineno)
+    return result, remarks
+
+
+def _tell_estimate(
+    method: Method,
+    trace: AttentionTrace,
+    targets: list[TokenRef] | None,
+    layers: list[int] | None,
+) -> None:
+    pairs = trace.length * (len(targets) if targets else trace.length)
+    if not isinstance(method, Flow) or pairs < _WORTH_AN_ESTIMATE:
+        return
+    seconds = method.estimate(trace, targets=targets, layers=layers)
+    if seconds >= _LONG:
+        duration = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+        typer.echo(f"attnflow: this will take about {duration}.", err=True)
+
+
+def _show(result: Attribution, saturation: str) -> None:
+    console = Console(highlight=False)
+    if result.prediction is not None:
+        console.print(f"prediction: [bold]{escape(str(result.prediction))}[/bold]")
+    console.print(f"target: {result.targets.positions[0]} {escape(repr(result.targets[0]))}")
+    console.print(escape(result.title), style="dim", soft_wrap=True)
+    console.print()
+    shaded = terminal.shaded_text(result, console=console)
+    if shaded is not None:
+        console.print(shaded)
+        console.print()
+    console.print(terminal.layers_table([result], names=[result.method.name], console=console))
+    console.print(terminal.contributions(result))
+    if saturation:
+        console.print(saturation, style="yellow")
+
+
+def _show_cut(
+    method: Flow,
+    trace: AttentionTrace,
+    target: TokenRef,
+    source: TokenRef,
+    layer: int | None,
+    output: Path | None,
+) -> None:
+    number = -1 if layer is None else layer
+    if output is not None:
+        write_cut(method, trace, target, source, number, output)
+        return
+    console = Console(highlight=False)
+    cut = method.minimum_cut(trace, target=target, source=source, layer=number)
+    console.print(
+        f"flow from {escape(repr(cut.target))} at layer {cut.layer} to "
+        f"{escape(repr(cut.source))}: [bold]{cut.value:.6f}[/bold]"
+    )
+    console.print(f"held back {escape(cut.place)}")
+    console.print(terminal.cut_table(cut))
