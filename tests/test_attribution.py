@@ -19,7 +19,6 @@ from attnflow.testing import random_attention, random_trace
 from attnflow.trace import Prediction
 
 # What these tests are about is not what a deep result says; tests/test_collapse.py is.
-pytestmark = pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 
 TRACE = random_trace(layers=3, heads=2, length=5, seed=11)
 FLOW = Flow()(TRACE)

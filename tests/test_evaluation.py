@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,20 @@ from attnflow.cli import evaluate as command
 from attnflow.cli.app import _run
 from attnflow.cli.options import parse_method
 from attnflow.errors import FileError, InputError, MethodError, ModelError
-from attnflow.evaluation import Evaluation, Record
+from attnflow.evaluation import Evaluation, Record, fingerprint, judge
 from attnflow.evaluation import run as running
+from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
+from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.tables import tables_of
 from attnflow.evaluation.verdict import beating
 from attnflow.experiments.verb_number.data import template_examples
 from attnflow.hosts.load import Loaded
+from attnflow.methods import METHODS
 from attnflow.models import agreement
 from attnflow.models.verb_number import load_verb_number
+from attnflow.progress import Progress, ProgressCallback
 from attnflow.testing import tiny_encoder
+from torture_evaluation import run_script
 
 TEXTS = [
     "the key to the cabinets",
@@ -149,18 +156,18 @@ def test_random_orders_differ_from_text_to_text(embedded: Loaded) -> None:
 def test_a_text_is_captured_once_for_all_methods(
     embedded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[Any, tuple[str, ...]]] = []
+    asked: list[list[str]] = []
 
     def counted(*arguments: Any, **options: Any) -> Any:
-        asked.append((options["heads"], tuple(options["also"])))
+        asked.append([method.name for method in options["methods"]])
         return capture(*arguments, **options)
 
-    monkeypatch.setattr(running, "capture", counted)
-    monkeypatch.setattr(running, "_TIMED", 0)
+    monkeypatch.setattr(judge, "capture", counted)
+    monkeypatch.setattr(judge, "_TIMED", 0)
     methods = ["rollout", "gradient-rollout", "alti"]
     evaluate_methods(embedded.model, TEXTS, tokenizer=embedded.tokenizer, methods=methods)
-    assert asked[:3] == [("mean", ()), (None, ("gradients",)), ("mean", ("alti",))]  # each tried
-    assert asked[3:] == [(None, ("gradients", "alti"))] * len(TEXTS)
+    assert asked[:3] == [[method] for method in methods]  # each tried
+    assert asked[3:] == [methods] * len(TEXTS)
 
 
 def test_costs_and_saturation(found: Evaluation) -> None:
@@ -169,10 +176,27 @@ def test_costs_and_saturation(found: Evaluation) -> None:
         capturing = np.median([record.capture[method] for record in found.records])
         assert found.seconds(method) == pytest.approx(own + capturing)
     assert found.saturation("rollout") is None
+    assert found.collapse("flow") == 0  # of a flow saturation is said
     share = found.saturation("flow")
     assert share is not None
     assert share > 0.5
     assert any("flow is saturated" in sentence for sentence in found.verdict())
+
+
+def test_what_happens_inside_a_slow_text_is_told(
+    embedded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stages(patience: float) -> set[str]:
+        monkeypatch.setattr(judge, "_PATIENCE", patience)
+        steps: list[Progress] = []
+        model, tokenizer = embedded
+        options: Any = {**QUICK, "tokenizer": tokenizer, "progress": steps.append}
+        evaluate_methods(model, TEXTS, **options)
+        return {step.stage for step in steps}
+
+    outside = {"fingerprint of the weights", "trying the methods", "texts"}
+    assert stages(1e9) == outside
+    assert stages(0) >= outside | {"blank-out", "input-gradient", "faithfulness"}
 
 
 # -- what is drawn --------------------------------------------------------------------------------
@@ -180,12 +204,12 @@ def test_costs_and_saturation(found: Evaluation) -> None:
 
 def test_a_longer_run_begins_like_a_shorter_one() -> None:
     texts = ["one", *(f"text number {k}" for k in range(20)), "two words"]
-    every = running._drawn(texts, min_words=3, seed=0, skip=0)
+    every = running._order(texts, min_words=3, seed=0, skip=0)
     assert sorted(every) == list(range(1, 21))
-    assert running._drawn(texts, min_words=3, seed=0, skip=5) == every[5:]
-    assert running._drawn(texts, min_words=3, seed=1, skip=0) != every
+    assert running._order(texts, min_words=3, seed=0, skip=5) == every[5:]
+    assert running._order(texts, min_words=3, seed=1, skip=0) != every
     with pytest.raises(InputError, match="22 texts 20 have at least 3 words, and 20 of these"):
-        running._drawn(texts, min_words=3, seed=0, skip=20)
+        running._order(texts, min_words=3, seed=0, skip=20)
 
 
 @pytest.mark.parametrize(
@@ -265,9 +289,9 @@ def test_a_causal_model_is_read_at_its_last_token() -> None:
 # -- stopping and going on ------------------------------------------------------------------------
 
 
-def interrupt_after(texts: int) -> Callable[[int, int], None]:
-    def progress(done: int, total: int) -> None:
-        if done == texts:
+def interrupt_after(texts: int) -> ProgressCallback:
+    def progress(step: Progress) -> None:
+        if (step.stage, step.done) == ("texts", texts):
             raise KeyboardInterrupt
 
     return progress
@@ -290,9 +314,11 @@ def test_a_run_that_was_stopped_goes_on(embedded: Loaded, tmp_path: Path) -> Non
     assert len(path.read_text().splitlines()) == 3
     with path.open("a") as lines:
         lines.write('{"number": 2, "answ')  # what an interruption in the middle of a line leaves
-    reported: list[tuple[int, int]] = []
-    resumed = run(lambda done, total: reported.append((done, total)))
-    assert reported == [(3, 5), (4, 5), (5, 5)]
+    steps: list[Progress] = []
+    resumed = run(steps.append)
+    assert [step[1:] for step in steps if step.stage == "texts"] == [(3, 5), (4, 5), (5, 5)]
+    assert Progress("trying the methods", 1, 2) in steps
+    assert any(step.stage == "fingerprint of the weights" for step in steps)
     assert scores_of(resumed) == scores_of(whole)
     assert resumed.settings == whole.settings
     assert scores_of(run(interrupt_after(0))) == scores_of(whole)  # nothing is left to do
@@ -356,6 +382,117 @@ def test_a_file_that_is_not_ours_or_damaged_is_left_alone(embedded: Loaded, tmp_
 # -- what follows ---------------------------------------------------------------------------------
 
 
+def test_a_journal_is_locked_while_a_run_writes_it(embedded: Loaded, tmp_path: Path) -> None:
+    model, tokenizer = embedded
+    path = tmp_path / "run.jsonl"
+    options: Any = {**QUICK, "tokenizer": tokenizer, "resume": path}
+    refusals: list[str] = []
+
+    def second_run(step: Progress) -> None:
+        if step == Progress("texts", 1, 3):
+            with pytest.raises(FileError, match="is being written by another run") as refusal:
+                evaluate_methods(model, TEXTS, **options)
+            refusals.append(str(refusal.value))
+
+    first = evaluate_methods(model, TEXTS, **options, progress=second_run)
+    assert "name another file" in refusals[0]
+    assert scores_of(evaluate_methods(model, TEXTS, **options)) == scores_of(first)
+    assert len(path.read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r["scores"]["alti"].pop("sufficiency"),
+        lambda r: r["scores"]["alti"].update(sufficiency="much"),
+        lambda r: r["scores"].pop("random"),
+        lambda r: r["scores"].update(other={}),
+        lambda r: r["seconds"].pop("alti"),
+        lambda r: r["seconds"].update(alti=None),
+        lambda r: r.update(left_out=1),
+        lambda r: r.update(left_out="because"),
+        lambda r: r.update(left_out=True, scores={}),
+        lambda r: r.update(number=True),
+        lambda r: r.update(number=0.0),
+        lambda r: r.update(answer=3),
+        lambda r: r.update(probability="high"),
+        lambda r: r.update(extra=1),
+        lambda r: r.pop("capture"),
+        lambda r: r.update(scores=[]),
+    ],
+)
+def test_a_changed_line_of_a_journal_is_refused(
+    embedded: Loaded, tmp_path: Path, change: Any
+) -> None:
+    def run() -> Evaluation:
+        options = {**QUICK, "samples": 1, "tokenizer": embedded.tokenizer, "resume": path}
+        return evaluate_methods(embedded.model, TEXTS, **options)
+
+    path = tmp_path / "run.jsonl"
+    run()
+    header, line = path.read_text().splitlines()
+    record = json.loads(line)
+    change(record)
+    path.write_text(f"{header}\n{json.dumps(record)}\n")
+    with pytest.raises(FileError, match=r"Line 2 of .* should be the record of text 0, with every"):
+        run()
+
+
+def test_a_line_without_an_end_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("one line of notes, without a line end")
+    with pytest.raises(FileError, match="was not written by `attnflow evaluate`"):
+        Journal(notes, {"weights": "1f"})
+    assert notes.read_text() == "one line of notes, without a line end"
+    ours = tmp_path / "ours.jsonl"
+    for beginning in ("", '{"form', '{"format": "attnflow evaluation 1", "fing'):
+        ours.write_text(beginning)  # killed while the first line was written
+        with Journal(ours, {"weights": "1f"}) as journal:
+            assert journal.records([], []) == []
+        assert ours.read_text().endswith('"settings": {"weights": "1f"}}\n')
+    ours.write_text('{"format": "attnflow evaluation 1"}\n')
+    with pytest.raises(FileError, match="was not written by"):
+        Journal(ours, {"weights": "1f"})
+    ours.write_text("[" * 100_000 + "\n")
+    with pytest.raises(FileError, match="was not written by"):
+        Journal(ours, {"weights": "1f"})
+
+
+def test_every_weight_counts_in_the_fingerprint() -> None:
+    model, _ = load_verb_number()
+    before = digest_of_weights(model)
+    assert digest_of_weights(load_verb_number()[0]) == before
+    weight = model.word_embedding.weight
+    with torch.no_grad():
+        weight[-1, -1] = torch.nextafter(weight[-1, -1], torch.tensor(9.0))  # one bit, the last
+    assert digest_of_weights(model) != before
+    half = torch.nn.Linear(2, 2).to(torch.bfloat16)
+    assert digest_of_weights(half) != digest_of_weights(half.float())
+    with pytest.raises(InputError, match="only where all weights of the model are in memory"):
+        Journal(Path("never.jsonl"), {"weights": digest_of_weights(half.to("meta"))})
+
+
+def test_the_tokenizer_counts_in_the_fingerprint() -> None:
+    tokenizer = tiny_encoder().tokenizer
+    before = digest_of_tokenizer(tokenizer)
+    tokenizer(["one", "two words"], padding=True, truncation=True, max_length=3)
+    assert digest_of_tokenizer(tokenizer) == before  # how it was called last does not matter
+    assert digest_of_tokenizer(tiny_encoder().tokenizer) == before
+    tokenizer.add_tokens(["another"])
+    assert digest_of_tokenizer(tokenizer) != before
+    _, vocabulary = load_verb_number()
+    words = list(vocabulary.tokens)
+    words[-1], words[-2] = words[-2], words[-1]
+    other = type(vocabulary)(tuple(words), vocabulary.max_length)
+    assert digest_of_tokenizer(other) != digest_of_tokenizer(vocabulary)
+    assert fingerprint.digest_of([b"ab"]) == fingerprint.digest_of([b"a", b"b"])
+
+
+@pytest.mark.parametrize(("kind", "count"), [("kills", 8), ("together", 3)])
+def test_kills_and_runs_at_once_lose_nothing(kind: str, count: int) -> None:
+    assert run_script(kind, count, seed=1) == (count, [])
+
+
 def made(
     n: int = 60, *, saturated: float = 0.9, labels: Any = None, **rows: tuple[float, float]
 ) -> Evaluation:
@@ -406,7 +543,39 @@ def test_better_in_one_metric_only_is_not_better() -> None:
     result = made(rollout=(0.3, 0.2), alti=(0.5, 0.2), raw=(0.3, 0.05), flow=(0.2, 0.4))
     assert beating(result, ["rollout", "flow"]) == []
     assert beating(result, ["flow"]) == ["rollout", "alti", "raw"]
-    assert any(s.startswith("No other method clearly beats plain") for s in result.verdict())
+    said = result.verdict()
+    assert said[0].startswith("Trust alti most here")
+    together = "alti and raw are clearly more faithful than plain rollout and plain flow by "
+    assert any(s.startswith(together) and s.endswith("the two alone.") for s in said)
+    assert not any(s.startswith("No other method") for s in said)
+
+
+def test_that_no_method_beats_the_plain_ones_is_said_only_where_none_is_ahead() -> None:
+    said = made(rollout=(0.5, 0.05), flow=(0.5, 0.05), raw=(0.3, 0.2)).verdict()
+    assert "No other method is clearly more faithful than plain rollout and plain flow." in said
+
+
+def test_printed_an_evaluation_is_a_summary(found: Evaluation) -> None:
+    assert repr(found) == "<Evaluation of rollout, alti, flow on 5 texts>"
+    lines = str(found).splitlines()
+    assert lines[0] == repr(found)
+    assert len(lines) == 2 + len(found.rows) + len(found.verdict())
+    assert all(len(line) < 400 for line in lines)
+    best = max(found.rows, key=lambda row: found.summary(row, "faithfulness").mean)
+    assert lines[2].split()[0] == best
+
+
+def test_limits_are_told_by_the_verdict_and_not_by_warnings(embedded: Loaded) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = evaluate_methods(
+            embedded.model, TEXTS[:2], tokenizer=embedded.tokenizer, methods=["flow", "rollout"]
+        )
+    assert any("flow is saturated" in sentence for sentence in result.verdict())
+    records = [replace(record, collapsed={"rollout": 1.0}) for record in result.records]
+    collapsed = replace(result, records=tuple(records))
+    assert collapsed.collapse("rollout") == 1
+    assert any(s.startswith("Collapsed at the highest") for s in collapsed.verdict())
 
 
 def test_nothing_to_trust_is_said() -> None:
@@ -518,8 +687,8 @@ def test_the_command_on_a_classifier_of_ones_own(
     assert 0 < record["accuracy"] <= 1
     assert record["refused"] == {}
     assert list(record["table"])[:3] == ["raw", "rollout", "flow"]
-    assert len(record["table"]) == 9 + 1 + 2
-    assert set(record["seconds"]) == set(list(record["table"])[:9])
+    assert len(record["table"]) == len(METHODS) + 1 + 2
+    assert set(record["seconds"]) == set(list(record["table"])[: len(METHODS)])
 
 
 def test_an_interrupted_command_says_how_to_go_on(
@@ -578,7 +747,7 @@ def test_the_held_out_part_is_what_training_left(
 def test_a_relative_beats_rollout_and_flow_on_the_embedded_model(tmp_path: Path) -> None:
     """A small version of the table in docs/evidence.md, on template sentences."""
     texts = [" ".join(example.words) for example in template_examples(24)]
-    relative = GradientFlow(residual=0.5, threads=1)
+    relative = GradientFlow(residual=0.5)
     result = evaluate_methods(
         None, texts, methods=["rollout", Flow(), relative, "alti"], batch_size=256
     )

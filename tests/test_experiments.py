@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +18,9 @@ from scipy import stats
 from attnflow import Flow, Raw, Rollout, capture
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError, MethodError, ModelError
+from attnflow.evaluation.table import Cell, Table, decimals
 from attnflow.experiments import EXPERIMENTS
-from attnflow.experiments.report import Cell, Report, Table, decimals
+from attnflow.experiments.report import Report
 from attnflow.experiments.verb_number.data import template_examples
 from attnflow.experiments.verb_number.experiment import VerbNumber
 from attnflow.experiments.verb_number.protocols import PAPER
@@ -299,9 +303,13 @@ def test_samples_are_drawn_by_seed_and_long_sentences_left_out() -> None:
     report = VerbNumber(samples=10)(examples, model, vocabulary, source="here")
     assert "1 longer than the model's positions left out" in report.protocol[0]
     assert "There are no more; 10 were asked for." in report.protocol[0]
-    draw = VerbNumber(samples=2, seed=1)._sample(examples, vocabulary)[0]
+
+    def short(example: Example) -> bool:
+        return len(example.words) < 60
+
+    draw = VerbNumber(samples=2, seed=1).sample(examples, short, "sentence")[0]
     assert len(draw) == 2
-    assert draw == VerbNumber(samples=2, seed=1)._sample(examples, vocabulary)[0]
+    assert draw == VerbNumber(samples=2, seed=1).sample(examples, short, "sentence")[0]
     with pytest.raises(InputError, match="No sentence is short enough"):
         VerbNumber()([Example(("the",) * 70, 0)], model, vocabulary, source="here")
     with pytest.raises(MethodError, match="protocol='p'"):
@@ -326,7 +334,7 @@ def test_the_papers_tables_are_written_down_right() -> None:
 
 def test_a_report_shows_what_is_undefined(tmp_path: Path) -> None:
     cells = (Cell(0.123456, 0.2, 0.1, 0.15, n=3, undefined=2, paper=0.2, paper_std=0.1),)
-    table = Table("t", "A table", ("L1",), {"raw": cells}, "a note", drawn=True)
+    table = Table("t", "A table", ("L1",), {"raw": cells}, "a note", in_figure=True)
     report = Report("r", "Title", ("one sentence.",), (table,), ("it follows.",))
     console = Console(record=True, width=40, file=(tmp_path / "out").open("w"))
     report.show(console)
@@ -339,6 +347,30 @@ def test_a_report_shows_what_is_undefined(tmp_path: Path) -> None:
     blocked.write_text("")
     with pytest.raises(FileError, match="cannot be made"):
         report.write(blocked)
+
+
+def test_a_full_disk_leaves_the_tables_that_were_there(tmp_path: Path) -> None:
+    table = Table("t", "A table", ("L1",), {"raw": (Cell(0.5),)})
+    report = Report("r", "Title", ("a long sentence " * 500,), (table,))
+    for name in ("r.csv", "r.md"):
+        (tmp_path / name).write_text("of an earlier run")
+    with no_file_beyond(40), pytest.raises(FileError, match=r"Cannot write .*r\.csv"):
+        report.write(tmp_path)
+    with no_file_beyond(1_000), pytest.raises(FileError, match=r"Cannot write .*r\.md"):
+        report.write(tmp_path)
+    assert (tmp_path / "r.md").read_text() == "of an earlier run"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.csv", "r.md"]
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Writing more than so many bytes to a file fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rich.console import Console
 import attnflow
 from attnflow.cli.app import _run
 from attnflow.experiments.known_answer.data import fact_prompts
-from attnflow.experiments.known_answer.experiment import _rank
+from attnflow.experiments.known_answer.tables import rank_of
 from attnflow.methods import Rollout
 from attnflow.show import plots, terminal
 from attnflow.tokens.common_words import common_tokens, is_common
@@ -222,6 +222,6 @@ def test_facts_are_stated_once_and_asked_for() -> None:
 
 def test_a_tie_counts_against_the_true_source() -> None:
     rows = np.array([[0.0, 0.9, 0.1], [0.2, 0.2, 0.5]])
-    assert _rank(rows, "top", [0]) == 3
-    assert _rank(rows, "top", [2]) == 1
-    assert _rank(rows, "mean", [1]) == 1
+    assert rank_of(rows, "top", [0]) == 3
+    assert rank_of(rows, "top", [2]) == 1
+    assert rank_of(rows, "mean", [1]) == 1

@@ -18,6 +18,7 @@ from attnflow.api import explain_completion, generate
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, TokensError
 from attnflow.generation.prompts import neutral_ids
 from attnflow.generation.rollout_cache import RolloutCache
+from attnflow.hosts.recorder import RecordedLayer
 from attnflow.hosts.transformers.generate import run_generate
 from attnflow.methods import Flow, Method, Raw, Rollout
 
@@ -339,17 +340,19 @@ def test_a_text_streams_and_is_named(speaker: tuple[Any, Any]) -> None:
         "My", "Ġname", "Ġis", "ĠAda", ",", "ĠI", "Ġam", "Ġfrom",
     )  # fmt: skip
     assert result.targets.positions == (8, 9, 10, 11, 12)
-    assert result.steps == ("minus(neutral prompt)",)
+    assert result.steps == ()
 
 
 def test_the_neutral_prompt_is_subtracted(speaker: tuple[Any, Any]) -> None:
     model, tokenizer = speaker
-    ours = Rollout(residual="one-step", drop=(0,))
     ids = [int(k) for k in tokenizer(TEXT)["input_ids"]]
     neutral = list(ids)
     for position in (1, 3):  # name, Ada: the words that say something
         neutral[position] = tokenizer.convert_tokens_to_ids("Ġthing")
-    result = generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=4)
+    ours = Rollout(residual="one-step")
+    result = generate(
+        model, TEXT, tokenizer=tokenizer, max_new_tokens=4, method=ours, baseline="neutral"
+    )
     made = tokenizer.convert_tokens_to_ids(list(result.targets))
     own = explain_completion(model, {"input_ids": torch.tensor([ids])}, made, method=ours)
     base = explain_completion(model, {"input_ids": torch.tensor([neutral])}, made, method=ours)
@@ -499,32 +502,33 @@ def test_an_end_later_is_left_out(speaker: tuple[Any, Any]) -> None:
 def test_attention_that_looks_ahead_is_refused() -> None:
     rows = RolloutCache(Rollout(), prompt=3, padding=[0], dropped=[[]], layers=1, room=3)
     weights: Tensor = torch.full((1, 1, 3, 3), 1 / 3)
-    module = torch.nn.Identity()
+    layer = RecordedLayer(torch.nn.Identity(), weights, 3)
     with pytest.raises(CaptureError, match="not causal"):
-        rows.see_rows(module, weights[:, :, :2], slice(0, 2), 3)
+        rows.see_rows(layer, weights[:, :, :2], slice(0, 2))
 
 
 def test_padding_that_comes_out_as_nan_spoils_nothing() -> None:
     rows = RolloutCache(Rollout(), prompt=3, padding=[1], dropped=[[]], layers=2, room=3)
     weights = torch.tensor([[[[torch.nan] * 3, [0.0, 1.0, 0.0], [0.0, 0.25, 0.75]]]])
-    for number, module in enumerate((torch.nn.Identity(), torch.nn.Identity()), start=1):
-        rows.see_rows(module, weights, slice(0, 3), 3)
-        rows.end_layer(module, weights, 3, stage="self", number=number, sink=False)
+    for number in (1, 2):
+        layer = RecordedLayer(torch.nn.Identity(), weights, 3, number=number)
+        rows.see_rows(layer, weights, slice(0, 3))
+        rows.end_layer(layer)
     rows.check(3)
     np.testing.assert_allclose(rows.rows(0, 1)[0][0, 0], [0.125, 0.875])
 
 
 def test_what_was_not_seen_whole_is_refused() -> None:
     rows = RolloutCache(Rollout(), prompt=2, padding=[0], dropped=[[]], layers=2, room=2)
-    module = torch.nn.Identity()
     weights = torch.tensor([[[[1.0, 0.0], [0.5, 0.2]]]])
-    rows.see_rows(module, weights, slice(0, 2), 2)
-    rows.end_layer(module, weights, 2, stage="self", number=1, sink=False)
+    layer = RecordedLayer(torch.nn.Identity(), weights, 2, number=1)
+    rows.see_rows(layer, weights, slice(0, 2))
+    rows.end_layer(layer)
     with pytest.raises(CaptureError, match="1 of 2 layers"):
         rows.check(2)
-    other = torch.nn.Identity()
-    rows.see_rows(other, weights, slice(0, 2), 2)
-    rows.end_layer(other, weights, 2, stage="self", number=2, sink=False)
+    upper = RecordedLayer(torch.nn.Identity(), weights, 2, number=2)
+    rows.see_rows(upper, weights, slice(0, 2))
+    rows.end_layer(upper)
     with pytest.raises(CaptureError, match=r"off from 1 by 0\.3"):
         rows.check(2)
     with pytest.raises(MethodError, match="cannot be streamed"):

@@ -57,9 +57,9 @@ def eager_twin(model: Any) -> Any:
 
 
 def score(logits: Tensor) -> Tensor:
-    """The answer's score: of a class, or of the next word at the last position."""
+    """The answer's log-probability: of a class, or of the next word at the last position."""
     row = logits[0] if logits.ndim == 2 else logits[0, -1]
-    return row[row.argmax()]
+    return row.log_softmax(dim=-1)[row.argmax()]
 
 
 # -- capture ------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_gradients_of_the_embedded_model_equal_finite_differences() -> None:
     """Nudge one weight after the softmax and see how far the score moves."""
     model, vocabulary = load_model(None)
     text = "the key to the cabinets"
-    trace = capture(model, text, tokenizer=vocabulary, record=ALSO)
+    trace = capture(model, text, tokenizer=vocabulary, record=ALSO, score="logit")
     assert trace.gradients is not None
     double: Any = copy.deepcopy(model).double()
     ids = torch.tensor([vocabulary.encode(text)[0]])
@@ -248,7 +248,7 @@ def test_gradients_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="Classifier gives none for this input"):
         capture(model, {"x": x}, record=ALSO)
     monkeypatch.setattr("attnflow.hosts.capture.adapter_for", lambda _: ClassifierAdapter())
-    trace = capture(model, {"x": x}, record=ALSO)
+    trace = capture(model, {"x": x}, record=ALSO, score="logit")
     used: list[Tensor] = []
     state = x
     for layer in model.encoder.layers:

@@ -22,6 +22,7 @@ from attnflow.evaluation.importance import (
 )
 from attnflow.hosts.load import Loaded
 from attnflow.models.verb_number import VerbNumberModel, load_verb_number
+from attnflow.progress import Progress
 from attnflow.testing import tiny_encoder
 
 WORDS = ["the key to the cabinets", "some people in the old city", "dogs"]
@@ -338,11 +339,9 @@ def test_a_batch_equals_its_texts_alone(
     model, tokenizer = request.getfixturevalue(host)
     texts = {"embedded": WORDS, "masked": MASKED}.get(host, CAUSAL)
     measure = MEASURES[name]()
-    seen: list[tuple[int, int]] = []
-    together = measure(
-        model, texts, tokenizer=tokenizer, batch_size=64, progress=lambda *x: seen.append(x)
-    )
-    assert seen[-1][0] == seen[-1][1]
+    steps: list[Progress] = []
+    together = measure(model, texts, tokenizer=tokenizer, batch_size=64, progress=steps.append)
+    assert (steps[-1].stage, steps[-1].done) == (measure.name, steps[-1].total)
     for text, result in zip(texts, together, strict=True):
         alone = measure(model, [text], tokenizer=tokenizer, batch_size=1)[0]
         assert result.values == pytest.approx(alone.values, abs=1e-5, nan_ok=True)

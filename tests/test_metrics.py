@@ -126,3 +126,13 @@ def test_the_paired_test_leaves_undefined_pairs_out_and_counts_them() -> None:
     assert math.isnan(metrics.compare_paired([float("nan")], [1.0]).p)
     with pytest.raises(InputError, match="equal length"):
         metrics.compare_paired([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("n", [2, 7, 400])
+def test_intervals_are_those_of_scipys_bootstrap(n: int) -> None:
+    values = np.random.default_rng(n).normal(size=n)
+    result = stats.bootstrap(
+        (values,), np.mean, n_resamples=2_000, method="percentile", vectorized=True,
+        random_state=np.random.default_rng(0),
+    )  # fmt: skip
+    assert metrics.bootstrap_interval(values) == pytest.approx(result.confidence_interval)

@@ -33,7 +33,7 @@ from attnflow.experiments.pronouns.tables import (
     Frame,
     Question,
     layer_table,
-    shown_layers,
+    layers_to_print,
     standing,
 )
 from attnflow.experiments.pronouns.winogender import Schema, crossed, read_winogender
@@ -319,8 +319,8 @@ def test_a_standing_is_held_against_the_better_fixed_choice() -> None:
 
 
 def test_a_deep_models_tables_show_some_layers() -> None:
-    assert shown_layers(6) == (0, 1, 2, 3, 4, 5)
-    assert shown_layers(30) == (0, 4, 9, 14, 19, 24, 29)
+    assert layers_to_print(6) == (0, 1, 2, 3, 4, 5)
+    assert layers_to_print(30) == (0, 4, 9, 14, 19, 24, 29)
 
 
 # -- Winogender -------------------------------------------------------------------------------

@@ -46,6 +46,34 @@ def test_tables(tmp_path: Path, name: str, delimiter: str, column: str) -> None:
     assert [each.text for each in read_texts(path, column="id")] == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("sentence\tlabel\na b\t1\n\nc \t0\n", [("a b", "1"), ("c", "0")]),
+        ("text\tlabel\r\na\tPositive\r\n", [("a", "Positive")]),
+        ('label\tidx\tsentence\n0\t7\tsay "no"\n', [('say "no"', "0")]),
+        ("index\tsentence\n0\ta\n1\tb\u2028c\n", [("a", None), ("b\u2028c", None)]),
+        ("\ufefftext\tlabel\na\t1", [("a", "1")]),
+        ('text\n"well\n"good" he said\n"all of it"\n', [('"well', None), ('"good" he said', None),
+                                                       ('"all of it"', None)]),
+        ('text\tlabel\n"say ""no"""\t1\n', [('say "no"', "1")]),
+        ('text\tlabel\n"a\tb"\t1\n"c"\t0\n', [("a\tb", "1"), ("c", "0")]),
+        ('"text"\t"label"\n"a"\t"1"\n', [("a", "1")]),
+    ],
+)  # fmt: skip
+def test_quotes_of_a_tsv_are_text_unless_they_must_be_quotes(
+    content: str, expected: list[tuple[str, str | None]], tmp_path: Path
+) -> None:
+    path = tmp_path / "data.tsv"
+    path.write_bytes(content.encode())
+    assert [(each.text, each.label) for each in read_texts(path)] == expected
+
+
+def test_a_text_knows_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "text\tlabel\n\na\t1\n\nb\t0\n")
+    assert [each.line for each in read_texts(path)] == [3, 5]
+
+
 def test_jsonl(tmp_path: Path) -> None:
     records = [{"label": label, "text": text} for text, label in pairs()]
     lines = "\n\n".join(json.dumps(record) for record in records)
@@ -78,6 +106,11 @@ def test_parquet(tmp_path: Path) -> None:
         ("a.csv", "id,words\n1,a\n", "no column 'text' or 'sentence'.*'id', 'words'.*--column"),
         ("a.csv", "text,label\na,b\nc, d, e\n", r"Line 3 .* has 3 fields and the header 2"),
         ("a.csv", 'text\n"a" b\n', "Line 2"),
+        ("a.tsv", "", "holds no text"),
+        ("a.tsv", "\n\n", "holds no text"),
+        ("a.tsv", "text\tlabel\n", "holds no text"),
+        ("a.tsv", "review\tstars\na\t1\n", "no column 'text' or 'sentence'.*'review', 'stars'"),
+        ("a.tsv", "text\tlabel\na\t1\nb\n", "Line 3 .* has 1 fields and the header 2"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', "Line 2 .* is not JSON"),
         ("a.jsonl", '{"text": "a"}\n\n[1]\n', "Line 3 .* is neither a text nor an object"),
         ("a.jsonl", '{"text": 3}\n', "Line 1 .*'text' is no text but 3"),
@@ -94,7 +127,7 @@ def test_what_is_wrong_is_told(tmp_path: Path, name: str, content: str, message:
 def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="There is no file"):
         read_texts(tmp_path / "none.txt")
-    for name in ("a.txt", "a.csv", "a.jsonl"):
+    for name in ("a.txt", "a.csv", "a.tsv", "a.jsonl"):
         (tmp_path / name).write_bytes(b"text\n\xff\xfe")
         with pytest.raises(FileError, match="is not UTF-8"):
             read_texts(tmp_path / name)

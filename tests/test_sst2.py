@@ -16,12 +16,13 @@ from scipy.sparse.csgraph import maximum_flow
 
 from attnflow import AttentionTrace, Flow
 from attnflow.cli.app import _run
-from attnflow.errors import FileError, InputError, MethodError, ModelError, TokensError
+from attnflow.errors import InputError, MethodError, ModelError, TokensError
+from attnflow.evaluation.texts import LabelledText, read_texts
 from attnflow.experiments.report import Report
-from attnflow.experiments.sst2.data import LabelledText, read_labelled_texts
+from attnflow.experiments.sst2.data import check_labels, labels_of
 from attnflow.experiments.sst2.double_embedded import gradient_sums
-from attnflow.experiments.sst2.experiment import Sst2
-from attnflow.experiments.sst2.observe import _most_taken_in, labels_of
+from attnflow.experiments.sst2.experiment import Sst2, _fits
+from attnflow.experiments.sst2.observe import _most_taken_in
 from attnflow.experiments.sst2.tables import table_3
 from attnflow.hosts.load import Loaded
 from attnflow.testing import random_attention, tiny_encoder
@@ -44,7 +45,7 @@ def classifier() -> Loaded:
 
 @pytest.fixture(scope="module")
 def examples() -> tuple[LabelledText, ...]:
-    return tuple(LabelledText(text, label) for text, label in TEXTS)
+    return tuple(LabelledText(text, str(label)) for text, label in TEXTS)
 
 
 @pytest.fixture(scope="module")
@@ -266,13 +267,17 @@ def test_another_label_has_other_gradients_of_the_same_attention(
 
 
 def test_texts_are_drawn_by_seed_and_long_ones_left_out(classifier: Loaded) -> None:
-    long = LabelledText("the book " * 40, 0)
-    some = [LabelledText(text, label) for text, label in TEXTS]
-    chosen, remarks = Sst2(samples=3, seed=5)._sample(
-        [long, *some], classifier.model, classifier.tokenizer
-    )
-    again, _ = Sst2(samples=3, seed=5)._sample([*some], classifier.model, classifier.tokenizer)
-    other, _ = Sst2(samples=3, seed=6)._sample([*some], classifier.model, classifier.tokenizer)
+    long = LabelledText("the book " * 40, "0")
+    some = [LabelledText(text, str(label)) for text, label in TEXTS]
+
+    def draw(examples: list[LabelledText], seed: int) -> tuple[list[LabelledText], str]:
+        return Sst2(samples=3, seed=seed).sample(
+            examples, lambda e: _fits(e, classifier.model, classifier.tokenizer), "text"
+        )
+
+    chosen, remarks = draw([long, *some], 5)
+    again, _ = draw(some, 5)
+    other, _ = draw(some, 6)
     assert chosen == again
     assert chosen != other
     assert len(set(chosen)) == 3
@@ -343,54 +348,41 @@ def test_wrong_protocol_and_texts_are_refused(classifier: Loaded) -> None:
     with pytest.raises(MethodError, match="protocol='honest'"):
         Sst2(protocol="honest")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="No text is short enough"):
-        Sst2()([LabelledText("book " * 90, 0)], *classifier, source="here")
+        Sst2()([LabelledText("book " * 90, "0")], *classifier, source="here")
     with pytest.raises(TokensError, match=r"'\[SEP\]' has no words for this model"):
-        Sst2()([LabelledText("[SEP]", 0)], *classifier, source="here")
+        Sst2()([LabelledText("[SEP]", "0")], *classifier, source="here")
 
 
-# -- the file -------------------------------------------------------------------------------------
+# -- labels ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("sentence\tlabel\na b\t1\n\nc \t0\n", [("a b", 1), ("c", 0)]),
-        ("text\tlabel\r\na\tPositive\r\n", [("a", 1)]),
-        ('label\tidx\tsentence\n0\t7\tsay "no"\n', [('say "no"', 0)]),
-        ("index\tsentence\n0\ta\n1\tb\u2028c\n", [("a", None), ("b\u2028c", None)]),
-        ("\ufefftext\tlabel\na\t1", [("a", 1)]),
-    ],
-)
-def test_glue_files_are_read(
-    content: str, expected: list[tuple[str, int | None]], tmp_path: Path
+def test_labels_are_classes_by_name_or_number(classifier: Loaded) -> None:
+    check_labels([LabelledText("a", "Label_1"), LabelledText("b", "0")], ["LABEL_0", "LABEL_1"])
+    wrong = LabelledText("0", "good film", line=2)
+    with pytest.raises(
+        InputError, match=r"Line 2 has the label 'good film'; .* 0 \(no\), 1 \(yes\)"
+    ):
+        check_labels([wrong], ["no", "yes"])
+    with pytest.raises(InputError, match=r"'a' has the label '2'"):
+        Sst2()([LabelledText("a", "2")], *classifier, source="here")
+
+
+def test_evaluate_and_the_experiment_read_the_same_texts(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "data.tsv"
-    path.write_bytes(content.encode())
-    assert list(read_labelled_texts(path, ["negative", "positive"])) == expected
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "is empty"),
-        (b"\n\n", "is empty"),
-        (b"text\tlabel\n", "has a header and no texts"),
-        (b"review\tstars\na\t1\n", r"must name its columns, 'sentence' \(or 'text'\)"),
-        (b"text\tlabel\na\t1\nb\n", r"Line 3 of .* should have 2 columns \(text, label\)"),
-        (b"text\tlabel\n \t1\n", "and a text; it is"),
-        (b"text\tlabel\n0\tgood film\n", r"Line 2 .* label 'good film'; .* 0 \(no\), 1 \(yes\)"),
-        (b"text\tlabel\na\t2\n", "label '2'"),
-        (b"text\tlabel\n\xff\xfe\t1\n", "cannot be read as text"),
-    ],
-)
-def test_other_files_are_refused(content: bytes, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "data.tsv"
-    path.write_bytes(content)
-    with pytest.raises(FileError, match=says):
-        read_labelled_texts(path, ["no", "yes"])
+    """Quotation marks were part of the text for one and csv quotes for the other."""
+    path = tmp_path / "dev.tsv"
+    path.write_text('Sentence\tLabel\n"the key\t1\n"her book"\t0\n\t1\n', encoding="utf-8")
+    texts = [LabelledText('"the key', "1"), LabelledText('"her book"', "0")]
+    assert read_texts(path) == texts
+    model = ["--model", str(folder), "--data", str(path)]
+    assert _run(["experiment", "sst2", *model, "--samples", "9"]) == 0
+    assert "2 texts from dev.tsv" in capsys.readouterr().out
+    assert _run(["evaluate", *model, "--method", "raw"]) == 0
+    assert "2 texts from dev.tsv" in capsys.readouterr().out
 
 
 def test_a_missing_file_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["experiment", "sst2", "--model", str(folder), "--data", "nowhere.tsv"]
     assert _run(command) == 1
-    assert "'nowhere.tsv' cannot be read as text" in capsys.readouterr().err
+    assert "There is no file 'nowhere.tsv'" in capsys.readouterr().err

@@ -25,7 +25,9 @@ def script() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)  # its neighbours, as when it is run
+        spec.loader.exec_module(module)
     return module
 
 
@@ -83,7 +85,7 @@ def test_it_learns_and_an_interrupted_run_ends_in_the_same_weights(
     said = capsys.readouterr().out
     assert float(said.split()[-1]) >= 0.9
 
-    save, calls = script.Trainer.save, []
+    save, calls = script.Run.save, []
 
     def save_and_stop(trainer: object) -> None:
         save(trainer)
@@ -92,7 +94,7 @@ def test_it_learns_and_an_interrupted_run_ends_in_the_same_weights(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "argv", command(data, broken))
-    monkeypatch.setattr(script.Trainer, "save", save_and_stop)
+    monkeypatch.setattr(script.Run, "save", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
         script.main()
     assert not (broken / "classifier").exists()

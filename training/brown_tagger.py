@@ -137,8 +137,8 @@ class Features:
 
 
 def _numbered(counts: Counter[str]) -> dict[str, int]:
-    kept = [item for item, count in counts.most_common() if count > 1]
-    return {item: index for index, item in enumerate(kept, start=2)}
+    repeated = [item for item, count in counts.most_common() if count > 1]
+    return {item: index for index, item in enumerate(repeated, start=2)}
 
 
 class TaggerNetwork(nn.Module):

@@ -224,7 +224,7 @@ _LONGEST = 50
 _USUAL_LENGTH = 10
 
 
-def _kept_share(kind: str, length: int) -> float:
+def _share_to_keep(kind: str, length: int) -> float:
     """Encyclopedia sentences are longer than those of the agreement data: thin out the long."""
     return _KEPT_SHARE[kind] * min(1.0, _USUAL_LENGTH / length)
 
@@ -232,14 +232,14 @@ def _kept_share(kind: str, length: int) -> float:
 def mine(sentences: Iterable[list[str]], tagger: Tagger, seed: int) -> Iterator[Example]:
     """Tag sentences in blocks and yield distinct examples."""
     generator = random.Random(seed)
-    seen: set[tuple[str, ...]] = set()
+    known: set[tuple[str, ...]] = set()
     remaining = iter(sentences)
     while block := list(islice(remaining, 2000)):
         for words, tags in zip(block, tagger.tag(block), strict=True):
             for kind, example in examples_of(words, tags):
-                kept = generator.random() < _kept_share(kind, len(example.words))
-                if kept and example.words not in seen:
-                    seen.add(example.words)
+                keep = generator.random() < _share_to_keep(kind, len(example.words))
+                if keep and example.words not in known:
+                    known.add(example.words)
                     yield example
 
 
@@ -265,8 +265,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # one thread makes the sums, and so the result, repeatable
     tagger = train_tagger(arguments.brown, seed=arguments.seed)
-    found = mine(read_sentences(arguments.wikipedia), tagger, arguments.seed)
-    print(dict(write_examples(found, arguments.output)))
+    examples = mine(read_sentences(arguments.wikipedia), tagger, arguments.seed)
+    print(dict(write_examples(examples, arguments.output)))
 
 
 if __name__ == "__main__":

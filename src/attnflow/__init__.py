@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from attnflow.methods import (
         Alti,
         Flow,
+        GradientAttention,
         GradientFlow,
         GradientRollout,
         MeasuredResidualRollout,
@@ -55,6 +56,7 @@ _HOME = {
     "Raw": "methods",
     "Rollout": "methods",
     "Flow": "methods",
+    "GradientAttention": "methods",
     "GradientRollout": "methods",
     "GradientFlow": "methods",
     "MeasuredResidualRollout": "methods",
@@ -80,6 +82,7 @@ __all__ = [
     "Raw",
     "Rollout",
     "Flow",
+    "GradientAttention",
     "GradientRollout",
     "GradientFlow",
     "MeasuredResidualRollout",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,9 @@ from attnflow.errors import InputError, WeightsError, did_you_mean, shorten
 __all__ = [
     "ASKABLE",
     "GRADIENTS",
+    "GRADIENT_ATTENTION",
+    "LOG_PROB",
+    "ScoreName",
     "MEASURES",
     "checked_record",
     "checked_gradients",
@@ -31,6 +34,11 @@ __all__ = [
 Floats = NDArray[np.floating[Any]]
 
 GRADIENTS = "gradients"
+GRADIENT_ATTENTION = "gradient-attention"
+
+ScoreName = Literal["log-prob", "logit"]
+"""The number whose gradient is taken: how likely the answer is, or its score before the softmax."""
+LOG_PROB: ScoreName = "log-prob"
 
 # What capture can measure, and what the numbers are.
 MEASURES: Mapping[str, str] = MappingProxyType(
@@ -44,7 +52,7 @@ MEASURES: Mapping[str, str] = MappingProxyType(
         "value-zeroing": "how far the layer's output turns when a source's value is zeroed",
     }
 )
-ASKABLE = (GRADIENTS, *MEASURES)
+ASKABLE = (GRADIENTS, GRADIENT_ATTENTION, *MEASURES)
 _PREFIX = "measured/"  # of the names of their arrays in a file
 
 

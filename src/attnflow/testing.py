@@ -28,6 +28,7 @@ __all__ = [
     "check_method",
     "random_attention",
     "random_trace",
+    "tiny_decoder",
     "tiny_encoder",
 ]
 
@@ -213,16 +214,19 @@ _WORDS = (
     *("the", "author", "talked", "to", "sara", "about", "his", "her", "book"),
     *("key", "cabinets", "is", "are", "of", "and"),
 )
+_PLURALS = ("keys", "thing")
 _PIECES = ("##s", "##ing", "##ed", "un", "##lock")
 
 
 def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0) -> Loaded:
     """A tiny random Hugging Face encoder with a tokenizer, built from its config: no download.
 
-    family: "bert", "distilbert" or "roberta"; head: "MaskedLM", "SequenceClassification" or "".
+    family: "bert", "distilbert" or "roberta"; head: "MaskedLM", "SequenceClassification",
+    "TokenClassification" or "".
 
-    >>> type(tiny_encoder(head="SequenceClassification").model).__name__
-    'BertForSequenceClassification'
+    >>> model, tokenizer = tiny_encoder("roberta")
+    >>> type(model).__name__
+    'RobertaForMaskedLM'
     """
     import torch
     import transformers
@@ -247,6 +251,43 @@ def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0)
             if parameter.ndim == 2:
                 parameter.mul_(8)
     return Loaded(model.eval(), tokenizer)
+
+
+def tiny_decoder(*, seed: int = 0) -> Loaded:
+    """A tiny random language model, a Llama of two layers, with a tokenizer of whole words.
+
+    >>> model, tokenizer = tiny_decoder()
+    >>> tokenizer.tokenize("the keys to")
+    ['the', 'keys', 'to']
+    """
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from attnflow.hosts.load import Loaded
+
+    vocabulary = {
+        token: i for i, token in enumerate(["<pad>", "</s>", "<unk>", *_WORDS, *_PLURALS])
+    }
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    return Loaded(LlamaForCausalLM(config).eval(), tokenizer)
 
 
 def _tiny_tokenizer() -> Any:

@@ -85,9 +85,9 @@ def verb_number(
     examples, source = _sentences(data, held_out_only, samples, seed)
     model, vocabulary = load_verb_number(weights)
     command = _command(data, held_out_only, samples, protocol, weights, seed)
-    with progress_bars() as stages:
+    with progress_bars() as progress:
         report = experiment(
-            examples, model, vocabulary, source=source, command=command, stages=stages
+            examples, model, vocabulary, source=source, command=command, progress=progress
         )
     finish(report, output)
 
@@ -119,11 +119,11 @@ def known_answer(
     experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
     loaded = load_language_model(model)
     folder = mathformer_folder(mathformer)
-    with progress_bars() as stages:
-        tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer, stages)]
+    with progress_bars() as progress:
+        tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer, progress)]
         for sign in "*+" if folder else "":
             calculator, vocabulary = load_mathformer(folder, sign)
-            tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign, stages))
+            tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign, progress))
     if folder is None:
         typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
     command = f"attnflow experiment known-answer --prompts {prompts} --seed {seed}"
@@ -172,11 +172,11 @@ def pronouns(
         sentences = (parse_sentence(sentence, antecedents, pronouns),)
     loaded = load_language_model(model)
     command = _pronouns_command(model, data, sentence, antecedents, pronouns, protocol)
-    with progress_bars() as stages:
+    with progress_bars() as progress:
         report = (
-            experiment.of_sentences(*loaded, sentences, command=command, stages=stages)
+            experiment.of_sentences(*loaded, sentences, command=command, progress=progress)
             if schemas is None
-            else experiment.of_winogender(*loaded, schemas, command=command, stages=stages)
+            else experiment.of_winogender(*loaded, schemas, command=command, progress=progress)
         )
     finish(report, output)
 
@@ -255,27 +255,26 @@ def sst2(
 ) -> None:
     """Table 3: raw attention, rollout and flow against input gradients of a text classifier."""
     prepare_models()
-    from attnflow.experiments.sst2.data import read_labelled_texts
+    from attnflow.evaluation.texts import read_texts
     from attnflow.experiments.sst2.experiment import Sst2
-    from attnflow.experiments.sst2.observe import labels_of
     from attnflow.hosts.load import load_model
 
     experiment = Sst2(protocol=protocol, samples=samples, label=label, seed=seed)  # type: ignore[arg-type]
     loaded = load_model(model)
-    examples = read_labelled_texts(data, labels_of(loaded.model))
+    examples = read_texts(data)
     parts = [
         f"attnflow experiment sst2 --model {Path(model).name} --data {data.name}",
         f"--samples {samples} --protocol {protocol} --seed {seed}",
         *([f"--label {label}"] if label is not None else []),
     ]
-    with progress_bars() as stages:
+    with progress_bars() as progress:
         report = experiment(
             examples,
             loaded.model,
             loaded.tokenizer,
             source=data.name,
             command=" ".join(parts),
-            stages=stages,
+            progress=progress,
         )
     finish(report, output)
 

@@ -18,17 +18,21 @@ from torch import nn
 from attnflow._renamed import renamed_arguments
 from attnflow.errors import InputError, MethodError
 from attnflow.evaluation import metrics
-from attnflow.evaluation.importance.base import Answer, Choice, check_named, read_answers
+from attnflow.evaluation.importance.base import Choice, Task, check_named
 from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
-from attnflow.evaluation.importance.passes import Passes, Progress, Text, score_of
+from attnflow.evaluation.importance.passes import Passes, Text
+from attnflow.progress import ProgressCallback
 
 __all__ = ["RANDOM", "Curves", "Faithfulness"]
 
 RANDOM = "random"
 _STEPS = 10  # of the deletion and insertion curves
+_SHARE_STEPS = [round(share * _STEPS) for share in metrics.SHARES]
 
 Floats = NDArray[np.float64]
-Hidden = tuple[int, ...]
+Positions = tuple[int, ...]
+Plan = Sequence[tuple[Positions, Positions]]
+"""What is hidden at each step of the deletion curve, and of the insertion curve."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +41,11 @@ class Curves:
 
     Step k of ten: the strongest k tenths of the words are blanked (deletion), or all others are
     (insertion). `score[text]` is that of the text as it is.
+
+    >>> falling, rising = np.linspace(1, 0, 11), np.linspace(0, 1, 11)
+    >>> curves = Curves(np.array([1.0]), falling[None], rising[None])
+    >>> curves.comprehensiveness.round(2), curves.deletion_area
+    (array([0.3]), array([0.5]))
     """
 
     score: Floats
@@ -46,15 +55,13 @@ class Curves:
     @property
     def comprehensiveness(self) -> Floats:
         """One value for each text, over `metrics.SHARES`; higher is more faithful."""
-        columns = [round(share * _STEPS) for share in metrics.SHARES]
-        pairs = zip(self.score, self.deletion[:, columns], strict=True)
+        pairs = zip(self.score, self.deletion[:, _SHARE_STEPS], strict=True)
         return np.array([metrics.comprehensiveness(score, curve) for score, curve in pairs])
 
     @property
     def sufficiency(self) -> Floats:
         """One value for each text, over `metrics.SHARES`; lower is more faithful."""
-        columns = [round(share * _STEPS) for share in metrics.SHARES]
-        pairs = zip(self.score, self.insertion[:, columns], strict=True)
+        pairs = zip(self.score, self.insertion[:, _SHARE_STEPS], strict=True)
         return np.array([metrics.sufficiency(score, curve) for score, curve in pairs])
 
     @property
@@ -75,6 +82,13 @@ class Faithfulness:
     by: what takes a word's place: "unk", "mask", "pad" or "delete".
     random_orders: how many random orders are averaged; each text draws its own.
     seed: of the random orders.
+
+    >>> from attnflow.models.verb_number import load_verb_number
+    >>> model, vocabulary = load_verb_number()
+    >>> rankings = {"by place": [[7, 6, 5, 4, 3, 2, 1]]}
+    >>> curves = Faithfulness()(model, ["the key to the cabinets"], rankings, tokenizer=vocabulary)
+    >>> list(curves), curves["by place"].deletion.shape
+    (['by place', 'random'], (1, 11))
     """
 
     by: BlankToken = "unk"
@@ -96,7 +110,7 @@ class Faithfulness:
         tokenizer: Any = None,
         answer: Choice | Sequence[Choice | None] | None = None,
         batch_size: int = 64,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> dict[str, Curves]:
         """Curves by the name of the ranking, and of "random".
 
@@ -105,80 +119,68 @@ class Faithfulness:
         """
         passes = Passes.over(model, tokenizer, batch_size)
         check_blank(passes.ids, self.by)
-        read = passes.texts(texts)
-        answers = read_answers(passes, read, answer, "probability")
-        orders = [_orders(text, rankings, k) for k, text in enumerate(read)]
+        task = Task.of(passes, texts, answer, "probability", "faithfulness", progress)
         plans = [
-            {name: _plan(order) for name, order in {**own, **self._random(k, text)}.items()}
-            for k, (text, own) in enumerate(zip(read, orders, strict=True))
+            {name: _plan(order) for name, order in self._orders(k, text, rankings).items()}
+            for k, text in enumerate(task.texts)
         ]
-        found = self._scores(passes, read, answers, plans, progress)
-        score = np.array([answer.score for answer in answers])
-        curves = {name: _curves(score, found, plans, [name]) for name in rankings}
-        drawn = [_drawn(draw) for draw in range(self.random_orders)]
-        return {**curves, RANDOM: _curves(score, found, plans, drawn)}
+        scores = self._scores(task, plans)
+        score = np.array([answer.score for answer in task.answers])
+        curves = {name: _curves(score, scores, plans, [name]) for name in rankings}
+        return {**curves, RANDOM: _curves(score, scores, plans, self._random_names())}
 
-    def _random(self, number: int, text: Text) -> dict[str, list[int]]:
-        words = np.flatnonzero(text.is_word)
+    def _random_names(self) -> list[str]:
+        return [f"{RANDOM} {k}" for k in range(self.random_orders)]
+
+    def _orders(
+        self, number: int, text: Text, rankings: Mapping[str, Sequence[ArrayLike]]
+    ) -> dict[str, list[int]]:
+        """The words of a text by each ranking, strongest first, and in random orders."""
         rng = np.random.default_rng([self.seed, number])
-        return {_drawn(k): rng.permutation(words).tolist() for k in range(self.random_orders)}
+        words = np.flatnonzero(text.is_word)
+        orders = {name: _order(name, rows[number], text, number) for name, rows in rankings.items()}
+        return orders | {name: rng.permutation(words).tolist() for name in self._random_names()}
 
     def _scores(
-        self,
-        passes: Passes,
-        texts: Sequence[Text],
-        answers: Sequence[Answer],
-        plans: Sequence[Mapping[str, Sequence[tuple[Hidden, Hidden]]]],
-        progress: Progress | None,
-    ) -> dict[tuple[int, Hidden], float]:
+        self, task: Task, plans: Sequence[Mapping[str, Plan]]
+    ) -> dict[tuple[int, Positions], float]:
         """The score of each text with each set of words hidden, every set once."""
-        wanted = {
-            (k, hidden)
-            for k, plan in enumerate(plans)
-            for steps in plan.values()
-            for step in steps
-            for hidden in step
-            if self._can_hide(texts[k], hidden)
-        }
-        places = sorted(wanted)
-        rows = [blanked(texts[k].row, hidden, passes.ids, self.by) for k, hidden in places]
-        scores = passes.read(
-            rows,
-            lambda r, found: float(score_of(found, answers[places[r][0]].choice, "probability")),
-            progress=progress,
-            read_as=rows if self.by == "delete" else [texts[k].row for k, _ in places],
+        places = sorted(
+            {
+                (k, hidden)
+                for k, plan in enumerate(plans)
+                for steps in plan.values()
+                for step in steps
+                for hidden in step
+                if self._can_hide(task.texts[k], hidden)
+            }
         )
+        ids = task.passes.ids
+        rows = [blanked(task.texts[k].row, hidden, ids, self.by) for k, hidden in places]
+        numbers = [k for k, _ in places]
+        scores = task.scores(rows, numbers, keeps_positions=self.by != "delete")
         return dict(zip(places, scores, strict=True))
 
-    def _can_hide(self, text: Text, hidden: Hidden) -> bool:
+    def _can_hide(self, text: Text, hidden: Positions) -> bool:
         """An empty text is no text."""
         return self.by != "delete" or len(hidden) < len(text.tokens)
 
 
-def _drawn(draw: int) -> str:
-    return f"{RANDOM} {draw}"
-
-
-def _orders(
-    text: Text, rankings: Mapping[str, Sequence[ArrayLike]], number: int
-) -> dict[str, list[int]]:
-    """The words of a text by each ranking, strongest first; ties in the order of the text."""
+def _order(name: str, row: ArrayLike, text: Text, number: int) -> list[int]:
+    """The words of a text by one ranking, strongest first; ties in the order of the text."""
+    if name.startswith(RANDOM):
+        raise InputError(f"The name {name!r} is taken: random orders are run in any case.")
+    values = np.asarray(row, dtype=np.float64)
+    if values.shape != (len(text.tokens),):
+        raise InputError(
+            f"{name!r} has values of shape {values.shape} for the {len(text.tokens)} "
+            f"tokens of text {number}."
+        )
     words = np.flatnonzero(text.is_word)
-    found: dict[str, list[int]] = {}
-    for name, rows in rankings.items():
-        if name.startswith(RANDOM):
-            raise InputError(f"The name {name!r} is taken: random orders are run in any case.")
-        values = np.asarray(rows[number], dtype=np.float64)
-        if values.shape != (len(text.tokens),):
-            raise InputError(
-                f"{name!r} has values of shape {values.shape} for the {len(text.tokens)} "
-                f"tokens of text {number}."
-            )
-        found[name] = words[np.argsort(-values[words], kind="stable")].tolist()
-    return found
+    return words[np.argsort(-values[words], kind="stable")].tolist()
 
 
-def _plan(order: Sequence[int]) -> list[tuple[Hidden, Hidden]]:
+def _plan(order: Sequence[int]) -> list[tuple[Positions, Positions]]:
     """What is hidden at each step: the strongest words, and all but the strongest.
 
     A share of the words is rounded up, so that every step but the first takes at least one.
@@ -189,15 +191,15 @@ def _plan(order: Sequence[int]) -> list[tuple[Hidden, Hidden]]:
 
 def _curves(
     score: Floats,
-    found: Mapping[tuple[int, Hidden], float],
-    plans: Sequence[Mapping[str, Sequence[tuple[Hidden, Hidden]]]],
+    scores: Mapping[tuple[int, Positions], float],
+    plans: Sequence[Mapping[str, Plan]],
     names: Sequence[str],
 ) -> Curves:
     """The curves of one ranking, or the mean of those of several orders."""
     shape = (len(names), len(plans), _STEPS + 1, 2)
     values = np.array(
         [
-            [[[found.get((k, hidden), np.nan) for hidden in step] for step in plan[name]]
+            [[[scores.get((k, hidden), np.nan) for hidden in step] for step in plan[name]]
              for k, plan in enumerate(plans)]
             for name in names
         ]

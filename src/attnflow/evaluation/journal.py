@@ -2,7 +2,7 @@
 
 The first line says what the run is, every further line is one text's record. A line is written
 whole or cut off, never both: what follows the last line end is what an interruption left, and is
-dropped.
+dropped. While a run has the file open it is locked: two runs would write the same texts twice.
 """
 
 from __future__ import annotations
@@ -10,99 +10,199 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, BinaryIO
 
 from attnflow.errors import FileError, InputError
-from attnflow.evaluation.results import Record
+from attnflow.evaluation.results import RANDOM, Record, metrics_of, references_of
 
 __all__ = ["Journal", "fingerprint"]
 
 _FORMAT = "attnflow evaluation 1"
+_BEGINNING = b'{"format": "attnflow evaluation'
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
-    """The same for the same settings, in any order and on any machine."""
+    """The same for the same settings, in any order and on any machine.
+
+    >>> fingerprint({"seed": 0, "by": "unk"}) == fingerprint({"by": "unk", "seed": 0})
+    True
+    """
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
 class Journal:
-    """Where a run's records are kept; `settings` are all that the records depend on."""
+    """The file of a run, open and locked; `settings` are all that the records depend on.
 
-    path: Path
-    settings: Mapping[str, Any]
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "run.jsonl"
+    >>> with Journal(path, {"seed": 0, "weights": "1f"}) as journal:
+    ...     journal.append(Record(number=0, left_out="There are fewer than two words to rank."))
+    >>> with Journal(path, {"seed": 0, "weights": "1f"}) as journal:
+    ...     [record.left_out for record in journal.records(methods=(), measures=())]
+    ['There are fewer than two words to rank.']
+    """
 
-    def begin(self) -> list[Record]:
-        """The records that are there already; a new file gets its first line."""
-        whole = self._whole_lines()
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        if settings.get("weights") is None:
+            raise InputError(
+                f"{str(path)!r}: a run can be kept only where all weights of the model are in "
+                "memory, since others cannot be told from those of another model. Load the model "
+                "without offloading, or leave out resume."
+            )
+        self.path, self.settings = path, settings
+        self._file = self._open()
         try:
-            if not whole:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self.path.write_text(self._header() + "\n", encoding="utf-8")
-                return []
-            self._check(whole[0])
-            os.truncate(self.path, sum(len(line) + 1 for line in whole))
-        except OSError as error:
-            raise FileError(f"{str(self.path)!r} cannot be written: {error}.") from error
-        return [self._record(number, line) for number, line in enumerate(whole[1:])]
+            self._lock()
+            self._lines = self._begin()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):  # every record was flushed already
+            self._file.close()
+
+    def records(self, methods: Collection[str], measures: Sequence[str]) -> list[Record]:
+        """The records that are there already; each must have every row and every metric."""
+        return self.fitting(lambda record: _fits(record, methods, measures))
+
+    def fitting(self, fits: Callable[[Record], bool]) -> list[Record]:
+        """The records that are there already, each held to what its run expects of a record."""
+        return [self._record(number, line, fits) for number, line in enumerate(self._lines)]
 
     def append(self, record: Record) -> None:
         """Keep one more record."""
-        try:
-            with self.path.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record.to_dict(), ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise FileError(f"{str(self.path)!r} cannot be written: {error}.") from error
+        self._write(json.dumps(record.to_dict(), ensure_ascii=False).encode() + b"\n")
 
-    def _whole_lines(self) -> list[bytes]:
+    def _write(self, line: bytes) -> None:
         try:
-            return self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
+            self._file.write(line)
+            self._file.flush()
         except OSError as error:
-            raise FileError(f"{str(self.path)!r} cannot be read: {error}.") from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> FileError:
+        return FileError(f"{str(self.path)!r} cannot be written: {error.strerror or error}.")
+
+    def _open(self) -> BinaryIO:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Created where it is not there, never emptied: whether it is ours is seen later.
+            return os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666), "r+b")
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _lock(self) -> None:
+        """Until the file is closed, or the process ends in whatever way."""
+        try:
+            if sys.platform == "win32":
+                import msvcrt
+
+                self._file.seek(_FAR)
+                msvcrt.locking(self._file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FileError(
+                f"{str(self.path)!r} is being written by another run ({error.strerror or error}). "
+                "Wait until it is done, or name another file to keep this run in."
+            ) from error
+
+    def _begin(self) -> list[bytes]:
+        """The lines of records; a new file gets its first line, half a line at the end goes."""
+        try:
+            self._file.seek(0)
+            content = self._file.read()
+            lines = content.split(b"\n")[:-1]
+            if lines:
+                self._check_header(lines[0])
+            elif content[: len(_BEGINNING)] != _BEGINNING[: len(content)]:
+                raise self._not_ours()
+            self._file.truncate(sum(len(line) + 1 for line in lines))
+            self._file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        if not lines:
+            self._write(self._header().encode() + b"\n")
+        return lines[1:]
 
     def _header(self) -> str:
         about = {"format": _FORMAT, "fingerprint": fingerprint(self.settings)}
         return json.dumps({**about, "settings": dict(self.settings)}, ensure_ascii=False)
 
-    def _check(self, line: bytes) -> None:
+    def _check_header(self, line: bytes) -> None:
         """Refuse a file of something else, or of another run, and say in what it differs."""
         header = _parsed(line)
         if not isinstance(header, dict) or header.get("format") != _FORMAT:
-            raise FileError(
-                f"{str(self.path)!r} was not written by `attnflow evaluate`: nothing was changed "
-                "in it. Name another file to keep the run in."
-            )
-        if header.get("fingerprint") == fingerprint(self.settings):
-            return
-        before, now = header["settings"], self.settings
+            raise self._not_ours()
+        before, now = header.get("settings"), self.settings
+        if not isinstance(before, dict):
+            raise self._not_ours()
         differing = [
             f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
             for name in {**before, **now}
             if json.dumps(before.get(name)) != json.dumps(now.get(name))
         ]
-        raise InputError(
-            f"{str(self.path)!r} holds another run: {'; '.join(differing)}. Go on with the same "
-            "settings, name another file, or delete this one."
+        if differing:
+            raise InputError(
+                f"{str(self.path)!r} holds another run: {'; '.join(differing)}. Go on with the "
+                "same settings, name another file, or delete this one."
+            )
+
+    def _not_ours(self) -> FileError:
+        return FileError(
+            f"{str(self.path)!r} was not written by `attnflow evaluate`: nothing was changed in "
+            "it. Name another file to keep the run in."
         )
 
-    def _record(self, number: int, line: bytes) -> Record:
+    def _record(self, number: int, line: bytes, fits: Callable[[Record], bool]) -> Record:
         try:
             record = Record.from_dict(_parsed(line))
-        except (TypeError, KeyError, AttributeError):
-            record = None
-        if record is None or record.number != number:
+            usable = record.number == number and fits(record)
+        except (TypeError, KeyError, AttributeError, ValueError):
+            usable = False
+        if not usable:
             raise FileError(
                 f"Line {number + 2} of {str(self.path)!r} is damaged: it should be the record of "
-                f"text {number}. Delete it and what follows to go on from there."
+                f"text {number}, with every metric of every row. Delete it and what follows to go "
+                "on from there."
             )
         return record
+
+
+_FAR = 1 << 40  # a byte no journal reaches: what Windows locks cannot be read by others
+_BINARY: int = getattr(os, "O_BINARY", 0)
+
+
+def _fits(record: Record, methods: Collection[str], measures: Sequence[str]) -> bool:
+    if record.left_out:
+        return not record.scores
+    rows = {*methods, RANDOM, *references_of(measures)}
+    metrics = {metric.name for metric in metrics_of(measures)}
+    return (
+        set(record.scores) == rows
+        and all(set(scores) == metrics for scores in record.scores.values())
+        and set(record.seconds) == set(methods)
+    )
 
 
 def _parsed(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

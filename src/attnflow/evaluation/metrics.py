@@ -51,6 +51,9 @@ would all be one word.
 def spearman(one: ArrayLike, other: ArrayLike) -> float:
     """Spearman's rank correlation, ties at their mean rank (as scipy.stats.spearmanr); nan if
     either side is constant.
+
+    >>> spearman([1, 2, 3], [10, 30, 20])
+    0.5
     """
     a, b = _pair(one, other)
     return _NAN if len(a) < 2 else _pearson(_ranks(a), _ranks(b))
@@ -62,6 +65,9 @@ def dense_rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
     The formula holds only without ties. With ties it is biased, and where a side is constant and
     the correlation does not exist it gives a number: −.40 for 4 tokens, −.86 for 20. Kept to
     reproduce the paper; use `spearman`.
+
+    >>> dense_rank_correlation([1, 2, 3], [10, 30, 20]), dense_rank_correlation([1, 1], [1, 2])
+    (0.5, 0.0)
     """
     a, b = _pair(one, other)
     n = len(a)
@@ -72,7 +78,11 @@ def dense_rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
 
 
 def kendall(one: ArrayLike, other: ArrayLike) -> float:
-    """Kendall's τ-b; nan if either side is constant."""
+    """Kendall's τ-b; nan if either side is constant.
+
+    >>> round(kendall([1, 2, 3], [10, 30, 20]), 3)
+    0.333
+    """
     a, b = _pair(one, other)
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return _NAN
@@ -80,14 +90,17 @@ def kendall(one: ArrayLike, other: ArrayLike) -> float:
     return float(stats.kendalltau(a, b).statistic)
 
 
-def partial_spearman(one: ArrayLike, other: ArrayLike, given: ArrayLike) -> float:
+def partial_spearman(one: ArrayLike, other: ArrayLike, third: ArrayLike) -> float:
     """Spearman's correlation of what is left of two rankings once a third is taken out.
 
-    Each ranking is regressed on that of `given` and the residuals are correlated; nan where
-    nothing is left of one, that is where `given` decides it.
+    Each ranking is regressed on that of `third` and the residuals are correlated; nan where
+    nothing is left of one, that is where `third` decides it.
+
+    >>> round(partial_spearman([1, 2, 3, 4], [1, 2, 4, 3], [2, 1, 4, 3]), 2)
+    0.67
     """
     a, b = _pair(one, other)
-    a, c = _pair(a, given)
+    a, c = _pair(a, third)
     if len(a) < 3:
         return _NAN
     ranks = _ranks(c)
@@ -124,8 +137,8 @@ def _pearson(a: Floats, b: Floats) -> float:
     return float(np.clip(a @ b / size, -1, 1)) if size > 0 else _NAN
 
 
-def _residual(values: Floats, given: Floats) -> Floats:
-    centred, other = values - values.mean(), given - given.mean()
+def _residual(values: Floats, predictor: Floats) -> Floats:
+    centred, other = values - values.mean(), predictor - predictor.mean()
     size = other @ other
     left = centred - other * ((centred @ other) / size) if size > 0 else centred
     return left if left @ left > _NOTHING_LEFT * (centred @ centred) else np.zeros_like(left)
@@ -139,12 +152,19 @@ def comprehensiveness(score: float, without: ArrayLike) -> float:
 
     `without[k]` is the score without the strongest words up to the k-th share; the mean over the
     shares is the area over the perturbation curve (AOPC). Higher is more faithful.
+
+    >>> comprehensiveness(0.9, [0.5, 0.3])
+    0.5
     """
     return float(np.mean(score - np.asarray(without, dtype=np.float64)))
 
 
 def sufficiency(score: float, only: ArrayLike) -> float:
-    """How far the score falls when only the strongest words are left; lower is more faithful."""
+    """How far the score falls when only the strongest words are left; lower is more faithful.
+
+    >>> round(sufficiency(0.9, [0.8, 0.9]), 2)
+    0.05
+    """
     return float(np.mean(score - np.asarray(only, dtype=np.float64)))
 
 
@@ -152,6 +172,9 @@ def area(curve: ArrayLike) -> float:
     """The area under a deletion or insertion curve over equal steps from none to all, by
     trapezoids: between the curve's least and greatest value. Deletion: lower is more faithful;
     insertion: higher.
+
+    >>> area([1, 0.5, 0])
+    0.5
     """
     values = np.asarray(curve, dtype=np.float64)
     if values.ndim != 1 or len(values) < 2:
@@ -162,9 +185,21 @@ def area(curve: ArrayLike) -> float:
 # --- how sure we are -----------------------------------------------------------------------------
 
 
+# Intervals and tests are our own few lines and not scipy's `bootstrap` and `permutation_test`:
+# measured on 2,000 texts, scipy's interval takes 1.4 times as long for the same draws (the tests
+# hold ours to it) and its test 19 times (1.7 s; a verdict makes a hundred comparisons). It draws
+# other signs, too, so that every p that was published would move; and the experiments would need
+# scipy, which they do not otherwise.
+
+
 @dataclass(frozen=True)
 class Summary:
-    """A mean over examples with its bootstrap interval; `undefined` examples are not in it."""
+    """A mean over examples with its bootstrap interval; `undefined` examples are not in it.
+
+    >>> summary = summarize([0.2, 0.4, float("nan")])
+    >>> round(summary.mean, 2), summary.n, summary.undefined
+    (0.3, 2, 1)
+    """
 
     mean: float
     std: float
@@ -176,7 +211,12 @@ class Summary:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """A mean difference over pairs with its interval, and how likely chance makes one as large."""
+    """A mean difference over pairs with its interval, and how likely chance makes one as large.
+
+    >>> pairs = compare_paired([3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 6, 7, 8])
+    >>> pairs.difference, pairs.p < 0.05
+    (2.0, True)
+    """
 
     difference: float
     low: float
@@ -188,29 +228,38 @@ class PairedDifference:
 
 def summarize(values: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Summary:
     """Mean, standard deviation, interval, and how many were defined and not."""
-    every = np.asarray(values, dtype=np.float64)
-    found = every[np.isfinite(every)]
-    undefined = len(every) - len(found)
-    if not len(found):
+    finite, undefined = _split(np.asarray(values, dtype=np.float64))
+    if not len(finite):
         return Summary(_NAN, _NAN, _NAN, _NAN, 0, undefined)
-    low, high = bootstrap_interval(found, confidence=confidence, seed=seed)
-    return Summary(float(found.mean()), float(found.std()), low, high, len(found), undefined)
+    low, high = bootstrap_interval(finite, confidence=confidence, seed=seed)
+    return Summary(float(finite.mean()), float(finite.std()), low, high, len(finite), undefined)
+
+
+def _split(values: Floats) -> tuple[Floats, int]:
+    """The finite values, and how many are not."""
+    finite = values[np.isfinite(values)]
+    return finite, len(values) - len(finite)
 
 
 def bootstrap_interval(
     values: ArrayLike, *, confidence: float = 0.95, draws: int = _DRAWS, seed: int = 0
 ) -> tuple[float, float]:
-    """The percentile interval of the mean: examples drawn again with replacement, many times."""
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 1 or not len(found) or not np.isfinite(found).all():
-        raise InputError(f"An interval needs a row of finite values; got shape {found.shape}.")
+    """The percentile interval of the mean: examples drawn again with replacement, many times.
+
+    >>> low, high = bootstrap_interval([0, 1, 0, 1, 1, 0, 1, 0])
+    >>> low, high
+    (0.125, 0.875)
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
+        raise InputError(f"An interval needs a row of finite values; got shape {sample.shape}.")
     if not 0 < confidence < 1 or draws < 1:
         raise InputError(f"confidence={confidence}, draws={draws}: between 0 and 1; at least 1.")
     rng = np.random.default_rng(seed)
     means = np.concatenate(
         [
-            found[rng.integers(len(found), size=(part, len(found)))].mean(axis=1)
-            for part in _parts(draws, len(found))
+            sample[rng.integers(len(sample), size=(part, len(sample)))].mean(axis=1)
+            for part in _parts(draws, len(sample))
         ]
     )
     tail = (1 - confidence) / 2 * 100
@@ -231,24 +280,22 @@ def compare_paired(
     a, b = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1:
         raise InputError(f"Pairs need two rows of equal length; got {a.shape} and {b.shape}.")
-    every = a - b
-    found = every[np.isfinite(every)]
-    undefined = len(every) - len(found)
-    if not len(found):
+    differences, undefined = _split(a - b)
+    if not len(differences):
         return PairedDifference(_NAN, _NAN, _NAN, _NAN, 0, undefined)
-    low, high = bootstrap_interval(found, confidence=confidence, seed=seed)
-    p = _sign_flip(found, np.random.default_rng(seed))
-    return PairedDifference(float(found.mean()), low, high, p, len(found), undefined)
+    low, high = bootstrap_interval(differences, confidence=confidence, seed=seed)
+    p = _sign_flip(differences, np.random.default_rng(seed))
+    return PairedDifference(float(differences.mean()), low, high, p, len(differences), undefined)
 
 
 def _sign_flip(differences: Floats, rng: np.random.Generator) -> float:
     # Halving and doubling are exact: a draw that repeats the true signs counts as equal.
-    seen = abs(differences.sum()) * (1 - 1e-12)
+    size = abs(differences.sum()) * (1 - 1e-12)
     extreme = 0
     for part in _parts(_FLIPS, len(differences)):
-        flipped = rng.integers(2, size=(part, len(differences)), dtype=np.int8)
-        sums = differences.sum() - 2 * (flipped @ differences)
-        extreme += int((np.abs(sums) >= seen).sum())
+        flips = rng.integers(2, size=(part, len(differences)), dtype=np.int8)
+        sums = differences.sum() - 2 * (flips @ differences)
+        extreme += int((np.abs(sums) >= size).sum())
     return (1 + extreme) / (1 + _FLIPS)
 
 

@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from attnflow.errors import InputError, did_you_mean
 from attnflow.evaluation.metrics import PairedDifference, Summary, compare_paired, summarize
 
-__all__ = ["FAITHFUL", "FAITHFULNESS", "RANDOM", "Evaluation", "Metric", "Record", "agreement"]
+__all__ = [
+    "FAITHFUL",
+    "FAITHFULNESS",
+    "RANDOM",
+    "Evaluation",
+    "Metric",
+    "Record",
+    "agreement",
+    "metrics_of",
+    "references_of",
+]
 
 Floats = NDArray[np.float64]
 
@@ -25,7 +35,11 @@ FAITHFULNESS: Final = "faithfulness"
 
 @dataclass(frozen=True)
 class Metric:
-    """A number for each text and ranking; `title` is the heading of its column."""
+    """A number for each text and ranking; `title` is the heading of its column.
+
+    >>> [metric.name for metric in metrics_of(["blank-out"])][:3]
+    ['blank-out spearman', 'blank-out kendall', 'comprehensiveness']
+    """
 
     name: str
     title: str
@@ -50,13 +64,27 @@ def agreement(measures: Sequence[str]) -> tuple[Metric, ...]:
     )
 
 
+def metrics_of(measures: Sequence[str]) -> tuple[Metric, ...]:
+    """Every metric of a run with these measures, agreement first."""
+    return (*agreement(measures), *FAITHFUL)
+
+
+def references_of(measures: Sequence[str]) -> tuple[str, ...]:
+    """The measures as rankings: what a method could reach if it knew them."""
+    return tuple(f"({measure})" for measure in measures)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One text: what each ranking (row) scores by each metric, and what each method took.
 
     seconds: of the method alone; capture: of capturing what it needs, on the first texts only.
     saturated: the share of a flow's values that do not depend on the target.
+    collapsed: 1 where a method's rows are nearly the same for every target, 0 where they are not.
     left_out: why this text could not be used; then there is nothing else.
+
+    >>> Record(number=3, left_out="There are fewer than two words to rank.").scores
+    {}
     """
 
     number: int
@@ -67,6 +95,7 @@ class Record:
     seconds: Mapping[str, float] = field(default_factory=dict)
     capture: Mapping[str, float] = field(default_factory=dict)
     saturated: Mapping[str, float] = field(default_factory=dict)
+    collapsed: Mapping[str, float] = field(default_factory=dict)
     left_out: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,19 +104,39 @@ class Record:
             **asdict(self),
             "probability": _or_none(self.probability),
             "scores": {
-                row: {metric: _or_none(value) for metric, value in found.items()}
-                for row, found in self.scores.items()
+                row: {metric: _or_none(value) for metric, value in columns.items()}
+                for row, columns in self.scores.items()
             },
         }
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Record:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`; a ValueError where a value is not of its kind."""
+        plain = (
+            _is_count(record["number"])
+            and isinstance(record["choice"], int)
+            and isinstance(record["answer"], str)
+            and isinstance(record["left_out"], str)
+            and all(_is_number(x) for name in _BY_METHOD for x in record[name].values())
+        )
+        if not plain:
+            raise ValueError(f"{dict(record)!r} is no record of an evaluation.")
         scores = {
-            row: {metric: _or_nan(value) for metric, value in found.items()}
-            for row, found in record["scores"].items()
+            row: {metric: _or_nan(value) for metric, value in columns.items()}
+            for row, columns in record["scores"].items()
         }
         return cls(**{**record, "scores": scores, "probability": _or_nan(record["probability"])})
+
+
+_BY_METHOD: Final = ("seconds", "capture", "saturated", "collapsed")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _or_none(value: float) -> float | None:
@@ -95,12 +144,14 @@ def _or_none(value: float) -> float | None:
 
 
 def _or_nan(value: float | None) -> float:
+    if value is not None and not _is_number(value):
+        raise ValueError(f"{value!r} is neither a finite number nor null.")
     return math.nan if value is None else value
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Evaluation:
-    """Methods held against what a model uses, on the same texts.
+    """Methods held against what a model uses, on the same texts; printed, it is a summary.
 
     methods: the rows that are methods, as `name option=value`. Beside them stand "random" and, in
         round brackets, the measures of importance as rankings of their own.
@@ -108,6 +159,14 @@ class Evaluation:
     refused: methods that this model cannot be explained by, with the reason.
     texts, labels: in the order of the records' numbers; a label is None where none was given.
     settings: everything the numbers depend on.
+
+    >>> from attnflow import evaluate_methods
+    >>> texts = ["the key to the cabinets", "some people in the old city"]
+    >>> evaluation = evaluate_methods(None, texts, methods=["raw", "rollout"])
+    >>> evaluation
+    <Evaluation of raw, rollout on 2 texts>
+    >>> print(evaluation.verdict()[0])
+    2 texts are too few to tell any method from a random order.
     """
 
     methods: tuple[str, ...]
@@ -117,9 +176,21 @@ class Evaluation:
     texts: tuple[str, ...]
     labels: tuple[str | None, ...]
     settings: Mapping[str, Any]
-    _compared: dict[tuple[str, str, str], PairedDifference] = field(
-        default_factory=dict, repr=False
-    )
+    _comparisons: dict[tuple[str, str, str], PairedDifference] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Evaluation of {', '.join(self.methods)} on {len(self.used)} texts>"
+
+    def __str__(self) -> str:
+        """Each method's faithfulness, and the verdict."""
+        best_first = sorted(self.rows, key=lambda row: -self.summary(row, FAITHFULNESS).mean)
+        width = max(map(len, best_first))
+        lines = [repr(self), "faithfulness (comprehensiveness − sufficiency), 95 % interval:"]
+        for row in best_first:
+            mean = self.summary(row, FAITHFULNESS)
+            interval = f"{mean.low:+.3f} to {mean.high:+.3f}"
+            lines.append(f"  {row.ljust(width)}  {mean.mean:+.3f}  ({interval})")
+        return "\n".join([*lines, *self.verdict()])
 
     @property
     def used(self) -> tuple[Record, ...]:
@@ -129,12 +200,17 @@ class Evaluation:
     @property
     def references(self) -> tuple[str, ...]:
         """The measures as rankings: what a method could reach if it knew them."""
-        return tuple(f"({measure})" for measure in self.measures)
+        return references_of(self.measures)
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Every ranking: the methods, random orders, the measures."""
+        return (*self.methods, RANDOM, *self.references)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Every metric, agreement first."""
-        return (*agreement(self.measures), *FAITHFUL)
+        return metrics_of(self.measures)
 
     def values(self, row: str, metric: str) -> Floats:
         """One value for each text that was used; nan where it is undefined.
@@ -148,9 +224,8 @@ class Evaluation:
         return np.array([record.scores[row].get(metric, math.nan) for record in self.used])
 
     def _check(self, row: str, metric: str) -> None:
-        rows = (*self.methods, RANDOM, *self.references)
         names = [each.name for each in self.metrics]
-        for kind, value, allowed in (("row", row, rows), ("metric", metric, names)):
+        for kind, value, allowed in (("row", row, self.rows), ("metric", metric, names)):
             if value not in allowed:
                 hint = did_you_mean(value, allowed)
                 raise InputError(f"No {kind} {value!r}.{hint} There are {', '.join(allowed)}.")
@@ -164,11 +239,11 @@ class Evaluation:
 
         Kept once made: thousands of texts take a moment, and a verdict asks for the same again.
         """
-        asked = (row, other, metric)
-        if asked not in self._compared:
+        key = (row, other, metric)
+        if key not in self._comparisons:
             pair = self.values(row, metric), self.values(other, metric)
-            self._compared[asked] = compare_paired(*pair)
-        return self._compared[asked]
+            self._comparisons[key] = compare_paired(*pair)
+        return self._comparisons[key]
 
     def seconds(self, method: str) -> float:
         """Seconds a text takes by this method alone, the forward pass and all it needs included."""
@@ -178,8 +253,13 @@ class Evaluation:
 
     def saturation(self, method: str) -> float | None:
         """The mean share of saturated values at the highest layer; None if it is no flow."""
-        found = [r.saturated[method] for r in self.used if method in r.saturated]
-        return float(np.mean(found)) if found else None
+        shares = [r.saturated[method] for r in self.used if method in r.saturated]
+        return float(np.mean(shares)) if shares else None
+
+    def collapse(self, method: str) -> float:
+        """The share of the texts in which the method's rows hardly depend on the target."""
+        shares = [r.collapsed[method] for r in self.used if method in r.collapsed]
+        return float(np.mean(shares)) if shares else 0.0
 
     def accuracy(self) -> float | None:
         """How often the model's answer is the text's label; None where labels say nothing of it."""
@@ -189,8 +269,7 @@ class Evaluation:
 
     def table(self) -> dict[str, dict[str, Summary]]:
         """Rows × metrics."""
-        rows = (*self.methods, RANDOM, *self.references)
-        return {row: {m.name: self.summary(row, m.name) for m in self.metrics} for row in rows}
+        return {row: {m.name: self.summary(row, m.name) for m in self.metrics} for row in self.rows}
 
     def verdict(self) -> tuple[str, ...]:
         """Plain sentences: which method to trust here, and how sure that is."""
@@ -208,9 +287,9 @@ class Evaluation:
             about = [record.number, self.texts[record.number], record.answer]
             for row, scores in record.scores.items():
                 numbers = [record.probability, *(scores.get(name, math.nan) for name in names)]
-                shown = [f"{x:.6g}" if math.isfinite(x) else "" for x in numbers]
+                cells = [f"{x:.6g}" if math.isfinite(x) else "" for x in numbers]
                 seconds = f"{record.seconds[row]:.3g}" if row in record.seconds else ""
-                writer.writerow([*about, shown[0], row, *shown[1:], seconds])
+                writer.writerow([*about, cells[0], row, *cells[1:], seconds])
         return out.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
@@ -222,7 +301,7 @@ class Evaluation:
             "refused": dict(self.refused),
             "accuracy": self.accuracy(),
             "table": {
-                row: {metric: _plain(found) for metric, found in columns.items()}
+                row: {metric: _plain(summary) for metric, summary in columns.items()}
                 for row, columns in self.table().items()
             },
             "seconds": {method: self.seconds(method) for method in self.methods},
@@ -230,5 +309,5 @@ class Evaluation:
         }
 
 
-def _plain(found: Summary) -> dict[str, float | None]:
-    return {name: _or_none(value) for name, value in asdict(found).items()}
+def _plain(summary: Summary) -> dict[str, float | None]:
+    return {name: _or_none(value) for name, value in asdict(summary).items()}

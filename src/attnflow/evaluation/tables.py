@@ -6,159 +6,102 @@ its 95 % interval.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
+from attnflow.evaluation import table as numbers
 from attnflow.evaluation.results import FAITHFUL, RANDOM, Evaluation, Metric, agreement
+from attnflow.evaluation.table import Cell, Table
 
-__all__ = ["Table", "heading", "markdown_of", "panels_of", "tables_of"]
+__all__ = ["heading", "markdown_of", "panels_of", "tables_of"]
 
 _PLAIN: Final = ("rollout", "flow")
+_DIGITS: Final = 3
+_FAITHFUL_NOTE: Final = (
+    "compr. (comprehensiveness): p lost without the strongest 10 to 50 % of the words; suff. "
+    "(sufficiency): p lost with only these; deletion, insertion: areas under the curves. In "
+    "brackets: what was measured, as a ranking of its own."
+)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A number, and its interval where it has one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells by row; `note` is a sentence that stands under it."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
-    note: str = ""
-    signed: bool = False
-
-    def lines(self) -> list[str]:
-        """As text, columns aligned: each row, and its intervals under it."""
-        written = [("", self.columns)]
-        for name, cells in self.rows:
-            written.append((name, tuple(self._number(cell.value) for cell in cells)))
-            if any(cell.low is not None for cell in cells):
-                written.append(("", tuple(self._interval(cell, "…") for cell in cells)))
-        names = max(len(name) for name, _ in written)
-        widths = [max(len(row[k]) for _, row in written) for k in range(len(self.columns))]
-        return [
-            "  ".join([name.ljust(names), *map(str.rjust, row, widths)]).rstrip()
-            for name, row in written
-        ]
-
-    def markdown(self) -> list[str]:
-        """As a Markdown table, each interval beside its number."""
-        head = [f"| | {' | '.join(self.columns)} |", "|---|" + "---|" * len(self.columns)]
-        return head + [
-            f"| {name} | {' | '.join(self._with_interval(cell) for cell in cells)} |"
-            for name, cells in self.rows
-        ]
-
-    def _with_interval(self, cell: Cell) -> str:
-        interval = f" [{self._interval(cell, ', ')}]" if cell.low is not None else ""
-        return self._number(cell.value) + interval
-
-    def _interval(self, cell: Cell, between: str) -> str:
-        if cell.low is None or cell.high is None or not math.isfinite(cell.low):
-            return ""
-        return f"{self._number(cell.low)}{between}{self._number(cell.high)}"
-
-    def _number(self, value: float) -> str:
-        if not math.isfinite(value):
-            return "undefined"
-        shown = f"{value:+.3f}" if self.signed else f"{value:.3f}"
-        return shown.replace("0.", ".", 1) if abs(value) < 1 else shown
-
-
-def tables_of(found: Evaluation) -> tuple[Table, ...]:
+def tables_of(evaluation: Evaluation) -> tuple[Table, ...]:
     """Faithfulness, agreement, differences from the plain methods and from chance, costs."""
-    faithful = _means(found, FAITHFUL, "Faithfulness: the strongest words taken away, or only them")
-    agreed = _means(found, agreement(found.measures), "Agreement with importance, over the words")
-    note = (
-        "compr. (comprehensiveness): p lost without the strongest 10 to 50 % of the words; suff. "
-        "(sufficiency): p lost with only these; deletion, insertion: areas under the curves. In "
-        "brackets: what was measured, as a ranking of its own."
+    faithful = _means(
+        evaluation,
+        "faithfulness",
+        FAITHFUL,
+        "Faithfulness: the strongest words taken away, or only them",
     )
-    tables = [replace(faithful, note=note), agreed, *_differences(found), _costs(found)]
-    return tuple(tables)
-
-
-def _means(found: Evaluation, metrics: Sequence[Metric], title: str) -> Table:
-    rows = (*found.methods, RANDOM, *found.references)
-    return Table(
-        title,
-        tuple(metric.title for metric in metrics),
-        tuple((row, tuple(_mean(found, row, metric) for metric in metrics)) for row in rows),
+    agreed = _means(
+        evaluation, "agreement", agreement(evaluation.measures),
+        "Agreement with importance, over the words",
+    )  # fmt: skip
+    return (
+        replace(faithful, note=_FAITHFUL_NOTE),
+        agreed,
+        *_differences(evaluation),
+        _costs(evaluation),
     )
 
 
-def _mean(found: Evaluation, row: str, metric: Metric) -> Cell:
-    summary = found.summary(row, metric.name)
-    return Cell(summary.mean, summary.low, summary.high)
+def _means(evaluation: Evaluation, name: str, metrics: Sequence[Metric], title: str) -> Table:
+    rows = {row: tuple(_mean(evaluation, row, m) for m in metrics) for row in evaluation.rows}
+    return Table(name, title, tuple(metric.title for metric in metrics), rows, digits=_DIGITS)
 
 
-def _differences(found: Evaluation) -> Iterator[Table]:
+def _mean(evaluation: Evaluation, row: str, metric: Metric) -> Cell:
+    return Cell.of_share(evaluation.summary(row, metric.name))
+
+
+def _differences(evaluation: Evaluation) -> Iterator[Table]:
     """From plain rollout, plain flow and random orders, on the same texts."""
-    others = [name for name in (*_PLAIN, RANDOM) if name in (*found.methods, RANDOM)]
+    others = [name for name in (*_PLAIN, RANDOM) if name in (*evaluation.methods, RANDOM)]
     for metric in FAITHFUL[:2]:
         better = "higher" if metric.higher_is_better else "lower"
         yield Table(
+            f"{metric.name}-differences",
             f"{metric.name.capitalize()} minus that of ..., on the same texts ({better} is better)",
             tuple(others),
-            tuple(
-                (row, tuple(_difference(found, row, other, metric) for other in others))
-                for row in found.methods
-            ),
+            {
+                row: tuple(_difference(evaluation, row, other, metric) for other in others)
+                for row in evaluation.methods
+            },
+            digits=_DIGITS,
             signed=True,
         )
 
 
-def _difference(found: Evaluation, row: str, other: str, metric: Metric) -> Cell:
-    compared = found.compare(row, other, metric.name)
-    return Cell(compared.difference, compared.low, compared.high)
+def _difference(evaluation: Evaluation, row: str, other: str, metric: Metric) -> Cell:
+    return replace(Cell.of_difference(evaluation.compare(row, other, metric.name)), p=None)
 
 
-def _costs(found: Evaluation) -> Table:
-    seconds = {method: found.seconds(method) for method in found.methods}
+def _costs(evaluation: Evaluation) -> Table:
+    seconds = {method: evaluation.seconds(method) for method in evaluation.methods}
     least = min(seconds.values())
-    rows = tuple((name, (Cell(s), Cell(s / least))) for name, s in seconds.items())
+    rows = {name: (Cell(s), Cell(s / least)) for name, s in seconds.items()}
     note = "Of a text by this method alone: the forward pass, all it needs, and the method."
-    return Table("Cost", ("seconds", "times the cheapest"), rows, note)
+    return Table("cost", "Cost", ("seconds", "times the cheapest"), rows, note, digits=_DIGITS)
 
 
-def markdown_of(found: Evaluation, *, command: str, source: str) -> str:
+def markdown_of(evaluation: Evaluation, *, command: str, source: str) -> str:
     """The whole evaluation as a page."""
-    parts = [f"# Which attribution to trust: {found.settings['model']}", "", heading(found, source)]
-    parts += ["", f"`{command}`", "", *(f"- {sentence}" for sentence in found.verdict())]
-    for table in tables_of(found):
-        parts += ["", f"## {table.title}", "", *table.markdown()]
-        parts += ["", table.note] if table.note else []
-    return "\n".join(parts) + "\n"
+    title = f"# Which attribution to trust: {evaluation.settings['model']}"
+    verdict = [f"- {sentence}" for sentence in evaluation.verdict()]
+    head = [title, "", heading(evaluation, source), "", f"`{command}`", "", *verdict]
+    return "\n".join([*head, *numbers.markdown_of(tables_of(evaluation))]) + "\n"
 
 
-def heading(found: Evaluation, source: str) -> str:
+def heading(evaluation: Evaluation, source: str) -> str:
     """What was evaluated, in a sentence."""
     return (
-        f"{len(found.used):,} texts from {source}; words blanked by {found.settings['by']!r}; the "
-        "row of the position the answer is read from, at the highest layer; means with 95 % "
-        "bootstrap intervals."
+        f"{len(evaluation.used):,} texts from {source}; words blanked by "
+        f"{evaluation.settings['by']!r}; the row of the position the answer is read from, at the "
+        "highest layer; means with 95 % bootstrap intervals."
     )
 
 
-def panels_of(found: Evaluation) -> list[dict[str, Any]]:
+def panels_of(evaluation: Evaluation) -> list[dict[str, object]]:
     """Plain numbers for the figure: two metrics of faithfulness and agreement with each measure."""
-    chosen = (*FAITHFUL[:2], *agreement(found.measures)[::2])
-    table = _means(found, chosen, "")
-    return [
-        {
-            "title": metric.title,
-            "names": [name for name, _ in table.rows],
-            "cells": [(cells[k].value, cells[k].low, cells[k].high) for _, cells in table.rows],
-        }
-        for k, metric in enumerate(chosen)
-    ]
+    metrics = (*FAITHFUL[:2], *agreement(evaluation.measures)[::2])
+    return _means(evaluation, "figure", metrics, "").interval_panels()

@@ -1,21 +1,28 @@
 """Texts from a file: one a line, or a column of a table; the file's ending says which.
 
     .txt             one text a line
-    .csv, .tsv       a table with a header
+    .csv             a table with a header, quoted where a field holds a comma or a quotation mark
+    .tsv             a table with a header, tabs between
     .jsonl           one object, or one string, a line
     .parquet         a table (pyarrow)
 
-A table's texts are in the column `text` or `sentence`, or in the one that is named; a column
-`label` says what the right answer is, if it is there. Empty texts are left out; a file that is not
-what its ending says is refused, with the line.
+A table's texts are in the column `text` or `sentence` (in any case), or in the one that is named; a
+column `label` says what the right answer is, if it is there. Empty texts are left out; a file that
+is not what its ending says is refused, with the line.
+
+In a .tsv quotation marks are part of the text, as in GLUE's files. Only where they must be the
+quotes of a csv writer are they taken off: where the header has them, where a field begins and ends
+with one and doubles those inside, or where without quotes some line would have too many fields.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +32,31 @@ __all__ = ["FORMATS", "LabelledText", "read_texts"]
 
 _TEXT_COLUMNS = ("text", "sentence")
 _LABEL_COLUMN = "label"
+_DOUBLED = re.compile(r'"[^"]*(?:""[^"]*)+"')  # a field in quotes with doubled quotes inside
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """A text, and its right answer where the file gives one: a class by name or number."""
+    """A text, its right answer where the file gives one (a class by name or number), its line.
+
+    >>> LabelledText("the key to the cabinets", "singular")
+    LabelledText(text='the key to the cabinets', label='singular')
+    """
 
     text: str
     label: str | None = None
+    line: int = field(default=0, compare=False, repr=False)
 
 
 def read_texts(path: Path, *, column: str | None = None) -> list[LabelledText]:
-    """The texts of a file, in its order; `column` names the one they are in."""
+    """The texts of a file, in its order; `column` names the one they are in.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "texts.tsv"
+    >>> _ = path.write_text('sentence\\tlabel\\na "good" film\\t1\\n', encoding="utf-8")
+    >>> read_texts(path)
+    [LabelledText(text='a "good" film', label='1')]
+    """
     suffix = path.suffix.lower()
     if not path.is_file():
         raise FileError(f"There is no file {str(path)!r} to read texts from.")
@@ -47,62 +67,79 @@ def read_texts(path: Path, *, column: str | None = None) -> list[LabelledText]:
         )
     if suffix == ".txt" and column is not None:
         raise InputError(f"A .txt file is one text a line and has no column {column!r}.")
-    found = [each for each in FORMATS[suffix](path, column) if each.text]
-    if not found:
+    texts = [each for each in FORMATS[suffix](path, column) if each.text]
+    if not texts:
         raise InputError(f"{str(path)!r} holds no text.")
-    return found
+    return texts
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Lines that are not empty, with their numbers from 1."""
+    for number, line in enumerate(_content(path).split("\n"), start=1):
+        if line.strip():
+            yield number, line.strip()
+
+
+def _content(path: Path, newline: str | None = None) -> str:
     try:
-        with path.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield number, line.strip()
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            return file.read()
     except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
-
-
-def _not_utf8(path: Path, error: UnicodeDecodeError) -> FileError:
-    return FileError(f"{str(path)!r} is not UTF-8 text ({error}). Save it as UTF-8.")
+        raise FileError(f"{str(path)!r} is not UTF-8 text ({error}). Save it as UTF-8.") from error
+    except OSError as error:
+        raise FileError(f"{str(path)!r} cannot be read: {error}.") from error
 
 
 def _txt(path: Path, column: str | None) -> Iterator[LabelledText]:
-    return (LabelledText(line) for _, line in _lines(path))
+    return (LabelledText(text, line=number) for number, text in _lines(path))
 
 
-def _delimited(delimiter: str) -> Callable[[Path, str | None], list[LabelledText]]:
-    def read(path: Path, column: str | None) -> list[LabelledText]:
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as lines:
-                return list(
-                    _rows(path, csv.reader(lines, delimiter=delimiter, strict=True), column)
-                )
-        except UnicodeDecodeError as error:
-            raise _not_utf8(path, error) from error
-
-    return read
+Row = tuple[int, list[str]]
+"""The number of the line a row ends on, and its fields."""
 
 
-def _rows(path: Path, table: Any, column: str | None) -> Iterator[LabelledText]:
-    """Rows as the csv module reads them: `table.line_num` is the line a row ends on."""
-    names: list[str] = []
+def _csv(path: Path, column: str | None) -> Iterator[LabelledText]:
+    return _texts_of(path, _quoted_rows(path, _content(path, newline=""), ","), column)
+
+
+def _tsv(path: Path, column: str | None) -> Iterator[LabelledText]:
+    # Lines end at \n alone: splitlines() also ends one at rare signs that may stand in a text.
+    lines = [line.removesuffix("\r") for line in _content(path, newline="").split("\n")]
+    rows = [(n, line.split("\t")) for n, line in enumerate(lines, start=1) if line.strip()]
+    if any(_is_quoted(row, rows[0][1]) for row in rows):
+        rows = _quoted_rows(path, "\n".join(lines), "\t")
+    return _texts_of(path, rows, column)
+
+
+def _is_quoted(row: Row, header: Sequence[str]) -> bool:
+    """Whether a csv writer must have put the quotes of this line of a .tsv."""
+    fields = row[1]
+    if len(fields) != len(header) or fields is header:
+        return any(field.startswith('"') for field in fields)
+    return any(_DOUBLED.fullmatch(field) for field in fields)
+
+
+def _quoted_rows(path: Path, content: str, delimiter: str) -> list[Row]:
+    table = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     try:
-        for row in table:
-            if not names:
-                names = [name.strip() for name in row]
-                chosen = _column(path, names, column)
-            elif row and len(row) != len(names):
-                raise InputError(
-                    f"Line {table.line_num} of {str(path)!r} has {len(row)} fields and the header "
-                    f"{len(names)} ({', '.join(names)}). Put quotes around a field that holds the "
-                    "sign between fields."
-                )
-            elif row:
-                yield _labelled(dict(zip(names, row, strict=True)), chosen)
+        return [(table.line_num, row) for row in table if row]
     except csv.Error as error:
         raise InputError(f"Line {table.line_num} of {str(path)!r}: {error}.") from error
+
+
+def _texts_of(path: Path, rows: Sequence[Row], column: str | None) -> Iterator[LabelledText]:
+    if not rows:
+        return
+    names = [name.strip() for name in rows[0][1]]
+    text_column = _column(path, names, column)
+    for number, fields in rows[1:]:
+        if len(fields) != len(names):
+            raise InputError(
+                f"Line {number} of {str(path)!r} has {len(fields)} fields and the header "
+                f"{len(names)} ({', '.join(names)}). Put quotes around a field that holds the "
+                "sign between fields."
+            )
+        yield _labelled(dict(zip(names, fields, strict=True)), text_column, number)
 
 
 def _jsonl(path: Path, column: str | None) -> Iterator[LabelledText]:
@@ -113,12 +150,12 @@ def _jsonl(path: Path, column: str | None) -> Iterator[LabelledText]:
         except json.JSONDecodeError as error:
             raise InputError(f"{where} is not JSON ({error}): {line[:60]!r}.") from error
         if isinstance(record, str) and column is None:
-            yield LabelledText(record.strip())
+            yield LabelledText(record.strip(), line=number)
         elif isinstance(record, Mapping):
-            chosen = _column(where, list(record), column)
-            if not isinstance(record[chosen], str):
-                raise InputError(f"{where}: {chosen!r} is no text but {record[chosen]!r}.")
-            yield _labelled(record, chosen)
+            name = _column(where, list(record), column)
+            if not isinstance(record[name], str):
+                raise InputError(f"{where}: {name!r} is no text but {record[name]!r}.")
+            yield _labelled(record, name, number)
         else:
             raise InputError(f"{where} is neither a text nor an object with one: {line[:60]!r}.")
 
@@ -130,46 +167,48 @@ def _parquet(path: Path, column: str | None) -> list[LabelledText]:
     try:
         with parquet.ParquetFile(path) as table:
             names = [str(name) for name in table.schema_arrow.names]
-            chosen = _column(path, names, column)
-            wanted = [name for name in (chosen, _LABEL_COLUMN) if name in names]
-            rows = table.read(columns=wanted).to_pylist()
+            text_column = _column(path, names, column)
+            columns = [n for n in names if n == text_column or n.lower() == _LABEL_COLUMN]
+            rows = table.read(columns=columns).to_pylist()
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise FileError(f"{str(path)!r} cannot be read as Parquet: {error}.") from error
     for number, row in enumerate(rows, start=1):
-        if row[chosen] is not None and not isinstance(row[chosen], str):
+        text = row[text_column]
+        if text is not None and not isinstance(text, str):
             raise InputError(
-                f"Row {number} of {str(path)!r}: {chosen!r} is no text but {row[chosen]!r}."
+                f"Row {number} of {str(path)!r}: {text_column!r} is no text but {text!r}."
             )
-    return [_labelled(row, chosen) for row in rows]
+    return [_labelled(row, text_column, number) for number, row in enumerate(rows, start=1)]
 
 
-def _column(where: Path | str, names: Sequence[str], asked: str | None) -> str:
-    """The column the texts are in."""
-    wanted: Iterable[str] = _TEXT_COLUMNS if asked is None else (asked,)
-    for name in wanted:
-        if name in names:
-            return name
+def _column(where: Path | str, names: Sequence[str], column: str | None) -> str:
+    """The column the texts are in: the one that is named, or the first with a usual name."""
+    allowed: Iterable[str] = _TEXT_COLUMNS if column is None else (column,)
+    for name in allowed:
+        for present in names:
+            if present == name or (column is None and present.lower() == name):
+                return present
     place = repr(str(where)) if isinstance(where, Path) else where
-    missing = " or ".join(repr(name) for name in wanted)
-    hint = did_you_mean(asked, names) if asked is not None else ""
+    missing = " or ".join(repr(name) for name in allowed)
+    hint = did_you_mean(column, names) if column is not None else ""
     raise InputError(
         f"{place} has no column {missing}.{hint} The columns are "
         f"{', '.join(map(repr, names)) or 'none'}; name the one with the texts: --column (column=)."
     )
 
 
-def _labelled(record: Mapping[str, Any], column: str) -> LabelledText:
-    label = record.get(_LABEL_COLUMN) if column != _LABEL_COLUMN else None
-    known = label is not None and str(label).strip() != ""
-    return LabelledText(str(record[column] or "").strip(), str(label).strip() if known else None)
+def _labelled(record: Mapping[str, Any], column: str, line: int) -> LabelledText:
+    labels = [record[name] for name in record if name.lower() == _LABEL_COLUMN and name != column]
+    label = "" if not labels or labels[0] is None else str(labels[0]).strip()
+    return LabelledText(str(record[column] or "").strip(), label or None, line)
 
 
 FORMATS: Mapping[str, Callable[[Path, str | None], Iterable[LabelledText]]] = {
     ".txt": _txt,
-    ".csv": _delimited(","),
-    ".tsv": _delimited("\t"),
+    ".csv": _csv,
+    ".tsv": _tsv,
     ".jsonl": _jsonl,
     ".parquet": _parquet,
 }

@@ -7,7 +7,7 @@ many is always a little ahead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from attnflow.evaluation.metrics import PairedDifference
@@ -18,94 +18,122 @@ __all__ = ["beating", "sentences"]
 _LEVEL: Final = 0.05
 _FEW: Final = 30  # texts below which intervals are too wide to tell much
 _PLAIN: Final = ("rollout", "flow")
-_SATURATED: Final = 0.5  # share of saturated values from which a flow is called saturated
-_BOTH: Final = ("comprehensiveness", "sufficiency")
+_SATURATED: Final = 0.5  # share of saturated values, or of collapsed texts, that is told
 
 
-def sentences(found: Evaluation) -> tuple[str, ...]:
+def sentences(evaluation: Evaluation) -> tuple[str, ...]:
     """The verdict, the most important first."""
-    ranked = sorted(found.methods, key=lambda m: -found.summary(m, FAITHFULNESS).mean)
-    trusted = [m for m in ranked if _clear(found, found.compare(m, RANDOM, FAITHFULNESS)) > 0]
-    said = [*_most_faithful(found, ranked, trusted), *_against_plain(found)]
-    said += [_agrees(found, measure) for measure in found.measures]
-    said += [*_worse_than_random(found, ranked), *_saturation(found), *_remarks(found)]
-    return tuple(said)
+    ranked = sorted(evaluation.methods, key=lambda m: -evaluation.summary(m, FAITHFULNESS).mean)
+    over_random = {
+        m: _clear(evaluation, evaluation.compare(m, RANDOM, FAITHFULNESS)) for m in ranked
+    }
+    return (
+        *_most_faithful(evaluation, ranked, any(sign > 0 for sign in over_random.values())),
+        *_against_plain(evaluation),
+        *(_agrees(evaluation, measure) for measure in evaluation.measures),
+        *_not_above_random(over_random),
+        *_limits(evaluation),
+        *_remarks(evaluation),
+    )
 
 
-def _clear(found: Evaluation, difference: PairedDifference) -> int:
+def _clear(evaluation: Evaluation, difference: PairedDifference) -> int:
     """1 or -1 where the difference is clearly above or below zero, 0 where chance could make it."""
-    if not difference.n or difference.p >= _LEVEL / len(found.methods):
+    if not difference.n or difference.p >= _LEVEL / len(evaluation.methods):
         return 0
     return 1 if difference.low > 0 else -1 if difference.high < 0 else 0
 
 
-def _most_faithful(found: Evaluation, ranked: Sequence[str], trusted: Sequence[str]) -> list[str]:
-    if not trusted and len(found.used) < _FEW:
-        return [f"{len(found.used)} texts are too few to tell any method from a random order."]
-    if not trusted:
+def _most_faithful(evaluation: Evaluation, ranked: Sequence[str], any_clear: bool) -> list[str]:
+    count = len(evaluation.used)
+    if not any_clear and count < _FEW:
+        return [f"{count} texts are too few to tell any method from a random order."]
+    if not any_clear:
         return [
             "Trust none of these methods here: none is clearly more faithful than a random order "
-            f"of the words on these {len(found.used)} texts."
+            f"of the words on these {count} texts."
         ]
     best = ranked[0]
-    over = found.compare(best, RANDOM, FAITHFULNESS)
-    said = [
+    lead = evaluation.compare(best, RANDOM, FAITHFULNESS)
+    trust = (
         f"Trust {best} most here: with only its strongest words the answer keeps "
-        f"{found.summary(best, FAITHFULNESS).mean:.2f} more probability than without them "
-        f"(random order: {found.summary(RANDOM, FAITHFULNESS).mean:.2f}; difference "
-        f"{_shown(over)})."
-    ]
-    level = [m for m in ranked[1:] if not _clear(found, found.compare(best, m, FAITHFULNESS))]
-    if len(level) == len(ranked) - 1 and level:
-        said.append(
-            "All methods are within noise of each other: prefer the cheapest, or add texts."
-        )
-    elif level:
-        said.append(f"Its lead over {_listed(level)} could be chance: do not choose by it.")
-    elif len(ranked) > 1:
-        lead = found.compare(best, ranked[1], FAITHFULNESS)
-        said.append(f"It is clearly ahead of the next, {ranked[1]}: by {_shown(lead)}.")
-    return said
+        f"{evaluation.summary(best, FAITHFULNESS).mean:.2f} more probability than without them "
+        f"(random order: {evaluation.summary(RANDOM, FAITHFULNESS).mean:.2f}; difference "
+        f"{_in_numbers(lead)})."
+    )
+    return [trust, *_lead(evaluation, ranked)]
 
 
-def beating(found: Evaluation, others: Sequence[str]) -> list[str]:
+def _lead(evaluation: Evaluation, ranked: Sequence[str]) -> list[str]:
+    """How far the best is ahead of the others."""
+    best, *others = ranked
+    level = [m for m in others if not _clear(evaluation, evaluation.compare(best, m, FAITHFULNESS))]
+    if not others:
+        return []
+    if len(level) == len(others):
+        return ["All methods are within noise of each other: prefer the cheapest, or add texts."]
+    if level:
+        return [f"Its lead over {_listed(level)} could be chance: do not choose by it."]
+    lead = evaluation.compare(best, others[0], FAITHFULNESS)
+    return [f"It is clearly ahead of the next, {others[0]}: by {_in_numbers(lead)}."]
+
+
+def beating(evaluation: Evaluation, others: Sequence[str]) -> list[str]:
     """Methods clearly better than all these in comprehensiveness and in sufficiency."""
     return [
         method
-        for method in found.methods
+        for method in evaluation.methods
         if method not in others
         and all(
-            _clear(found, found.compare(method, other, "comprehensiveness")) > 0
-            and _clear(found, found.compare(method, other, "sufficiency")) < 0
+            _clear(evaluation, evaluation.compare(method, other, "comprehensiveness")) > 0
+            and _clear(evaluation, evaluation.compare(method, other, "sufficiency")) < 0
             for other in others
         )
     ]
 
 
-def _against_plain(found: Evaluation) -> list[str]:
-    plain = [name for name in _PLAIN if name in found.methods]
-    if not plain or len(plain) == len(found.methods):
+def _against_plain(evaluation: Evaluation) -> list[str]:
+    """Who is ahead of plain rollout and flow: in both metrics, or only in what they make together.
+
+    The second is what "Trust ..." goes by, so that it is never said of a method that is trusted
+    that none beats the plain ones.
+    """
+    plain = [name for name in _PLAIN if name in evaluation.methods]
+    others = [name for name in evaluation.methods if name not in plain]
+    if not plain or not others:
         return []
-    better = beating(found, plain)
-    named = " and ".join(f"plain {name}" for name in plain)
-    if not better:
-        return [f"No other method clearly beats {named} in comprehensiveness and sufficiency."]
-    verb = "beat" if len(better) > 1 else "beats"
-    return [
-        f"{_listed(better)} {verb} {named} in both comprehensiveness and sufficiency; the 95 % "
-        "intervals of the differences exclude zero."
+    both = beating(evaluation, plain)
+    together = [
+        method
+        for method in others
+        if method not in both
+        and all(_clear(evaluation, evaluation.compare(method, p, FAITHFULNESS)) > 0 for p in plain)
     ]
+    names = " and ".join(f"plain {name}" for name in plain)
+    verdict = []
+    if both:
+        verdict.append(
+            f"{_listed(both)} {'beat' if len(both) > 1 else 'beats'} {names} in both "
+            "comprehensiveness and sufficiency; the 95 % intervals of the differences exclude zero."
+        )
+    if together:
+        verdict.append(
+            f"{_listed(together)} {'are' if len(together) > 1 else 'is'} clearly more faithful "
+            f"than {names} by comprehensiveness and sufficiency together, but not clearly by each "
+            "of the two alone."
+        )
+    return verdict or [f"No other method is clearly more faithful than {names}."]
 
 
-def _agrees(found: Evaluation, measure: str) -> str:
+def _agrees(evaluation: Evaluation, measure: str) -> str:
     metric = f"{measure} spearman"
-    ranked = sorted(found.methods, key=lambda m: -_or_last(found.summary(m, metric).mean))
-    best, mean = ranked[0], found.summary(ranked[0], metric)
-    if not mean.n or _clear(found, found.compare(best, RANDOM, metric)) <= 0:
+    ranked = sorted(evaluation.methods, key=lambda m: -_or_last(evaluation.summary(m, metric).mean))
+    best, mean = ranked[0], evaluation.summary(ranked[0], metric)
+    if not mean.n or _clear(evaluation, evaluation.compare(best, RANDOM, metric)) <= 0:
         return f"No method clearly agrees with {measure} better than a random order does."
     ahead = f"{best} agrees best with {measure}: Spearman {mean.mean:.2f} "
     ahead += f"({mean.low:.2f} to {mean.high:.2f})"
-    level = [m for m in ranked[1:] if not _clear(found, found.compare(best, m, metric))]
+    level = [m for m in ranked[1:] if not _clear(evaluation, evaluation.compare(best, m, metric))]
     return f"{ahead}, {_listed(level)} not clearly less." if level else f"{ahead}, clearly."
 
 
@@ -113,50 +141,54 @@ def _or_last(mean: float) -> float:
     return mean if mean == mean else -2.0
 
 
-def _worse_than_random(found: Evaluation, ranked: Sequence[str]) -> list[str]:
-    worse = [m for m in ranked if _clear(found, found.compare(m, RANDOM, FAITHFULNESS)) < 0]
-    level = [
-        m
-        for m in ranked
-        if m not in worse and not _clear(found, found.compare(m, RANDOM, FAITHFULNESS))
-    ]
-    said = []
+def _not_above_random(over_random: Mapping[str, int]) -> list[str]:
+    worse = [method for method, sign in over_random.items() if sign < 0]
+    level = [method for method, sign in over_random.items() if sign == 0]
+    verdict = []
     if worse:
-        said.append(f"Less faithful here than a random order: {_listed(worse)}.")
-    if level and len(level) < len(ranked):
-        said.append(f"Not clearly more faithful here than a random order: {_listed(level)}.")
-    return said
+        verdict.append(f"Less faithful here than a random order: {_listed(worse)}.")
+    if level and len(level) < len(over_random):
+        verdict.append(f"Not clearly more faithful here than a random order: {_listed(level)}.")
+    return verdict
 
 
-def _saturation(found: Evaluation) -> list[str]:
-    return [
+def _limits(evaluation: Evaluation) -> list[str]:
+    saturated = [
         f"{method} is saturated: {share:.0%} of its values at the highest layer would be the same "
         "for any other target, so it says which tokens pass anything on, not what was drawn on."
-        for method in found.methods
-        if (share := found.saturation(method)) is not None and share >= _SATURATED
+        for method in evaluation.methods
+        if (share := evaluation.saturation(method)) is not None and share >= _SATURATED
     ]
+    collapsed = [m for m in evaluation.methods if evaluation.collapse(m) >= _SATURATED]
+    if collapsed:
+        saturated.append(
+            f"Collapsed at the highest layer in most texts: {_listed(collapsed)}. Such rows are "
+            "nearly the same for every target."
+        )
+    return saturated
 
 
-def _remarks(found: Evaluation) -> list[str]:
-    said = []
-    if len(found.used) < _FEW:
-        said.append(f"Intervals are wide with {len(found.used)} texts: add some.")
-    accuracy = found.accuracy()
+def _remarks(evaluation: Evaluation) -> list[str]:
+    remarks = []
+    if len(evaluation.used) < _FEW:
+        remarks.append(f"Intervals are wide with {len(evaluation.used)} texts: add some.")
+    accuracy = evaluation.accuracy()
     if accuracy is not None:
-        said.append(
+        remarks.append(
             f"The model's answer is the label of {accuracy:.1%} of the texts; what is explained "
             "is its answer, right or wrong."
         )
-    said += [f"Left out, {method}: {reason}" for method, reason in found.refused.items()]
-    left = [record.left_out for record in found.records if record.left_out]
-    if left:
-        said.append(
-            f"{len(left)} of {len(found.records)} texts were left out; the first: {left[0]}"
+    remarks += [f"Left out, {method}: {reason}" for method, reason in evaluation.refused.items()]
+    reasons = [record.left_out for record in evaluation.records if record.left_out]
+    if reasons:
+        remarks.append(
+            f"{len(reasons)} of {len(evaluation.records)} texts were left out; the first: "
+            f"{reasons[0]}"
         )
-    return said
+    return remarks
 
 
-def _shown(difference: PairedDifference) -> str:
+def _in_numbers(difference: PairedDifference) -> str:
     interval = f"{difference.low:+.3f} to {difference.high:+.3f}"
     return f"{difference.difference:+.3f}, 95 % interval {interval}"
 

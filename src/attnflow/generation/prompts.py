@@ -1,20 +1,31 @@
-"""Prompts as a language model takes them: encoded, padded on the left, checked, and neutral."""
+"""Prompts as a language model takes them: encoded, padded on the model's side, checked, neutral."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from attnflow.errors import InputError, TokensError
-from attnflow.hosts.adapter import device_of
+from attnflow.errors import InputError, TokensError, shorten
+from attnflow.hosts.adapter import device_of, on_device
+from attnflow.hosts.padding import padding_to_the_right
+from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.texts import checked_text
 from attnflow.tokens import Tokens
 from attnflow.tokens.common_words import common_tokens
 
-__all__ = ["Message", "Prompt", "Prompts", "encode_prompts", "neutral_ids", "wrap_prompts"]
+__all__ = [
+    "Message",
+    "Prompt",
+    "PromptBatch",
+    "Prompts",
+    "encode_prompts",
+    "neutral_ids",
+    "wrap_prompts",
+]
 
 Message = Mapping[str, str]
 Prompts = str | Sequence[str] | Sequence[Message] | Mapping[str, Tensor]
@@ -23,12 +34,21 @@ _FILLER = " thing"
 
 @dataclass(frozen=True)
 class Prompt:
-    """Some prompts of one length, padding on the left: `padding[b]` positions of example b."""
+    """One prompt without padding: token ids, and which of them a chat template put there."""
+
+    ids: list[int]
+    form: tuple[bool, ...] | None = None
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Some prompts padded to one length: ids and mask (batch, length), the mask 0 at padding."""
 
     ids: Tensor
     mask: Tensor
     extra: Mapping[str, Tensor]
     several: bool
+    forms: tuple[tuple[bool, ...] | None, ...] = ()
 
     @property
     def length(self) -> int:
@@ -40,16 +60,21 @@ class Prompt:
         """How many positions of each example are padding."""
         return (self.length - self.mask.sum(dim=1)).tolist()
 
-    def own_ids(self, example: int) -> list[int]:
-        """The example's tokens without padding."""
-        return self.ids[example, self.padding[example] :].tolist()
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def prompts(self) -> list[Prompt]:
+        """Each example alone."""
+        forms = self.forms or (None,) * len(self)
+        rows = zip(self.ids, self.mask.bool(), forms, strict=True)
+        return [Prompt(ids[words].tolist(), form) for ids, words, form in rows]
 
     def inputs(self) -> dict[str, Tensor]:
         """What the model's generate() takes."""
         return {"input_ids": self.ids, "attention_mask": self.mask, **self.extra}
 
 
-def encode_prompts(model: Any, tokenizer: Any, prompts: Prompts, *, chat: bool) -> Prompt:
+def encode_prompts(model: Any, tokenizer: Any, prompts: Prompts, *, chat: bool) -> PromptBatch:
     """Texts, a conversation, or inputs the user prepared."""
     if isinstance(prompts, Mapping):
         if chat:
@@ -60,76 +85,157 @@ def encode_prompts(model: Any, tokenizer: Any, prompts: Prompts, *, chat: bool) 
             "A text needs the model's tokenizer: pass tokenizer=AutoTokenizer.from_pretrained(...),"
             " or pass the model's name instead of the loaded model."
         )
+    if not isinstance(prompts, (str, Sequence)) or not prompts:
+        raise TokensError(f"There is nothing to continue: the prompt is {shorten(prompts)}.")
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    conversation = bool(texts) and all(isinstance(text, Mapping) for text in texts)
+    conversation = all(isinstance(text, Mapping) for text in texts)
     rows = [texts] if conversation else texts
-    ids = [_encoded(tokenizer, row, chat or conversation) for row in rows]
-    if not ids or not all(ids):
-        raise TokensError(f"There is nothing to continue: the prompt is {prompts!r}.")
-    longest = max(map(len, ids))
-    pad = next((p for p in (tokenizer.pad_token_id, tokenizer.eos_token_id) if p is not None), 0)
-    padded = torch.tensor([[pad] * (longest - len(row)) + row for row in ids])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in ids])
+    if chat or conversation:
+        encoded = [_encode_chat(tokenizer, row) for row in rows]
+    else:
+        encoded = [Prompt(_encode_text(tokenizer, row)) for row in rows]
     several = not isinstance(prompts, str) and not conversation
-    device = device_of(model)
-    return Prompt(padded.to(device), mask.to(device), {}, several)
+    return _padded(model, tokenizer, encoded, several)
 
 
-def _encoded(tokenizer: Any, prompt: Any, chat: bool) -> list[int]:
-    if not chat:
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise TokensError(f"There is nothing to continue: the prompt is {prompt!r}.")
-        return list(tokenizer(prompt)["input_ids"])
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise TokensError("This model's tokenizer has no chat template; leave out chat=True.")
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    encoded = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+def _padded(model: Any, tokenizer: Any, prompts: Sequence[Prompt], several: bool) -> PromptBatch:
+    """On the side that the model's facts name: a decoder goes on at the right, an encoder reads
+    from the left and was trained so.
+    """
+    side = adapter_for(model).facts(model).padding_side
+    longest = max(len(prompt.ids) for prompt in prompts)
+    pad = next((p for p in (tokenizer.pad_token_id, tokenizer.eos_token_id) if p is not None), 0)
+    ids = [_fill(prompt.ids, longest, pad, side) for prompt in prompts]
+    mask = [_fill([1] * len(prompt.ids), longest, 0, side) for prompt in prompts]
+    return PromptBatch(
+        torch.tensor(ids, device=device_of(model)),
+        torch.tensor(mask, device=device_of(model)),
+        {},
+        several,
+        tuple(prompt.form for prompt in prompts),
     )
-    return list(encoded["input_ids"])
 
 
-def wrap_prompts(model: Any, inputs: Mapping[str, Tensor]) -> Prompt:
-    """Prepared inputs: `input_ids`, with padding, if any, on the left."""
+def _fill(row: list[int], length: int, value: int, side: Literal["left", "right"]) -> list[int]:
+    filling = [value] * (length - len(row))
+    return filling + row if side == "left" else row + filling
+
+
+def _encode_text(tokenizer: Any, prompt: object) -> list[int]:
+    if isinstance(prompt, Mapping):
+        raise TokensError(
+            "A list of prompts holds either texts or the messages of one conversation; this one "
+            "mixes them."
+        )
+    ids = list(tokenizer(checked_text(prompt, "continue", "prompt"))["input_ids"])
+    if not ids:
+        raise TokensError(f"There is nothing to continue: the prompt is {shorten(prompt)}.")
+    return ids
+
+
+def _encode_chat(tokenizer: Any, prompt: Any) -> Prompt:
+    if getattr(tokenizer, "chat_template", None) is None:
+        way_out = (
+            "leave out chat=True." if isinstance(prompt, str) else "pass the prompt as one text."
+        )
+        raise TokensError(f"This model's tokenizer has no chat template; {way_out}")
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    for message in messages:
+        checked_text(message.get("content"), "continue", "message")
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    ids = list(tokenizer.apply_chat_template(messages, **options)["input_ids"])
+    return Prompt(ids, _form(tokenizer, messages, ids))
+
+
+def _form(tokenizer: Any, messages: Sequence[Message], ids: list[int]) -> tuple[bool, ...] | None:
+    """True where a token comes from the template, not from a message; None if it cannot be told."""
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    if list(encoded["input_ids"]) != ids:
+        return None
+    spans = list(_contents(text, messages))
+    return tuple(
+        not any(start < end and begin < stop for begin, end in spans)
+        for start, stop in encoded["offset_mapping"]
+    )
+
+
+def _contents(text: str, messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
+    """Where each message's own words stand in the whole text."""
+    place = 0
+    for message in messages:
+        content = message["content"].strip()
+        start = text.find(content, place)
+        if start >= 0:
+            place = start + len(content)
+            yield start, place
+
+
+def wrap_prompts(model: Any, inputs: Mapping[str, Tensor]) -> PromptBatch:
+    """Prepared inputs: `input_ids`, with padding, if any, on the side the model takes it."""
     if "input_ids" not in inputs:
         raise TokensError(
-            f"A prepared prompt needs 'input_ids'; got {', '.join(map(repr, inputs)) or 'nothing'}."
+            "A prepared prompt needs 'input_ids'; got "
+            f"{', '.join(map(shorten, inputs)) or 'nothing'}."
         )
-    device = device_of(model)
-    ids = torch.as_tensor(inputs["input_ids"]).to(device)
+    tensors = on_device(inputs, device_of(model))
+    ids = tensors["input_ids"]
     if ids.ndim != 2 or 0 in ids.shape:
         raise TokensError(
             f"input_ids must have the shape (batch, length), not empty; got {tuple(ids.shape)}."
         )
-    mask = torch.as_tensor(inputs.get("attention_mask", torch.ones_like(ids))).to(device)
-    if mask.shape != ids.shape or not bool(mask[:, -1].all()) or bool((mask.diff() < 0).any()):
+    tensors.setdefault("attention_mask", torch.ones_like(ids))
+    side = adapter_for(model).facts(model).padding_side
+    if side == "right":
+        tensors = padding_to_the_right(tensors, "attention_mask")
+    ids, mask = tensors.pop("input_ids"), tensors.pop("attention_mask")
+    _check_padding(ids, mask, side)
+    return PromptBatch(ids, mask, tensors, several=len(ids) > 1)
+
+
+def _check_padding(ids: Tensor, mask: Tensor, side: Literal["left", "right"]) -> None:
+    if mask.shape != ids.shape:
+        raise TokensError(
+            f"attention_mask has the shape {tuple(mask.shape)} and input_ids {tuple(ids.shape)}."
+        )
+    edge, steps = (mask[:, -1], mask.diff()) if side == "left" else (mask[:, 0], -mask.diff())
+    if bool(edge.all()) and not bool((steps < 0).any()):
+        return
+    if side == "left":
         raise TokensError(
             "A prompt's padding stands on the left, where generation leaves it behind; this "
             "attention_mask has gaps or padding on the right. Tokenize with padding_side='left'."
         )
-    extra = {
-        name: torch.as_tensor(value).to(device)
-        for name, value in inputs.items()
-        if name not in ("input_ids", "attention_mask")
-    }
-    return Prompt(ids, mask, extra, several=len(ids) > 1)
+    raise TokensError("This attention_mask has gaps; padding stands together, at one end.")
 
 
-def neutral_ids(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+def neutral_ids(
+    tokenizer: Any, ids: Sequence[int], form: Sequence[bool] | None = None
+) -> list[int]:
     """The same prompt with nothing in it: every word that says something becomes one filler word.
 
-    Special tokens, punctuation and function words stay where they are, so the neutral prompt has
-    the same length and the same form, and draws the attention that form alone draws.
+    Special tokens, punctuation, function words and what a chat template put there (`form`) stay
+    where they are, so the neutral prompt has the same length and the same form, and draws the
+    attention that form alone draws.
     """
     if tokenizer is None:
         raise TokensError(
             "The neutral prompt is made with the tokenizer: pass tokenizer=..., or baseline=None."
         )
     tokens = Tokens(tuple(map(str, tokenizer.convert_ids_to_tokens(list(ids)))))
-    kept = common_tokens(tokens)
-    special = set(tokenizer.all_special_ids)
+    common = common_tokens(tokens).tolist()
+    special = {*tokenizer.all_special_ids, *_added_ids(tokenizer)}
     filler = tokenizer(_FILLER, add_special_tokens=False)["input_ids"][-1]
+    stays = [a or b for a, b in zip(common, form or [False] * len(common), strict=True)]
     return [
-        token if token in special or common else filler
-        for token, common in zip(ids, kept.tolist(), strict=True)
+        token if token in special or stay else filler
+        for token, stay in zip(ids, stays, strict=True)
     ]
+
+
+def _added_ids(tokenizer: Any) -> set[int]:
+    """Tokens beside the vocabulary are signs of form, also those not declared as special."""
+    added = getattr(tokenizer, "get_added_vocab", dict)
+    return set(added().values())

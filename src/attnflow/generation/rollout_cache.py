@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import CaptureError, MethodError
-from attnflow.hosts.recorder import AttentionObserver, Stage
+from attnflow.hosts.recorder import AttentionObserver, RecordedLayer
 from attnflow.methods.mixing import Heads
 from attnflow.methods.rollout import UNIFORM_BASELINE, Rollout, uniform_rollout
 from attnflow.trace import ROW_TOLERANCE
@@ -41,7 +41,8 @@ def streams(rollout: Rollout) -> bool:
 
 @dataclass
 class _LayerRows:
-    """One layer: `rows[batch, position, prompt column or the generated one]`, filled up to seen.
+    """One layer: `rows[batch, position, prompt column or the generated one]`, of which the first
+    `filled` positions are there.
 
     `below` is None for the first one, which draws on the input itself: its rows are the identity.
     """
@@ -50,7 +51,7 @@ class _LayerRows:
     rows: Tensor
     share: float
     below: _LayerRows | None
-    seen: int = 0
+    filled: int = 0
 
 
 class RolloutCache(AttentionObserver):
@@ -86,62 +87,47 @@ class RolloutCache(AttentionObserver):
 
     # -- watching -----------------------------------------------------------------------------
 
-    def see_rows(self, module: nn.Module, weights: Tensor, rows: slice, length: int) -> None:
+    def see_rows(self, layer: RecordedLayer, weights: Tensor, rows: slice) -> None:
         """Roll these rows out, from the rows of the layer below."""
         self.dtype = str(weights.dtype).removeprefix("torch.")
-        layer = self._layers.get(module)
-        if layer is None:
-            layer = self._new_layer(module, weights)
-        first, last = layer.seen + rows.start, layer.seen + rows.stop
-        offset, seen = _visible(weights, layer.seen + length, last)
-        with torch.no_grad():
-            self._make_room(layer, last)
-            if layer.number < self.rollout.start_layer:
-                self._add_own(layer, first, last, 1.0)  # layers below the start count as identity
+        own = self._layers.get(layer.module) or self._new_layer(layer, weights)
+        first, last = own.filled + rows.start, own.filled + rows.stop
+        offset, visible = _visible(weights, own.filled + layer.length, last)
+        with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
+            self._make_room(own, last)
+            if own.number < self.rollout.start_layer:
+                self._add_own(own, first, last, 1.0)  # layers below the start count as identity
                 return
-            taken = self._taken(_mixed(seen, self.rollout.heads), first, offset)
-            drawn = self._drawn(taken, layer, offset, last)
-            own = (
-                None if layer.below is None else layer.below.rows[:, first:last, : drawn.shape[-1]]
-            )
-            mixed = drawn * (1 - layer.share) if own is None else drawn.lerp(own, layer.share)
-            layer.rows[:, first:last, : drawn.shape[-1]] = mixed
-            if own is None:
-                self._add_own(layer, first, last, layer.share)
+            taken = self._taken(_mixed(visible, self.rollout.heads), first, offset)
+            drawn = self._drawn(taken, own, offset, last)
+            width = drawn.shape[-1]
+            if own.below is None:
+                own.rows[:, first:last, :width] = drawn * (1 - own.share)
+                self._add_own(own, first, last, own.share)
+            else:
+                below = own.below.rows[:, first:last, :width]
+                own.rows[:, first:last, :width] = drawn.lerp(below, own.share)
 
-    def end_layer(
-        self,
-        module: nn.Module,
-        value: Tensor,
-        length: int,
-        *,
-        stage: Stage,
-        number: int | None,
-        sink: bool,
-    ) -> None:
+    def end_layer(self, layer: RecordedLayer) -> None:
         """The layer's new rows are complete."""
-        layer = self._layers[module]
-        layer.seen += length
-        if number is not None:
-            layer.number = number
-        self._sink = self._sink or sink
+        self._layers[layer.module].filled += layer.length
+        self._sink = self._sink or layer.sink
 
-    def _new_layer(self, module: nn.Module, weights: Tensor) -> _LayerRows:
+    def _new_layer(self, layer: RecordedLayer, weights: Tensor) -> _LayerRows:
         if len(self._layers) == len(self._shares):
             raise CaptureError(f"More than {len(self._shares)} layers with attention were seen.")
         rows = torch.zeros(weights.shape[0], self._room, self.prompt + 1, device=weights.device)
-        index = getattr(module, "layer_idx", None)
-        number = len(self._layers) + 1 if index is None else int(index) + 1
+        number = len(self._layers) + 1 if layer.number is None else layer.number
         share = float(self._shares[len(self._layers)])
         below = next(reversed(self._layers.values()), None)
-        self._layers[module] = _LayerRows(number, rows, share, below)
-        return self._layers[module]
+        self._layers[layer.module] = _LayerRows(number, rows, share, below)
+        return self._layers[layer.module]
 
     def _make_room(self, layer: _LayerRows, last: int) -> None:
         if last > layer.rows.shape[1]:
             batch, _, width = layer.rows.shape
             longer = layer.rows.new_zeros(batch, last + _SPARE_ROWS, width)
-            longer[:, : layer.seen] = layer.rows[:, : layer.seen]
+            longer[:, : layer.filled] = layer.rows[:, : layer.filled]
             layer.rows = longer
 
     # -- one matrix ---------------------------------------------------------------------------
@@ -204,7 +190,7 @@ class RolloutCache(AttentionObserver):
 
     def check(self, length: int) -> None:
         """That every layer saw every position once, and every row was whole."""
-        seen = {layer.seen for layer in self._layers.values()}
+        seen = {layer.filled for layer in self._layers.values()}
         if len(self._layers) != len(self._shares) or seen != {length}:
             raise CaptureError(
                 f"{len(self._layers)} of {len(self._shares)} layers with attention were seen, over "

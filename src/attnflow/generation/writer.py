@@ -1,277 +1,111 @@
-"""What a language model wrote, attributed to its prompt: while it writes, or afterwards."""
+"""What a language model writes, attributed to its prompt while it writes, or right afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnflow.attribution import Attribution
-from attnflow.errors import InputError, MethodError
-from attnflow.extras import GRADIENTS
-from attnflow.generation.prompts import Prompt, neutral_ids
-from attnflow.generation.rollout_cache import RolloutCache, streams
-from attnflow.hosts.capture import at_rest, capture, provenance_of
-from attnflow.hosts.registry import adapter_for
-from attnflow.hosts.transformers.generate import can_stream, end_tokens, run_generate, run_once
-from attnflow.methods import Flow, Method, Rollout, make_method
-from attnflow.methods.mixing import ONE_STEP
-from attnflow.tokens import Tokens
+from attnflow.errors import InputError
+from attnflow.generation.gradient_rows import completion_rows, empty_cache
+from attnflow.generation.prompts import PromptBatch
+from attnflow.generation.reader import Reader
+from attnflow.generation.rollout_cache import RolloutCache
+from attnflow.hosts.restore import at_rest
+from attnflow.hosts.transformers.generate import end_tokens, run_generate
+from attnflow.methods import Method
 
-__all__ = ["DEFAULT_METHOD", "CompletionRequest", "Baseline", "Sources", "Writer"]
-
-DEFAULT_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
-"""What ranked the true source first most often, with the neutral prompt (docs/generation.md)."""
-
-Baseline = Literal["auto", "neutral"] | Sequence[int] | None
-Sources = Literal["prompt", "all"]
-
-
-@dataclass(frozen=True)
-class CompletionRequest:
-    """What is to be computed of each completion."""
-
-    method: Method
-    baseline: Literal["neutral"] | tuple[int, ...] | None
-    sources: Sources
-
-    @classmethod
-    def of(
-        cls, method: str | Method | None, baseline: Baseline, sources: Sources, tokenizer: Any
-    ) -> CompletionRequest:
-        """From what generate() takes; errors name what is allowed."""
-        chosen = DEFAULT_METHOD if method is None else make_method(method)
-        if GRADIENTS in chosen.requires.record:
-            raise MethodError(
-                f"{chosen.name!r} needs the gradient of one score, and every generated token has "
-                "its own; explain(model, prompt) gives it for the next token."
-            )
-        if sources not in ("prompt", "all"):
-            raise InputError(f"sources is 'prompt' or 'all'; got {sources!r}.")
-        if baseline == "auto":
-            neutral = method is None and tokenizer is not None and sources == "prompt"
-            return cls(chosen, "neutral" if neutral else None, sources)
-        if isinstance(baseline, str) and baseline != "neutral":
-            raise InputError(
-                f"baseline is 'neutral', 'auto', None, or token ids of a prompt; got {baseline!r}."
-            )
-        if baseline is None or isinstance(baseline, str):
-            return cls(chosen, baseline, sources)
-        return cls(chosen, tuple(int(token) for token in baseline), sources)
+__all__ = ["Writer"]
 
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """A language model, its tokenizer, and what is asked of what it writes."""
+    """Runs a model's own generate(); its reader attributes what comes out."""
 
-    model: Any
-    tokenizer: Any
-    asked: CompletionRequest
+    reader: Reader
 
     def write(
         self,
-        prompt: Prompt,
+        batch: PromptBatch,
         max_new_tokens: int,
         *,
         seed: int | None,
         stream: Callable[[str], None] | None,
         options: dict[str, Any],
     ) -> list[Attribution]:
-        """Generate, watched where the method can be streamed."""
-        observer = self._watcher(prompt, max_new_tokens)
-        pad = {} if self.tokenizer is None else {"pad_token_id": _pad_token(self.tokenizer)}
-        chosen = {**pad, **options, "max_new_tokens": max_new_tokens}
-        with at_rest(self.model):
+        """One result for each prompt; rows are taken while the model writes where they can be."""
+        reader, prompts = self.reader, batch.prompts()
+        methods = [reader.method_for(prompt) for prompt in prompts]
+        cache = self._cache(methods, batch, max_new_tokens)
+        by_rows = reader.explains_rows(methods[0])
+        keys = empty_cache() if by_rows else None
+        settings = {**self._pad_token(), **options, "max_new_tokens": max_new_tokens}
+        if keys is not None and "cache_implementation" not in options:
+            settings.setdefault("past_key_values", keys)
+        with at_rest(reader.model):
             sequences = run_generate(
-                self.model,
-                prompt.inputs(),
-                chosen,
-                observer=observer,
-                tokenizer=self.tokenizer,
+                reader.model,
+                batch.inputs(),
+                settings,
+                observer=cache,
+                tokenizer=reader.tokenizer,
                 stream=stream,
                 seed=seed,
             )
-        notes = {"generate": {**options, "max_new_tokens": max_new_tokens, "seed": seed}}
-        written = [self._written(row, prompt) for row in sequences]
-        if observer is None:
+        notes = {
+            "generate": {**options, "max_new_tokens": max_new_tokens, "seed": seed},
+            "streamed": by_rows or cache is not None,
+        }
+        completions = [self._completion(row, batch.length, settings) for row in sequences]
+        if by_rows:
+            lengths = [len(ids) for ids in completions]
+            rows = completion_rows(reader.model, sequences, batch.mask, batch.length, lengths, keys)
             return [
-                self.read(prompt.own_ids(b), ids, {**notes, "streamed": False})
-                for b, ids in enumerate(written)
+                reader.less_baseline(reader.from_rows(rows, b, prompt.ids, ids, notes), prompt, ids)
+                for b, (prompt, ids) in enumerate(zip(prompts, completions, strict=True))
             ]
-        observer.check(sequences.shape[1] - 1)
-        streamed = [
-            self._from_rows(observer, b, prompt.own_ids(b), ids, {**notes, "streamed": True})
-            for b, ids in enumerate(written)
-        ]
+        if cache is None:
+            pairs = zip(prompts, completions, strict=True)
+            return [reader.read(prompt, ids, notes) for prompt, ids in pairs]
+        cache.check(sequences.shape[1] - 1)
         return [
-            self._less_baseline(result, prompt.own_ids(b), ids)
-            for b, (result, ids) in enumerate(zip(streamed, written, strict=True))
+            reader.less_baseline(
+                reader.from_cache(cache, b, method, prompt.ids, ids, notes), prompt, ids
+            )
+            for b, (prompt, method, ids) in enumerate(
+                zip(prompts, methods, completions, strict=True)
+            )
         ]
 
-    def read(self, prompt: list[int], ids: list[int], notes: dict[str, Any]) -> Attribution:
-        """Attribute a finished text."""
-        return self._less_baseline(self._after_the_fact(prompt, ids, notes), prompt, ids)
-
-    # -- both ways ----------------------------------------------------------------------------
-
-    def _streamable(self) -> Rollout | None:
-        """The rollout whose rows can be had while the model runs; None needs a whole trace."""
-        method = self.asked.method
-        if self.asked.sources == "all" or not can_stream(self.model):
+    def _cache(
+        self, methods: Sequence[Method], batch: PromptBatch, max_new_tokens: int
+    ) -> RolloutCache | None:
+        if not all(map(self.reader.streamable, methods)):
             return None
-        return method if isinstance(method, Rollout) and streams(method) else None
+        room = batch.length + max_new_tokens
+        return self.reader.cache(methods, batch.ids, batch.padding, room)
 
-    def _watcher(self, prompt: Prompt, max_new_tokens: int) -> RolloutCache | None:
-        method = self._streamable()
-        if method is None:
-            return None
-        return self._rows(method, prompt.ids, prompt.padding, prompt.length + max_new_tokens)
+    def _pad_token(self) -> dict[str, int]:
+        tokenizer = self.reader.tokenizer
+        if tokenizer is None:
+            return {}
+        tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+        return {"pad_token_id": next((int(token) for token in tokens if token is not None), 0)}
 
-    def _rows(self, method: Rollout, ids: Tensor, padding: list[int], room: int) -> RolloutCache:
-        dropped = []
-        for row, pad in zip(ids.tolist(), padding, strict=True):
-            columns = self._tokens(row[pad:]).occurrences_of(method.drop, required=True)
-            dropped.append([pad + column for column in columns])
-        layers = adapter_for(self.model).expected_layers(self.model)
-        return RolloutCache(
-            method,
-            prompt=ids.shape[1],
-            padding=padding,
-            dropped=dropped,
-            layers=int(layers or 0),
-            room=room,
-        )
-
-    def _from_rows(
-        self,
-        rows: RolloutCache,
-        example: int,
-        prompt: list[int],
-        ids: list[int],
-        notes: dict[str, Any],
-    ) -> Attribution:
-        values, elsewhere = rows.rows(example, len(ids))
-        return Attribution(
-            values=values,
-            layers=rows.layers,
-            targets=self._generated(prompt, ids),
-            sources=self._tokens(prompt),
-            method=self.asked.method,
-            elsewhere=elsewhere,
-            provenance={**self._about(prompt, ids, rows.dtype), **notes},
-        )
-
-    def _after_the_fact(
-        self, prompt: list[int], ids: list[int], notes: dict[str, Any]
-    ) -> Attribution:
-        method = self._streamable()
-        if method is None:
-            return self._captured(prompt, ids, notes)
-        whole = torch.tensor([[*prompt, *ids[:-1]]], device=self.model.device)
-        rows = self._rows(method, whole[:, : len(prompt)], [0], whole.shape[1])
-        with at_rest(self.model):
-            run_once(self.model, whole, rows)
-        rows.check(whole.shape[1])
-        return self._from_rows(rows, 0, prompt, ids, notes)
-
-    def _captured(self, prompt: list[int], ids: list[int], notes: dict[str, Any]) -> Attribution:
-        """Any method, through a trace of the whole text."""
-        method, both = self.asked.method, self.asked.sources == "all"
-        trace = capture(
-            self.model,
-            self._text_inputs(prompt, ids),
-            tokenizer=self.tokenizer,
-            methods=[method],
-        )
-        first = (trace.encoder_length or len(prompt)) - (trace.encoder_length is None)
-        rows = list(range(first, first + len(ids)))
-        length = trace.encoder_length or len(prompt)
-        named: dict[str, Any] = {
-            "targets": self._generated(prompt, ids),
-            "provenance": {**trace.provenance, **self._about(prompt, ids, None), **notes},
-            "prediction": None,
-        }
-        if isinstance(method, Flow):  # flows to single sources do not add up: nothing is elsewhere
-            columns = list(range(trace.length if both else length))
-            return replace(method(trace, targets=rows, sources=columns), **named)
-        found = method(trace, targets=rows)
-        if both:
-            return replace(found, **named)
-        cut: dict[str, Any] = {
-            name: None if (array := getattr(found, name)) is None else array[..., :length].copy()
-            for name in ("values", "lower", "upper", "saturated")
-        }
-        return replace(
-            found,
-            **cut,
-            elsewhere=found.values[..., length:].sum(axis=-1),
-            sources=found.sources.select(range(length)),
-            **named,
-        )
-
-    def _text_inputs(self, prompt: list[int], ids: list[int]) -> dict[str, Tensor]:
-        """Prompt and completion as one text, or on the two sides of an encoder–decoder."""
-        if not getattr(self.model.config, "is_encoder_decoder", False):
-            whole = torch.tensor([[*prompt, *ids[:-1]]])
-            return {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
-        start = self.model.generation_config.decoder_start_token_id
-        source, target = torch.tensor([prompt]), torch.tensor([[start, *ids[:-1]]])
-        return {
-            "input_ids": source,
-            "attention_mask": torch.ones_like(source),
-            "decoder_input_ids": target,
-        }
-
-    def _less_baseline(self, result: Attribution, prompt: list[int], ids: list[int]) -> Attribution:
-        baseline = self.asked.baseline
-        if baseline is None:
-            return result
-        if baseline == "neutral":
-            other = neutral_ids(self.tokenizer, prompt)
-        else:
-            other = list(baseline)
-            if len(other) != len(prompt):
-                raise InputError(
-                    f"The baseline has {len(other)} tokens and the prompt {len(prompt)}; a "
-                    "baseline needs as many."
-                )
-        name = "neutral prompt" if baseline == "neutral" else "baseline prompt"
-        return result.minus(self._after_the_fact(other, ids, {}), name=name, match="positions")
-
-    # -- names --------------------------------------------------------------------------------
-
-    def _written(self, row: Tensor, prompt: Prompt) -> list[int]:
-        """The completion up to its end token, which is left out."""
-        start = 1 if getattr(self.model.config, "is_encoder_decoder", False) else prompt.length
+    def _completion(self, row: Tensor, prompt: int, settings: dict[str, Any]) -> list[int]:
+        """The completion up to its end token, which is left out with the padding after it."""
+        start = 1 if self.reader.facts.encoder_decoder else prompt
         ids = row[start:].tolist()
-        ends = end_tokens(self.model)
+        ends = end_tokens(self.reader.model, settings)
         stop = next((k for k, token in enumerate(ids) if token in ends), len(ids))
         if stop == 0:
             raise InputError(
                 f"The model ended at once: the first token it generated is its end token "
-                f"({self._tokens(ids[:1])[0]!r}), so there is nothing to explain. Try another "
-                "prompt, chat=True for a model trained on chats, or min_new_tokens=1."
+                f"({self.reader.tokens(ids[:1])[0]!r}), so there is nothing to explain. Try "
+                "another prompt, chat=True for a model trained on chats, or "
+                "generate_kwargs={'min_new_tokens': 1}."
             )
         return ids[:stop]
-
-    def _tokens(self, ids: Sequence[int]) -> Tokens:
-        ids = list(ids)
-        named = ids if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(ids)
-        return Tokens(tuple(map(str, named)))
-
-    def _generated(self, prompt: list[int], ids: list[int]) -> Tokens:
-        start = len(prompt)
-        return Tokens(self._tokens(ids).texts, tuple(range(start, start + len(ids))))
-
-    def _about(self, prompt: list[int], ids: list[int], dtype: str | None) -> dict[str, Any]:
-        text = None if self.tokenizer is None else self.tokenizer.decode(ids)
-        about = {"prompt_length": len(prompt), "completion": text, "kind": "causal"}
-        return about if dtype is None else {**provenance_of(self.model, dtype), **about}
-
-
-def _pad_token(tokenizer: Any) -> int:
-    found = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    return next((int(token) for token in found if token is not None), 0)

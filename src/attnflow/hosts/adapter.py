@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from attnflow.errors import TokensError, UnsupportedModelError
+from attnflow.errors import (
+    InputError,
+    TokensError,
+    UnsupportedModelError,
+    did_you_mean,
+    shorten,
+)
+from attnflow.extras import ScoreName
+from attnflow.hosts.facts import ModelFacts
+from attnflow.hosts.intervention import UNIFORM, Intervention
 from attnflow.hosts.recorder import Recorder
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
@@ -20,13 +30,17 @@ __all__ = [
     "EmbeddingSite",
     "Batch",
     "Scores",
+    "Texts",
     "TokenIds",
     "device_of",
+    "on_device",
 ]
 
 EmbeddingSite = Literal["words", "stream"]
 Kept = tuple[tuple[int, ...], ...]
+Texts = Sequence[str]
 _ALTERNATIVES = 5  # choices a prediction names
+_SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
 
 
 @dataclass(frozen=True)
@@ -49,27 +63,82 @@ class Batch:
 class Scores:
     """The scores (logits) of one example that its answer is read from.
 
-    `position` counts the positions that are kept; that of an encoder–decoder counts the decoder's.
-    `names` turns choices into what people call them. `exclusive`: one choice is right (softmax),
-    or any number of them (sigmoid).
+    `logits` has one score for each choice. `position` counts the positions that are no padding;
+    that of an encoder–decoder counts the decoder's. `names` turns choices into what people call
+    them. `exclusive`: one choice is right (softmax), or any number of them (sigmoid). `each`,
+    (positions, choices), are the scores of all positions where each has an answer of its own.
+
+    >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, lambda ids: [("no", "yes")[k] for k in ids])
+    >>> print(scores.prediction())
+    yes (88.1%)
     """
 
     logits: Tensor
     position: int
     names: Callable[[Sequence[int]], list[str]]
     exclusive: bool = True
+    each: Tensor | None = None
+
+    def at(self, position: int) -> Scores:
+        """The scores that another position's answer is read from."""
+        if self.each is None:
+            if position == self.position:
+                return self
+            raise InputError(
+                f"This model has one answer, read from position {self.position}; there is none at "
+                f"position {position}."
+            )
+        if not 0 <= position < len(self.each):
+            raise InputError(
+                f"There is no position {position}; the text has {len(self.each)}, numbered from 0."
+            )
+        return replace(self, logits=self.each[position], position=position)
+
+    def choice(self, answer: int | str | None) -> int:
+        """The number of a choice that is given by number or by name; None is the best one."""
+        if answer is None:
+            return int(self.logits.argmax())
+        if isinstance(answer, str):
+            return self._named_choice(answer)
+        number = int(answer)
+        if not 0 <= number < len(self.logits):
+            raise InputError(
+                f"answer={answer!r}: the answer is one of {len(self.logits)} choices, 0 to "
+                f"{len(self.logits) - 1}."
+            )
+        return number
+
+    def _named_choice(self, answer: str) -> int:
+        """By name; a word also fits a token that has a mark for the space before it."""
+        names = self.names(range(len(self.logits)))
+        for name in (answer, *(mark + answer.strip() for mark in _SPACES)):
+            if name in names:
+                return names.index(name)
+        some = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
+        raise InputError(
+            f"answer={shorten(answer)}: there is no such choice.{did_you_mean(answer, names)} "
+            f"There are {len(names)}: {some}."
+        )
 
     def shares(self) -> Tensor:
         """The probability of each choice."""
         scores = self.logits.float()
         return scores.softmax(dim=-1) if self.exclusive else scores.sigmoid()
 
+    def score(self, choice: int, name: ScoreName) -> Tensor:
+        """The number whose gradient is taken of one choice."""
+        logits = self.logits.float()
+        if name == "logit":
+            return logits[choice]
+        shares = logits.log_softmax(dim=-1) if self.exclusive else functional.logsigmoid(logits)
+        return shares[choice]
+
     def prediction(self) -> Prediction:
         """The most probable choice, and the next ones."""
         shares = self.shares()
         best = shares.topk(min(_ALTERNATIVES, len(shares)))
-        named = zip(self.names(best.indices.tolist()), best.values.tolist(), strict=True)
-        ranked = tuple(named)
+        names = self.names(best.indices.tolist())
+        ranked = tuple(zip(names, best.values.tolist(), strict=True))
         return Prediction(*ranked[0], self.position, ranked)
 
 
@@ -90,6 +159,15 @@ class Adapter(ABC):
 
     `attnflow.testing.check_adapter` holds an adapter to this contract. `measures` are the
     measurements its `run` hands to the recorder when they are asked for.
+
+    >>> class MyAdapter(Adapter):
+    ...     name = "my host"
+    ...     def recognises(self, model):
+    ...         return type(model).__name__ == "MyModel"
+    ...     def run(self, model, inputs, recorder):
+    ...         return model(**inputs, watch=recorder.add)
+    >>> MyAdapter().recognises(nn.Linear(2, 2))
+    False
     """
 
     name: str
@@ -111,21 +189,21 @@ class Adapter(ABC):
         return model(**inputs)
 
     def encode(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        texts: Sequence[str],
-        decoder_texts: Sequence[str] | None = None,
+        self, model: nn.Module, tokenizer: Any, texts: Texts, decoder_texts: Texts | None = None
     ) -> Batch:
         """Texts to inputs, padded on the right to one length."""
         raise TokensError(f"{type(model).__name__} takes prepared inputs, not a text.")
 
     def wrap(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Batch:
         """Inputs the user prepared: passed on to the model's forward by name."""
-        on_device = {
-            key: torch.as_tensor(value).to(device_of(model)) for key, value in inputs.items()
-        }
-        return Batch(on_device, size=len(next(iter(on_device.values()))))
+        tensors = on_device(inputs, device_of(model))
+        sizes = [len(tensor) for tensor in tensors.values() if tensor.ndim]
+        if not sizes:
+            raise TokensError(
+                f"Prepared inputs are tensors by the names of {type(model).__name__}'s forward "
+                f"arguments; got {', '.join(map(shorten, inputs)) or 'none'}."
+            )
+        return Batch(tensors, size=sizes[0])
 
     def expected_layers(self, model: nn.Module) -> int | None:
         """How many layers must have been recorded, if the host says."""
@@ -138,7 +216,8 @@ class Adapter(ABC):
 
         `length` is the number of positions that attention was seen over, padding included.
         """
-        return Tokens(tuple(f"position {k}" for k in range(length)))
+        kept = batch.kept[example] if batch.kept else range(length)
+        return Tokens(tuple(f"position {k}" for k in kept))
 
     def name_decoder_positions(
         self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
@@ -162,14 +241,42 @@ class Adapter(ABC):
             "them with `token_ids`."
         )
 
-    def run_silenced(self, model: nn.Module, inputs: Mapping[str, Tensor], silent: Tensor) -> Any:
-        """One forward pass in which position `silent[b]` of example b passes nothing on: its
-        value is zero in every layer, for every query, in every head.
+    def facts(self, model: nn.Module) -> ModelFacts:
+        """What the model's config and class say of it; by default an encoder's."""
+        return ModelFacts()
+
+    def run_with(
+        self, model: nn.Module, inputs: Mapping[str, Tensor], intervention: Intervention
+    ) -> Any:
+        """One forward pass under an intervention, watched by nobody.
+
+        Without more, only uniform attention is possible, which `run` makes for a recorder.
         """
-        raise UnsupportedModelError(
-            f"The values of {type(model).__name__} cannot be reached; an adapter gives access with "
-            "`run_silenced`. Blank-out and input gradients need none."
-        )
+        self.refuse_other_kinds(model, intervention, allowed=UNIFORM.kinds)
+        return self.run(model, inputs, Recorder("mean", disturb=intervention.uniform))
+
+    def refuse_other_kinds(
+        self, model: nn.Module, intervention: Intervention, allowed: Sequence[str]
+    ) -> None:
+        """Raise for an intervention that this adapter cannot make."""
+        others = [kind for kind in intervention.kinds if kind not in allowed]
+        if others:
+            raise UnsupportedModelError(
+                f"The adapter for {self.name} cannot run {type(model).__name__} with "
+                f"{' and '.join(others)}: what it attends with cannot be reached. Blank-out and "
+                "input gradients need no access; an adapter gives it with `run_with`."
+            )
+
+    def explains_rows(self, model: nn.Module) -> bool:
+        """Whether every position has an answer of its own whose gradient `gradient_rows` gives."""
+        return False
+
+    def gradient_rows(self, model: nn.Module, batch: Batch, choices: Sequence[int]) -> Tensor:
+        """`(layers, batch, n, n)`: gradient attention of the token that follows each position.
+
+        `choices` are what the last position of each example is explained by.
+        """
+        raise UnsupportedModelError(f"{type(model).__name__} has no row for each answer.")
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
@@ -178,6 +285,20 @@ class Adapter(ABC):
         something: its prediction, and what gradients are taken of.
         """
         return [None] * batch.size
+
+
+def on_device(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """Prepared inputs as tensors where the model is; what is no tensor is named."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in inputs.items():
+        try:
+            tensors[str(name)] = torch.as_tensor(value).to(device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TokensError(
+                f"Prepared inputs are tensors by name; {shorten(name)} is {shorten(value)} "
+                f"({type(value).__name__}). A text is passed as it is, not in a mapping."
+            ) from error
+    return tensors
 
 
 def device_of(model: nn.Module) -> torch.device:

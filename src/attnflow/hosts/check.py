@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnflow.errors import AttnflowError, CaptureError, ModelError
+from attnflow.errors import AttnflowError, CaptureError, ModelError, UnsupportedModelError
 from attnflow.hosts.adapter import Batch
-from attnflow.hosts.capture import at_rest, capture, capture_batch
+from attnflow.hosts.capture import capture, capture_batch
+from attnflow.hosts.intervention import UNIFORM, Intervention
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.registry import Adapter, adapter_for
+from attnflow.hosts.restore import at_rest
 from attnflow.trace import AttentionTrace
 
-__all__ = ["Check", "check_model"]
+__all__ = ["Check", "check_model", "model_state"]
 
 # Two correct ways to compute one attention differ by rounding, amplified by the layers above.
 _APART = {"float64": 1e-6, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
@@ -43,7 +45,7 @@ def check_model(
     """Run every check on one example; nothing raises, what goes wrong is in the list."""
     try:
         adapter = adapter_for(model)
-        state = _state(model)
+        state = model_state(model)
         if isinstance(inputs, str):
             trace = capture(model, inputs, tokenizer=tokenizer)
             batch = adapter.encode(model, tokenizer, [inputs])
@@ -54,10 +56,12 @@ def check_model(
         return [Check("attention was captured", False, str(error))]
     return [
         _captured(adapter, trace),
-        _causal(model, trace),
+        _causal(adapter, model, trace),
         _same_output(adapter, model, batch, trace),
         _used(adapter, model, batch),
-        Check("the model was given back unchanged", _state(model) == state, "flags, hooks, modes"),
+        Check(
+            "the model was given back unchanged", model_state(model) == state, "flags, hooks, modes"
+        ),
     ]
 
 
@@ -68,10 +72,9 @@ def _captured(adapter: Adapter, trace: AttentionTrace) -> Check:
     return Check("attention was captured, rows are whole", True, detail)
 
 
-def _causal(model: nn.Module, trace: AttentionTrace) -> Check:
+def _causal(adapter: Adapter, model: nn.Module, trace: AttentionTrace) -> Check:
     """A dropped mask would make a decoder look ahead."""
-    declared = any(getattr(module, "is_causal", False) is True for module in model.modules())
-    if not declared or trace.stages is not None:
+    if not adapter.facts(model).causal or trace.stages is not None:
         return Check("the mask was kept", True, f"{trace.kind} attention")
     ahead = float(abs(trace.weights[..., ~_past(trace.length)]).max(initial=0))
     return Check("the mask was kept", ahead == 0, f"attention to later positions: {ahead:.1e}")
@@ -93,19 +96,23 @@ def _same_output(adapter: Adapter, model: nn.Module, batch: Batch, trace: Attent
 def _used(adapter: Adapter, model: nn.Module, batch: Batch) -> Check:
     name = "other attention gives another output"
     try:
-        disturbed = _output(adapter, model, batch, Recorder("mean", disturb=True))
-    except CaptureError as error:
+        disturbed = _output(adapter, model, batch, UNIFORM)
+    except (CaptureError, UnsupportedModelError) as error:
         return Check(name, None, str(error))
     apart = _distance(_output(adapter, model, batch, None), disturbed)
     return Check(name, apart > _DISTURBED, f"uniform attention moves the output by {apart:.1e}")
 
 
-def _output(adapter: Adapter, model: nn.Module, batch: Batch, recorder: Recorder | None) -> Tensor:
+def _output(
+    adapter: Adapter, model: nn.Module, batch: Batch, how: Recorder | Intervention | None
+) -> Tensor:
     with at_rest(model), torch.no_grad():
-        if recorder is None:
+        if how is None:
             outputs = adapter.forward(model, batch.inputs)
+        elif isinstance(how, Recorder):
+            outputs = adapter.run(model, batch.inputs, how)
         else:
-            outputs = adapter.run(model, batch.inputs, recorder)
+            outputs = adapter.run_with(model, batch.inputs, how)
     return _main_tensor(outputs).float()
 
 
@@ -126,12 +133,12 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max()) / spread
 
 
-def _state(model: nn.Module) -> list[Any]:
+def model_state(model: nn.Module) -> list[Any]:
     """Everything a capture could leave behind."""
-    seen: list[Any] = []
+    state: list[Any] = []
     for module in model.modules():
         config = getattr(module, "config", None)
-        seen.append(
+        state.append(
             (
                 module.training,
                 len(module._forward_hooks),
@@ -140,4 +147,4 @@ def _state(model: nn.Module) -> list[Any]:
                 getattr(config, "_attn_implementation", None),
             )
         )
-    return seen
+    return state

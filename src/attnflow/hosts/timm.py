@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.errors import TokensError
-from attnflow.hosts.adapter import Adapter, Batch, Scores, device_of
+from attnflow.hosts.adapter import Adapter, Batch, Scores, device_of, on_device
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.refusals import REFUSED, refuse_by_name
+from attnflow.hosts.restore import exclusive
 from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, patch_names
 
@@ -37,10 +38,10 @@ class TimmAdapter(Adapter):
         """Pixels of shape (batch, channels, height, width), by any name."""
         kind = type(model).__name__.lower()
         refuse_by_name(next((k for k in REFUSED if kind.startswith(k)), ""), type(model).__name__)
-        pixels = next(iter(inputs.values()), None)
-        if pixels is None or torch.as_tensor(pixels).ndim != 4:
+        pixels = next(iter(on_device(inputs, device_of(model)).values()), None)
+        if pixels is None or pixels.ndim != 4:
             raise TokensError("A timm model takes one tensor (batch, channels, height, width).")
-        return Batch({"pixel_values": torch.as_tensor(pixels).to(device_of(model))}, len(pixels))
+        return Batch({"pixel_values": pixels}, len(pixels))
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         """timm takes the pixels by position."""
@@ -83,18 +84,11 @@ class TimmAdapter(Adapter):
 def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     """Clear `fused_attn` on each attention module and hook its dropout; undo both."""
     modules: list[Any] = [m for m in model.modules() if _attends(m)]
-    before = [module.fused_attn for module in modules]
-    handles = []
-    try:
+    with exclusive(model) as changes:
         for module in modules:
-            module.fused_attn = False
-            handles.append(module.attn_drop.register_forward_hook(_hook(recorder)))
+            changes.set(module, "fused_attn", False)
+            changes.hook(module.attn_drop.register_forward_hook, _hook(recorder))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, fused in zip(modules, before, strict=True):
-            module.fused_attn = fused
 
 
 def _attends(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ whose `forward` takes other things than tensors by name are for an adapter of th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from attnflow.errors import UnsupportedModelError
 from attnflow.hosts.adapter import Adapter
+from attnflow.hosts.padding import kept_positions
 from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.restore import exclusive
 
 __all__ = ["TorchAdapter"]
 
@@ -42,41 +45,57 @@ class TorchAdapter(Adapter):
 
 @contextmanager
 def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    handles = []
-    try:
+    with exclusive(model) as changes:
         for module in model.modules():
             if isinstance(module, nn.MultiheadAttention):
-                handles.append(
-                    module.register_forward_pre_hook(_ask(recorder), with_kwargs=True, prepend=True)
+                changes.hook(
+                    module.register_forward_pre_hook,
+                    _ask(recorder),
+                    with_kwargs=True,
+                    prepend=True,
                 )
-                handles.append(module.register_forward_hook(_read(recorder)))
+                changes.hook(module.register_forward_hook, _read(recorder))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _ask(recorder: Recorder) -> Any:
     def ask(
         module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments = inspect.signature(module.forward).bind(*inputs, **options).arguments
+        _refuse_cross_attention(arguments["query"], arguments["key"])
+        if arguments.get("key_padding_mask") is not None:
+            recorder.kept = _kept(arguments["key_padding_mask"])
         if recorder.disturb:  # a query of zeros scores every key alike, whatever its bias adds
-            inputs = (torch.zeros_like(inputs[0]), *inputs[1:])
+            zeros = torch.zeros_like(arguments["query"])
+            options = {**options, "query": zeros} if "query" in options else options
+            inputs = (zeros, *inputs[1:]) if inputs else inputs
         return inputs, {**options, "need_weights": True, "average_attn_weights": False}
 
     return ask
+
+
+def _refuse_cross_attention(query: Tensor, key: Tensor) -> None:
+    """Self-attention asks and answers with the same positions; shapes may agree by chance."""
+    if query is key or (query.shape == key.shape and torch.equal(query, key)):
+        return
+    raise UnsupportedModelError(
+        f"An nn.MultiheadAttention attends from {query.shape[-2]} queries to {key.shape[-2]} keys "
+        "that are not the same positions; only self-attention makes one stack of layers. For cross "
+        "attention write an adapter that records each stage."
+    )
+
+
+def _kept(mask: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Positions that are no padding: torch marks those that are by True, or by minus infinity."""
+    padding = mask if mask.dtype == torch.bool else mask == -torch.inf
+    return kept_positions(~padding.reshape(-1, padding.shape[-1])) or ()
 
 
 def _read(recorder: Recorder) -> Any:
     def read(module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         weights = output[1]
         weights = weights if weights.ndim == 4 else weights[None]
-        if weights.shape[-1] != weights.shape[-2]:
-            raise UnsupportedModelError(
-                f"An nn.MultiheadAttention attends from {weights.shape[-2]} queries to "
-                f"{weights.shape[-1]} keys; only self-attention makes one stack of layers. For "
-                "cross attention write an adapter that records each stage."
-            )
         # What is handed out is a view made for the caller; the model goes on with its base.
         recorder.add(weights, in_graph=weights._base)
 

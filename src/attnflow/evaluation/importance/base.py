@@ -14,12 +14,14 @@ from torch import nn
 from attnflow._renamed import renamed_arguments
 from attnflow.attribution import Contribution
 from attnflow.errors import InputError, MethodError, did_you_mean
-from attnflow.evaluation.importance.passes import Passes, Progress, Row, Score, Text, score_of
+from attnflow.evaluation.importance.passes import Forward, Passes, Row, Score, Text, score_of
 from attnflow.hosts.adapter import Scores
+from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens import Tokens
 
-__all__ = ["Answer", "Choice", "Importance", "Measure", "check_named", "effects", "read_answers"]
+__all__ = ["Answer", "Choice", "Importance", "Measure", "Task", "check_named", "read_answers"]
 
+Floats = NDArray[np.float64]
 Choice = int | str
 """What can be explained: a class or a token, by its number or its name."""
 
@@ -41,6 +43,13 @@ class Importance:
 
     `is_word` is false where a token only frames the text. `answer` and `probability` are of the
     text as it is; `position` is where the answer was read.
+
+    >>> from attnflow.models.verb_number import load_verb_number
+    >>> from attnflow.evaluation.importance import BlankOut
+    >>> model, vocabulary = load_verb_number()
+    >>> importance = BlankOut()(model, ["the key to the cabinets"], tokenizer=vocabulary)[0]
+    >>> importance.answer, importance.top(1)[0].token
+    ('singular', 'to')
     """
 
     values: NDArray[np.float64]
@@ -69,8 +78,8 @@ class Importance:
         ]
 
     def __repr__(self) -> str:
-        named = f"{self.answer} ({self.probability:.1%})"
-        return f"<Importance of {len(self.tokens)} tokens for {named}, {self.measure!r}>"
+        answer = f"{self.answer} ({self.probability:.1%})"
+        return f"<Importance of {len(self.tokens)} tokens for {answer}, {self.measure!r}>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,20 +104,24 @@ class Measure(ABC):
         tokenizer: Any = None,
         answer: Choice | Sequence[Choice | None] | None = None,
         batch_size: int = 64,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> list[Importance]:
         """Importance of every token of every text to the model's answer.
 
         `answer` is the choice to explain, the same for all texts or one for each; None is what the
-        model itself says. `progress(done, total)` is called after each pass of `batch_size`.
+        model itself says. `progress` is told after each pass of `batch_size` rows.
         """
-        passes = Passes.over(model, tokenizer, batch_size)
-        read = passes.texts(texts)
-        answers = read_answers(passes, read, answer, self.score)
-        values = self._measure(passes, read, answers, progress)
+        task = Task.of(
+            Passes.over(model, tokenizer, batch_size),
+            texts,
+            answer,
+            self.score,
+            self.name,
+            progress,
+        )
         return [
             Importance(
-                found,
+                values,
                 text.tokens,
                 text.is_word,
                 answer.choice,
@@ -117,34 +130,80 @@ class Measure(ABC):
                 answer.position,
                 self,
             )
-            for found, text, answer in zip(values, read, answers, strict=True)
+            for values, text, answer in zip(
+                self._measure(task), task.texts, task.answers, strict=True
+            )
         ]
 
     @abstractmethod
-    def _measure(
-        self,
-        passes: Passes,
-        texts: Sequence[Text],
-        answers: Sequence[Answer],
-        progress: Progress | None,
-    ) -> list[NDArray[np.float64]]:
+    def _measure(self, task: Task) -> list[Floats]:
         """One value for each position of each text."""
 
 
-def effects(
-    answers: Sequence[Answer],
-    texts: Sequence[Text],
-    places: Sequence[tuple[int, int]],
-    scores: Sequence[float],
-    *,
-    signed: bool,
-) -> list[NDArray[np.float64]]:
-    """Score as it is minus score after the change at (text, position); nan where none was made."""
-    values = [np.full(len(text.tokens), np.nan) for text in texts]
-    for (text, position), score in zip(places, scores, strict=True):
-        effect = answers[text].score - score
-        values[text][position] = effect if signed else abs(effect)
-    return values
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is to be measured: texts, the answer of each, and how its score is read.
+
+    `progress` is told under the name `stage`.
+    """
+
+    passes: Passes
+    texts: Sequence[Text]
+    answers: Sequence[Answer]
+    score: Score
+    stage: str
+    progress: ProgressCallback | None
+
+    @classmethod
+    def of(
+        cls,
+        passes: Passes,
+        texts: Sequence[str],
+        answer: Choice | Sequence[Choice | None] | None,
+        score: Score,
+        stage: str,
+        progress: ProgressCallback | None,
+    ) -> Task:
+        """The texts as rows, and what the model answers to each as it is."""
+        rows = passes.texts(texts)
+        answers = read_answers(passes, rows, answer, score)
+        return cls(passes, rows, answers, score, stage, progress)
+
+    def tell(self, done: int, total: int) -> None:
+        """Say how much is done."""
+        tell(self.progress, self.stage, done, total)
+
+    def scores(
+        self,
+        rows: Sequence[Row],
+        texts: Sequence[int],
+        *,
+        forward: Forward | None = None,
+        keeps_positions: bool = True,
+    ) -> list[float]:
+        """The answer's score in each row, a variant of the text whose number is in `texts`.
+
+        Where a variant keeps the positions of its text, its answer is read where the text's is.
+        """
+        originals = [self.texts[k].row for k in texts]
+        return self.passes.read(
+            rows,
+            lambda r, scores: float(score_of(scores, self.answers[texts[r]].choice, self.score)),
+            stage=self.stage,
+            progress=self.progress,
+            forward=forward,
+            read_as=originals if keeps_positions else None,
+        )
+
+    def effects(
+        self, places: Sequence[tuple[int, int]], scores: Sequence[float], *, signed: bool
+    ) -> list[Floats]:
+        """Score as it is minus score after the change at (text, position); nan without a change."""
+        values = [np.full(len(text.tokens), np.nan) for text in self.texts]
+        for (text, position), score in zip(places, scores, strict=True):
+            effect = self.answers[text].score - score
+            values[text][position] = effect if signed else abs(effect)
+        return values
 
 
 def check_named(option: str, value: object, allowed: Sequence[str]) -> None:

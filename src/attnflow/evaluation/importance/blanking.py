@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import MethodError
-from attnflow.evaluation.importance.base import Answer, Measure, check_named, effects
-from attnflow.evaluation.importance.passes import Passes, Progress, Row, Text, score_of
+from attnflow.evaluation.importance.base import Measure, Task, check_named
+from attnflow.evaluation.importance.passes import Row, Text
 from attnflow.hosts.adapter import TokenIds
 
 __all__ = ["BlankOut", "BlankToken", "blanked", "check_blank"]
@@ -27,6 +27,12 @@ class BlankOut(Measure):
     keep: "special" leaves the tokens that frame the text alone; or the tokens to leave alone, for
         example ("[EOS]",). A token for a masked word always stays: the answer is read there.
     signed: keep the sign (positive: the token speaks for the answer) instead of the size.
+
+    >>> from attnflow.models.verb_number import load_verb_number
+    >>> model, vocabulary = load_verb_number()
+    >>> importance = BlankOut(by="unk")(model, ["the key to the cabinets"], tokenizer=vocabulary)
+    >>> importance[0].answer, len(importance[0].values)
+    ('singular', 7)
     """
 
     name: ClassVar[str] = "blank-out"
@@ -44,23 +50,14 @@ class BlankOut(Measure):
         if not isinstance(self.keep, str):
             object.__setattr__(self, "keep", tuple(self.keep))
 
-    def _measure(
-        self,
-        passes: Passes,
-        texts: Sequence[Text],
-        answers: Sequence[Answer],
-        progress: Progress | None,
-    ) -> list[NDArray[np.float64]]:
-        check_blank(passes.ids, self.by)
-        places = [(k, i) for k, text in enumerate(texts) for i in self._hidden(text, passes.ids)]
-        rows = [blanked(texts[k].row, [i], passes.ids, self.by) for k, i in places]
-        scores = passes.read(
-            rows,
-            lambda r, found: float(score_of(found, answers[places[r][0]].choice, self.score)),
-            progress=progress,
-            read_as=rows if self.by == "delete" else [texts[k].row for k, _ in places],
-        )
-        return effects(answers, texts, places, scores, signed=self.signed)
+    def _measure(self, task: Task) -> list[NDArray[np.float64]]:
+        ids = task.passes.ids
+        check_blank(ids, self.by)
+        places = [(k, i) for k, text in enumerate(task.texts) for i in self._hidden(text, ids)]
+        rows = [blanked(task.texts[k].row, [i], ids, self.by) for k, i in places]
+        numbers = [k for k, _ in places]
+        scores = task.scores(rows, numbers, keeps_positions=self.by != "delete")
+        return task.effects(places, scores, signed=self.signed)
 
     def _hidden(self, text: Text, ids: TokenIds) -> list[int]:
         if isinstance(self.keep, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import MethodError, ModelError, optional_import
-from attnflow.evaluation.importance.base import Answer, Measure, check_named
+from attnflow.evaluation.importance.base import Answer, Measure, Task, check_named
 from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
-from attnflow.evaluation.importance.passes import Passes, Progress, Text, score_of
+from attnflow.evaluation.importance.passes import Passes, Text, score_of
 from attnflow.hosts.adapter import EmbeddingSite
-from attnflow.hosts.capture import at_rest
+from attnflow.hosts.restore import at_rest
 
 __all__ = ["InputGradient", "IntegratedGradients", "Reduce"]
 
@@ -40,6 +40,12 @@ class InputGradient(Measure):
     Where vectors are read through LayerNorm only, as in every pre-norm model and at the words of
     BERT, "abs-sum" is zero: LayerNorm subtracts the mean, so adding one constant to all dimensions
     of a vector changes nothing, and the sum of the gradient is the derivative in that direction.
+
+    >>> from attnflow.models.verb_number import load_verb_number
+    >>> model, vocabulary = load_verb_number()
+    >>> texts = ["the key to the cabinets", "some people in the city"]
+    >>> [importance.answer for importance in InputGradient()(model, texts, tokenizer=vocabulary)]
+    ['singular', 'plural']
     """
 
     name: ClassVar[str] = "input-gradient"
@@ -52,35 +58,28 @@ class InputGradient(Measure):
         check_named("reduce", self.reduce, get_args(Reduce))
         check_named("at", self.at, get_args(EmbeddingSite))
 
-    def _measure(
-        self,
-        passes: Passes,
-        texts: Sequence[Text],
-        answers: Sequence[Answer],
-        progress: Progress | None,
-    ) -> list[NDArray[np.float64]]:
-        found: dict[int, NDArray[np.float64]] = {}
+    def _measure(self, task: Task) -> list[NDArray[np.float64]]:
+        passes, values = task.passes, dict[int, NDArray[np.float64]]()
         with at_rest(passes.model), torch.enable_grad():
-            for chosen, batch in passes.batches([text.row for text in texts]):
+            for numbers, batch in passes.batches([text.row for text in task.texts]):
                 with _leaf(passes.adapter.embedding(passes.model, self.at)) as vectors:
                     outputs = passes.adapter.forward(passes.model, batch.inputs)
                 scores = passes.scores(outputs, batch)
                 # Examples of a batch do not touch: the gradient of the sum is each one's own.
                 total = torch.stack(
                     [
-                        score_of(scores[b], answers[k].choice, self.score)
-                        for b, k in enumerate(chosen)
+                        score_of(scores[b], task.answers[k].choice, self.score)
+                        for b, k in enumerate(numbers)
                     ]
                 ).sum()
                 gradients = torch.autograd.grad(total, vectors())[0]
                 reduced = self._reduced(gradients, vectors().detach()).double().cpu().numpy()
                 if self.reduce == "abs-sum" and not self.allow_noise:
                     _check_sums(gradients, passes.model)
-                for b, k in enumerate(chosen):
-                    found[k] = reduced[b, : len(texts[k].tokens)].copy()
-                if progress is not None:
-                    progress(len(found), len(texts))
-        return [found[k] for k in range(len(texts))]
+                for b, k in enumerate(numbers):
+                    values[k] = reduced[b, : len(task.texts[k].tokens)].copy()
+                task.tell(len(values), len(task.texts))
+        return [values[k] for k in range(len(task.texts))]
 
     def _reduced(self, gradients: Tensor, vectors: Tensor) -> Tensor:
         gradients, vectors = gradients.double(), vectors.double()
@@ -101,6 +100,9 @@ class IntegratedGradients(Measure):
     steps: points on the way; more is more exact.
     blank: the token whose vector the way starts from, "unk", "mask" or "pad".
     signed: keep the sign (positive: the token speaks for the answer) instead of the size.
+
+    >>> IntegratedGradients(steps=8)
+    IntegratedGradients(score='probability', steps=8, blank='unk', signed=False)
     """
 
     name: ClassVar[str] = "integrated-gradients"
@@ -114,23 +116,16 @@ class IntegratedGradients(Measure):
         if not isinstance(self.steps, int) or self.steps < 1:
             raise MethodError(f"steps is a number of at least 1; got {self.steps!r}.")
 
-    def _measure(
-        self,
-        passes: Passes,
-        texts: Sequence[Text],
-        answers: Sequence[Answer],
-        progress: Progress | None,
-    ) -> list[NDArray[np.float64]]:
+    def _measure(self, task: Task) -> list[NDArray[np.float64]]:
         optional_import("captum", extra="evaluate", purpose="Integrated gradients")
-        check_blank(passes.ids, self.blank)
-        found = []
-        with at_rest(passes.model), torch.enable_grad():
-            for k, (text, answer) in enumerate(zip(texts, answers, strict=True), start=1):
-                signed = self._one(passes, text, answer)
-                found.append(signed if self.signed else np.abs(signed))
-                if progress is not None:
-                    progress(k, len(texts))
-        return found
+        check_blank(task.passes.ids, self.blank)
+        values = []
+        with at_rest(task.passes.model), torch.enable_grad():
+            for text, answer in zip(task.texts, task.answers, strict=True):
+                signed = self._one(task.passes, text, answer)
+                values.append(signed if self.signed else np.abs(signed))
+                task.tell(len(values), len(task.texts))
+        return values
 
     def _one(self, passes: Passes, text: Text, answer: Answer) -> NDArray[np.float64]:
         from captum.attr import IntegratedGradients as Captum
@@ -152,11 +147,15 @@ class IntegratedGradients(Measure):
         embedding = passes.adapter.embedding(passes.model, "words")
 
         def scores(vectors: Tensor) -> Tensor:
-            batch = next(batch for _, batch in _whole(passes, text, len(vectors)))
+            batch = next(batch for _, batch in _repeated(passes, text, len(vectors)))
             with _replaced(embedding, vectors):
                 outputs = passes.adapter.forward(passes.model, batch.inputs)
-            found = passes.scores(outputs, batch)
-            return torch.stack([score_of(each, answer.choice, self.score) for each in found])
+            return torch.stack(
+                [
+                    score_of(each, answer.choice, self.score)
+                    for each in passes.scores(outputs, batch)
+                ]
+            )
 
         return scores
 
@@ -178,7 +177,7 @@ def _check_sums(gradients: Tensor, model: nn.Module) -> None:
     )
 
 
-def _whole(passes: Passes, text: Text, count: int) -> Iterator[tuple[list[int], Any]]:
+def _repeated(passes: Passes, text: Text, count: int) -> Iterator[tuple[list[int], Any]]:
     """One batch of the same text `count` times, however large."""
     return Passes(
         passes.model, passes.tokenizer, passes.adapter, passes.ids, batch_size=count
@@ -188,19 +187,19 @@ def _whole(passes: Passes, text: Text, count: int) -> Iterator[tuple[list[int], 
 @contextmanager
 def _leaf(embedding: nn.Module) -> Iterator[Callable[[], Tensor]]:
     """During one forward pass, what the embedding gives starts the graph; then it can be had."""
-    seen: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def begin(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-        seen.append(output.detach().requires_grad_())
-        return seen[-1]
+        outputs.append(output.detach().requires_grad_())
+        return outputs[-1]
 
     def vectors() -> Tensor:
-        if len(seen) != 1:
+        if len(outputs) != 1:
             raise ModelError(
-                f"The token embedding, {type(embedding).__name__}, was used {len(seen)} times in "
-                "one pass; input gradients need it used once."
+                f"The token embedding, {type(embedding).__name__}, was used {len(outputs)} times "
+                "in one pass; input gradients need it used once."
             )
-        return seen[0]
+        return outputs[0]
 
     handle = embedding.register_forward_hook(begin)
     try:

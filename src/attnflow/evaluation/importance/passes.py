@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import InputError, ModelError, TokensError, UnsupportedModelError
+from attnflow.evaluation.batching import batches_by_length
 from attnflow.hosts.adapter import Batch, Scores, TokenIds
-from attnflow.hosts.capture import at_rest
 from attnflow.hosts.registry import Adapter, adapter_for
+from attnflow.hosts.restore import at_rest
+from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens import Tokens
 
-__all__ = ["Passes", "Progress", "Row", "Score", "Text", "score_of"]
+__all__ = ["Passes", "Row", "Score", "Text", "score_of"]
 
 Row = Mapping[str, NDArray[np.int64]]
 Score = Literal["probability", "logit"]
-Progress = Callable[[int, int], None]
 Forward = Callable[[Mapping[str, Tensor], Sequence[int]], Any]
 T = TypeVar("T")
 
@@ -106,10 +107,9 @@ class Passes:
 
     def batches(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], Batch]]:
         """Rows of about equal length together; which rows, and the batch they make."""
-        order = sorted(range(len(rows)), key=lambda k: len(rows[k]["input_ids"]))
-        for start in range(0, len(order), self.batch_size):
-            chosen = order[start : start + self.batch_size]
-            yield chosen, self._padded([rows[k] for k in chosen])
+        lengths = [len(row["input_ids"]) for row in rows]
+        for numbers in batches_by_length(lengths, self.batch_size):
+            yield numbers, self._padded([rows[k] for k in numbers])
 
     def _padded(self, rows: Sequence[Row]) -> Batch:
         """Padding on the right, hidden by the mask."""
@@ -128,38 +128,38 @@ class Passes:
         rows: Sequence[Row],
         take: Callable[[int, Scores], T],
         *,
-        progress: Progress | None = None,
+        stage: str = "",
+        progress: ProgressCallback | None = None,
         forward: Forward | None = None,
         read_as: Sequence[Row] | None = None,
     ) -> list[T]:
-        """Run every row once and take what is wanted of its scores: `take(k, scores of row k)`.
+        """Run every row once and take something of its scores: `take(k, scores of row k)`.
 
+        `progress` is told, under the name `stage`, how many rows are done.
         `forward(inputs, rows' numbers)` runs the model in a special way; by default as it is.
         `read_as` are rows of the same lengths by which the answer's position is found: blanked by
         a mask, another word than the one asked about would be the first that is masked.
         """
-        taken: dict[int, T] = {}
+        results: dict[int, T] = {}
         with at_rest(self.model), torch.no_grad():
-            for chosen, batch in self.batches(rows):
+            for numbers, batch in self.batches(rows):
                 if forward is None:
                     outputs = self.adapter.forward(self.model, batch.inputs)
                 else:
-                    outputs = forward(batch.inputs, chosen)
+                    outputs = forward(batch.inputs, numbers)
                 if read_as is not None:
-                    batch = self._padded([read_as[k] for k in chosen])
-                for k, scores in zip(chosen, self.scores(outputs, batch), strict=True):
-                    taken[k] = take(k, scores)
-                if progress is not None:
-                    progress(len(taken), len(rows))
-        return [taken[k] for k in range(len(rows))]
+                    batch = self._padded([read_as[k] for k in numbers])
+                for k, scores in zip(numbers, self.scores(outputs, batch), strict=True):
+                    results[k] = take(k, scores)
+                tell(progress, stage, len(results), len(rows))
+        return [results[k] for k in range(len(rows))]
 
     def scores(self, outputs: Any, batch: Batch) -> list[Scores]:
         """What each example's answer is read from."""
-        found = self.adapter.scores(self.model, self.tokenizer, outputs, batch)
-        return list(self._checked(found))
+        return list(self._checked(self.adapter.scores(self.model, self.tokenizer, outputs, batch)))
 
-    def _checked(self, found: Iterable[Scores | None]) -> Iterator[Scores]:
-        for scores in found:
+    def _checked(self, answers: Iterable[Scores | None]) -> Iterator[Scores]:
+        for scores in answers:
             if scores is None:
                 raise ModelError(
                     f"{type(self.model).__name__} gives no answer to measure: a classifier, a "

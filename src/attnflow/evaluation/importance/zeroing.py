@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnflow.evaluation.importance.base import Answer, Measure, effects
-from attnflow.evaluation.importance.passes import Passes, Progress, Text, score_of
-from attnflow.hosts.adapter import device_of
+from attnflow.evaluation.importance.base import Measure, Task
+from attnflow.hosts.intervention import Intervention
 
 __all__ = ["ValueZeroing"]
 
@@ -26,28 +24,26 @@ class ValueZeroing(Measure):
     is put in their place. A token keeps its own residual stream; nobody else draws on it.
 
     signed: keep the sign (positive: the token speaks for the answer) instead of the size.
+
+    >>> from attnflow.models.verb_number import load_verb_number
+    >>> model, vocabulary = load_verb_number()
+    >>> texts = ["the key to the cabinets"]
+    >>> importance = ValueZeroing()(model, texts, tokenizer=vocabulary)[0]
+    >>> importance.top(1)[0].token
+    'to'
     """
 
     name: ClassVar[str] = "value-zeroing"
     signed: bool = False
 
-    def _measure(
-        self,
-        passes: Passes,
-        texts: Sequence[Text],
-        answers: Sequence[Answer],
-        progress: Progress | None,
-    ) -> list[NDArray[np.float64]]:
-        places = [(k, i) for k, text in enumerate(texts) for i in range(len(text.tokens))]
+    def _measure(self, task: Task) -> list[NDArray[np.float64]]:
+        places = [(k, i) for k, text in enumerate(task.texts) for i in range(len(text.tokens))]
+        passes = task.passes
 
-        def forward(inputs: Mapping[str, Tensor], chosen: Sequence[int]) -> Any:
-            silent = torch.tensor([places[r][1] for r in chosen], device=device_of(passes.model))
-            return passes.adapter.run_silenced(passes.model, inputs, silent)
+        def forward(inputs: Mapping[str, Tensor], numbers: Sequence[int]) -> Any:
+            silent = Intervention(zero_values=[[places[r][1]] for r in numbers])
+            return passes.adapter.run_with(passes.model, inputs, silent)
 
-        scores = passes.read(
-            [texts[k].row for k, _ in places],
-            lambda r, found: float(score_of(found, answers[places[r][0]].choice, self.score)),
-            progress=progress,
-            forward=forward,
-        )
-        return effects(answers, texts, places, scores, signed=self.signed)
+        rows = [task.texts[k].row for k, _ in places]
+        scores = task.scores(rows, [k for k, _ in places], forward=forward)
+        return task.effects(places, scores, signed=self.signed)

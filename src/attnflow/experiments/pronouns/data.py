@@ -75,11 +75,15 @@ class PronounSentence:
 
 
 def occurrences(text: str, word: str) -> list[tuple[int, int]]:
-    """Where a word stands as a word of its own, in any case: start and end."""
+    """Where a word stands as a word of its own, in any case: start and end.
+
+    >>> occurrences("Anna saw an anna.", "Anna")
+    [(0, 4), (12, 16)]
+    """
     if not word.strip():
         return []
-    found = re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", text, re.IGNORECASE)
-    return [match.span() for match in found]
+    matches = re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", text, re.IGNORECASE)
+    return [match.span() for match in matches]
 
 
 def parse_sentence(text: str, antecedents: str | None, pronouns: str | None) -> PronounSentence:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,19 +16,18 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.errors import ModelError, TokensError
 from attnflow.evaluation.importance.passes import Passes
-from attnflow.experiments.known_answer.experiment import DEFAULT, neutral_traces, padded
+from attnflow.experiments.known_answer.contenders import DEFAULT, DEFAULT_METHOD
+from attnflow.experiments.layers import METHODS, Floats
+from attnflow.experiments.observe import neutral_traces, padded
 from attnflow.experiments.pronouns.data import PLACE, PronounSentence, occurrences
-from attnflow.experiments.verb_number.observe import Stages
-from attnflow.generation.writer import DEFAULT_METHOD
+from attnflow.experiments.protocol import Protocol
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.capture import capture_batch
-from attnflow.methods import Flow, Method, Raw, Rollout
+from attnflow.methods import Flow, Method
+from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
-__all__ = ["Protocol", "PronounReader", "Reading", "lean"]
-
-Floats = NDArray[np.float64]
-Protocol = Literal["sound", "paper"]
+__all__ = ["PronounReader", "Reading", "lean"]
 
 _BATCH: Final = 16
 # Attention is computed in single precision: shares of it, and products of shares, are right to
@@ -44,11 +43,14 @@ def lean(one: Floats, other: Floats, tie: float = 0.0) -> Floats:
 
     Values may be negative where a baseline was subtracted, so shares would not do. Differences up
     to `tie`, or within rounding of the values, are ties. nan stays nan.
+
+    >>> lean(np.array([3.0, 1.0]), np.array([1.0, 1.0]))
+    array([0.5, 0. ])
     """
     difference, size = one - other, np.abs(one) + np.abs(other)
-    found = np.divide(difference, size, out=np.zeros_like(size), where=size != 0)
-    even = (np.abs(difference) <= tie) | (np.abs(found) <= _RELATIVE)
-    return np.where(even, 0.0, found)
+    contrast = np.divide(difference, size, out=np.zeros_like(size), where=size != 0)
+    even = (np.abs(difference) <= tie) | (np.abs(contrast) <= _RELATIVE)
+    return np.where(even, 0.0, contrast)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +88,7 @@ class Reading:
 
 
 @dataclass(frozen=True, eq=False)
-class _Shown:
+class _Encoded:
     """A sentence as the model takes it: token ids, where the antecedents stand, the pronouns."""
 
     ids: list[int]
@@ -128,29 +130,32 @@ class PronounReader:
     @property
     def methods(self) -> Mapping[str, Method]:
         """What is compared; the default of generate() is made for causal models."""
-        flow = Flow(normalized=self.protocol == "paper")
-        found: dict[str, Method] = {"raw": Raw(), "rollout": Rollout(), "flow": flow}
+        methods = {**METHODS, "flow": Flow(normalized=self.protocol == "paper")}
         if not self.masked and self.protocol == "sound":
-            found[DEFAULT] = DEFAULT_METHOD
-        return found
+            methods[DEFAULT] = DEFAULT_METHOD
+        return methods
 
-    def __call__(self, sentences: Sequence[PronounSentence], stages: Stages) -> list[Reading]:
+    def __call__(
+        self, sentences: Sequence[PronounSentence], progress: ProgressCallback | None = None
+    ) -> list[Reading]:
         """Every sentence; equal ones are read once."""
         distinct = list(dict.fromkeys(sentences))
-        shown = [self._shown(sentence) for sentence in distinct]
-        found: dict[PronounSentence, Reading] = {}
+        encoded = [self._encode(sentence) for sentence in distinct]
+        readings: dict[PronounSentence, Reading] = {}
         for start in range(0, len(distinct), _BATCH):
             part = slice(start, start + _BATCH)
-            readings = self._read(distinct[part], shown[part])
-            found.update(zip(distinct[part], readings, strict=True))
-            stages("reading", len(found), len(distinct))
-        return [found[sentence] for sentence in sentences]
+            batch = self._read(distinct[part], encoded[part])
+            readings.update(zip(distinct[part], batch, strict=True))
+            tell(progress, "reading", len(readings), len(distinct))
+        return [readings[sentence] for sentence in sentences]
 
-    def _read(self, sentences: Sequence[PronounSentence], shown: Sequence[_Shown]) -> list[Reading]:
+    def _read(
+        self, sentences: Sequence[PronounSentence], encoded: Sequence[_Encoded]
+    ) -> list[Reading]:
         passes = Passes.over(self.model, self.tokenizer, _BATCH)
-        rows = [{name: x[0].numpy() for name, x in padded([s.ids]).items()} for s in shown]
-        read = passes.read(rows, lambda k, scores: _answer(scores, shown[k].pronouns))
-        inputs = padded([one.ids for one in shown])
+        rows = [{name: x[0].numpy() for name, x in padded([s.ids]).items()} for s in encoded]
+        answers = passes.read(rows, lambda k, scores: _answer(scores, encoded[k].pronouns))
+        inputs = padded([one.ids for one in encoded])
         traces = capture_batch(self.model, inputs, tokenizer=self.tokenizer, heads="mean")
         neutral: Sequence[AttentionTrace | None] = [None] * len(traces)
         if DEFAULT in self.methods:
@@ -158,21 +163,21 @@ class PronounReader:
         return [
             self._reading(sentence, one, trace, other, *answer)
             for sentence, one, trace, other, answer in zip(
-                sentences, shown, traces, neutral, read, strict=True
+                sentences, encoded, traces, neutral, answers, strict=True
             )
         ]
 
     def _reading(
         self,
         sentence: PronounSentence,
-        shown: _Shown,
+        encoded: _Encoded,
         trace: AttentionTrace,
         neutral: AttentionTrace | None,
         row: int,
         probabilities: tuple[float, ...],
     ) -> Reading:
         attributions, leans = {}, {}
-        pieces = shown.pieces
+        pieces = encoded.pieces
         saturated = np.zeros(len(trace.layers), dtype=bool)
         for name, method in self.methods.items():
             result = _on_antecedents(method, trace, row, pieces)
@@ -186,13 +191,13 @@ class PronounReader:
 
     # -- texts --------------------------------------------------------------------------------
 
-    def _shown(self, sentence: PronounSentence) -> _Shown:
+    def _encode(self, sentence: PronounSentence) -> _Encoded:
         text = self._text(sentence)
-        encoded = self.tokenizer(text, return_offsets_mapping=True)
-        places = [tuple(span) for span in encoded["offset_mapping"]]
-        found = [_pieces(places, occurrences(text, word)) for word in sentence.antecedents]
+        tokens = self.tokenizer(text, return_offsets_mapping=True)
+        places = [tuple(span) for span in tokens["offset_mapping"]]
+        first, second = (_pieces(places, occurrences(text, w)) for w in sentence.antecedents)
         pronouns = [self._pronoun_id(sentence, text, word) for word in sentence.pronouns]
-        return _Shown(list(encoded["input_ids"]), (found[0], found[1]), pronouns)
+        return _Encoded(list(tokens["input_ids"]), (first, second), pronouns)
 
     def _text(self, sentence: PronounSentence) -> str:
         if self.masked:
@@ -262,27 +267,27 @@ def _on_antecedents(
     method: Method, trace: AttentionTrace, row: int, pieces: tuple[list[int], list[int]]
 ) -> Attribution:
     """The row over all sources, or, where each is a problem of its own, over those asked for."""
-    asked = sorted({*pieces[0], *pieces[1]})
-    if isinstance(method, Flow) and not method.normalized and asked:
-        return method(trace, targets=[row], sources=asked)
+    sources = sorted({*pieces[0], *pieces[1]})
+    if isinstance(method, Flow) and not method.normalized and sources:
+        return method(trace, targets=[row], sources=sources)
     return method(trace, targets=[row])
 
 
 def _summed(result: Attribution, pieces: tuple[list[int], list[int]]) -> Floats:
     """layer × antecedent: what falls on its word pieces, nan where it has none."""
-    found = np.full((len(result.layers), 2), np.nan)
+    sums = np.full((len(result.layers), 2), np.nan)
     for k, word in enumerate(pieces):
         if word:
-            found[:, k] = result.values[:, 0, _columns(result, word)].sum(axis=1)
-    return found
+            sums[:, k] = result.values[:, 0, _columns(result, word)].sum(axis=1)
+    return sums
 
 
 def _saturated(result: Attribution, pieces: tuple[list[int], list[int]]) -> NDArray[np.bool_]:
     """Layers at which every piece of both antecedents gets what it would from any target."""
     if result.saturated is None:
         return np.zeros(len(result.layers), dtype=bool)
-    found = result.saturated[:, 0, _columns(result, [*pieces[0], *pieces[1]])]
-    return np.asarray(found.all(axis=1), dtype=bool)
+    cells = result.saturated[:, 0, _columns(result, [*pieces[0], *pieces[1]])]
+    return np.asarray(cells.all(axis=1), dtype=bool)
 
 
 def _columns(result: Attribution, positions: Sequence[int]) -> list[int]:

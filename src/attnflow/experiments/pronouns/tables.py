@@ -14,30 +14,27 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnflow.evaluation.metrics import compare_paired, summarize
+from attnflow.evaluation.table import Cell, Table
+from attnflow.experiments.layers import CLEAR, Floats, layer_names
 from attnflow.experiments.pronouns.data import occurrences
 from attnflow.experiments.pronouns.observe import Reading
-from attnflow.experiments.report import Cell, Table, summarized
 
 __all__ = [
     "FIRST",
     "LAST",
     "Frame",
     "Question",
-    "agreed",
-    "layer_names",
+    "agreement",
     "layer_table",
-    "plain",
-    "shown_layers",
+    "layers_to_print",
+    "share_of",
     "standing",
 ]
 
-Floats = NDArray[np.float64]
 FIRST: Final = "always the first named"
 LAST: Final = "always the last named"
-_CLEAR: Final = 0.05  # a difference with a smaller p is called one
 _COLUMNS: Final = 7  # layers a table prints
 
 
@@ -62,18 +59,22 @@ class Frame:
 
     def follows_pronoun(self, method: str) -> Floats:
         """At each layer, the share of readings in which the method goes with the pronoun."""
-        wanted = np.array([reading.pronoun_lean for reading in self.readings])
-        return agreed(self.leans(method), wanted[:, None]).mean(axis=0)
+        truth = np.array([reading.pronoun_lean for reading in self.readings])
+        return agreement(self.leans(method), truth[:, None]).mean(axis=0)
 
     def follows_binding(self, method: str) -> Floats:
         """At each layer, whether the method's mean lean goes with the binding."""
-        return agreed(self.leans(method).mean(axis=0), np.array(self.binding))
+        return agreement(self.leans(method).mean(axis=0), np.array(self.binding))
 
 
-def agreed(ours: Floats, wanted: Floats) -> Floats:
-    """1 for the same sign, 0 for the other, a half where ours is a tie; nan where unknown."""
-    found = (1 + np.sign(ours) * np.sign(wanted)) / 2
-    return np.where(np.sign(wanted) == 0, np.nan, found)
+def agreement(ours: Floats, truth: Floats) -> Floats:
+    """1 for the same sign, 0 for the other, a half where ours is a tie; nan where unknown.
+
+    >>> agreement(np.array([2.0, -1.0, 0.0, 1.0]), np.array([1.0, 1.0, 1.0, 0.0]))
+    array([1. , 0. , 0.5, nan])
+    """
+    same = (1 + np.sign(ours) * np.sign(truth)) / 2
+    return np.where(np.sign(truth) == 0, np.nan, same)
 
 
 def _order(reading: Reading) -> float:
@@ -83,12 +84,7 @@ def _order(reading: Reading) -> float:
     return 1.0 if first < second else -1.0
 
 
-def layer_names(layers: Sequence[int]) -> tuple[str, ...]:
-    """L1, L2, and so on."""
-    return tuple(f"L{number}" for number in layers)
-
-
-def shown_layers(count: int) -> tuple[int, ...]:
+def layers_to_print(count: int) -> tuple[int, ...]:
     """All of a shallow model; of a deep one the first, the last, and some between."""
     if count <= 12:
         return tuple(range(count))
@@ -118,39 +114,39 @@ class Question:
         return np.stack([_mean(np.stack(rows)) for rows in groups.values()])
 
 
-def layer_table(asked: Question, methods: Sequence[str]) -> Table:
+def layer_table(question: Question, methods: Sequence[str]) -> Table:
     """One row for each method, over layers; each cluster counts once."""
-    layers = asked.frames[0].readings[0].layers
+    layers = question.frames[0].readings[0].layers
     return Table(
-        asked.name,
-        asked.title or f"How often the preferred antecedent {asked.what}",
+        question.name,
+        question.title or f"How often the preferred antecedent {question.what}",
         layer_names(layers),
-        {name: tuple(plain(column) for column in asked.values(name).T) for name in methods},
-        asked.note,
-        drawn=True,
-        shown=shown_layers(len(layers)),
+        {name: tuple(share_of(column) for column in question.values(name).T) for name in methods},
+        question.note,
+        in_figure=True,
+        columns_to_print=layers_to_print(len(layers)),
     )
 
 
-def standing(asked: Question, methods: Sequence[str]) -> str:
+def standing(question: Question, methods: Sequence[str]) -> str:
     """The last layer in words, and who is above what a fixed choice gives."""
-    last = {name: asked.values(name)[:, -1] for name in (*methods, FIRST, LAST)}
-    shares = {name: plain(values) for name, values in last.items()}
+    last = {name: question.values(name)[:, -1] for name in (*methods, FIRST, LAST)}
+    shares = {name: share_of(values) for name, values in last.items()}
     fixed = max((FIRST, LAST), key=lambda name: shares[name].value)
     tests = {name: compare_paired(last[name], last[fixed]) for name in methods}
     above = [
         f"{name} (p = {test.p:.3f})"
         for name, test in tests.items()
-        if test.difference > 0 and test.p < _CLEAR
+        if test.difference > 0 and test.p < CLEAR
     ]
-    shown = ", ".join(f"{name} {_share(shares[name])}" for name in (*methods, fixed))
+    listed = ", ".join(f"{name} {_in_words(shares[name])}" for name in (*methods, fixed))
     return (
-        f"At the last layer the preferred antecedent {asked.what}: {shown}. Clearly above the "
+        f"At the last layer the preferred antecedent {question.what}: {listed}. Clearly above the "
         f"better fixed choice, pair by pair: {', '.join(above) or 'none'}."
     )
 
 
-def _share(cell: Cell) -> str:
+def _in_words(cell: Cell) -> str:
     if cell.low is None or cell.high is None or not cell.n:
         return "undefined"
     return f"{cell.value:.0%} ({cell.low:.0%} to {cell.high:.0%})"
@@ -163,7 +159,6 @@ def _mean(rows: Floats) -> Floats:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def plain(values: Sequence[float] | Floats) -> Cell:
+def share_of(values: Sequence[float] | Floats) -> Cell:
     """A share with its interval; a standard deviation says nothing of a yes or no."""
-    cell = summarized(summarize(values))
-    return Cell(cell.value, None, cell.low, cell.high, None, cell.n, cell.undefined)
+    return Cell.of_share(summarize(values))

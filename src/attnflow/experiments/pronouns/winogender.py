@@ -53,15 +53,15 @@ class Schema:
 def crossed(schema: Schema) -> list[PronounSentence]:
     """The sentence with a man and a woman in it, in both roles: the occupation's comes first."""
     he, she = schema.pronouns[:2]
-    found = []
+    sentences = []
     for man, woman in FILLERS:
         for (one, its), (other, theirs) in (
             ((man, he), (woman, she)),
             ((woman, she), (man, he)),
         ):
             text = _replaced(schema.text, {schema.occupation: one, schema.participant: other})
-            found.append(PronounSentence(text, (one, other), (its, theirs), schema.text))
-    return found
+            sentences.append(PronounSentence(text, (one, other), (its, theirs), schema.text))
+    return sentences
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:
@@ -79,7 +79,7 @@ def read_winogender(path: Path) -> list[Schema]:
         variants.setdefault((occupation, participant, referent), {})[gender] = sentence
     if not variants:
         raise InputError(f"{str(path)!r} has a header and no rows. {_FORMAT}")
-    return [Schema(*key, *_without_pronoun(path, key, found)) for key, found in variants.items()]
+    return [Schema(*key, *_without_pronoun(path, key, texts)) for key, texts in variants.items()]
 
 
 def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
@@ -107,21 +107,21 @@ def _without_pronoun(
 
     The neutral variant may differ in the verb after it too (they were): the male one's is kept.
     """
-    shown = ".".join(map(str, key))
+    name = ".".join(map(str, key))
     missing = [gender for gender in _GENDERS[:2] if gender not in variants]
     if missing:
-        raise InputError(f"{str(path)!r} has no {' and no '.join(missing)} variant of {shown}.")
+        raise InputError(f"{str(path)!r} has no {' and no '.join(missing)} variant of {name}.")
     words = {gender: variants[gender].split() for gender in _GENDERS if gender in variants}
     male, female = words["male"], words["female"]
     at = [k for k, (one, other) in enumerate(zip(male, female, strict=False)) if one != other]
-    if len(at) != 1 or len({len(found) for found in words.values()}) != 1:
+    if len(at) != 1 or len({len(variant) for variant in words.values()}) != 1:
         raise InputError(
-            f"The variants of {shown} in {str(path)!r} must differ in one word, the pronoun; got "
+            f"The variants of {name} in {str(path)!r} must differ in one word, the pronoun; got "
             f"{variants['male']!r} and {variants['female']!r}."
         )
     place = PLACE + male[at[0]].removeprefix(_bare(male[at[0]]))  # with its punctuation
     text = " ".join([*male[: at[0]], place, *male[at[0] + 1 :]])
-    return text, tuple(_bare(found[at[0]]) for found in _in_order(words))
+    return text, tuple(_bare(variant[at[0]]) for variant in _in_order(words))
 
 
 def _in_order(words: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:

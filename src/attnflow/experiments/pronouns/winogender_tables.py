@@ -9,26 +9,25 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attnflow.evaluation.table import Cell, Table
+from attnflow.experiments.layers import Floats
 from attnflow.experiments.pronouns.observe import PronounReader, Reading
 from attnflow.experiments.pronouns.tables import (
     FIRST,
     LAST,
     Frame,
     Question,
-    agreed,
+    agreement,
     layer_table,
-    plain,
+    share_of,
     standing,
 )
 from attnflow.experiments.pronouns.winogender import SOMEONE, Schema, crossed
-from attnflow.experiments.report import Cell, Table, panel_of
-from attnflow.experiments.verb_number.observe import Stages
+from attnflow.progress import ProgressCallback
 
 __all__ = ["Winogender", "draw", "findings", "protocol", "read_schemas", "tables"]
 
-Floats = NDArray[np.float64]
 MODEL: Final = "the model's binding"
 
 
@@ -74,33 +73,35 @@ class Winogender:
     @property
     def pairs(self) -> list[tuple[Item, Item]]:
         """Sentences that differ in the true referent: the occupation's first."""
-        found: dict[tuple[str, str], dict[int, Item]] = {}
+        items: dict[tuple[str, str], dict[int, Item]] = {}
         for item in self.items:
             key = item.schema.occupation, item.schema.participant
-            found.setdefault(key, {})[item.schema.referent] = item
-        return [(pair[0], pair[1]) for pair in found.values() if len(pair) == 2]
+            items.setdefault(key, {})[item.schema.referent] = item
+        return [(pair[0], pair[1]) for pair in items.values() if len(pair) == 2]
 
     @property
     def telling_pairs(self) -> list[tuple[Item, Item]]:
         """Pairs whose difference the model is shown; in the others it stands after the pronoun."""
-        return [(a, b) for a, b in self.pairs if self._seen(a) != self._seen(b)]
+        return [(a, b) for a, b in self.pairs if self._prompt(a) != self._prompt(b)]
 
-    def _seen(self, item: Item) -> str:
+    def _prompt(self, item: Item) -> str:
         return item.schema.text if self.masked else item.prompt
 
 
-def read_schemas(reader: PronounReader, schemas: Sequence[Schema], stages: Stages) -> Winogender:
+def read_schemas(
+    reader: PronounReader, schemas: Sequence[Schema], progress: ProgressCallback | None = None
+) -> Winogender:
     """Every schema as it is and, where both people are named, with the genders both ways."""
-    given = [_cut(schema, reader.masked) for schema in schemas]
-    made = [[] if s.participant == SOMEONE else crossed(s) for s in given]
-    every = [sentence for group in made for sentence in group]
-    readings = iter(reader([*(schema.sentence for schema in given), *every], stages))
-    plain_ones = [next(readings) for _ in given]
+    visible = [_cut(schema, reader.masked) for schema in schemas]
+    groups = [[] if s.participant == SOMEONE else crossed(s) for s in visible]
+    both_ways = [sentence for group in groups for sentence in group]
+    readings = iter(reader([*(schema.sentence for schema in visible), *both_ways], progress))
+    plain_ones = [next(readings) for _ in visible]
     items = []
-    for original, schema, first, group in zip(schemas, given, plain_ones, made, strict=True):
-        found = [next(readings) for _ in group]
-        frame = Frame(found, schema.occupation) if found else None
-        items.append(Item(original, first, frame))
+    for original, schema, plain, group in zip(schemas, visible, plain_ones, groups, strict=True):
+        members = [next(readings) for _ in group]
+        frame = Frame(members, schema.occupation) if members else None
+        items.append(Item(original, plain, frame))
     return Winogender(items, tuple(reader.methods), reader.masked)
 
 
@@ -115,29 +116,33 @@ def _cut(schema: Schema, masked: bool) -> Schema:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def tables(found: Winogender) -> tuple[Table, ...]:
+def tables(winogender: Winogender) -> tuple[Table, ...]:
     """The summary, most telling first."""
-    rows = [*found.methods, FIRST, LAST]
-    made = [_pronouns(found), *(layer_table(asked, rows) for asked in _questions(found))]
-    if found.telling_pairs:
-        made.append(_referents(found))
-    made += [_position(found), _methods(found), _saturated(found)]
-    return tuple(made)
+    rows = [*winogender.methods, FIRST, LAST]
+    questions = _questions(winogender)
+    return (
+        _pronouns(winogender),
+        *(layer_table(question, rows) for question in questions),
+        *([_referents(winogender)] if winogender.telling_pairs else []),
+        _position(winogender),
+        _methods(winogender),
+        _saturated(winogender),
+    )
 
 
-def _pronouns(found: Winogender) -> Table:
+def _pronouns(winogender: Winogender) -> Table:
     """Which of the three pronouns the model prefers where nothing says a gender."""
     rows: dict[str, tuple[Cell, ...]] = {}
-    cases = sorted({item.schema.pronouns for item in found.distinct})
+    cases = sorted({item.schema.pronouns for item in winogender.distinct})
     for pronouns in [*cases, None]:
-        chosen = [i for i in found.distinct if pronouns in (None, i.schema.pronouns)]
-        shares = np.array([item.plain.probabilities[:2] for item in chosen])
-        prefers = [np.argmax(item.plain.probabilities) for item in chosen]
+        items = [i for i in winogender.distinct if pronouns in (None, i.schema.pronouns)]
+        shares = np.array([item.plain.probabilities[:2] for item in items])
+        prefers = [np.argmax(item.plain.probabilities) for item in items]
         name = "all" if pronouns is None else "/".join(pronouns)
-        rows[f"{name} ({len(chosen)})"] = (
-            *(plain(np.equal(prefers, k).astype(np.float64)) for k in range(3)),
-            plain(shares[:, 0] / shares.sum(axis=1)),
-            plain([sum(item.plain.probabilities) for item in chosen]),
+        rows[f"{name} ({len(items)})"] = (
+            *(share_of(np.equal(prefers, k).astype(np.float64)) for k in range(3)),
+            share_of(shares[:, 0] / shares.sum(axis=1)),
+            share_of([sum(item.plain.probabilities) for item in items]),
         )
     columns = ("prefers male", "female", "neutral", "p(male) of the two", "p of all three")
     note = "Different texts only, as the model is shown them."
@@ -148,13 +153,13 @@ def _as_frames(items: Sequence[Item]) -> list[Frame]:
     return [Frame([item.plain], item.schema.occupation) for item in items]
 
 
-def _questions(found: Winogender) -> list[Question]:
+def _questions(winogender: Winogender) -> list[Question]:
     """What fixed choices can be held against; none where no sentence names both people."""
-    frames = [item.frame for item in found.framed if item.frame is not None]
+    frames = [item.frame for item in winogender.framed if item.frame is not None]
     if not frames:
         return []
-    given = _as_frames(found.framed)
-    bound = {id(one): np.array(frame.binding) for one, frame in zip(given, frames, strict=True)}
+    originals = _as_frames(winogender.framed)
+    bound = {id(one): np.array(frame.binding) for one, frame in zip(originals, frames, strict=True)}
     return [
         Question(
             "agreement",
@@ -175,83 +180,84 @@ def _questions(found: Winogender) -> list[Question]:
         Question(
             "original",
             "is the one bound, in the sentence as it is",
-            given,
-            lambda frame, name: agreed(frame.leans(name)[0], bound[id(frame)]),
+            originals,
+            lambda frame, name: agreement(frame.leans(name)[0], bound[id(frame)]),
             "The method's lean is that of the sentence with its occupation and participant; the "
             "binding is that of the same sentence with a man and a woman in the two roles.",
         ),
     ]
 
 
-def _referents(found: Winogender) -> Table:
+def _referents(winogender: Winogender) -> Table:
     """Position and frequency cancel within a pair: only what the two prompts say differs."""
-    pairs = found.telling_pairs
+    pairs = winogender.telling_pairs
     frames = _as_frames([first for first, _ in pairs])
     other = {id(f): pair for f, pair in zip(frames, pairs, strict=True)}
 
     def right(frame: Frame, name: str) -> Floats:
         first, second = other[id(frame)]
-        return agreed(first.lean(name) - second.lean(name), np.ones(1))
+        return agreement(first.lean(name) - second.lean(name), np.ones(1))
 
-    rows = [*found.methods, *([MODEL] if any(a.frame for a, _ in pairs) else [])]
+    rows = [*winogender.methods, *([MODEL] if any(a.frame for a, _ in pairs) else [])]
     note = (
-        f"{len(pairs)} of {len(found.pairs)} pairs: in the others all that tells the referents "
-        "apart stands after the pronoun, so a causal model is shown the same text twice. The "
-        "binding is known where both people are named."
+        f"{len(pairs)} of {len(winogender.pairs)} pairs: in the others all that tells the "
+        "referents apart stands after the pronoun, so a causal model is shown the same text twice. "
+        "The binding is known where both people are named."
     )
     title = "True referent: does the method lean to the occupation more where it is the referent?"
     return layer_table(Question("referents", "", frames, right, note, title), rows)
 
 
-def _position(found: Winogender) -> Table:
+def _position(winogender: Winogender) -> Table:
     def first(frame: Frame, name: str) -> Floats:
-        return agreed(frame.leans(name)[0], frame.leans(FIRST)[0])
+        return agreement(frame.leans(name)[0], frame.leans(FIRST)[0])
 
-    asked = Question(
+    question = Question(
         "position",
         "is the first named",
-        _as_frames(found.distinct),
+        _as_frames(winogender.distinct),
         first,
         "Near 0 or 1 the method chooses by position, whatever the sentence says.",
     )
-    return layer_table(asked, found.methods)
+    return layer_table(question, winogender.methods)
 
 
-def _methods(found: Winogender) -> Table:
+def _methods(winogender: Winogender) -> Table:
     rows = {
         f"{one} and {other}": (
-            plain([
-                float(agreed(item.lean(one)[-1:], item.lean(other)[-1:])[0])
-                for item in found.distinct
+            share_of([
+                float(agreement(item.lean(one)[-1:], item.lean(other)[-1:])[0])
+                for item in winogender.distinct
             ]),
         )
-        for one, other in combinations(found.methods, 2)
+        for one, other in combinations(winogender.methods, 2)
     }  # fmt: skip
     title = "How often two methods prefer the same antecedent, at the last layer"
     return Table("methods", title, ("agree",), rows)
 
 
-def _saturated(found: Winogender) -> Table:
-    asked = Question(
+def _saturated(winogender: Winogender) -> Table:
+    question = Question(
         "saturation",
         "",
-        _as_frames(found.distinct),
+        _as_frames(winogender.distinct),
         lambda frame, _: frame.readings[0].saturated.astype(np.float64),
         title="Share of sentences in which flow no longer depends on the target",
     )
-    return layer_table(asked, ["flow"])
+    return layer_table(question, ["flow"])
 
 
 # --- words ----------------------------------------------------------------------------------------
 
 
-def protocol(found: Winogender) -> tuple[str, ...]:
+def protocol(winogender: Winogender) -> tuple[str, ...]:
     """How 'agrees' is meant."""
-    clusters = len({item.schema.occupation for item in found.items})
+    clusters = len({item.schema.occupation for item in winogender.items})
     return (
-        f"{len(found.items)} sentences about {clusters} occupations; {len(found.distinct)} "
-        "different texts as the model is shown them. An occupation counts once in each table over "
-        "layers, and intervals are over occupations: its sentences share their words.",
+        f"{len(winogender.items)} sentences about {clusters} occupations; "
+        f"{len(winogender.distinct)} different texts as the model is shown them. An "
+        "occupation counts once in each table over layers, and intervals are over "
+        "occupations: its sentences share their words.",
         "Nothing in Winogender says the gender of an occupation, so a preferred pronoun names no "
         "antecedent. Therefore each sentence is also read with a man and a woman in the two roles "
         "(man and woman, boy and girl), both ways: there the pronoun does name one. What the model "
@@ -259,23 +265,23 @@ def protocol(found: Winogender) -> tuple[str, ...]:
     )
 
 
-def findings(found: Winogender) -> tuple[str, ...]:
+def findings(winogender: Winogender) -> tuple[str, ...]:
     """What the tables say, in sentences."""
-    said = []
-    if found.framed:
-        consistent = sum(_names_one(item) for item in found.framed)
-        said.append(
-            f"In {consistent} of {len(found.framed)} texts the preferred pronoun goes with the "
-            "same role however the genders are laid; in the others it does not."
+    sentences = []
+    if winogender.framed:
+        consistent = sum(_names_one(item) for item in winogender.framed)
+        sentences.append(
+            f"In {consistent} of {len(winogender.framed)} texts the preferred pronoun goes with "
+            "the same role however the genders are laid; in the others it does not."
         )
-        said += [standing(asked, found.methods) for asked in _questions(found)]
-    lost = len(found.pairs) - len(found.telling_pairs)
+        sentences += [standing(q, winogender.methods) for q in _questions(winogender)]
+    lost = len(winogender.pairs) - len(winogender.telling_pairs)
     if lost:
-        said.append(
-            f"{lost} of {len(found.pairs)} pairs with different referents are the same text up to "
-            "the pronoun: no method and no causal model could tell them apart."
+        sentences.append(
+            f"{lost} of {len(winogender.pairs)} pairs with different referents are the same text "
+            "up to the pronoun: no method and no causal model could tell them apart."
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def _names_one(item: Item) -> bool:
@@ -283,11 +289,11 @@ def _names_one(item: Item) -> bool:
     return len({reading.pronoun_lean > 0 for reading in item.frame.readings}) == 1
 
 
-def draw(found: Winogender, path: Path) -> None:
+def draw(winogender: Winogender, path: Path) -> None:
     """Agreement over layers."""
     from attnflow.show import plots
 
     names = ("agreement", "binding", "original", "referents")
-    drawn = [table for table in tables(found) if table.name in names]
+    panels = [table.curves() for table in tables(winogender) if table.name in names]
     fixed = (FIRST, LAST, MODEL)
-    plots.agreement_figure([{**panel_of(table), "fixed": fixed} for table in drawn], path)
+    plots.agreement_figure([{**panel, "fixed": fixed} for panel in panels], path)

@@ -20,11 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnflow.hosts.capture import at_rest, capture
+from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.restore import at_rest
 from attnflow.trace import AttentionTrace
 
-__all__ = ["GradientSums", "attention_fed_twice", "gradient_sums", "in_double_precision"]
+__all__ = ["GradientSums", "capture_double_embedded", "gradient_sums", "in_double_precision"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class GradientSums:
         return float(np.divide(self.sums, most, out=np.zeros_like(most), where=most > 0).max())
 
 
-def attention_fed_twice(model: nn.Module, tokenizer: Any, text: str) -> AttentionTrace:
+def capture_double_embedded(model: nn.Module, tokenizer: Any, text: str) -> AttentionTrace:
     """The attention of the second pass, heads averaged."""
     return capture(model, _second_inputs(model, tokenizer, text), heads="mean")
 
@@ -78,10 +79,10 @@ def _second_inputs(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Ten
 def _stream(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """What the first block reads in a plain pass."""
     adapter = adapter_for(model)
-    seen: list[Tensor] = []
+    streams: list[Tensor] = []
 
     def keep(module: nn.Module, arguments: Any, output: Tensor) -> None:
-        seen.append(output.detach())
+        streams.append(output.detach())
 
     hook = adapter.embedding(model, "stream").register_forward_hook(keep)
     try:
@@ -89,4 +90,4 @@ def _stream(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
             adapter.forward(model, inputs)
     finally:
         hook.remove()
-    return seen[0]
+    return streams[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,35 +10,33 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from attnflow.errors import ModelError, TokensError
+from attnflow.errors import TokensError
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
-from attnflow.experiments.sst2.data import LabelledText
+from attnflow.evaluation.texts import LabelledText
+from attnflow.experiments.layers import METHODS, Floats
+from attnflow.experiments.observe import capture_texts, measure_all
+from attnflow.experiments.sst2.data import is_right, labels_of
 from attnflow.experiments.sst2.double_embedded import (
     GradientSums,
-    attention_fed_twice,
+    capture_double_embedded,
     gradient_sums,
     in_double_precision,
 )
-from attnflow.experiments.verb_number.observe import Stages
-from attnflow.hosts.capture import capture_batch
+from attnflow.experiments.sst2.tables import Run
 from attnflow.hosts.registry import adapter_for
-from attnflow.methods import Flow, Method, Raw, Rollout
+from attnflow.methods import Flow
+from attnflow.progress import tell
 from attnflow.trace import AttentionTrace
 
 __all__ = [
-    "METHODS",
     "Classified",
     "DoubleEmbedded",
     "blank_for",
-    "labels_of",
     "observe",
-    "observe_fed_twice",
+    "observe_double_embedded",
 ]
 
-Floats = NDArray[np.float64]
-
-METHODS: Mapping[str, Method] = {"raw": Raw(), "rollout": Rollout(), "flow": Flow()}
 # The authors divide each row of flows by its sum, which moves the maximum of a column.
 _PAPER_METHODS = {**METHODS, "flow": Flow(normalized=True)}
 _BATCH = 32
@@ -81,18 +79,6 @@ class DoubleEmbedded:
     right: bool | None
 
 
-def labels_of(model: nn.Module) -> tuple[str, ...]:
-    """The names of a sequence classifier's labels, in their order; any other model is refused."""
-    config: Any = getattr(model, "config", None)
-    names = getattr(config, "id2label", None) or {}
-    if not type(model).__name__.endswith("ForSequenceClassification") or len(names) < 2:
-        raise ModelError(
-            f"{type(model).__name__} with {len(names)} labels is no sequence classifier of two or "
-            "more classes, which this experiment is about. training/sst2.py makes one."
-        )
-    return tuple(str(names[k]) for k in sorted(names))
-
-
 def blank_for(model: nn.Module, tokenizer: Any) -> BlankToken:
     """What stands for a hidden word: the mask where there is one; else the gap is closed."""
     return "mask" if "mask" in adapter_for(model).token_ids(model, tokenizer).blanks else "delete"
@@ -107,57 +93,30 @@ def _measures(by: BlankToken) -> Mapping[str, Measure]:
     }
 
 
-def observe(
-    model: nn.Module,
-    tokenizer: Any,
-    examples: Sequence[LabelledText],
-    label: int,
-    stages: Stages,
-) -> tuple[list[Classified], tuple[str, ...]]:
+def observe(run: Run) -> tuple[list[Classified], tuple[str, ...]]:
     """Importance for one label and attribution at every layer, of every text; and a sentence for
     each measure that this model does not allow.
     """
-    texts = [example.text for example in examples]
-    measured: dict[str, list[Importance]] = {}
-    left_out = []
-    for name, measure in _measures(blank_for(model, tokenizer)).items():
-        try:
-            measured[name] = measure(
-                model,
-                texts,
-                tokenizer=tokenizer,
-                answer=label,
-                batch_size=_BATCH,
-                progress=_told(stages, name),
-            )
-        except ModelError as error:
-            left_out.append(f"{name} is left out: {error}")
-    traces = _traces(model, tokenizer, texts, stages)
-    found = []
-    for k, example in enumerate(examples):
-        importance = {name: results[k] for name, results in measured.items()}
-        found.append(_classified(example, traces[k], importance, labels_of(model)))
-        stages("attribution", k + 1, len(examples))
-    return found, tuple(left_out)
-
-
-def _told(stages: Stages, name: str) -> Callable[[int, int], None]:
-    return lambda done, total: stages(name, done, total)
-
-
-def _traces(
-    model: nn.Module, tokenizer: Any, texts: Sequence[str], stages: Stages
-) -> dict[int, AttentionTrace]:
-    """Texts of about equal length together."""
-    order = sorted(range(len(texts)), key=lambda k: len(texts[k]))
-    found: dict[int, AttentionTrace] = {}
-    for start in range(0, len(order), _BATCH):
-        chosen = order[start : start + _BATCH]
-        batch = [texts[k] for k in chosen]
-        traces = capture_batch(model, batch, tokenizer=tokenizer, heads="mean")
-        found.update(zip(chosen, traces, strict=True))
-        stages("attention", len(found), len(texts))
-    return found
+    texts = [example.text for example in run.examples]
+    refusals: list[str] = []
+    importance = measure_all(
+        _measures(blank_for(run.model, run.tokenizer)),
+        run.model,
+        texts,
+        tokenizer=run.tokenizer,
+        answer=run.label,
+        batch_size=_BATCH,
+        progress=run.progress,
+        refuse=lambda name, error: refusals.append(f"{name} is left out: {error}"),
+    )
+    lengths = [len(text) for text in texts]
+    traces = capture_texts(run.model, run.tokenizer, texts, lengths, _BATCH, run.progress)
+    observations = []
+    for k, (example, trace) in enumerate(zip(run.examples, traces, strict=True)):
+        own = {name: results[k] for name, results in importance.items()}
+        observations.append(_classified(example, trace, own, labels_of(run.model)))
+        tell(run.progress, "attribution", k + 1, len(run.examples))
+    return observations, tuple(refusals)
 
 
 def _classified(
@@ -186,10 +145,10 @@ def _classified(
         saturated=saturated[:, 0],
         at_target=flow >= _most_taken_in(capacities, place) - _CERTIFIED,
         taken_in=1 - capacities[:, place, place],
-        importance={name: found.values for name, found in importance.items()},
+        importance={name: each.values for name, each in importance.items()},
         words=tuple(groups),
         layers=trace.layers,
-        right=_right(example, trace, names),
+        right=is_right(example, _answer(trace), names),
     )
 
 
@@ -209,29 +168,21 @@ def _most_taken_in(capacities: Floats, target: int) -> Floats:
     return bound
 
 
-def observe_fed_twice(
-    model: nn.Module,
-    tokenizer: Any,
-    examples: Sequence[LabelledText],
-    label: int,
-    stages: Stages,
-) -> list[DoubleEmbedded]:
+def observe_double_embedded(run: Run) -> list[DoubleEmbedded]:
     """The paper's pass over every text, and its gradients once more with twice the digits."""
-    exact = in_double_precision(model)
-    names = labels_of(model)
-    found = []
-    for k, example in enumerate(examples):
-        trace = attention_fed_twice(model, tokenizer, example.text)
+    exact = in_double_precision(run.model)
+    names = labels_of(run.model)
+    observations = []
+    for k, example in enumerate(run.examples):
+        trace = capture_double_embedded(run.model, run.tokenizer, example.text)
         columns = {name: m(trace).values.max(axis=1) for name, m in _PAPER_METHODS.items()}
-        single = gradient_sums(model, tokenizer, example.text, label)
-        double = gradient_sums(exact, tokenizer, example.text, label)
-        right = _right(example, trace, names)
-        found.append(DoubleEmbedded(columns, single, double, trace.layers, right))
-        stages("texts, fed twice", k + 1, len(examples))
-    return found
+        single = gradient_sums(run.model, run.tokenizer, example.text, run.label)
+        double = gradient_sums(exact, run.tokenizer, example.text, run.label)
+        right = is_right(example, _answer(trace), names)
+        observations.append(DoubleEmbedded(columns, single, double, trace.layers, right))
+        tell(run.progress, "texts, embedded twice", k + 1, len(run.examples))
+    return observations
 
 
-def _right(example: LabelledText, trace: AttentionTrace, names: Sequence[str]) -> bool | None:
-    if example.label is None or trace.prediction is None:
-        return None
-    return trace.prediction.label == names[example.label]
+def _answer(trace: AttentionTrace) -> str | None:
+    return trace.prediction.label if trace.prediction else None

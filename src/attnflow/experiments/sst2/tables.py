@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from torch import nn
 
-from attnflow.evaluation.metrics import summarize
-from attnflow.experiments.report import Cell, Table, summarized
+from attnflow.evaluation.table import Table
+from attnflow.evaluation.texts import LabelledText
+from attnflow.experiments.layers import Agreement, layer_names, over_layers
+from attnflow.progress import ProgressCallback
 
-__all__ = [
-    "PAPER",
-    "Agreed",
-    "Floats",
-    "Found",
-    "accuracy_of",
-    "named",
-    "over_layers",
-    "table_3",
-]
-
-Floats = NDArray[np.float64]
-Agreed = Mapping[str, Floats]
-"""Method → text × layer."""
+__all__ = ["PAPER", "Outcome", "Run", "accuracy_of", "table_3"]
 
 PAPER: Final[Mapping[str, Mapping[int, float]]] = {
     "raw": {1: 0.12, 3: 0.09, 5: 0.08, 6: 0.09},
@@ -36,8 +25,19 @@ PAPER: Final[Mapping[str, Mapping[int, float]]] = {
 _PAPER_LAYERS: Final = 6
 
 
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A model, the texts it is run on, and the number of the label whose logit is explained."""
+
+    model: nn.Module
+    tokenizer: Any
+    examples: Sequence[LabelledText]
+    label: int
+    progress: ProgressCallback | None
+
+
 @dataclass(frozen=True)
-class Found:
+class Outcome:
     """What a protocol gives to the report."""
 
     accuracy: str
@@ -54,15 +54,15 @@ class Judged(Protocol):
         """None where the label is not known."""
 
 
-def accuracy_of(seen: Sequence[Judged]) -> str:
+def accuracy_of(observations: Sequence[Judged]) -> str:
     """The end of a sentence: how often the model is right, where that is known."""
-    known = [o.right for o in seen if o.right is not None]
+    known = [o.right for o in observations if o.right is not None]
     if not known:
         return " (without labels)"
     return f"; the model's answer is right in {np.mean(known):.1%}"
 
 
-def table_3(title: str, agreed: Agreed, layers: Sequence[int]) -> Table:
+def table_3(title: str, agreement: Agreement, layers: Sequence[int]) -> Table:
     """Ours beside the paper's, if the model has as many layers as theirs."""
     comparable = len(layers) == _PAPER_LAYERS
     rows = {
@@ -70,19 +70,9 @@ def table_3(title: str, agreed: Agreed, layers: Sequence[int]) -> Table:
             replace(cell, paper=PAPER[method].get(number) if comparable else None)
             for cell, number in zip(over_layers(values), layers, strict=True)
         )
-        for method, values in agreed.items()
+        for method, values in agreement.items()
     }
     note = "The paper's model is a DistilBERT; it prints layers 1, 3, 5 and 6, each ± about .2."
     if not comparable:
         note = f"The paper's model has 6 layers and this one {len(layers)}: not set side by side."
-    return Table("table-3", title, named(layers), rows, note, drawn=True)
-
-
-def named(layers: Sequence[int]) -> tuple[str, ...]:
-    """The layers as columns of a table."""
-    return tuple(f"L{number}" for number in layers)
-
-
-def over_layers(values: Floats) -> tuple[Cell, ...]:
-    """One cell for each layer of text × layer."""
-    return tuple(summarized(summarize(column)) for column in values.T)
+    return Table("table-3", title, layer_names(layers), rows, note, in_figure=True)

@@ -31,15 +31,20 @@ VERBS: Final = ("knew", "saw", "made", "found", "left", "used")
 
 
 def template_examples(count: int, *, seed: int = 0) -> list[Example]:
-    """So many different sentences, drawn by seed; each says where its subject stands."""
+    """So many different sentences, drawn by seed; each says where its subject stands.
+
+    >>> example = template_examples(1)[0]
+    >>> " ".join(example.words), example.words[example.subject]
+    ('the small officers that the small results made', 'officers')
+    """
     if count < 1:
         raise InputError(f"At least one sentence is needed; got {count}.")
     rng = random.Random(seed)
-    found: dict[tuple[str, ...], Example] = {}
-    while len(found) < count:
+    examples: dict[tuple[str, ...], Example] = {}
+    while len(examples) < count:
         example = _sentence(rng)
-        found.setdefault(example.words, example)
-    return list(found.values())
+        examples.setdefault(example.words, example)
+    return list(examples.values())
 
 
 def _sentence(rng: random.Random) -> Example:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
-from attnflow.hosts.capture import capture_batch
-from attnflow.methods import Flow, Method, Raw, Rollout
+from attnflow.experiments.layers import METHODS
+from attnflow.experiments.observe import capture_texts, measure_all
+from attnflow.methods import Flow
 from attnflow.models.agreement import Example
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
+from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
-__all__ = ["METHODS", "Observation", "Stages", "observe", "text_of"]
-
-Stages = Callable[[str, int, int], None]
-"""Told what is going on: the stage, how much of it is done, and of how much."""
-
-METHODS: Mapping[str, Method] = {"raw": Raw(), "rollout": Rollout(), "flow": Flow()}
+__all__ = ["Observation", "observe", "text_of"]
 
 # [EOS] is blanked too here; what the paper leaves out or sets to zero is up to the protocol.
 MEASURES: Mapping[str, Measure] = {
@@ -65,53 +62,27 @@ def observe(
     model: VerbNumberModel,
     vocabulary: WordVocabulary,
     examples: Sequence[Example],
-    stages: Stages,
+    progress: ProgressCallback | None,
 ) -> list[Observation]:
     """Importance of every token and attribution of [CLS] at every layer, for every sentence."""
-    measured = {
-        name: _measured(measure, model, vocabulary, examples, name, stages)
-        for name, measure in MEASURES.items()
-    }
-    traces = _traces(model, vocabulary, [text_of(example) for example in examples], stages)
-    found = []
-    for k, (example, trace) in enumerate(zip(examples, traces, strict=True)):
-        importance = {name: results[k] for name, results in measured.items()}
-        found.append(_observation(example, trace, importance, vocabulary))
-        stages("attribution", k + 1, len(examples))
-    return found
-
-
-def _measured(
-    measure: Measure,
-    model: VerbNumberModel,
-    vocabulary: WordVocabulary,
-    examples: Sequence[Example],
-    name: str,
-    stages: Stages,
-) -> list[Importance]:
-    return measure(
+    texts = [text_of(example) for example in examples]
+    importance = measure_all(
+        MEASURES,
         model,
-        [text_of(example) for example in examples],
+        texts,
         tokenizer=vocabulary,
         answer=[example.label for example in examples],
         batch_size=_BATCH,
-        progress=lambda done, total: stages(name, done, total),
+        progress=progress,
     )
-
-
-def _traces(
-    model: VerbNumberModel, vocabulary: WordVocabulary, texts: Sequence[str], stages: Stages
-) -> list[AttentionTrace]:
-    """Sentences of about equal length together."""
-    order = sorted(range(len(texts)), key=lambda k: len(texts[k].split()))
-    found: dict[int, AttentionTrace] = {}
-    for start in range(0, len(order), _BATCH):
-        chosen = order[start : start + _BATCH]
-        batch = [texts[k] for k in chosen]
-        traces = capture_batch(model, batch, tokenizer=vocabulary, heads="mean")
-        found.update(zip(chosen, traces, strict=True))
-        stages("attention", len(found), len(texts))
-    return [found[k] for k in range(len(texts))]
+    lengths = [len(example.words) for example in examples]
+    traces = capture_texts(model, vocabulary, texts, lengths, _BATCH, progress)
+    observations = []
+    for k, (example, trace) in enumerate(zip(examples, traces, strict=True)):
+        own = {name: results[k] for name, results in importance.items()}
+        observations.append(_observation(example, trace, own, vocabulary))
+        tell(progress, "attribution", k + 1, len(examples))
+    return observations
 
 
 def _observation(
@@ -128,7 +99,7 @@ def _observation(
         rows={name: result.values[:, 0] for name, result in results.items()},
         saturated=saturated[:, 0],
         received=Flow().matrices(trace)[0].sum(axis=0),
-        importance={name: found.values for name, found in importance.items()},
+        importance={name: each.values for name, each in importance.items()},
         is_word=any_one.is_word,
         subject=_position_of_subject(example, vocabulary),
         probability=any_one.probability,

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.evaluation.metrics import dense_rank_correlation, spearman
+from attnflow.experiments.layers import Floats
+from attnflow.experiments.protocol import Protocol
 from attnflow.experiments.verb_number.observe import Observation
 
-__all__ = ["AS_PAPER", "IN_WORDS", "PAPER", "SOUND", "Floats", "Reading"]
+__all__ = ["AS_PAPER", "IN_WORDS", "PAPER", "PROTOCOLS", "SOUND", "AgreementProtocol"]
 
-Floats = NDArray[np.float64]
 Correlation = Callable[[Floats, Floats], float]
 
 _MEANS: Final = {
@@ -38,7 +39,7 @@ PAPER: Final = {key: tuple(zip(_MEANS[key], _STDS[key], strict=True)) for key in
 
 
 @dataclass(frozen=True)
-class Reading:
+class AgreementProtocol:
     """Which positions are correlated, with which scores, by which formula."""
 
     positions: Literal["words", "all"]
@@ -46,30 +47,33 @@ class Reading:
     scores: Mapping[str, str]  # what the tables call a score → the measure
     end_is_zero: bool = False
 
-    def chosen(self, seen: Observation) -> NDArray[np.bool_]:
+    def positions_of(self, one: Observation) -> NDArray[np.bool_]:
         """The positions of a sentence that count."""
-        return seen.is_word if self.positions == "words" else np.ones(seen.length, dtype=bool)
+        return one.is_word if self.positions == "words" else np.ones(one.length, dtype=bool)
 
-    def score(self, seen: Observation, name: str) -> Floats:
+    def score(self, one: Observation, name: str) -> Floats:
         """The importance of the positions that count."""
-        values = seen.importance[self.scores[name]].copy()
+        values = one.importance[self.scores[name]].copy()
         if self.end_is_zero and name == "blank-out":
             values[-1] = 0.0
-        return values[self.chosen(seen)]
+        return values[self.positions_of(one)]
 
-    def agreement(self, seen: Observation, method: str, layer: int, name: str) -> float:
+    def agreement(self, one: Observation, method: str, layer: int, name: str) -> float:
         """Of one row of attention and one score."""
-        row = seen.rows[method][layer][self.chosen(seen)]
-        return self.correlation(row, self.score(seen, name))
+        row = one.rows[method][layer][self.positions_of(one)]
+        return self.correlation(row, self.score(one, name))
 
 
-SOUND: Final = Reading("words", spearman, {"blank-out": "blank-out", "gradient": "gradient"})
-AS_PAPER: Final = Reading(
+SOUND: Final = AgreementProtocol(
+    "words", spearman, {"blank-out": "blank-out", "gradient": "gradient"}
+)
+AS_PAPER: Final = AgreementProtocol(
     "all",
     dense_rank_correlation,
     {"blank-out": "blank-out", "gradient": "gradient sum"},
     end_is_zero=True,
 )
+PROTOCOLS: Final[Mapping[Protocol, AgreementProtocol]] = {"sound": SOUND, "paper": AS_PAPER}
 
 IN_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "sound": (

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.measure.decomposition import BlockState, FixedNorm, measure_block
 from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.restore import undone
 
 __all__ = ["BLOCK_MEASURES", "DECLARED", "BlockPlan", "Parts", "declared_parts", "watched_blocks"]
 
@@ -100,27 +101,23 @@ def watched_blocks(blocks: Sequence[Parts], recorder: Recorder, shown: str) -> I
         return
     _refuse_missing_norms(blocks, names, shown)
     watch = _Watch(recorder, names)
-    handles: list[Any] = []
-    try:
+    with undone() as changes:
         for parts in blocks:
-            handles.append(parts.block.register_forward_pre_hook(watch.begin, with_kwargs=True))
-            handles.extend(norm.register_forward_hook(watch.normed) for norm in parts.norms)
-            handles.append(parts.block.register_forward_hook(watch.end(parts)))
-        recorder.watch = watch.attended
+            changes.hook(parts.block.register_forward_pre_hook, watch.begin, with_kwargs=True)
+            for norm in parts.norms:
+                changes.hook(norm.register_forward_hook, watch.normed)
+            changes.hook(parts.block.register_forward_hook, watch.end(parts))
+        changes.set(recorder, "watch", watch.attended)
         yield
-    finally:
-        recorder.watch = None
-        for handle in handles:
-            handle.remove()
 
 
 def _refuse_missing_norms(blocks: Sequence[Parts], names: Sequence[str], shown: str) -> None:
-    asked = [name for name in names if name in _AFTER_A_NORM]
-    if asked and not all(parts.norms for parts in blocks):
+    after_norm = [name for name in names if name in _AFTER_A_NORM]
+    if after_norm and not all(parts.norms for parts in blocks):
         raise UnsupportedModelError(
             f"{shown} normalises before attention, not after it, so there is no LayerNorm to fold "
-            f"into {' and '.join(map(repr, asked))}: its own is inside the values already. Use "
-            "'norms-residual' (NormRollout(kind='residual')) or 'alti'."
+            f"into {' and '.join(map(repr, after_norm))}: its own is inside the values "
+            "already. Use 'norms-residual' (NormRollout(kind='residual')) or 'alti'."
         )
 
 
@@ -130,25 +127,25 @@ class _Watch:
     def __init__(self, recorder: Recorder, names: Sequence[str]) -> None:
         self.recorder = recorder
         self.names = names
-        self.given = torch.empty(0)
-        self.seen: list[tuple[Tensor, Tensor]] = []  # weights and values
+        self.stream = torch.empty(0)
+        self.attention: list[tuple[Tensor, Tensor]] = []  # weights and values
         self.norms: list[tuple[nn.LayerNorm, Tensor, Tensor]] = []
 
     def begin(self, block: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self.given = arguments[0] if arguments else options["hidden_states"]
-        self.seen, self.norms = [], []
+        self.stream = arguments[0] if arguments else options["hidden_states"]
+        self.attention, self.norms = [], []
 
     def attended(self, weights: Tensor, values: Tensor) -> None:
-        self.seen.append((weights, values))
+        self.attention.append((weights, values))
 
     def normed(self, norm: nn.LayerNorm, arguments: tuple[Any, ...], output: Tensor) -> None:
         self.norms.append((norm, arguments[0], output))
 
     def end(self, parts: Parts) -> Any:
         def ended(block: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-            if len(self.seen) != 1 or len(self.norms) != len(parts.norms):
+            if len(self.attention) != 1 or len(self.norms) != len(parts.norms):
                 raise CaptureError(
-                    f"A {type(block).__name__} attended {len(self.seen)} times and normalised "
+                    f"A {type(block).__name__} attended {len(self.attention)} times and normalised "
                     f"{len(self.norms)} times where 1 and {len(parts.norms)} were expected, so it "
                     "cannot be taken apart. Gradient methods work on this model."
                 )
@@ -158,24 +155,24 @@ class _Watch:
         return ended
 
     def _measure(self, parts: Parts) -> None:
-        found = [
+        measured = [
             measure_block(self._inside(parts, example), self.names)
-            for example in range(len(self.given))
+            for example in range(len(self.stream))
         ]
         for name in self.names:
-            self.recorder.measure(name, torch.stack([measured[name] for measured in found]))
+            self.recorder.measure(name, torch.stack([one[name] for one in measured]))
 
     def _inside(self, parts: Parts, example: int) -> BlockState:
-        weights, values = self.seen[0]
+        weights, values = self.attention[0]
         return BlockState.of(
-            self.given[example],
+            self.stream[example],
             weights[example],
             values[example],
             _matrix(parts.projection),
             cast("Tensor | None", parts.projection.bias),
             tuple(
-                FixedNorm.of(norm, given[example], output[example])
-                for norm, given, output in self.norms
+                FixedNorm.of(norm, stream[example], output[example])
+                for norm, stream, output in self.norms
             ),
         )
 

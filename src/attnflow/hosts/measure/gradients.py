@@ -10,13 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnflow.errors import CaptureError, InputError, ModelError
+from attnflow.errors import CaptureError, InputError, ModelError, shorten
+from attnflow.extras import ScoreName
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.restore import exclusive
 
 __all__ = ["Choice", "choose_answers", "differentiable", "gradients_of"]
 
-Choice = int | Sequence[int] | None
+Answer = int | str
+Choice = Answer | Sequence[Answer] | None
 
 
 @contextmanager
@@ -30,30 +33,26 @@ def differentiable(model: nn.Module, wanted: bool) -> Iterator[None]:
             yield
         return
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
-    try:
+    with exclusive(model) as changes, torch.enable_grad():
         for parameter in frozen:
-            parameter.requires_grad_(True)
-        with torch.enable_grad():
-            yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+            changes.set(parameter, "requires_grad", True)
+        yield
 
 
 def choose_answers(scores: Sequence[Scores | None], answer: Choice, model: nn.Module) -> list[int]:
-    """For each example which of its choices the gradients are of: its answer unless told."""
-    if answer is None or isinstance(answer, int):
-        answers: Sequence[int | None] = [answer] * len(scores)
+    """For each example which of its choices the gradients are of: the best one unless named."""
+    if isinstance(answer, Sequence) and not isinstance(answer, str):
+        answers: Sequence[Answer | None] = answer
     else:
-        answers = answer
+        answers = [answer] * len(scores)
     if len(answers) != len(scores):
         raise InputError(
-            f"answer={answer!r} names {len(answers)} choices for {len(scores)} examples."
+            f"answer={shorten(answer)} names {len(answers)} choices for {len(scores)} examples."
         )
     return [_choice(one, k, model) for one, k in zip(scores, answers, strict=True)]
 
 
-def _choice(scores: Scores | None, answer: int | None, model: nn.Module) -> int:
+def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> int:
     if scores is None:
         raise ModelError(
             f"Gradients are taken of the score an answer is read from, and {type(model).__name__} "
@@ -61,32 +60,29 @@ def _choice(scores: Scores | None, answer: int | None, model: nn.Module) -> int:
             "...ForSequenceClassification, ...ForCausalLM and the like); a masked language model "
             "also needs its tokenizer and a mask in the text."
         )
-    if answer is None:
-        return int(scores.logits.argmax())
-    if not 0 <= answer < len(scores.logits):
-        raise InputError(
-            f"answer={answer!r}: the answer is one of {len(scores.logits)} choices, 0 to "
-            f"{len(scores.logits) - 1}."
-        )
-    return answer
+    return scores.choice(answer)
 
 
 def gradients_of(
-    scores: Sequence[Scores | None], choices: Sequence[int], recorder: Recorder, model: nn.Module
+    scores: Sequence[Scores | None],
+    choices: Sequence[int],
+    recorder: Recorder,
+    model: nn.Module,
+    score: ScoreName,
 ) -> list[NDArray[np.float32]]:
     """One array for each layer, in the shape of its weights.
 
     No example's score depends on another's weights, so the gradient of their sum is each one's own.
     """
     total = torch.stack(
-        [found.logits[k].float() for found, k in zip(scores, choices, strict=True) if found]
+        [one.score(k, score) for one, k in zip(scores, choices, strict=True) if one]
     ).sum()
     used = [part for layer in recorder.layers for part in layer.in_graph]
     if not total.requires_grad or not all(part.requires_grad for part in used):
         raise _not_in_graph(model)
-    found = iter(torch.autograd.grad(total, used, allow_unused=True))
+    gradients = iter(torch.autograd.grad(total, used, allow_unused=True))
     return [
-        _joined([next(found) for _ in layer.in_graph], layer.weights.shape, model)
+        _joined([next(gradients) for _ in layer.in_graph], layer.weights.shape, model)
         for layer in recorder.layers
     ]
 
@@ -94,10 +90,10 @@ def gradients_of(
 def _joined(
     parts: Sequence[Tensor | None], shape: tuple[int, ...], model: nn.Module
 ) -> NDArray[np.float32]:
-    whole = [part for part in parts if part is not None]
-    if len(whole) < len(parts) or not whole:
+    present = [part for part in parts if part is not None]
+    if len(present) < len(parts) or not present:
         raise _not_in_graph(model)
-    gradient: NDArray[np.float32] = torch.cat(whole, dim=-2).float().cpu().numpy()
+    gradient: NDArray[np.float32] = torch.cat(present, dim=-2).float().cpu().numpy()
     return gradient.reshape(shape)
 
 

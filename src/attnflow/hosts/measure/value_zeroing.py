@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from attnflow.errors import CaptureError, UnsupportedModelError
+from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.restore import undone
+from attnflow.progress import tell
 
-__all__ = ["VALUE_ZEROING", "outermost_layers", "replayed", "without"]
+__all__ = ["VALUE_ZEROING", "outermost_layers", "replayed"]
 
 VALUE_ZEROING = "value-zeroing"
 _WEIGHTS_AT_ONCE = 2**21  # queries × keys of all the copies of an example that are replayed at once
@@ -26,45 +29,34 @@ _WEIGHTS_AT_ONCE = 2**21  # queries × keys of all the copies of an example that
 _APART = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
-def without(values: Tensor, positions: Tensor) -> Tensor:
-    """Values (copies, heads, keys, width) with one key of each copy zeroed; -1 zeroes none."""
-    zeroed = values.clone()
-    copies = torch.nonzero(positions >= 0)[:, 0]
-    zeroed[copies, :, positions[copies]] = 0
-    return zeroed
-
-
 def outermost_layers(model: nn.Module) -> list[nn.Module]:
     """The members of module lists that lie in no other list: the layers, among them."""
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and not name.startswith(inside):
-            found.extend(module)
+            layers.extend(module)
             inside = (*inside, f"{name}.")
-    return found
+    return layers
 
 
 @contextmanager
-def replayed(layers: Sequence[nn.Module], recorder: Recorder) -> Iterator[None]:
-    """Measure every one of these layers that attends, as it ends."""
-    replay = _Replay(recorder)
-    handles = []
-    try:
+def replayed(layers: Sequence[nn.Module], recorder: Recorder, session: Session) -> Iterator[None]:
+    """Measure every one of these layers that attends, as it ends; they attend in this session."""
+    replay = _Replay(recorder, session)
+    with undone() as changes:
         for layer in layers:
-            handles.append(layer.register_forward_pre_hook(replay.begin, with_kwargs=True))
-            handles.append(layer.register_forward_hook(replay.end))
+            changes.hook(layer.register_forward_pre_hook, replay.begin, with_kwargs=True)
+            changes.hook(layer.register_forward_hook, replay.end)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Replay:
     """The call of the layer that is running, and what is done when it ends."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, session: Session) -> None:
         self.recorder = recorder
+        self.session = session
         self.arguments: tuple[Any, ...] = ()
         self.options: dict[str, Any] = {}
         self.recorded_before = 0
@@ -90,27 +82,33 @@ class _Replay:
         distances = torch.zeros(batch, length, length, dtype=torch.float64)
         step = max(1, _WEIGHTS_AT_ONCE // length**2)
         for example in range(batch):
-            whole = self._run(layer, example, batch, torch.tensor([-1], device=output.device))
-            _check_replay(layer, whole[0], output[example])
-            for positions in torch.arange(length, device=output.device).split(step):
-                turned = self._run(layer, example, batch, positions)
-                near = torch.cosine_similarity(turned.double(), whole.double(), dim=-1)
-                distances[example][:, positions.cpu()] = (1 - near).clamp(min=0).T.cpu()
+            again = self._run(layer, example, batch, [[]])
+            _check_replay(layer, again[0], output[example])
+            for start in range(0, length, step):
+                self._tell(example, start, length, batch)
+                positions = range(start, min(start + step, length))
+                turned = self._run(layer, example, batch, [[k] for k in positions])
+                near = torch.cosine_similarity(turned.double(), again.double(), dim=-1)
+                distances[example][:, list(positions)] = (1 - near).clamp(min=0).T.cpu()
         return distances
 
-    def _run(self, layer: nn.Module, example: int, batch: int, positions: Tensor) -> Tensor:
-        """The layer's forward on copies of one example, without the hooks that watch the layer."""
-        self.recorder.zeroed = positions
-        try:
-            copied = [_copies(x, example, batch, len(positions)) for x in self.arguments]
-            options = {
-                name: _copies(x, example, batch, len(positions)) for name, x in self.options.items()
-            }
+    def _tell(self, example: int, start: int, length: int, batch: int) -> None:
+        """How many positions of all layers are done, if it is known how many layers there are."""
+        done = (len(self.recorder.layers) - 1) * batch * length + example * length + start
+        tell(self.recorder.progress, VALUE_ZEROING, done, self.recorder.expected * batch * length)
+
+    def _run(self, layer: nn.Module, example: int, batch: int, silent: list[list[int]]) -> Tensor:
+        """The layer's forward on copies of one example, without the hooks that watch the layer.
+
+        `silent` has the positions of each copy whose values are zeroed.
+        """
+        copies = len(silent)
+        with self.session.replay(Intervention(zero_values=silent)):
+            arguments = [_copies(x, example, batch, copies) for x in self.arguments]
+            options = {name: _copies(x, example, batch, copies) for name, x in self.options.items()}
             if "use_cache" in options:
                 options["use_cache"] = False
-            return _states(layer.forward(*copied, **options))
-        finally:
-            self.recorder.zeroed = None
+            return _states(layer.forward(*arguments, **options))
 
 
 def _copies(argument: Any, example: int, batch: int, count: int) -> Any:

@@ -12,6 +12,7 @@ result is the same, and all heads of all queries never exist at once.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +26,11 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 from attnflow.errors import CaptureError
-from attnflow.hosts.measure.value_zeroing import without
-from attnflow.hosts.recorder import AttentionObserver, Stage
+from attnflow.hosts.intervention import Intervention, Session
+from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Stage
+from attnflow.hosts.restore import Changes, exclusive
 
-__all__ = ["eager", "recording", "uses_the_interface"]
+__all__ = ["attending", "eager", "eager_function", "point_at", "uses_the_interface"]
 
 _NAME = "attnflow_recording"
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
@@ -37,59 +39,73 @@ _CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "en
 
 @dataclass(frozen=True)
 class _Post:
-    """Where a module stands in its model, and whom it reports to."""
+    """Where a module stands in its model, and the session it takes part in.
 
-    observer: AttentionObserver
+    Another thread that runs the model meanwhile takes no part in it.
+    """
+
+    session: Session
     stage: Stage
+    thread: int
 
 
-# Keyed by module, so that two threads that capture two models at once do not mix.
 _POSTS: WeakKeyDictionary[nn.Module, _Post] = WeakKeyDictionary()
 
 
-def _attend_and_record(
+def eager_function(module: nn.Module) -> Any:
+    """The eager attention of the file that defines the module's class."""
+    return sys.modules[type(module).__module__].eager_attention_forward
+
+
+def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """The model file's own eager attention, with its weights handed to the module's watcher."""
-    attend = sys.modules[type(module).__module__].eager_attention_forward
+    """The model file's own eager attention, under the session's intervention and observer."""
+    attend = eager_function(module)
     post = _POSTS.get(module)
-    if post is None:
+    if post is None or post.thread != threading.get_ident():
         return attend(module, query, key, value, mask, **options)
-    observer = post.observer
-    if observer.zeroed is not None:
-        return attend(module, query, key, without(value, observer.zeroed), mask, **options)
-    if observer.disturb:
-        query = torch.zeros_like(query)
-    length = query.shape[-2]
-    step = max(1, _ROWS_OF_WEIGHTS // (key.shape[-2] * query.shape[1]))
+    session, change = post.session, post.session.intervention
+    if change is not None:
+        query, value = change.queries(query), change.values(value, post.stage)
+    layer = _recorded_layer(module, value, query.shape[-2], post.stage)
+    keys, length = key.shape[-2], layer.length
+    step = max(1, _ROWS_OF_WEIGHTS // (keys * query.shape[1])) if session.observer else length
     outputs: list[Tensor] = []
     for start in range(0, length, step):
-        rows = slice(start, start + step)
-        output, weights = attend(
-            module,
-            query[..., rows, :],
-            key,
-            value,
-            _rows_of(mask, rows, length),
-            **{name: _rows_of(option, rows, length) for name, option in options.items()},
-        )
-        if weights is None:
-            raise CaptureError(
-                f"{type(module).__name__} returned no attention weights: quantised or fused "
-                "attention cannot be seen. Load the model without it."
-            )
+        rows = slice(start, min(start + step, length))
+        queries, row_mask = query[..., rows, :], _rows_of(mask, rows, length)
+        if change is not None:
+            row_mask = change.mask(row_mask, queries, keys, post.stage, start, length)
+        row_options = {name: _rows_of(option, rows, length) for name, option in options.items()}
+        output, weights = attend(module, queries, key, value, row_mask, **row_options)
         outputs.append(output)
-        observer.see_rows(module, weights, slice(start, min(start + step, length)), length)
+        if session.observer is not None:
+            session.observer.see_rows(layer, _checked(weights, module), rows)
+    if session.observer is not None:
+        session.observer.end_layer(layer)
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
+
+
+def _recorded_layer(module: nn.Module, value: Tensor, length: int, stage: Stage) -> RecordedLayer:
     index = getattr(module, "layer_idx", None)
-    observer.end_layer(
+    return RecordedLayer(
         module,
         value,
         length,
-        stage=post.stage,
+        stage,
         number=None if index is None else int(index) + 1,
         sink=getattr(module, "sinks", None) is not None,
     )
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
+
+
+def _checked(weights: Tensor | None, module: nn.Module) -> Tensor:
+    if weights is None:
+        raise CaptureError(
+            f"{type(module).__name__} returned no attention weights: quantised or fused "
+            "attention cannot be seen. Load the model without it."
+        )
+    return weights
 
 
 def _rows_of(option: Any, rows: slice, length: int) -> Any:
@@ -99,23 +115,36 @@ def _rows_of(option: Any, rows: slice, length: int) -> Any:
     return option
 
 
-AttentionInterface.register(_NAME, _attend_and_record)
+AttentionInterface.register(_NAME, _attend)
 AttentionMaskInterface.register(_NAME, eager_mask)
 
 
 @contextmanager
-def recording(model: PreTrainedModel, observer: AttentionObserver) -> Iterator[None]:
-    """Point every config of the model at our function; put everything back, whatever happens."""
-    posts = {module: _Post(observer, _stage(model, name)) for name, module in model.named_modules()}
-    if any(module in _POSTS for module in posts):
-        raise CaptureError("This model is being captured in another thread; capture one at a time.")
-    with _implementation(model, _NAME):
-        try:
-            _POSTS.update(posts)
-            yield
-        finally:
-            for module in posts:
-                _POSTS.pop(module, None)
+def attending(
+    model: PreTrainedModel,
+    *,
+    observer: AttentionObserver | None = None,
+    intervention: Intervention | None = None,
+) -> Iterator[Session]:
+    """Show the model's attention to an observer, change it by an intervention, or both.
+
+    Every config of the model points at our function until the block ends, however it ends.
+    """
+    with exclusive(model) as changes:
+        session = Session(observer, intervention)
+        posts = {
+            module: _Post(session, _stage(model, name), threading.get_ident())
+            for name, module in model.named_modules()
+        }
+        if any(module in _POSTS for module in posts):
+            raise CaptureError(
+                f"This {type(model).__name__} is being captured already, further up in the same "
+                "thread; end that first."
+            )
+        changes.add(lambda: [_POSTS.pop(module, None) for module in posts])
+        _POSTS.update(posts)
+        point_at(model, _NAME, changes)
+        yield session
 
 
 def uses_the_interface(model: PreTrainedModel) -> bool:
@@ -127,34 +156,27 @@ def uses_the_interface(model: PreTrainedModel) -> bool:
 @contextmanager
 def eager(model: PreTrainedModel) -> Iterator[None]:
     """Eager attention for the models whose files do not use the attention interface."""
-    with _implementation(model, "eager"):
+    with exclusive(model) as changes:
+        point_at(model, "eager", changes)
         yield
 
 
-@contextmanager
-def _implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Every config of the model points at the attention function of this name; then back."""
-    configs = _configs(model)
-    before = [config._attn_implementation_internal for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation_internal = name
-        yield
-    finally:
-        for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation_internal = implementation
+def point_at(model: PreTrainedModel, name: str, changes: Changes) -> None:
+    """Every config of the model points at the attention function of this name, until the end."""
+    for config in _configs(model):
+        changes.set(config, "_attn_implementation_internal", name)
 
 
 def _configs(model: PreTrainedModel) -> list[Any]:
     """The configs of the model and of every sub-model, each once."""
-    found: dict[int, Any] = {}
+    configs: dict[int, Any] = {}
     waiting: list[Any] = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
     while waiting:
         config = waiting.pop()
-        if config is not None and id(config) not in found:
-            found[id(config)] = config
+        if config is not None and id(config) not in configs:
+            configs[id(config)] = config
             waiting.extend(getattr(config, name, None) for name in config.sub_configs)
-    return list(found.values())
+    return list(configs.values())
 
 
 def _stage(model: PreTrainedModel, name: str) -> Stage:

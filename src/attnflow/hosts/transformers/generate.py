@@ -14,7 +14,8 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from attnflow.errors import AttnflowError, InputError, ModelError
 from attnflow.hosts.recorder import AttentionObserver
-from attnflow.hosts.transformers.attention import recording, uses_the_interface
+from attnflow.hosts.transformers.attention import attending, uses_the_interface
+from attnflow.hosts.transformers.facts import is_encoder_decoder
 
 __all__ = ["can_stream", "checked_generator", "end_tokens", "run_generate", "run_once", "watching"]
 
@@ -39,20 +40,26 @@ def checked_generator(model: nn.Module) -> PreTrainedModel:
 
 def can_stream(model: PreTrainedModel) -> bool:
     """Whether attention can be watched during generate(): one stack, through the interface."""
-    return uses_the_interface(model) and not getattr(model.config, "is_encoder_decoder", False)
+    return uses_the_interface(model) and not is_encoder_decoder(model)
 
 
-def end_tokens(model: PreTrainedModel) -> set[int]:
-    """The tokens that end a text."""
-    ends = _own_settings(model).eos_token_id
-    return set() if ends is None else set(torch.as_tensor(ends).reshape(-1).tolist())
+def end_tokens(model: PreTrainedModel, options: Mapping[str, Any]) -> set[int]:
+    """The tokens that end a text under these options of generate().
+
+    Where something else may end a text before others of its batch, padding shows where it ended.
+    """
+    settings = _settings(model, options)
+    otherwise = settings.stop_strings is not None or "stopping_criteria" in options
+    tokens = (settings.eos_token_id, settings.pad_token_id if otherwise else None)
+    ends = [torch.as_tensor(token).reshape(-1).tolist() for token in tokens if token is not None]
+    return {int(token) for part in ends for token in part}
 
 
 def watching(
     model: PreTrainedModel, observer: AttentionObserver | None
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[object]:
     """Show the model's attention to the watcher, if there is one."""
-    return nullcontext() if observer is None else recording(model, observer)
+    return nullcontext() if observer is None else attending(model, observer=observer)
 
 
 def run_generate(
@@ -66,44 +73,58 @@ def run_generate(
     seed: int | None,
 ) -> Tensor:
     """The model's own generate(): prompt and completion, (batch, length)."""
-    chosen = {"do_sample": seed is not None, "use_cache": True, **options}
-    _refuse_other_modes(model, chosen)
+    settings = {"do_sample": seed is not None, "use_cache": True, **options}
+    _refuse_other_modes(model, settings)
     if stream is not None and tokenizer is not None and len(inputs["input_ids"]) == 1:
-        chosen["streamer"] = _TextStream(tokenizer, stream)
+        settings["streamer"] = _TextStream(tokenizer, stream)
     with torch.random.fork_rng(enabled=seed is not None), watching(model, observer):
         if seed is not None:
             torch.manual_seed(seed)
         try:
-            return model.generate(**inputs, **chosen)  # type: ignore[operator]
+            return model.generate(**inputs, **settings)  # type: ignore[operator]
         except AttnflowError:
             raise  # ours, from the watcher: some of them are ValueErrors too
+        except _CallbackError as error:
+            raise error.cause from None  # the user's own, as it was
         except ValueError as error:  # an option that does not exist or does not fit
             raise InputError(f"generate() refused its options: {error}") from error
 
 
 def run_once(model: PreTrainedModel, ids: Tensor, observer: AttentionObserver) -> None:
     """One forward pass over a finished text, seen by the watcher; scores are not needed."""
-    with torch.no_grad(), recording(model, observer):
+    with torch.no_grad(), attending(model, observer=observer):
         model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
 
 
 def _refuse_other_modes(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     """Greedy and sampling write one token after the other; anything else rewrites its past."""
-    settings = _own_settings(model)
-    settings.update(**{k: v for k, v in options.items() if hasattr(settings, k)})
+    settings = _settings(model, options)
     mode = settings.get_generation_mode(options.get("assistant_model"))
     several = (settings.num_return_sequences or 1) > 1
     if mode not in _ALLOWED or several:
-        asked = "several sequences for one prompt" if several else mode.value.replace("_", " ")
+        way = "several sequences for one prompt" if several else mode.value.replace("_", " ")
         raise InputError(
-            f"This would generate with {asked}, which drops and reorders what was written, so "
+            f"This would generate with {way}, which drops and reorders what was written, so "
             "rows would not belong to the text any more. Use greedy search or sampling (seed=...); "
             "or generate as you like and pass the text to explain_completion()."
         )
 
 
-def _own_settings(model: Any) -> Any:
-    return copy.deepcopy(model.generation_config)
+def _settings(model: Any, options: Mapping[str, Any]) -> Any:
+    """The model's own settings for generation, or those of the options, with the rest applied."""
+    settings = copy.deepcopy(options.get("generation_config") or model.generation_config)
+    settings.update(**{k: v for k, v in options.items() if hasattr(settings, k)})
+    return settings
+
+
+class _CallbackError(Exception):
+    """Carries what the user's own callback raised through the library, which takes a ValueError
+    for a wrong option.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class _TextStream(TextStreamer):
@@ -115,5 +136,9 @@ class _TextStream(TextStreamer):
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Called by the library with each piece."""
-        if text:
+        if not text:
+            return
+        try:
             self._stream(text)
+        except Exception as error:  # whatever the user's function raises
+            raise _CallbackError(error) from error

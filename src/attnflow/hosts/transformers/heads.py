@@ -1,4 +1,4 @@
-"""Which scores a transformers model's answer is read from, by the kind of its head."""
+"""Which scores a transformers model's answer is read from, by where its head reads."""
 
 from __future__ import annotations
 
@@ -9,81 +9,101 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnflow.errors import TokensError
 from attnflow.hosts.adapter import Batch, Scores
+from attnflow.hosts.facts import ModelFacts
 
-__all__ = ["for_head"]
+__all__ = ["read_scores"]
 
-Readout = Callable[[nn.Module, Any, Tensor, Batch, int], Scores | None]
-
-
-def for_head(class_name: str) -> Readout | None:
-    """The function that reads this kind of head, by how the model's class name ends."""
-    for ending, read in _READOUTS.items():
-        if class_name.endswith(ending):
-            return read
-    return None
+Names = Callable[[Sequence[int]], list[str]]
 
 
-def _class_of(
-    model: nn.Module, tokenizer: Any, logits: Tensor, batch: Batch, example: int
-) -> Scores | None:
-    row = logits[example]
-    if row.ndim != 1 or len(row) < 2:
-        return None
+def read_scores(
+    model: nn.Module, tokenizer: Any, logits: Tensor, batch: Batch, facts: ModelFacts
+) -> list[Scores | None]:
+    """For each example the scores of its class, of its words' classes, or of the next word."""
     config: Any = model.config
+    classes = partial(_class_names, getattr(config, "id2label", None) or {})
+    tokens = partial(_token_names, tokenizer)
+    if facts.answer == "each":
+        return [_token_classes(logits, batch, b, classes) for b in range(batch.size)]
+    if facts.answer == "mask":
+        return [_masked_word(tokenizer, logits, batch, b, tokens) for b in range(batch.size)]
+    if facts.answer == "last" and logits.ndim == 3:
+        return [_next_word(logits, batch, b, tokens) for b in range(batch.size)]
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        return [None] * batch.size
     several = getattr(config, "problem_type", None) == "multi_label_classification"
-    names = getattr(config, "id2label", None) or {}
-    return Scores(
-        row,
-        _class_position(config, batch, example),
-        lambda ids: [str(names.get(k, f"class {k}")) for k in ids],
-        exclusive=not several,
-    )
+    positions = [_class_position(batch, b, facts) for b in range(batch.size)]
+    return [
+        Scores(row, position, classes, exclusive=not several)
+        for row, position in zip(logits, positions, strict=True)
+    ]
 
 
-def _class_position(config: Any, batch: Batch, example: int) -> int:
-    """Encoders read the class from the first position, decoders from the last token."""
-    causal = getattr(config, "is_decoder", False) or config.model_type in _CAUSAL
-    return len(batch.kept[example]) - 1 if causal and batch.kept else 0
+def _class_position(batch: Batch, example: int, facts: ModelFacts) -> int:
+    """The first position; for causal attention the last token, as the model itself finds it."""
+    ids = batch.inputs.get("input_ids")
+    if facts.answer != "last" or ids is None:
+        return 0
+    row = ids[example]
+    words = row == row if facts.pad_token is None else row != facts.pad_token
+    tokens = torch.nonzero(words)[:, 0].tolist()
+    last = tokens[-1] if tokens else len(row) - 1
+    positions = _positions(batch.kept, example, len(row))
+    if last not in positions:
+        raise TokensError(
+            f"The model reads its class from position {last}, the last that is not its padding "
+            f"token {facts.pad_token}, and the attention_mask calls that position padding. Pad "
+            "with the model's own padding token."
+        )
+    return positions.index(last)
 
 
-_CAUSAL = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+def _token_classes(logits: Tensor, batch: Batch, example: int, names: Names) -> Scores | None:
+    """One answer for each token; named is the surest that differs from the usual one.
 
-
-def _word_under_mask(
-    model: nn.Module, tokenizer: Any, logits: Tensor, batch: Batch, example: int
-) -> Scores | None:
-    mask_id = getattr(tokenizer, "mask_token_id", None)
-    if mask_id is None or batch.kept is None:
+    In "Ada lives in Rome" the usual label says that a word is no name; the surest of the others
+    is what a reader looks for.
+    """
+    if logits.ndim != 3 or logits.shape[-1] < 2:
         return None
-    ids = batch.inputs["input_ids"][example][list(batch.kept[example])]
-    masks = torch.nonzero(ids == mask_id)[:, 0].tolist()
+    rows = logits[example][_positions(batch.kept, example, logits.shape[1])]
+    best = rows.float().softmax(dim=-1).max(dim=-1)
+    usual = best.indices.mode().values
+    certainty = best.values + (best.indices != usual).float()  # any other before the usual one
+    position = int(certainty.argmax())
+    return Scores(rows[position], position, names, each=rows)
+
+
+def _masked_word(
+    tokenizer: Any, logits: Tensor, batch: Batch, example: int, names: Names
+) -> Scores | None:
+    mask, ids = getattr(tokenizer, "mask_token_id", None), batch.inputs.get("input_ids")
+    if mask is None or ids is None:
+        return None
+    positions = _positions(batch.kept, example, ids.shape[1])
+    masks = torch.nonzero(ids[example][positions] == mask)[:, 0].tolist()
     if not masks:
         return None
-    row = logits[example, batch.kept[example][masks[0]]]
-    return Scores(row, masks[0], partial(_words, tokenizer))
+    return Scores(logits[example, positions[masks[0]]], masks[0], names)
 
 
-def _next_word(
-    model: nn.Module, tokenizer: Any, logits: Tensor, batch: Batch, example: int
-) -> Scores | None:
+def _next_word(logits: Tensor, batch: Batch, example: int, names: Names) -> Scores:
     decoder = "decoder_input_ids" in batch.inputs
     kept = batch.decoder_kept if decoder else batch.kept
-    last = kept[example][-1] if kept else logits.shape[1] - 1
-    position = (len(kept[example]) if kept else logits.shape[1]) - 1
-    return Scores(logits[example, last], position, partial(_words, tokenizer))
+    positions = _positions(kept, example, logits.shape[1])
+    return Scores(logits[example, positions[-1]], len(positions) - 1, names)
 
 
-def _words(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def _positions(kept: Sequence[Sequence[int]] | None, example: int, length: int) -> list[int]:
+    """The positions of an example that are not padding; all of them where nothing says."""
+    return list(range(length)) if kept is None else list(kept[example])
+
+
+def _class_names(names: Any, ids: Sequence[int]) -> list[str]:
+    return [str(names.get(k, f"class {k}")) for k in ids]
+
+
+def _token_names(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return [str(w) for w in (ids if tokenizer is None else tokenizer.convert_ids_to_tokens(ids))]
-
-
-_READOUTS: dict[str, Readout] = {
-    "ForSequenceClassification": _class_of,
-    "ForImageClassification": _class_of,
-    "ForMaskedLM": _word_under_mask,
-    "ForCausalLM": _next_word,
-    "LMHeadModel": _next_word,
-    "ForConditionalGeneration": _next_word,
-    "MTModel": _next_word,
-}

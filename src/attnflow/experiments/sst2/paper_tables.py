@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from torch import nn
 
 from attnflow.evaluation.metrics import dense_rank_correlation, spearman, summarize
-from attnflow.experiments.report import Table, decimals, summarized
-from attnflow.experiments.sst2.data import LabelledText
-from attnflow.experiments.sst2.observe import METHODS, DoubleEmbedded, observe_fed_twice
-from attnflow.experiments.sst2.tables import Agreed, Found, accuracy_of, named, over_layers, table_3
-from attnflow.experiments.verb_number.observe import Stages
+from attnflow.evaluation.table import Cell, Table, decimals
+from attnflow.experiments.layers import METHODS, Agreement, layer_names, over_layers
+from attnflow.experiments.sst2.observe import DoubleEmbedded, observe_double_embedded
+from attnflow.experiments.sst2.tables import Outcome, Run, accuracy_of, table_3
 
 __all__ = ["run_as_paper"]
 
@@ -31,61 +29,57 @@ _AS_PAPER: Final = (
 )
 
 
-def run_as_paper(
-    model: nn.Module,
-    tokenizer: Any,
-    examples: Sequence[LabelledText],
-    label: int,
-    stages: Stages,
-) -> Found:
+def run_as_paper(run: Run) -> Outcome:
     """Table 3 as the authors' script makes it, and the same with a number that is there."""
-    seen = observe_fed_twice(model, tokenizer, examples, label, stages)
-    layers = seen[0].layers
-    sums, norms = (_of_columns(seen, name) for name in ("sums", "norms"))
+    observations = observe_double_embedded(run)
+    layers = observations[0].layers
+    sums, norms = (_of_columns(observations, name) for name in ("sums", "norms"))
     rows = {method: over_layers(values) for method, values in norms.items()}
     tables = (
         table_3("Table 3: correlation with |Σ_d| of the gradient", sums, layers),
-        Table("norms", "The same with ‖·‖ of the gradient", named(layers), rows, drawn=True),
-        _of_the_sums(seen),
+        Table(
+            "norms", "The same with ‖·‖ of the gradient", layer_names(layers), rows, in_figure=True
+        ),
+        _of_the_sums(observations),
     )
-    return Found(accuracy_of(seen), _AS_PAPER, tables, _what_the_sums_are(seen))
+    return Outcome(accuracy_of(observations), _AS_PAPER, tables, _what_the_sums_are(observations))
 
 
-def _of_columns(seen: Sequence[DoubleEmbedded], of: str) -> Agreed:
+def _of_columns(observations: Sequence[DoubleEmbedded], part: str) -> Agreement:
     return {
         method: np.array(
             [
-                [dense_rank_correlation(row, getattr(o.single, of)) for row in o.columns[method]]
-                for o in seen
+                [dense_rank_correlation(row, getattr(o.single, part)) for row in o.columns[method]]
+                for o in observations
             ]
         )
         for method in METHODS
     }
 
 
-def _of_the_sums(seen: Sequence[DoubleEmbedded]) -> Table:
+def _of_the_sums(observations: Sequence[DoubleEmbedded]) -> Table:
     pairs = {
         "the sums in single and in double precision": [
-            spearman(o.single.sums, o.double.sums) for o in seen
+            spearman(o.single.sums, o.double.sums) for o in observations
         ],
         "the norms in single and in double precision": [
-            spearman(o.single.norms, o.double.norms) for o in seen
+            spearman(o.single.norms, o.double.norms) for o in observations
         ],
         "the sums and the norms, single precision": [
-            spearman(o.single.sums, o.single.norms) for o in seen
+            spearman(o.single.sums, o.single.norms) for o in observations
         ],
     }
-    rows = {name: (summarized(summarize(values)),) for name, values in pairs.items()}
+    rows = {name: (Cell.of_mean(summarize(values)),) for name, values in pairs.items()}
     note = "A number that is there ranks the tokens alike with more digits; rounding does not."
     return Table("sums", "Is the importance a number or rounding?", ("Spearman",), rows, note)
 
 
-def _what_the_sums_are(seen: Sequence[DoubleEmbedded]) -> tuple[str, ...]:
-    share = max(o.single.largest_share for o in seen)
+def _what_the_sums_are(observations: Sequence[DoubleEmbedded]) -> tuple[str, ...]:
+    share = max(o.single.largest_share for o in observations)
     if share > _ROUNDING:
         return (f"The gradient's sums are up to {share:.1g} of what they could be: a number.",)
-    same = summarize([spearman(o.single.sums, o.double.sums) for o in seen]).mean
-    size = summarize([spearman(o.single.sums, o.single.norms) for o in seen]).mean
+    same = summarize([spearman(o.single.sums, o.double.sums) for o in observations]).mean
+    size = summarize([spearman(o.single.sums, o.single.norms) for o in observations]).mean
     return (
         "The importance is rounding: the largest sum of a gradient over its dimensions is "
         f"{share:.0e} of what it could be. The vectors are read through LayerNorm only, which "

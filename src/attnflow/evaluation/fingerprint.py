@@ -1,0 +1,76 @@
+"""What a run's numbers depend on, as short digests: the weights, the tokenizer, the texts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnflow.progress import ProgressCallback, tell
+
+__all__ = ["digest_of", "digest_of_tokenizer", "digest_of_weights"]
+
+_DIGITS = 16
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """The same for the same bytes, on any machine.
+
+    >>> digest_of([b"one", b"two"])
+    '25b6746d5172ed63'
+    """
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part)
+    return total.hexdigest()[:_DIGITS]
+
+
+def digest_of_weights(model: nn.Module, progress: ProgressCallback | None = None) -> str | None:
+    """Of every byte of every weight and buffer, with its name, dtype and shape.
+
+    None where some of them are not in memory (offloaded: on the meta device), so that nothing can
+    be said of them. It is computed once for each run and takes about two seconds for each GB.
+    """
+    tensors = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    if any(tensor.is_meta for tensor in tensors.values()):
+        return None
+    total = hashlib.sha256()
+    for k, (name, tensor) in enumerate(tensors.items(), start=1):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(_bytes(tensor))
+        tell(progress, "fingerprint of the weights", k, len(tensors))
+    return total.hexdigest()[:_DIGITS]
+
+
+def _bytes(tensor: Tensor) -> Any:
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy()
+
+
+def digest_of_tokenizer(tokenizer: Any) -> str:
+    """Of everything that decides which ids a text becomes.
+
+    >>> from attnflow.models.verb_number import load_verb_number
+    >>> _, vocabulary = load_verb_number()
+    >>> digest_of_tokenizer(vocabulary) == digest_of_tokenizer(vocabulary)
+    True
+    """
+    parts = {"class": type(tokenizer).__name__, **_vocabulary(tokenizer)}
+    for name in ("special_tokens_map", "model_max_length", "padding_side", "max_length"):
+        parts[name] = getattr(tokenizer, name, None)
+    return digest_of([json.dumps(parts, sort_keys=True, default=str).encode()])
+
+
+def _vocabulary(tokenizer: Any) -> dict[str, Any]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        rules = json.loads(backend.to_str())
+        # How the last call padded and cut is kept there too; it is not the tokenizer's own.
+        return {name: rules[name] for name in rules if name not in ("padding", "truncation")}
+    if hasattr(tokenizer, "get_vocab"):
+        return {"vocabulary": tokenizer.get_vocab()}
+    return {"vocabulary": getattr(tokenizer, "tokens", None)}

@@ -1,0 +1,214 @@
+"""A table of numbers with what is known of each: as lines of text, as Markdown, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from attnflow.evaluation.metrics import PairedDifference, Summary
+
+__all__ = ["Cell", "Table", "csv_of", "decimals", "markdown_of"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number with what is known of it; `paper` is the number the paper prints for it.
+
+    >>> Cell(0.25, paper=0.20).difference
+    0.04999999999999999
+    """
+
+    value: float
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    n: int | None = None
+    undefined: int = 0
+    paper: float | None = None
+    paper_std: float | None = None
+
+    @classmethod
+    def of_mean(cls, mean: Summary, paper: tuple[float, float] | None = None) -> Cell:
+        """A mean over examples, with the paper's mean and standard deviation if it has one."""
+        theirs, std = paper or (None, None)
+        return cls(
+            mean.mean, mean.std, mean.low, mean.high, None, mean.n, mean.undefined, theirs, std
+        )
+
+    @classmethod
+    def of_share(cls, mean: Summary) -> Cell:
+        """A mean without its standard deviation, which says nothing of a yes or no."""
+        return cls(mean.mean, None, mean.low, mean.high, None, mean.n, mean.undefined)
+
+    @classmethod
+    def of_difference(cls, pairs: PairedDifference) -> Cell:
+        """A mean difference over pairs, with its p."""
+        return cls(pairs.difference, None, pairs.low, pairs.high, pairs.p, pairs.n, pairs.undefined)
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.paper is None else self.value - self.paper
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by row and column; `note` is a sentence that stands under them.
+
+    name: for files.
+    in_figure: whether the figure of a report draws it.
+    columns_to_print: the columns that are printed, where all are too many; CSV has all.
+    digits: how many decimals are printed. signed: whether a plus is printed too.
+
+    >>> table = Table("t", "Shares", ("first", "last"), {"flow": (Cell(0.5), Cell(0.25))})
+    >>> print("\\n".join(table.lines()))
+          first  last
+    flow    .50   .25
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: Mapping[str, tuple[Cell, ...]]
+    note: str = ""
+    in_figure: bool = False
+    columns_to_print: tuple[int, ...] | None = None
+    digits: int = 2
+    signed: bool = False
+
+    def lines(self) -> list[str]:
+        """As text, columns as wide as they need to be: a terminal may wrap, nothing is cut off."""
+        lines = [("", self.headings), *self._rows_as_text()]
+        label = max(len(name) for name, _ in lines)
+        widths = [max(map(len, cells)) for cells in zip(*(row for _, row in lines), strict=True)]
+        return [
+            "  ".join([name.ljust(label), *map(str.rjust, cells, widths)]).rstrip()
+            for name, cells in lines
+        ]
+
+    def markdown(self) -> list[str]:
+        """As the lines of a Markdown table."""
+        head = [f"| | {' | '.join(self.headings)} |", "|---|" + "---|" * len(self.headings)]
+        return head + [
+            f"| {name.strip()} | {' | '.join(cells)} |" for name, cells in self._rows_as_text()
+        ]
+
+    @property
+    def headings(self) -> list[str]:
+        """The names of the columns that are printed."""
+        return [self.columns[k] for k in self._printed()]
+
+    def curves(self) -> dict[str, object]:
+        """Plain numbers for a panel with one curve for each row."""
+        return {
+            "title": self.title,
+            "columns": self.columns,
+            "series": {
+                name: {
+                    part: [getattr(cell, part) for cell in cells]
+                    for part in ("value", "low", "high", "paper")
+                }
+                for name, cells in self.rows.items()
+            },
+        }
+
+    def interval_panels(self) -> list[dict[str, object]]:
+        """Plain numbers for one panel of intervals for each column."""
+        return [
+            {
+                "title": column,
+                "names": list(self.rows),
+                "cells": [(c.value, c.low, c.high) for c in (row[k] for row in self.rows.values())],
+            }
+            for k, column in enumerate(self.columns)
+        ]
+
+    def _printed(self) -> Sequence[int]:
+        every = range(len(self.columns))
+        return every if self.columns_to_print is None else self.columns_to_print
+
+    def _rows_as_text(self) -> Iterator[tuple[str, list[str]]]:
+        """Each row: the value, its interval, the paper's number and how far ours is from it."""
+        for name, row in self.rows.items():
+            cells = [row[k] for k in self._printed()]
+            yield name, [self._value(cell) for cell in cells]
+            if any(cell.low is not None for cell in cells):
+                yield "  95 % interval", [self._interval(cell) for cell in cells]
+            if any(cell.p is not None for cell in cells):
+                yield "  p", ["" if cell.p is None else _p(cell.p) for cell in cells]
+            if any(cell.paper is not None for cell in cells):
+                yield "  paper", [_with_std(cell.paper, cell.paper_std) for cell in cells]
+                yield "  ours − paper", [_signed(cell.difference) for cell in cells]
+            if any(cell.undefined for cell in cells):
+                yield "  undefined", [str(cell.undefined) for cell in cells]
+
+    def _value(self, cell: Cell) -> str:
+        return self._number(cell.value) if cell.std is None else _with_std(cell.value, cell.std)
+
+    def _interval(self, cell: Cell) -> str:
+        if cell.low is None or cell.high is None or not math.isfinite(cell.low):
+            return ""
+        return f"{self._number(cell.low)}…{self._number(cell.high)}"
+
+    def _number(self, value: float) -> str:
+        return _signed(value, self.digits) if self.signed else decimals(value, self.digits)
+
+
+def csv_of(tables: Iterable[Table]) -> str:
+    """Every cell of every table, one a line."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = [field.name for field in fields(Cell)]
+    writer.writerow(["table", "row", "column", *names, "difference"])
+    for table in tables:
+        for row, cells in table.rows.items():
+            for column, cell in zip(table.columns, cells, strict=True):
+                values = (*(getattr(cell, name) for name in names), cell.difference)
+                writer.writerow([table.name, row, column, *map(_csv, values)])
+    return out.getvalue()
+
+
+def markdown_of(tables: Iterable[Table]) -> list[str]:
+    """The lines of a page: each table under its title, and its note under it."""
+    lines: list[str] = []
+    for table in tables:
+        lines += ["", f"## {table.title}", "", *table.markdown()]
+        lines += ["", table.note] if table.note else []
+    return lines
+
+
+def decimals(value: float | None, digits: int = 2) -> str:
+    """A number without the zero in front, as the paper prints it.
+
+    >>> decimals(0.256), decimals(-0.5), decimals(-0.004), decimals(float("nan"))
+    ('.26', '-.50', '.00', 'undefined')
+    """
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return "undefined"
+    zero = f"{0:.{digits}f}"
+    text = f"{value:.{digits}f}".replace(f"-{zero}", zero)
+    return text.replace("0.", ".", 1) if abs(value) < 1 and "0." in text else text
+
+
+def _with_std(value: float | None, std: float | None) -> str:
+    return decimals(value) if std is None else f"{decimals(value)}±{decimals(std)}"
+
+
+def _signed(value: float | None, digits: int = 2) -> str:
+    if value is None or not math.isfinite(value):
+        return decimals(value, digits)
+    return f"+{decimals(value, digits)}" if value >= 0 else f"−{decimals(-value, digits)}"
+
+
+def _p(value: float) -> str:
+    return "<.001" if value < 0.001 else f"{value:.3f}".removeprefix("0")
+
+
+def _csv(value: object) -> object:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value

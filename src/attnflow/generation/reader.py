@@ -1,0 +1,252 @@
+"""A finished text attributed to its prompt: one forward pass, or a whole trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnflow.attribution import Attribution
+from attnflow.errors import InputError
+from attnflow.generation.gradient_rows import CompletionRows, completion_rows
+from attnflow.generation.prompts import Prompt, neutral_ids
+from attnflow.generation.request import CompletionRequest
+from attnflow.generation.rollout_cache import RolloutCache, streams
+from attnflow.generation.sink import prompt_sink
+from attnflow.hosts.capture import capture, provenance_of
+from attnflow.hosts.facts import ModelFacts
+from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.restore import at_rest
+from attnflow.hosts.transformers.generate import can_stream, run_once
+from attnflow.hosts.transformers.texts import tokens_of
+from attnflow.methods import Flow, GradientAttention, Method, Rollout
+from attnflow.tokens import Tokens
+from attnflow.trace import AttentionTrace
+
+__all__ = ["Reader"]
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A language model, its tokenizer, and what is asked of its completions."""
+
+    model: Any
+    tokenizer: Any
+    request: CompletionRequest
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What is known of the model."""
+        return adapter_for(self.model).facts(self.model)
+
+    def read(self, prompt: Prompt, ids: list[int], notes: dict[str, Any]) -> Attribution:
+        """Attribute a completion's tokens to its prompt."""
+        method = self.method_for(prompt)
+        return self.less_baseline(self._attribute(method, prompt.ids, ids, notes), prompt, ids)
+
+    def method_for(self, prompt: Prompt) -> Method:
+        """The method, with the prompt's own sink dropped where that is asked."""
+        method = self.request.method
+        if not self.request.finds_sink or not isinstance(method, Rollout):
+            return method
+        inputs = self._text_inputs(prompt.ids, [0])
+        sink = prompt_sink(self.model, self.tokenizer, inputs, prompt.ids[0], self.facts)
+        return replace(method, drop=() if sink is None else (sink,))
+
+    def explains_rows(self, method: Method) -> bool:
+        """Whether one pass over what was written explains it."""
+        return isinstance(method, GradientAttention) and self.request.sources == "prompt"
+
+    def less_baseline(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
+        """Less what the method says of the same completion after a prompt that says nothing."""
+        baseline = self.request.baseline
+        if baseline is None:
+            return result
+        if baseline == "neutral":
+            other = neutral_ids(self.tokenizer, prompt.ids, prompt.form)
+        else:
+            other = list(baseline)
+            if len(other) != len(prompt.ids):
+                raise InputError(
+                    f"The baseline has {len(other)} tokens and the prompt {len(prompt.ids)}; a "
+                    "baseline needs as many."
+                )
+        name = "neutral prompt" if baseline == "neutral" else "baseline prompt"
+        less = self._attribute(result.method, other, ids, {})
+        return result.minus(less, name=name, match="positions")
+
+    # -- rows beside the cache ----------------------------------------------------------------
+
+    def streamable(self, method: Method) -> bool:
+        """Whether rows can be had while the model runs; otherwise a whole trace is needed."""
+        if self.request.sources == "all" or not can_stream(self.model):
+            return False
+        return isinstance(method, Rollout) and streams(method)
+
+    def cache(
+        self, methods: Sequence[Method], ids: Tensor, padding: list[int], room: int
+    ) -> RolloutCache:
+        """Room for the rollout of every position, (batch, `room`), each example by its method."""
+        rollouts = [method for method in methods if isinstance(method, Rollout)]
+        rows = zip(ids.tolist(), padding, rollouts, strict=True)
+        dropped = [
+            [
+                pad + column
+                for column in self.tokens(row[pad:]).occurrences_of(rollout.drop, required=True)
+            ]
+            for row, pad, rollout in rows
+        ]
+        layers = adapter_for(self.model).expected_layers(self.model)
+        return RolloutCache(
+            rollouts[0],
+            prompt=ids.shape[1],
+            padding=padding,
+            dropped=dropped,
+            layers=int(layers or 0),
+            room=room,
+        )
+
+    def from_cache(
+        self,
+        cache: RolloutCache,
+        example: int,
+        method: Method,
+        prompt: list[int],
+        ids: list[int],
+        notes: dict[str, Any],
+    ) -> Attribution:
+        """The rows of one example as a result."""
+        values, elsewhere = cache.rows(example, len(ids))
+        return Attribution(
+            values=values,
+            layers=cache.layers,
+            targets=self._targets(prompt, ids),
+            sources=self.tokens(prompt),
+            method=method,
+            elsewhere=elsewhere,
+            provenance={
+                **provenance_of(self.model, cache.dtype),
+                **self._about(prompt, ids),
+                **notes,
+            },
+        )
+
+    def from_rows(
+        self,
+        rows: CompletionRows,
+        example: int,
+        prompt: list[int],
+        ids: list[int],
+        notes: dict[str, Any],
+    ) -> Attribution:
+        """The gradient attention of one example as a result."""
+        method = self.request.method
+        values, elsewhere = rows.of(example, len(ids))
+        sink = rows.sink(example, len(ids))
+        if isinstance(method, GradientAttention):
+            values, elsewhere = method.without_sink(values, elsewhere, sink)
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return Attribution(
+            values=values,
+            layers=rows.layers,
+            targets=self._targets(prompt, ids),
+            sources=self.tokens(prompt),
+            method=method,
+            elsewhere=elsewhere,
+            provenance={
+                **provenance_of(self.model, dtype),
+                **self._about(prompt, ids),
+                "sink": sink,
+                **notes,
+            },
+        )
+
+    # -- after the fact -----------------------------------------------------------------------
+
+    def _attribute(
+        self, method: Method, prompt: list[int], ids: list[int], notes: dict[str, Any]
+    ) -> Attribution:
+        if self.explains_rows(method):
+            sequence = torch.tensor([[*prompt, *ids]], device=self.model.device)
+            mask = torch.ones_like(sequence[:, : len(prompt)])
+            rows = completion_rows(self.model, sequence, mask, len(prompt), [len(ids)])
+            return self.from_rows(rows, 0, prompt, ids, notes)
+        if not self.streamable(method):
+            return self._from_trace(method, prompt, ids, notes)
+        text = torch.tensor([[*prompt, *ids[:-1]]], device=self.model.device)
+        cache = self.cache([method], text[:, : len(prompt)], [0], text.shape[1])
+        with at_rest(self.model):
+            run_once(self.model, text, cache)
+        cache.check(text.shape[1])
+        return self.from_cache(cache, 0, method, prompt, ids, notes)
+
+    def _from_trace(
+        self, method: Method, prompt: list[int], ids: list[int], notes: dict[str, Any]
+    ) -> Attribution:
+        """Any method, through a trace of the whole text."""
+        trace = capture(
+            self.model,
+            self._text_inputs(prompt, ids),
+            tokenizer=self.tokenizer,
+            methods=[method],
+        )
+        first = (trace.encoder_length or len(prompt)) - (trace.encoder_length is None)
+        result = self._rows(method, trace, list(range(first, first + len(ids))), len(prompt))
+        return replace(
+            result,
+            targets=self._targets(prompt, ids),
+            provenance={**trace.provenance, **self._about(prompt, ids), **notes},
+            prediction=None,
+        )
+
+    def _rows(
+        self, method: Method, trace: AttentionTrace, rows: list[int], prompt: int
+    ) -> Attribution:
+        """These rows over the sources that are asked for; the rest of them is elsewhere."""
+        length = trace.encoder_length or prompt
+        both = self.request.sources == "all"
+        if isinstance(method, Flow):  # flows to single sources do not add up: nothing is elsewhere
+            columns = list(range(trace.length if both else length))
+            return method(trace, targets=rows, sources=columns)
+        result = method(trace, targets=rows)
+        if both:
+            return result
+        part: dict[str, Any] = {
+            name: None if (array := getattr(result, name)) is None else array[..., :length].copy()
+            for name in ("values", "lower", "upper", "saturated")
+        }
+        return replace(
+            result,
+            **part,
+            elsewhere=result.values[..., length:].sum(axis=-1),
+            sources=result.sources.select(range(length)),
+        )
+
+    def _text_inputs(self, prompt: list[int], ids: list[int]) -> dict[str, Tensor]:
+        """Prompt and completion as one text, or on the two sides of an encoder–decoder."""
+        if not self.facts.encoder_decoder:
+            text = torch.tensor([[*prompt, *ids[:-1]]])
+            return {"input_ids": text, "attention_mask": torch.ones_like(text)}
+        source, target = torch.tensor([prompt]), torch.tensor([[self.facts.start_token, *ids[:-1]]])
+        return {
+            "input_ids": source,
+            "attention_mask": torch.ones_like(source),
+            "decoder_input_ids": target,
+        }
+
+    # -- names --------------------------------------------------------------------------------
+
+    def tokens(self, ids: Sequence[int]) -> Tokens:
+        """These ids by name."""
+        return tokens_of(self.tokenizer, ids)
+
+    def _targets(self, prompt: list[int], ids: list[int]) -> Tokens:
+        start = len(prompt)
+        return Tokens(self.tokens(ids).texts, tuple(range(start, start + len(ids))))
+
+    def _about(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
+        text = None if self.tokenizer is None else self.tokenizer.decode(ids)
+        return {"prompt_length": len(prompt), "completion": text, "kind": "causal"}

@@ -1,0 +1,134 @@
+"""What is asked of a completion: by which method, from which sources, against what baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from attnflow.errors import InputError, MethodError, TokensError, shorten
+from attnflow.extras import GRADIENTS
+from attnflow.generation.gradient_rows import can_explain_rows
+from attnflow.hosts.facts import ModelFacts
+from attnflow.hosts.texts import checked_text
+from attnflow.hosts.transformers.texts import after_start, prefix_ids
+from attnflow.methods import GradientAttention, Method, Rollout, make_method
+from attnflow.methods.mixing import ONE_STEP
+
+__all__ = [
+    "DEFAULT_METHOD",
+    "FALLBACK_METHOD",
+    "Baseline",
+    "CompletionRequest",
+    "Sources",
+    "check_room",
+    "checked_new_tokens",
+    "completion_ids",
+    "default_method",
+]
+
+DEFAULT_METHOD = GradientAttention()
+"""What agrees best with leaving sources out, for one pass (docs/generation.md)."""
+FALLBACK_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
+"""For models in which gradient attention of every generated token cannot be had in one pass.
+
+Dropped is the prompt's sink, wherever it is."""
+
+Baseline = Literal["neutral"] | Sequence[int] | None
+Sources = Literal["prompt", "all"]
+
+
+def default_method(model: Any) -> Method:
+    """What explains a completion when nothing is asked for."""
+    return DEFAULT_METHOD if can_explain_rows(model) else FALLBACK_METHOD
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """What is to be computed of each completion; `finds_sink`: the method drops the prompt's sink,
+    wherever it is.
+    """
+
+    method: Method
+    baseline: Literal["neutral"] | tuple[int, ...] | None
+    sources: Sources
+    finds_sink: bool = False
+
+    @classmethod
+    def of(
+        cls, model: Any, method: str | Method | None, baseline: Baseline, sources: Sources
+    ) -> CompletionRequest:
+        """From what generate() takes; errors name what is allowed."""
+        applied = default_method(model) if method is None else make_method(method)
+        if isinstance(applied, GradientAttention) and not can_explain_rows(model):
+            raise MethodError(
+                f"{applied.name!r} of every generated token needs a causal model in which "
+                f"attention alone carries one position to another; {type(model).__name__} is none. "
+                "Use method='rollout'."
+            )
+        if GRADIENTS in applied.requires.record:
+            raise MethodError(
+                f"{applied.name!r} needs the gradient of one score, and every generated token has "
+                "its own; explain(model, prompt) gives it for the next token."
+            )
+        if sources not in ("prompt", "all"):
+            raise InputError(f"sources is 'prompt' or 'all'; got {shorten(sources)}.")
+        if isinstance(baseline, str) and baseline != "neutral":
+            raise InputError(
+                f"baseline is 'neutral', None, or token ids of a prompt; got {shorten(baseline)}."
+            )
+        if baseline is None or isinstance(baseline, str):
+            return cls(applied, baseline, sources, method is None)
+        return cls(applied, _token_ids(baseline, "baseline"), sources, method is None)
+
+
+def _token_ids(ids: Any, name: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(token) for token in ids)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} is a text or a list of token ids; got {shorten(ids)}.") from error
+
+
+def completion_ids(tokenizer: Any, completion: str | Sequence[int], facts: ModelFacts) -> list[int]:
+    """A completion's token ids: as it follows its prompt, or as the decoder's own text."""
+    if not isinstance(completion, str):
+        ids = list(_token_ids(completion, "completion"))
+    elif tokenizer is None:
+        raise TokensError("A completion as text needs tokenizer=...; or pass its token ids.")
+    elif facts.encoder_decoder:
+        ids = after_start(prefix_ids(tokenizer, checked_text(completion, name="completion")), facts)
+    else:
+        ids = list(
+            tokenizer(checked_text(completion, name="completion"), add_special_tokens=False)[
+                "input_ids"
+            ]
+        )
+    if not ids:
+        raise TokensError(f"There is nothing to explain: the completion is {shorten(completion)}.")
+    return ids
+
+
+def checked_new_tokens(count: object) -> int:
+    """How many tokens to make."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise InputError(
+            f"max_new_tokens is how many tokens to make, at least 1; got {shorten(count)}."
+        )
+    return count
+
+
+def check_room(model: Any, facts: ModelFacts, prompt: int, new: int) -> None:
+    """The prompt and what is made must fit into the positions the model has."""
+    limit = facts.max_length
+    if limit is None or facts.encoder_decoder:
+        return
+    if prompt > limit:
+        raise TokensError(
+            f"The prompt has {prompt} tokens and {type(model).__name__} takes at most {limit}. "
+            "Shorten it."
+        )
+    if prompt + new > limit:
+        raise TokensError(
+            f"{prompt} tokens of prompt and {new} new ones are {prompt + new}, and "
+            f"{type(model).__name__} takes at most {limit}; ask for at most {limit - prompt}."
+        )

@@ -1,0 +1,217 @@
+"""From what was recorded in one forward pass to a trace for each of its examples."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from attnflow.errors import CaptureError
+from attnflow.extras import ScoreName
+from attnflow.hosts.adapter import Adapter, Batch, Scores
+from attnflow.hosts.encoder_decoder import compose, join_tokens
+from attnflow.hosts.measure.gradients import Choice, choose_answers, gradients_of
+from attnflow.hosts.recorder import Recorder
+from attnflow.tokens import Tokens
+from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
+
+__all__ = ["ForwardPass", "Gradients", "check_layers", "provenance_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """Gradients of all layers, and for each example the name of what they are of."""
+
+    layers: list[NDArray[np.float32]]
+    names: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        scores: list[Scores | None],
+        answer: Choice,
+        recorder: Recorder,
+        model: nn.Module,
+        score: ScoreName,
+    ) -> Gradients | None:
+        """Those of each example's answer, where the recorder was asked for gradients."""
+        if not recorder.wants_gradients:
+            return None
+        choices = choose_answers(scores, answer, model)
+        pairs = zip(scores, choices, strict=True)
+        return cls(
+            gradients_of(scores, choices, recorder, model, score),
+            [one.names([k])[0] for one, k in pairs if one is not None],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """One forward pass: what ran, on what, and what was recorded."""
+
+    model: nn.Module
+    tokenizer: Any
+    adapter: Adapter
+    batch: Batch
+    recorder: Recorder
+    scores: Sequence[Scores | None]
+    gradients: Gradients | None = None
+
+    def traces(self) -> list[AttentionTrace]:
+        """One for each example."""
+        check_layers(self.adapter, self.model, self.recorder)
+        composed = self.recorder.layers[0].stage == "encoder"
+        build = self._composed_trace if composed else self._trace
+        return [build(example) for example in range(self.batch.size)]
+
+    def _trace(self, example: int) -> AttentionTrace:
+        """One example's trace; its rows are checked here, at the cost of one sum."""
+        layers = self.recorder.layers
+        length = layers[0].weights.shape[-1]
+        kept = _positions(self.batch.kept, example, length)
+        weights = self.recorder.stacked()[:, example]
+        if len(kept) < length:
+            weights = weights[:, :, kept[:, None], kept]
+        numbers = [layer.number for layer in layers if layer.number is not None]
+        numbered = len(numbers) == len(layers) and numbers == sorted(set(numbers))
+        return AttentionTrace.from_arrays(
+            weights,
+            self._input_tokens(example, length),
+            layers=numbers if numbered else None,
+            sinks=_sinks(self.recorder, weights),
+            prediction=self._prediction(example),
+            gradients=self._gradients(example, kept),
+            measured=self._measured(example, kept),
+            **self._about(example),
+        )
+
+    def _gradients(self, example: int, kept: NDArray[np.intp]) -> NDArray[np.float32] | None:
+        if self.gradients is None:
+            return None
+        return np.stack([x[example][:, kept[:, None], kept] for x in self.gradients.layers])
+
+    def _measured(
+        self, example: int, kept: NDArray[np.intp]
+    ) -> dict[str, NDArray[np.float32]] | None:
+        """Every measurement of every layer, padding trimmed."""
+        measured: dict[str, NDArray[np.float32]] = {}
+        for name, layers in self.recorder.measured.items():
+            if len(layers) != len(self.recorder.layers):
+                raise CaptureError(
+                    f"{name!r} was measured on {len(layers)} of {len(self.recorder.layers)} layers "
+                    f"of {type(self.model).__name__}; a result over the rest would be wrong."
+                )
+            array = np.stack([layer[example] for layer in layers])
+            measured[name] = array[:, kept] if array.ndim == 2 else array[:, kept[:, None], kept]
+        return measured
+
+    def _composed_trace(self, example: int) -> AttentionTrace:
+        """An encoder–decoder: its three attentions as one graph over both sides' tokens."""
+        lengths = {layer.stage: layer.weights.shape[-2] for layer in self.recorder.layers}
+        encoder = _positions(self.batch.kept, example, lengths["encoder"])
+        decoder = _positions(self.batch.decoder_kept, example, lengths["decoder"])
+        queries = {"encoder": encoder, "decoder": decoder, "cross": decoder}
+        keys = {"encoder": encoder, "decoder": decoder, "cross": encoder}
+        layers = [
+            (x.stage, x.weights[example][:, queries[x.stage][:, None], keys[x.stage]])
+            for x in self.recorder.layers
+        ]
+        composed = compose(layers, len(encoder), len(decoder))
+        gradients = None
+        if self.gradients is not None:
+            squares = [
+                (x.stage, g[example][:, queries[x.stage][:, None], keys[x.stage]])
+                for x, g in zip(self.recorder.layers, self.gradients.layers, strict=True)
+            ]
+            gradients = compose(squares, len(encoder), len(decoder), idle=0.0).weights
+        outputs = self.adapter.name_decoder_positions(
+            self.model, self.tokenizer, self.batch, example, lengths["decoder"]
+        )
+        return AttentionTrace.from_arrays(
+            composed.weights,
+            join_tokens(self._input_tokens(example, lengths["encoder"]), outputs),
+            kind="cross",
+            stages=composed.stages,
+            encoder_length=len(encoder),
+            prediction=self._prediction(example, shift=len(encoder)),
+            gradients=gradients,
+            **self._about(example),
+        )
+
+    def _prediction(self, example: int, shift: int = 0) -> Prediction | None:
+        scores = self.scores[example]
+        if scores is None:
+            return None
+        prediction = scores.prediction()
+        return replace(prediction, position=prediction.position + shift)
+
+    def _input_tokens(self, example: int, length: int) -> Tokens:
+        return self.adapter.name_positions(self.model, self.tokenizer, self.batch, example, length)
+
+    def _about(self, example: int) -> dict[str, Any]:
+        heads = self.recorder.heads
+        about = provenance_of(self.model, self.recorder.dtype)
+        if self.gradients is not None:
+            about["gradients_of"] = self.gradients.names[example]
+        scores = self.scores[example]
+        if scores is not None and scores.each is not None:
+            about["predictions"] = scores.names(scores.each.argmax(dim=-1).tolist())
+        return {
+            "mixed_heads": None if heads is None else str(heads),
+            "row_tolerance": ROW_TOLERANCE.get(self.recorder.dtype),
+            "copy": False,  # nobody else holds what was recorded
+            "provenance": about,
+        }
+
+
+def _positions(
+    kept: tuple[tuple[int, ...], ...] | None, example: int, length: int
+) -> NDArray[np.intp]:
+    return np.arange(length) if kept is None else np.array(kept[example])
+
+
+def _sinks(recorder: Recorder, weights: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """What the rows of layers with a learned sink lack; all other rows must be whole."""
+    declared = [layer.sink for layer in recorder.layers]
+    if not any(declared):
+        return None
+    lacking = np.clip(1 - weights.sum(axis=-1), 0, 1)
+    return lacking * np.array(declared)[:, None, None]
+
+
+def check_layers(adapter: Adapter, model: nn.Module, recorder: Recorder) -> None:
+    """Raise unless every layer with attention was recorded."""
+    expected = adapter.expected_layers(model)
+    count = len(recorder.layers)
+    if count == 0 or (expected is not None and count != expected):
+        raise CaptureError(
+            f"{type(model).__name__} has {expected or 'some'} layers with attention and {count} "
+            "were seen. Nothing is returned, because a result over missing layers would be wrong. "
+            "Quantised or fused attention that returns no weights cannot be explained; load the "
+            "model without it."
+        )
+
+
+def provenance_of(model: nn.Module, dtype: str) -> dict[str, Any]:
+    """What a result should say of the model it was made with."""
+    config = getattr(model, "config", None)
+    return {
+        "model": getattr(config, "name_or_path", "") or type(model).__name__,
+        "class": type(model).__name__,
+        "dtype": dtype,
+        "torch": str(torch.__version__),
+        "transformers": _version_of("transformers"),
+    }
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

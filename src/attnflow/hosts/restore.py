@@ -1,0 +1,182 @@
+"""A model is given back as it was: after errors, after interrupts, and with threads about.
+
+Whoever changes a model writes down how to undo it *before* changing it; the list is worked off when
+the block ends. Python delivers a signal to the main thread between any two instructions, also
+inside a `finally`, so that alone is not enough. While a model is changed, a handler of ours stands
+before the program's own. When that one raises (KeyboardInterrupt), everything is undone first,
+inside the handler, and then the exception goes its way; a signal that comes while things are being
+undone waits until that is done. So there is no moment at which an interrupt leaves a change behind.
+
+A model is changed by one thread at a time. Another one that wants it waits.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+__all__ = ["Changes", "at_rest", "exclusive", "undone"]
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2")
+_WAIT = 0.0005  # seconds between two looks at whether a model is free
+
+
+class Changes:
+    """What is changed, each with how it is undone; undone once, the last first."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], object]] = []
+
+    def add(self, undo: Callable[[], object]) -> None:
+        """Call this at the end; say so before the change, as undoing nothing must do no harm."""
+        self._undo.append(undo)
+
+    def set(self, owner: Any, name: str, value: object) -> None:
+        """Set an attribute until the end."""
+        before = getattr(owner, name)
+        self.add(lambda: setattr(owner, name, before))
+        setattr(owner, name, value)
+
+    def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> None:
+        """Register a hook of torch until the end: its handle exists only after the hook does."""
+        with _INTERRUPTS:
+            self.add(register(hook, **options).remove)
+
+    def undo(self) -> None:
+        """Put everything back; a second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+
+class _Interrupts:
+    """Signals that the main thread gets while models are changed: `with` it, they wait."""
+
+    def __init__(self) -> None:
+        self._changes: list[Changes] = []  # of the main thread, the outermost first
+        self._handlers: dict[int, Any] = {}
+        self._waiting: list[int] = []
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        if _in_main_thread():
+            self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        if not _in_main_thread():
+            return
+        self._depth -= 1
+        while self._waiting and not self._depth:
+            signal.raise_signal(self._waiting.pop(0))
+
+    def guard(self, changes: Changes) -> None:
+        """From here on these changes are undone before a signal's exception goes its way."""
+        if not _in_main_thread():
+            return
+        with self:
+            self._changes.append(changes)
+            for number in (getattr(signal, name, None) for name in _SIGNALS):
+                if number is None or number in self._handlers:
+                    continue
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._handle)
+
+    def undo(self, changes: Changes) -> None:
+        """Undo these changes and guard them no more; nothing comes in between."""
+        with self:
+            changes.undo()
+            if changes in self._changes:
+                self._changes.remove(changes)
+            if not self._changes and _in_main_thread():
+                self._restore_handlers()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._depth:
+            self._waiting.append(number)
+            return
+        try:
+            self._handlers[number](number, frame)
+        except BaseException:
+            self._depth += 1  # another signal while this one is dealt with adds nothing
+            while self._changes:
+                self._changes.pop().undo()
+            self._restore_handlers()
+            self._waiting.clear()
+            self._depth -= 1
+            raise
+
+    def _restore_handlers(self) -> None:
+        while self._handlers:
+            number, handler = self._handlers.popitem()
+            if signal.getsignal(number) == self._handle:  # else someone changed it meanwhile
+                signal.signal(number, handler)
+
+
+_INTERRUPTS = _Interrupts()
+_LOCK = threading.RLock()
+_OWNERS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+@contextmanager
+def undone() -> Iterator[Changes]:
+    """Changes that are undone when the block ends, however it ends."""
+    changes = Changes()
+    try:
+        _INTERRUPTS.guard(changes)
+        yield changes
+    finally:
+        _INTERRUPTS.undo(changes)
+
+
+@contextmanager
+def exclusive(model: nn.Module) -> Iterator[Changes]:
+    """The model and its parts for this thread alone; waits until no other thread has them.
+
+    The same thread may ask again inside.
+    """
+    with undone() as changes:
+        _claim(list(model.modules()), changes)
+        yield changes
+
+
+def _claim(modules: list[nn.Module], changes: Changes) -> None:
+    thread = threading.get_ident()
+    while True:
+        with _LOCK:  # reentrant: an interrupt may release, in its handler, what is being claimed
+            if all(_OWNERS.get(module, thread) == thread for module in modules):
+                free = [module for module in modules if module not in _OWNERS]
+                changes.add(partial(_release, free))
+                for module in free:
+                    _OWNERS[module] = thread
+                return
+        time.sleep(_WAIT)
+
+
+def _release(modules: list[nn.Module]) -> None:
+    with _LOCK:
+        for module in modules:
+            _OWNERS.pop(module, None)
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for one forward pass; each module gets its own mode back."""
+    with exclusive(model) as changes:
+        for module in model.modules():
+            if module.training:
+                changes.set(module, "training", False)
+        yield

@@ -1,0 +1,74 @@
+"""A method on a model: one trace, or one for each target where each has an answer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from attnflow.attribution import Attribution
+from attnflow.extras import GRADIENT_ATTENTION, GRADIENTS
+from attnflow.hosts.capture import capture
+from attnflow.hosts.registry import adapter_for
+from attnflow.methods import Method
+from attnflow.tokens import TokenRef, Tokens
+
+__all__ = ["apply_method"]
+
+
+def apply_method(
+    method: Method,
+    model: nn.Module,
+    text: str | Mapping[str, Tensor],
+    *,
+    targets: Sequence[TokenRef] | TokenRef | None = None,
+    layers: Sequence[int] | int | None = None,
+    **options: Any,
+) -> Attribution:
+    """Capture what the method requires and apply it; `options` are those of `capture`.
+
+    A token classifier has one score for each token, so a gradient method runs once for each target.
+
+    >>> from attnflow.hosts.load import load_model
+    >>> from attnflow.methods import Rollout
+    >>> model, tokenizer = load_model(None)
+    >>> apply_method(Rollout(), model, "the keys", tokenizer=tokenizer).values.shape
+    (6, 4, 4)
+    """
+    each = adapter_for(model).facts(model).answer == "each"
+    if not each or GRADIENTS not in method.requires.record:
+        trace = capture(model, text, methods=[method], **options)
+        if targets is None and GRADIENT_ATTENTION in method.requires.record and trace.prediction:
+            targets = trace.prediction.position  # the rows of others answer other questions
+        return method(trace, targets=targets, layers=layers)
+    tokenizer, decoder_text = options.get("tokenizer"), options.get("decoder_text")
+    tokens = capture(
+        model, text, tokenizer=tokenizer, decoder_text=decoder_text, heads="mean"
+    ).tokens
+    rows = _positions(targets, tokens)
+    traces = (capture(model, text, methods=[method], position=row, **options) for row in rows)
+    results = [
+        method(trace, targets=[row], layers=layers) for row, trace in zip(rows, traces, strict=True)
+    ]
+    return _joined(results, tokens.select(rows))
+
+
+def _positions(targets: Sequence[TokenRef] | TokenRef | None, tokens: Tokens) -> list[int]:
+    if targets is None:
+        return list(range(len(tokens)))
+    refs = [targets] if isinstance(targets, (str, int)) else targets
+    return [tokens.index_of(ref) for ref in refs]
+
+
+def _joined(results: Sequence[Attribution], targets: Tokens) -> Attribution:
+    """Results of single targets as one result; each has a prediction of its own, so it has none."""
+    arrays: dict[str, Any] = {}
+    for name in ("values", "lower", "upper", "saturated"):
+        parts = [getattr(result, name) for result in results]
+        arrays[name] = None if parts[0] is None else np.concatenate(parts, axis=1)
+    answers = [result.provenance.get("gradients_of") for result in results]
+    provenance = {**results[0].provenance, "gradients_of": answers}
+    return replace(results[0], **arrays, targets=targets, prediction=None, provenance=provenance)

@@ -1,0 +1,103 @@
+"""Texts as a transformers model takes them: what is read, and what its decoder has written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnflow.errors import TokensError
+from attnflow.hosts.facts import ModelFacts
+from attnflow.tokens import Tokens
+
+__all__ = ["after_start", "decoder_inputs", "prefix_ids", "tokenize", "tokens_of", "words_of"]
+
+_NO_TOKENIZER = (
+    "A text needs the model's tokenizer: pass tokenizer=AutoTokenizer.from_pretrained(...), or "
+    "pass the model's name instead of the loaded model."
+)
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str]) -> Any:
+    """With the tokenizer's special tokens; padded on the right, as left would shift positions."""
+    if tokenizer is None:
+        raise TokensError(_NO_TOKENIZER)
+    options = {"padding": True, "padding_side": "right"} if len(texts) > 1 else {}
+    return tokenizer(list(texts), return_tensors="pt", **options)
+
+
+def words_of(encoded: Any, texts: Sequence[str]) -> tuple[tuple[int | None, ...], ...] | None:
+    """For each text the word that each position is a piece of, where the tokenizer tells.
+
+    Some tokenizers take a space for a letter like any other, and a sentence for one word. Where
+    there are fewer words than the spaces make, the spaces decide.
+    """
+    if not encoded.is_fast:
+        return None
+    return tuple(_words(encoded, example, text) for example, text in enumerate(texts))
+
+
+def _words(encoded: Any, example: int, text: str) -> tuple[int | None, ...]:
+    words: list[int | None] = list(encoded.word_ids(example))
+    if len({word for word in words if word is not None}) >= len(text.split()):
+        return tuple(words)
+    starts = [
+        k for k, c in enumerate(text) if not c.isspace() and (k == 0 or text[k - 1].isspace())
+    ]
+    spans = [encoded.token_to_chars(example, k) for k in range(len(words))]
+    return tuple(
+        None if word is None or span is None else _word_at(starts, text, span.start, span.end)
+        for word, span in zip(words, spans, strict=True)
+    )
+
+
+def _word_at(starts: Sequence[int], text: str, start: int, end: int) -> int | None:
+    """The word that the characters from start to end belong to; a token may begin with a space."""
+    first = next((k for k in range(start, end) if not text[k].isspace()), None)
+    return None if first is None else sum(begin <= first for begin in starts) - 1
+
+
+def prefix_ids(tokenizer: Any, text: str) -> list[int]:
+    """A text on the decoder's side as its beginning: what the tokenizer puts before it, no end."""
+    if tokenizer is None:
+        raise TokensError(_NO_TOKENIZER)
+    framed = list(tokenizer(text_target=text)["input_ids"])
+    plain = list(tokenizer(text_target=text, add_special_tokens=False)["input_ids"])
+    for start in range(len(framed) - len(plain) + 1):
+        if framed[start : start + len(plain)] == plain:
+            return framed[: start + len(plain)]
+    return plain
+
+
+def decoder_inputs(
+    tokenizer: Any, texts: Sequence[str] | None, count: int, facts: ModelFacts
+) -> dict[str, Tensor]:
+    """The decoder's start token, then the text that it has written so far, if there is one."""
+    if facts.start_token is None:
+        raise TokensError("The model names no token to start its decoder with.")
+    if texts is None:
+        return {"decoder_input_ids": torch.full((count, 1), facts.start_token)}
+    if len(texts) != count:
+        raise TokensError(f"{len(texts)} decoder texts were given for {count} texts.")
+    rows = [after_start(prefix_ids(tokenizer, text), facts) for text in texts]
+    longest = 1 + max(map(len, rows))
+    pad = facts.pad_token or 0
+    ids = [[facts.start_token, *row, *[pad] * (longest - 1 - len(row))] for row in rows]
+    mask = [[1] * (1 + len(row)) + [0] * (longest - 1 - len(row)) for row in rows]
+    return {
+        "decoder_input_ids": torch.tensor(ids),
+        "decoder_attention_mask": torch.tensor(mask),
+    }
+
+
+def after_start(ids: list[int], facts: ModelFacts) -> list[int]:
+    """Without the start token, if the tokenizer has put it there already."""
+    return ids[1:] if ids[:1] == [facts.start_token] else ids
+
+
+def tokens_of(tokenizer: Any, ids: Sequence[int]) -> Tokens:
+    """The tokens of these ids by name; by number where there is no tokenizer."""
+    names = list(ids) if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))
+    return Tokens(tuple(map(str, names)))

@@ -1,0 +1,140 @@
+"""Signals at random moments and threads that get in each other's way: counted, for any number.
+
+`python tests/interrupts.py 1000` sends a thousand real signals and prints how many left a trace.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnflow
+from attnflow.hosts import restore
+from attnflow.hosts.check import model_state
+from attnflow.hosts.load import load_model
+from attnflow.hosts.transformers import attention
+from attnflow.testing import tiny_encoder
+
+TEXT = "the author talked to sara about [MASK] book"
+
+
+def _traces_left(model: Any, state: list[Any], handler: Any) -> list[str]:
+    """What an interrupted capture left behind, by name."""
+    left = []
+    if model_state(model) != state:
+        left.append("the model's state")
+    if any(parameter.requires_grad for parameter in model.parameters()):
+        left.append("flags of gradients")
+    if len(attention._POSTS) or len(restore._OWNERS):
+        left.append("a claim on the model")
+    if signal.getsignal(signal.SIGINT) is not handler:
+        left.append("a handler of signals")
+    return left
+
+
+def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]]:
+    """Captures of a model in train mode, each struck by one real SIGINT at a random moment.
+
+    Returns how many signals were sent, how many struck a capture, and what was left behind.
+    """
+    model, tokenizer = tiny_encoder()
+    model.train()
+    model.get_submodule("bert.encoder.layer.1").eval()  # modes that differ must come back too
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+    def run(record: list[str]) -> None:
+        attnflow.capture(model, TEXT, tokenizer=tokenizer, record=record)
+
+    run([])
+    state, handler = model_state(model), signal.getsignal(signal.SIGINT)
+    kinds: list[list[str]] = [[], ["gradients"], ["alti", "value-zeroing"]]
+    longest = [_seconds(lambda kind=kind: run(kind)) for kind in kinds]
+    chance = random.Random(seed)
+    struck, left = 0, []
+    for k in range(count):
+        kind, after = k % len(kinds), False
+        stop = threading.Timer(
+            chance.uniform(0, 1.1 * longest[kind]), os.kill, (os.getpid(), signal.SIGINT)
+        )
+        try:
+            stop.start()
+            run(kinds[kind])
+            after = True
+            stop.join()
+            time.sleep(1)  # the signal comes when the capture has ended
+        except KeyboardInterrupt:
+            struck += not after
+        stop.join()
+        left.extend(_traces_left(model, state, handler))
+    return count, struck, left
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    run()
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def threaded_captures(count: int, threads: int = 8) -> tuple[int, int, list[str]]:
+    """Captures of two models by many threads that are switched every 10 µs.
+
+    Returns how many captures ran, how many gave other weights than alone, and what was left behind.
+    """
+    model, tokenizer = tiny_encoder()
+    model.train()
+    embedded, words = load_model(None)
+    state, handler = model_state(model), signal.getsignal(signal.SIGINT)
+    jobs: list[Callable[[], Any]] = [
+        lambda: attnflow.capture(model, TEXT, tokenizer=tokenizer).weights,
+        lambda: attnflow.capture(embedded, "the keys", tokenizer=words).weights,
+        lambda: attnflow.capture(model, TEXT, tokenizer=tokenizer, record=["alti"]).measured[
+            "alti"
+        ],
+        lambda: attnflow.capture(
+            embedded, "the key to", tokenizer=words, record=["value-zeroing"]
+        ).measured["value-zeroing"],
+    ]
+    expected = [job() for job in jobs]
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    wrong: list[str] = []
+
+    def work(first: int) -> None:
+        for k in range(first, count, threads):
+            try:
+                if not np.array_equal(jobs[k % 4](), expected[k % 4]):
+                    wrong.append(f"other numbers from job {k % 4}")
+            except Exception as error:
+                wrong.append(f"{type(error).__name__}: {error}")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        workers = [threading.Thread(target=work, args=(k,)) for k in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    return count, len(wrong), [*wrong, *_traces_left(model, state, handler)]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    number = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    tried, struck, left = interrupted_captures(number)
+    sys.stdout.write(f"interrupts: {tried} sent, {struck} struck a capture, {len(left)} wrong\n")
+    tried, wrong, left = threaded_captures(2 * number)
+    sys.stdout.write(f"threads: {tried} captures, {len(left)} wrong {left[:3]}\n")

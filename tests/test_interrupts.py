@@ -1,0 +1,152 @@
+"""A model is given back as it was: after signals at random moments, and with threads about."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import attnflow
+from attnflow.hosts.load import load_model
+from attnflow.hosts.restore import at_rest, exclusive, undone
+from attnflow.testing import tiny_encoder
+from families import FAMILIES, words
+from interrupts import TEXT, interrupted_captures, threaded_captures
+
+
+def test_signals_at_random_moments_leave_nothing_behind() -> None:
+    sent, struck, left = interrupted_captures(40)
+    assert sent == 40
+    assert struck > 5
+    assert left == []
+
+
+def test_threads_get_the_weights_they_would_get_alone() -> None:
+    assert threaded_captures(60)[2] == []
+
+
+def test_everything_is_undone_before_the_exception_goes_its_way() -> None:
+    """A signal in the very first instruction of a `finally` finds the model restored already."""
+    module = torch.nn.Linear(2, 2)
+    handler = signal.getsignal(signal.SIGINT)
+    modes = []
+
+    def strike() -> None:
+        with at_rest(module):
+            try:
+                assert not module.training
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                modes.append(module.training)
+
+    with pytest.raises(KeyboardInterrupt):
+        strike()
+    assert modes == [True]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_signal_while_things_are_undone_waits() -> None:
+    order: list[str] = []
+
+    def strike() -> None:
+        with undone() as changes:
+            changes.add(lambda: order.append("second"))
+            changes.add(lambda: (signal.raise_signal(signal.SIGINT), order.append("first")))
+
+    with pytest.raises(KeyboardInterrupt):
+        strike()
+    assert order == ["first", "second"]
+
+
+def test_a_handler_that_does_not_raise_changes_nothing() -> None:
+    module, calls = torch.nn.Linear(2, 2), []
+    before = signal.signal(signal.SIGINT, lambda *_: calls.append("called"))
+    try:
+        with at_rest(module):
+            signal.raise_signal(signal.SIGINT)
+            assert not module.training
+        assert calls == ["called"]
+        assert module.training
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_thread_waits_for_the_first() -> None:
+    module = torch.nn.Linear(2, 2)
+    inside = threading.Event()
+
+    def enter() -> None:
+        with exclusive(module):
+            inside.set()
+
+    other = threading.Thread(target=enter)
+    with exclusive(module), exclusive(module):  # the same thread may ask twice
+        other.start()
+        assert not inside.wait(0.05)
+    other.join(5)
+    assert inside.is_set()
+
+
+def test_another_threads_own_pass_is_not_recorded() -> None:
+    """Somebody runs the model in another thread, without attnflow, while it is captured."""
+    model = next(f for f in FAMILIES if f.name == "Llama").build()
+    expected = attnflow.capture(model, words()).weights
+    stop = threading.Event()
+
+    def run() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                model(input_ids=torch.tensor([[3, 4]]))
+
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        for _ in range(10):
+            assert (attnflow.capture(model, words()).weights == expected).all()
+    finally:
+        stop.set()
+        other.join()
+
+
+def test_zeroing_in_one_thread_leaves_captures_in_another_alone() -> None:
+    from attnflow.evaluation.importance import ValueZeroing
+
+    model, tokenizer = load_model(None)
+    errors: list[Exception] = []
+    stop = threading.Event()
+
+    def run() -> None:
+        try:
+            while not stop.is_set():
+                attnflow.capture(None, "the key")
+        except Exception as error:
+            errors.append(error)
+
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        for _ in range(3):
+            ValueZeroing()(model, ["the keys to the cabinet are"], tokenizer=tokenizer)
+    finally:
+        stop.set()
+        other.join()
+    assert errors == []
+
+
+def test_an_error_inside_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = tiny_encoder()
+    model.train()
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    handle = model.bert.encoder.layer[1].register_forward_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        attnflow.capture(model, TEXT, tokenizer=tokenizer, record=["gradients"])
+    handle.remove()
+    assert all(module.training for module in model.modules())
+    model.eval()
+    assert attnflow.capture(model, TEXT, tokenizer=tokenizer).layers == (1, 2, 3)

@@ -1,0 +1,312 @@
+"""Wrong or unusual things handed in: a sentence that helps, or the right thing done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnflow
+from attnflow.errors import InputError, MethodError, ModelError, TokensError
+from attnflow.generation.prompts import encode_prompts, neutral_ids
+from attnflow.generation.sink import attention_sink
+from attnflow.hosts import registry
+from attnflow.hosts.load import load_model
+from attnflow.progress import Progress
+from attnflow.testing import tiny_encoder
+from families import FAMILIES, words
+from test_answers import tokenizer_with
+
+TEXT = "the author talked to sara about his book"
+LONG = "x" * 100_000
+
+
+def build(name: str) -> Any:
+    return next(family for family in FAMILIES if family.name == name).build()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, tokenizer = tiny_encoder()
+    path = tmp_path_factory.mktemp("home") / "m"
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+# -- capture ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", ["avg", "Mean", 1.5, -1, "minimum"])
+def test_unknown_heads_are_refused(heads: Any) -> None:
+    with pytest.raises(MethodError, match="heads"):
+        attnflow.capture(None, "the keys", heads=heads)
+
+
+def test_names_and_paths_work_in_capture_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = load_model(folder)
+    expected = attnflow.capture(model, TEXT, tokenizer=tokenizer).weights
+    monkeypatch.setenv("HOME", str(folder.parent))
+    for name in (folder, str(folder), "~/m"):
+        np.testing.assert_array_equal(attnflow.capture(name, TEXT).weights, expected)
+    assert len(attnflow.capture_batch(str(folder), [TEXT, "the key"])) == 2
+
+
+def test_half_a_character_is_named() -> None:
+    for run in (
+        lambda: attnflow.capture(None, "the \ud800 keys"),
+        lambda: attnflow.capture_batch(None, ["the keys", "the \ud800"]),
+        lambda: attnflow.generate(build("Llama"), "a \udfff", tokenizer=tokenizer_with([], [])),
+    ):
+        with pytest.raises(TokensError, match="lone surrogate"):
+            run()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "Prepared inputs are tensors by the names"),
+        ({"text": "the keys"}, "A text is passed as it is, not in a mapping"),
+        ({"src": None}, "src"),
+    ],
+)
+def test_mappings_that_are_no_inputs(inputs: Any, message: str) -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    for model in (torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), None):
+        with pytest.raises(TokensError, match=message):
+            attnflow.capture(model, inputs)
+
+
+def test_an_image_is_told_what_it_needs() -> None:
+    image = pytest.importorskip("PIL.Image").new("RGB", (32, 32))
+    with pytest.raises(TokensError, match=r"got Image\..*image processor"):
+        attnflow.capture(build("ViT"), image)
+    with pytest.raises(TokensError, match=r"got ndarray\..*image processor"):
+        attnflow.capture(build("ViT"), np.zeros((3, 32, 32)))  # type: ignore[arg-type]
+    with pytest.raises(TokensError, match=r"got list.*capture_batch"):
+        attnflow.capture(None, ["the keys"])  # type: ignore[arg-type]
+
+
+def test_long_inputs_are_not_echoed() -> None:
+    model, tokenizer = tiny_encoder()
+    runs = (
+        lambda: attnflow.capture("./" + LONG, "the keys"),
+        lambda: attnflow.capture_batch(None, LONG),
+        lambda: attnflow.capture(None, "the keys", record=["gradients"], answer=LONG),
+        lambda: attnflow.capture(model, {LONG: "x"}, tokenizer=tokenizer),
+        lambda: attnflow.generate(build("Llama"), [LONG], max_new_tokens=LONG),  # type: ignore
+    )
+    for run in runs:
+        with pytest.raises(attnflow.AttnflowError) as error:
+            run()
+        assert len(str(error.value)) < 2000
+
+
+def test_value_zeroing_tells_how_far_it_is() -> None:
+    model, tokenizer = tiny_encoder()
+    steps: list[Progress] = []
+    attnflow.capture(
+        model, TEXT, tokenizer=tokenizer, record=["value-zeroing"], progress=steps.append
+    )
+    assert {step.stage for step in steps} == {"value-zeroing"}
+    assert all(0 <= step.done < step.total == 3 * 10 for step in steps)
+    assert [step.done for step in steps] == sorted(step.done for step in steps)
+
+
+# -- models -------------------------------------------------------------------------------------
+
+
+def test_files_that_are_no_folder(tmp_path: Path) -> None:
+    wrong = tmp_path / "model.bin"
+    wrong.write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"is a file\. A model is a folder"):
+        load_model(wrong)
+    broken = tmp_path / "x.gguf"
+    broken.write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"x\.gguf' holds no model"):
+        load_model(broken)
+    with pytest.raises(ModelError, match=r"There is no folder 'y\.gguf'"):
+        load_model("y.gguf")
+
+
+def test_a_missing_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ImportError("LlamaTokenizer requires the SentencePiece library; install it")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
+    with pytest.raises(ModelError, match="'sentencepiece', which is not installed"):
+        load_model(folder)
+
+
+def test_a_broken_plug_in_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("gone", "no_such_package:Adapter", registry.ENTRY_POINTS),
+        EntryPoint("odd", "builtins:dict", registry.ENTRY_POINTS),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda **_: points)
+    registry.adapters.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert attnflow.capture(None, "the keys").length == 4
+        assert ["left out" in str(one.message) for one in told] == [True, True]
+        assert "'gone' (no_such_package:Adapter)" in str(told[0].message)
+        assert "'odd'" in str(told[1].message)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            attnflow.capture(None, "the keys")  # once is enough
+    finally:
+        registry.adapters.cache_clear()
+
+
+def test_without_torch_everything_says_what_to_install() -> None:
+    script = """
+import sys
+sys.modules["torch"] = None
+import attnflow
+def star():
+    exec("from attnflow import *", {})
+for call in (star, lambda: attnflow.capture(None, "x"), lambda: attnflow.capture_batch(None, ["x"]),
+             lambda: attnflow.evaluate_methods(None, ["x"]), lambda: attnflow.explain(None, "x"),
+             lambda: attnflow.generate(None, "x"),
+             lambda: attnflow.explain_completion(None, "x", "y")):
+    try:
+        call()
+    except attnflow.errors.MissingDependencyError as error:
+        assert "pip install 'attnflow[models]'" in str(error), error
+    else:
+        raise AssertionError("nothing was raised")
+trace = attnflow.AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["a", "b"])
+print(attnflow.Rollout()(trace).values.shape)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert run.stdout.strip() == "(1, 2, 2)", run.stderr
+
+
+# -- generate -----------------------------------------------------------------------------------
+
+
+def test_end_tokens_of_the_options_end_a_text() -> None:
+    model = build("Llama")
+
+    def write(**options: Any) -> list[list[str]]:
+        results = attnflow.generate(
+            model,
+            {"input_ids": torch.tensor([[5, 6, 7], [8, 9, 10]])},
+            max_new_tokens=8,
+            method="rollout",
+            seed=1,
+            generate_kwargs={"temperature": 9.0, "pad_token_id": 0, **options},
+        )
+        return [list(result.targets) for result in results]
+
+    first, second = write()
+    end = next(token for token in first[2:] if token not in (*first[:2], second[0]))
+    settings = model.generation_config.__class__(eos_token_id=int(end), pad_token_id=0)
+    for options in (
+        {"eos_token_id": int(end)},
+        {"eos_token_id": [int(end)]},
+        {"generation_config": settings},
+    ):
+        rows = write(**options)
+        assert rows[0] == first[: first.index(end)]
+        assert rows[1] == second[: second.index(end) if end in second else None]
+
+
+def test_an_error_of_the_users_own_callback_is_his() -> None:
+    def stream(_: str) -> None:
+        raise ValueError("my own")
+
+    with pytest.raises(ValueError, match=r"^my own$") as error:
+        attnflow.generate(
+            build("Llama"),
+            "w5 w6",
+            tokenizer=tokenizer_with([], []),
+            stream=stream,
+            seed=0,
+            generate_kwargs={"temperature": 5.0},
+        )
+    assert not isinstance(error.value, InputError)
+
+
+def test_rows_are_taken_in_full_precision_under_autocast() -> None:
+    model = build("Llama")
+    prompt = {"input_ids": torch.tensor([[5, 6, 7]])}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = attnflow.generate(model, prompt, max_new_tokens=3, method="rollout")
+    np.testing.assert_allclose(result.values.sum(-1) + result.elsewhere, 1, atol=2e-2)
+
+
+def test_messages_need_a_chat_template() -> None:
+    messages = [{"role": "user", "content": "w5"}]
+    with pytest.raises(TokensError, match="no chat template; pass the prompt as one text"):
+        attnflow.generate(build("Llama"), messages, tokenizer=tokenizer_with([], []))
+
+
+def test_the_form_of_a_chat_stays_in_the_neutral_prompt() -> None:
+    tokenizer = tokenizer_with([], [])
+    tokenizer.add_tokens(["<|turn|>", "user", "assistant", "Ada", "Ġthing", "thing"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|turn|> {{ m.role }} {{ m.content }} {% endfor %}"
+        "<|turn|> assistant"
+    )
+    messages = [{"role": "user", "content": "w5 w6"}]
+    model = build("Llama")
+    prompt = encode_prompts(model, tokenizer, messages, chat=False).prompts()[0]
+    tokens = tokenizer.convert_ids_to_tokens(prompt.ids)
+    assert tokens == ["<|turn|>", "user", "w5", "w6", "<|turn|>", "assistant"]
+    assert prompt.form == (True, True, False, False, True, True)
+    neutral = tokenizer.convert_ids_to_tokens(neutral_ids(tokenizer, prompt.ids, prompt.form))
+    assert [neutral[k] for k in (0, 1, 4, 5)] == ["<|turn|>", "user", "<|turn|>", "assistant"]
+    assert "w5" not in neutral
+
+
+def test_the_sink_is_found_where_it_is() -> None:
+    weights = np.full((2, 1, 4, 4), 0.1)
+    weights[..., 3] = 0.7
+    tokens = ["Houses", "are", "expensive", "</s>"]
+    assert attention_sink(attnflow.AttentionTrace.from_arrays(weights, tokens)) == 3
+    even = np.full((1, 1, 4, 4), 0.25)
+    assert attention_sink(attnflow.AttentionTrace.from_arrays(even, tokens)) is None
+    causal = np.tril(np.ones((1, 1, 5, 5)))
+    causal /= causal.sum(-1, keepdims=True)  # uniform: the first gets most, and is no sink
+    assert attention_sink(attnflow.AttentionTrace.from_arrays(causal, list("abcde"))) is None
+
+
+def test_the_default_drops_no_content_word_of_an_encoder_decoder() -> None:
+    model, tokenizer = build("Marian"), tokenizer_with([], ["</s>"])
+    tokenizer.add_tokens(["thing"])
+    result = attnflow.explain_completion(
+        model, "w5 w6 w7", "w9 w10", tokenizer=tokenizer, baseline=None
+    )
+    assert isinstance(result.method, attnflow.Rollout)
+    trace = attnflow.capture(model, "w5 w6 w7", tokenizer=tokenizer)
+    sink = attention_sink(trace)
+    assert list(result.method.drop) == ([] if sink is None else [sink])
+
+
+def test_a_start_token_is_known_from_the_tokenizer() -> None:
+    tokenizer = tokenizer_with(["<s>"], [])
+    tokenizer.bos_token = "<s>"
+    result = attnflow.explain_completion(
+        build("Llama"), "w5 w6 w7", [9, 10], tokenizer=tokenizer, baseline=None
+    )
+    assert isinstance(result.method, attnflow.Rollout)
+    assert result.method.drop == (0,)
+
+
+def test_results_of_prepared_words_are_plain() -> None:
+    trace = attnflow.capture(build("Llama"), words())
+    json.dumps(dict(trace.provenance))
