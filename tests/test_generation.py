@@ -340,7 +340,7 @@ def test_a_text_streams_and_is_named(speaker: tuple[Any, Any]) -> None:
         "My", "Ġname", "Ġis", "ĠAda", ",", "ĠI", "Ġam", "Ġfrom",
     )  # fmt: skip
     assert result.targets.positions == (8, 9, 10, 11, 12)
-    assert result.steps == ("minus(neutral prompt)",)
+    assert result.steps == ()
 
 
 def test_the_neutral_prompt_is_subtracted(speaker: tuple[Any, Any]) -> None:
@@ -349,9 +349,10 @@ def test_the_neutral_prompt_is_subtracted(speaker: tuple[Any, Any]) -> None:
     neutral = list(ids)
     for position in (1, 3):  # name, Ada: the words that say something
         neutral[position] = tokenizer.convert_tokens_to_ids("Ġthing")
-    result = generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=4)
-    ours = result.method
-    assert ours == Rollout(residual="one-step")  # random attention has no sink to drop
+    ours = Rollout(residual="one-step")
+    result = generate(
+        model, TEXT, tokenizer=tokenizer, max_new_tokens=4, method=ours, baseline="neutral"
+    )
     made = tokenizer.convert_tokens_to_ids(list(result.targets))
     own = explain_completion(model, {"input_ids": torch.tensor([ids])}, made, method=ours)
     base = explain_completion(model, {"input_ids": torch.tensor([neutral])}, made, method=ours)

@@ -57,9 +57,9 @@ def eager_twin(model: Any) -> Any:
 
 
 def score(logits: Tensor) -> Tensor:
-    """The answer's score: of a class, or of the next word at the last position."""
+    """The answer's log-probability: of a class, or of the next word at the last position."""
     row = logits[0] if logits.ndim == 2 else logits[0, -1]
-    return row[row.argmax()]
+    return row.log_softmax(dim=-1)[row.argmax()]
 
 
 # -- capture ------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_gradients_of_the_embedded_model_equal_finite_differences() -> None:
     """Nudge one weight after the softmax and see how far the score moves."""
     model, vocabulary = load_model(None)
     text = "the key to the cabinets"
-    trace = capture(model, text, tokenizer=vocabulary, record=ALSO)
+    trace = capture(model, text, tokenizer=vocabulary, record=ALSO, score="logit")
     assert trace.gradients is not None
     double: Any = copy.deepcopy(model).double()
     ids = torch.tensor([vocabulary.encode(text)[0]])
@@ -248,7 +248,7 @@ def test_gradients_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="Classifier gives none for this input"):
         capture(model, {"x": x}, record=ALSO)
     monkeypatch.setattr("attnflow.hosts.capture.adapter_for", lambda _: ClassifierAdapter())
-    trace = capture(model, {"x": x}, record=ALSO)
+    trace = capture(model, {"x": x}, record=ALSO, score="logit")
     used: list[Tensor] = []
     state = x
     for layer in model.encoder.layers:
@@ -395,6 +395,7 @@ def test_the_promises_of_a_method(method: attnflow.Method) -> None:
 # -- flow ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 @pytest.mark.parametrize("size", [1.0, 1e-9, 3e12])
 def test_gradient_flow_equals_networkx_whatever_the_size_of_the_gradients(size: float) -> None:
     plain = random_trace(4, 2, 6, seed=8, record=ALSO)
@@ -443,6 +444,7 @@ def test_gradient_flow_is_saturated_only_where_the_source_holds_it_back() -> Non
     assert ((flow.values >= sent[:, :, None] * (1 - 1e-9)) & ~full).any()
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 def test_no_gradient_no_flow() -> None:
     weights = random_attention(2, 1, 3, seed=0)
     trace = AttentionTrace.from_arrays(weights, list("abc"), gradients=-np.ones_like(weights))

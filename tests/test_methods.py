@@ -41,7 +41,6 @@ from attnflow.progress import Progress
 from attnflow.testing import Shape, check_method, random_attention, random_trace, tiny_encoder
 
 # What these tests are about is not what a deep result says; tests/test_collapse.py is.
-pytestmark = pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 
 SHAPES: list[Shape] = ["dense", "causal", "window", "peaked", "uniform", "identity"]
 

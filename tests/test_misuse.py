@@ -173,20 +173,21 @@ def test_without_torch_everything_says_what_to_install() -> None:
     script = """
 import sys
 sys.modules["torch"] = None
-from attnflow import *
 import attnflow
-failures = []
-for call in (lambda: capture(None, "x"), lambda: capture_batch(None, ["x"]),
-             lambda: evaluate_methods(None, ["x"]), lambda: explain(None, "x"),
-             lambda: generate(None, "x"), lambda: explain_completion(None, "x", "y")):
+def star():
+    exec("from attnflow import *", {})
+for call in (star, lambda: attnflow.capture(None, "x"), lambda: attnflow.capture_batch(None, ["x"]),
+             lambda: attnflow.evaluate_methods(None, ["x"]), lambda: attnflow.explain(None, "x"),
+             lambda: attnflow.generate(None, "x"),
+             lambda: attnflow.explain_completion(None, "x", "y")):
     try:
         call()
     except attnflow.errors.MissingDependencyError as error:
         assert "pip install 'attnflow[models]'" in str(error), error
     else:
         raise AssertionError("nothing was raised")
-trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["a", "b"])
-print(Rollout()(trace).values.shape)
+trace = attnflow.AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["a", "b"])
+print(attnflow.Rollout()(trace).values.shape)
 """
     run = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from attnflow.methods import (
         Alti,
         Flow,
+        GradientAttention,
         GradientFlow,
         GradientRollout,
         MeasuredResidualRollout,
@@ -55,6 +56,7 @@ _HOME = {
     "Raw": "methods",
     "Rollout": "methods",
     "Flow": "methods",
+    "GradientAttention": "methods",
     "GradientRollout": "methods",
     "GradientFlow": "methods",
     "MeasuredResidualRollout": "methods",
@@ -80,6 +82,7 @@ __all__ = [
     "Raw",
     "Rollout",
     "Flow",
+    "GradientAttention",
     "GradientRollout",
     "GradientFlow",
     "MeasuredResidualRollout",
@@ -111,8 +114,6 @@ _SUBMODULES = {
     "plots": "attnflow.show.plots",
 }
 
-_MODEL_PACKAGES = ("torch", "transformers")
-
 _renamed.install()
 
 
@@ -143,12 +144,7 @@ def _load(module: str, name: str) -> ModuleType:
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        try:
-            value: object = getattr(importlib.import_module(f"attnflow.{_HOME[name]}"), name)
-        except ModuleNotFoundError as error:
-            if error.name not in _MODEL_PACKAGES:
-                raise
-            return _without_models(name, error.name)
+        value: object = getattr(_load(f"attnflow.{_HOME[name]}", name), name)
     elif name in _SUBMODULES:
         value = _load(_SUBMODULES[name], name)
     elif f"attnflow.{name}" in _renamed.RENAMED_MODULES:
@@ -157,18 +153,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'attnflow' has no attribute {name!r}")
     globals()[name] = value  # the next look-up does not come here
     return value
-
-
-def _without_models(name: str, package: str) -> object:
-    """Stands for a function that runs models where they cannot be: it says what to install."""
-
-    def needs_models(*_: object, **__: object) -> object:
-        from attnflow.errors import optional_import
-
-        return optional_import(package, extra="models", purpose=f"attnflow.{name}()")
-
-    needs_models.__name__ = needs_models.__qualname__ = name
-    return needs_models
 
 
 def __dir__() -> list[str]:

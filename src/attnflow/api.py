@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from attnflow._renamed import renamed_arguments
+from attnflow.arguments import checked_arguments
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, optional_import
 from attnflow.methods import Method, make_method
@@ -32,10 +33,11 @@ __all__ = ["explain", "explain_completion", "generate"]
 
 
 @renamed_arguments(target="targets", layer="layers", of="answer")
+@checked_arguments
 def explain(
     model: nn.Module | str | os.PathLike[str] | None,
     text: str | Mapping[str, Tensor],
-    method: str | Method = "rollout",
+    method: str | Method | None = None,
     *,
     targets: Sequence[TokenRef] | TokenRef | None = None,
     layers: Sequence[int] | int | None = None,
@@ -51,8 +53,11 @@ def explain(
     model: a Hugging Face name, a local path, a loaded model (then pass its `tokenizer` too), or
         None for the model that ships with attnflow.
     method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
-        `Flow(residual=0.4)`; what it needs beside the weights is captured too.
-    targets, layers: only these (default: all); a target is a position or a token that occurs once.
+        `Flow(residual=0.4)`; what it requires beside the weights is captured too. None is
+        `GradientAttention()` for causal language models, where it agrees best with leaving sources
+        out, and `Rollout()` for others.
+    targets, layers: only these; a target is a position or a token that occurs once. By default
+        every layer and position; gradient attention explains the position that predicts.
     words: merge word pieces to words.
     decoder_text: what the decoder of an encoder–decoder has written so far.
     answer: for gradient methods, the class or token to explain, by number or by name; default: the
@@ -63,12 +68,16 @@ def explain(
     >>> result.values.shape  # layers, targets, sources
     (1, 1, 7)
     """
-    applied = make_method(method, options)
+    applied = None if method is None else make_method(method, options)
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.hosts.load import resolve_model
+    from attnflow.hosts.registry import adapter_for
     from attnflow.hosts.token_answers import apply_method
 
     host, tokenizer = resolve_model(model, tokenizer)
+    if applied is None:
+        name = "gradient-attention" if adapter_for(host).explains_rows(host) else "rollout"
+        applied = make_method(name, options)
     result = apply_method(
         applied,
         host,
@@ -115,7 +124,7 @@ def generate(
     *,
     max_new_tokens: int = 20,
     method: str | Method | None = None,
-    baseline: Baseline = "auto",
+    baseline: Baseline = None,
     sources: Sources = "prompt",
     tokenizer: Any = None,
     chat: bool = False,
@@ -130,12 +139,12 @@ def generate(
         `attnflow[demo]` is installed.
     prompt: a text, a list of texts (then a list of results), a conversation of messages, or
         prepared inputs. `chat=True` puts a text into the model's chat template.
-    method: None is the measured default: rollout with one step of attention on average
-        and the first token dropped, less its value on a neutral prompt (docs/generation.md).
-        `Rollout` streams beside the key-value cache; other methods run once more at the end.
+    method: None is the measured default, `GradientAttention()`: what each generated token's own
+        position attends to, as far as it raises that token's probability (docs/generation.md).
+        "rollout" is Deb's tensor; it streams beside the key-value cache. Other methods run once
+        more at the end.
     baseline: "neutral" subtracts what the model does on a neutral prompt of the same length and
-        the same completion, a list of token ids is a prompt of your own, None subtracts nothing;
-        "auto" is "neutral" with the default method, where there is a tokenizer, and else None.
+        the same completion, a list of token ids is a prompt of your own, None subtracts nothing.
     sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too.
     seed: sample with this seed; without it the search is greedy.
     stream: called with each piece of text as it is made.
@@ -172,13 +181,14 @@ def generate(
     return results if batch.several else results[0]
 
 
+@checked_arguments
 def explain_completion(
     model: Model,
     prompt: Prompts,
     completion: str | Sequence[int],
     *,
     method: str | Method | None = None,
-    baseline: Baseline = "auto",
+    baseline: Baseline = None,
     sources: Sources = "prompt",
     tokenizer: Any = None,
     chat: bool = False,
@@ -225,5 +235,5 @@ def _reader(
     if model is None or isinstance(model, (str, os.PathLike)):
         loaded = load_language_model(model)
         model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
-    request = CompletionRequest.of(method, baseline, sources, tokenizer)
-    return Reader(checked_generator(model), tokenizer, request)
+    request = CompletionRequest.of(checked_generator(model), method, baseline, sources)
+    return Reader(model, tokenizer, request)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,9 @@ from attnflow.errors import InputError, WeightsError, did_you_mean, shorten
 __all__ = [
     "ASKABLE",
     "GRADIENTS",
+    "GRADIENT_ATTENTION",
+    "LOG_PROB",
+    "ScoreName",
     "MEASURES",
     "checked_record",
     "checked_gradients",
@@ -31,6 +34,11 @@ __all__ = [
 Floats = NDArray[np.floating[Any]]
 
 GRADIENTS = "gradients"
+GRADIENT_ATTENTION = "gradient-attention"
+
+ScoreName = Literal["log-prob", "logit"]
+"""The number whose gradient is taken: how likely the answer is, or its score before the softmax."""
+LOG_PROB: ScoreName = "log-prob"
 
 # What capture can measure, and what the numbers are.
 MEASURES: Mapping[str, str] = MappingProxyType(
@@ -44,7 +52,7 @@ MEASURES: Mapping[str, str] = MappingProxyType(
         "value-zeroing": "how far the layer's output turns when a source's value is zeroed",
     }
 )
-ASKABLE = (GRADIENTS, *MEASURES)
+ASKABLE = (GRADIENTS, GRADIENT_ATTENTION, *MEASURES)
 _PREFIX = "measured/"  # of the names of their arrays in a file
 
 
@@ -54,15 +62,15 @@ def checked_record(record: Sequence[str]) -> tuple[str, ...]:
     >>> checked_record("gradients")
     ('gradients',)
     """
-    names = (record,) if isinstance(record, str) or not isinstance(record, Iterable) else record
-    unique = tuple(dict.fromkeys(names if isinstance(names, (str, tuple)) else list(names)))
-    for name in unique:
-        if name not in ASKABLE:
+    several = isinstance(record, Iterable) and not isinstance(record, str)
+    names = list(record) if several and getattr(record, "ndim", 1) == 1 else [record]
+    for name in names:
+        if not isinstance(name, str) or name not in ASKABLE:
             raise InputError(
                 f"record={shorten(record)}: there is nothing called {shorten(name)} to capture."
                 f"{did_you_mean(str(name), ASKABLE)} Allowed are {', '.join(ASKABLE)}."
             )
-    return unique
+    return tuple(dict.fromkeys(map(str, names)))
 
 
 def checked_gradients(

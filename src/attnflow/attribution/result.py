@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
+from attnflow.arguments import checked_arguments
 from attnflow.attribution import operations
 from attnflow.attribution.checks import (
     check_bounds,
@@ -114,6 +115,7 @@ class Attribution:
 
     # -- choosing -----------------------------------------------------------------------------
 
+    @checked_arguments
     def row(self, target: TokenRef) -> Attribution:
         """Only this target: a position, or a token that occurs once."""
         index = self.targets.index_of(target)
@@ -144,6 +146,7 @@ class Attribution:
         means = self.dependence.mean(axis=1).tolist()
         return tuple(n for n, mean in zip(self.layers, means, strict=True) if mean < COLLAPSED)
 
+    @checked_arguments
     def top(
         self,
         k: int = 5,
@@ -177,6 +180,7 @@ class Attribution:
             for i in order.tolist()
         ]
 
+    @checked_arguments
     def image(self, *, target: TokenRef | None = None, layer: int = -1) -> Values:
         """The map of one target over the image's patches, at the image's size: (height, width).
 
@@ -241,6 +245,7 @@ class Attribution:
         """
         return operations.sum_spans(self, spans)
 
+    @checked_arguments
     def without(self, sources: Sequence[TokenRef] | TokenRef) -> Attribution:
         """Leave these sources out (positions, or tokens wherever they occur) and scale each row
         back to the absolute sum it had, signs as they were.
@@ -309,6 +314,7 @@ class Attribution:
             )
         return remarks
 
+    @checked_arguments
     def plot(
         self,
         kind: Literal["layers", "pairs", "bars"] = "layers",
@@ -329,7 +335,7 @@ class Attribution:
             "pairs": plots.pairs_map,
             "bars": plots.source_bars,
         }
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             hint = did_you_mean(str(kind), tuple(kinds))
             raise InputError(
                 f"Unknown kind {shorten(kind)}.{hint} Allowed: 'layers', 'pairs', 'bars'."
@@ -380,6 +386,7 @@ class Attribution:
         arrays = {name: array.tolist() for name, array in self.arrays().items()}
         return {**self._header(), **arrays}
 
+    @checked_arguments
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to .safetensors or .json; `load` gives the same bits back."""
         storage.write(path, "Attribution", self._header(), self.arrays())

@@ -32,7 +32,7 @@ from attnflow.tokens.common_words import common_tokens
 
 __all__ = ["generate"]
 
-_BASELINES = {"auto": "auto", "neutral": "neutral", "none": None}
+_BASELINES = {"auto": None, "neutral": "neutral", "none": None}
 
 
 def generate(
@@ -50,7 +50,7 @@ def generate(
     option: OptionOption = None,
     baseline: Annotated[
         str,
-        typer.Option(help="What is subtracted: auto, neutral (a prompt without content) or none."),
+        typer.Option(help="What is subtracted: none, or neutral (a prompt without content)."),
     ] = "auto",
     layers: Annotated[
         str,

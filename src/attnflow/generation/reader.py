@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
+from attnflow.generation.gradient_rows import CompletionRows, completion_rows
 from attnflow.generation.prompts import Prompt, neutral_ids
 from attnflow.generation.request import CompletionRequest
 from attnflow.generation.rollout_cache import RolloutCache, streams
@@ -21,7 +22,7 @@ from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.transformers.texts import tokens_of
-from attnflow.methods import Flow, Method, Rollout
+from attnflow.methods import Flow, GradientAttention, Method, Rollout
 from attnflow.tokens import Tokens
 from attnflow.trace import AttentionTrace
 
@@ -55,6 +56,10 @@ class Reader:
         sink = prompt_sink(self.model, self.tokenizer, inputs, prompt.ids[0], self.facts)
         return replace(method, drop=() if sink is None else (sink,))
 
+    def explains_rows(self, method: Method) -> bool:
+        """Whether one pass over what was written explains it."""
+        return isinstance(method, GradientAttention) and self.request.sources == "prompt"
+
     def less_baseline(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
         """Less what the method says of the same completion after a prompt that says nothing."""
         baseline = self.request.baseline
@@ -70,9 +75,8 @@ class Reader:
                     "baseline needs as many."
                 )
         name = "neutral prompt" if baseline == "neutral" else "baseline prompt"
-        return result.minus(
-            self._attribute(result.method, other, ids, {}), name=name, match="positions"
-        )
+        less = self._attribute(result.method, other, ids, {})
+        return result.minus(less, name=name, match="positions")
 
     # -- rows beside the cache ----------------------------------------------------------------
 
@@ -130,11 +134,46 @@ class Reader:
             },
         )
 
+    def from_rows(
+        self,
+        rows: CompletionRows,
+        example: int,
+        prompt: list[int],
+        ids: list[int],
+        notes: dict[str, Any],
+    ) -> Attribution:
+        """The gradient attention of one example as a result."""
+        method = self.request.method
+        values, elsewhere = rows.of(example, len(ids))
+        sink = rows.sink(example, len(ids))
+        if isinstance(method, GradientAttention):
+            values, elsewhere = method.without_sink(values, elsewhere, sink)
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return Attribution(
+            values=values,
+            layers=rows.layers,
+            targets=self._targets(prompt, ids),
+            sources=self.tokens(prompt),
+            method=method,
+            elsewhere=elsewhere,
+            provenance={
+                **provenance_of(self.model, dtype),
+                **self._about(prompt, ids),
+                "sink": sink,
+                **notes,
+            },
+        )
+
     # -- after the fact -----------------------------------------------------------------------
 
     def _attribute(
         self, method: Method, prompt: list[int], ids: list[int], notes: dict[str, Any]
     ) -> Attribution:
+        if self.explains_rows(method):
+            sequence = torch.tensor([[*prompt, *ids]], device=self.model.device)
+            mask = torch.ones_like(sequence[:, : len(prompt)])
+            rows = completion_rows(self.model, sequence, mask, len(prompt), [len(ids)])
+            return self.from_rows(rows, 0, prompt, ids, notes)
         if not self.streamable(method):
             return self._from_trace(method, prompt, ids, notes)
         text = torch.tensor([[*prompt, *ids[:-1]]], device=self.model.device)

@@ -8,29 +8,39 @@ from typing import Any, Literal
 
 from attnflow.errors import InputError, MethodError, TokensError, shorten
 from attnflow.extras import GRADIENTS
+from attnflow.generation.gradient_rows import can_explain_rows
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.texts import checked_text
 from attnflow.hosts.transformers.texts import after_start, prefix_ids
-from attnflow.methods import Method, Rollout, make_method
+from attnflow.methods import GradientAttention, Method, Rollout, make_method
 from attnflow.methods.mixing import ONE_STEP
 
 __all__ = [
     "DEFAULT_METHOD",
+    "FALLBACK_METHOD",
     "Baseline",
     "CompletionRequest",
     "Sources",
     "check_room",
     "checked_new_tokens",
     "completion_ids",
+    "default_method",
 ]
 
-DEFAULT_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
-"""What ranked the true source first most often, with the neutral prompt (docs/generation.md).
+DEFAULT_METHOD = GradientAttention()
+"""What agrees best with leaving sources out, for one pass (docs/generation.md)."""
+FALLBACK_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
+"""For models in which gradient attention of every generated token cannot be had in one pass.
 
-Dropped is the first token of a decoder's prompt; where the sink is elsewhere, that one is."""
+Dropped is the prompt's sink, wherever it is."""
 
-Baseline = Literal["auto", "neutral"] | Sequence[int] | None
+Baseline = Literal["neutral"] | Sequence[int] | None
 Sources = Literal["prompt", "all"]
+
+
+def default_method(model: Any) -> Method:
+    """What explains a completion when nothing is asked for."""
+    return DEFAULT_METHOD if can_explain_rows(model) else FALLBACK_METHOD
 
 
 @dataclass(frozen=True)
@@ -46,10 +56,16 @@ class CompletionRequest:
 
     @classmethod
     def of(
-        cls, method: str | Method | None, baseline: Baseline, sources: Sources, tokenizer: Any
+        cls, model: Any, method: str | Method | None, baseline: Baseline, sources: Sources
     ) -> CompletionRequest:
         """From what generate() takes; errors name what is allowed."""
-        applied = DEFAULT_METHOD if method is None else make_method(method)
+        applied = default_method(model) if method is None else make_method(method)
+        if isinstance(applied, GradientAttention) and not can_explain_rows(model):
+            raise MethodError(
+                f"{applied.name!r} of every generated token needs a causal model in which "
+                f"attention alone carries one position to another; {type(model).__name__} is none. "
+                "Use method='rollout'."
+            )
         if GRADIENTS in applied.requires.record:
             raise MethodError(
                 f"{applied.name!r} needs the gradient of one score, and every generated token has "
@@ -57,13 +73,9 @@ class CompletionRequest:
             )
         if sources not in ("prompt", "all"):
             raise InputError(f"sources is 'prompt' or 'all'; got {shorten(sources)}.")
-        if isinstance(baseline, str) and baseline == "auto":
-            neutral = method is None and tokenizer is not None and sources == "prompt"
-            return cls(applied, "neutral" if neutral else None, sources, method is None)
         if isinstance(baseline, str) and baseline != "neutral":
             raise InputError(
-                "baseline is 'neutral', 'auto', None, or token ids of a prompt; got "
-                f"{shorten(baseline)}."
+                f"baseline is 'neutral', None, or token ids of a prompt; got {shorten(baseline)}."
             )
         if baseline is None or isinstance(baseline, str):
             return cls(applied, baseline, sources, method is None)

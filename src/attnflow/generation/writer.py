@@ -10,15 +10,15 @@ from torch import Tensor
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
+from attnflow.generation.gradient_rows import completion_rows, empty_cache
 from attnflow.generation.prompts import PromptBatch
 from attnflow.generation.reader import Reader
-from attnflow.generation.request import DEFAULT_METHOD, Baseline, CompletionRequest, Sources
 from attnflow.generation.rollout_cache import RolloutCache
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import end_tokens, run_generate
 from attnflow.methods import Method
 
-__all__ = ["DEFAULT_METHOD", "Baseline", "CompletionRequest", "Sources", "Writer"]
+__all__ = ["Writer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,11 @@ class Writer:
         reader, prompts = self.reader, batch.prompts()
         methods = [reader.method_for(prompt) for prompt in prompts]
         cache = self._cache(methods, batch, max_new_tokens)
+        by_rows = reader.explains_rows(methods[0])
+        keys = empty_cache() if by_rows else None
         settings = {**self._pad_token(), **options, "max_new_tokens": max_new_tokens}
+        if keys is not None and "cache_implementation" not in options:
+            settings.setdefault("past_key_values", keys)
         with at_rest(reader.model):
             sequences = run_generate(
                 reader.model,
@@ -53,9 +57,16 @@ class Writer:
             )
         notes = {
             "generate": {**options, "max_new_tokens": max_new_tokens, "seed": seed},
-            "streamed": cache is not None,
+            "streamed": by_rows or cache is not None,
         }
         completions = [self._completion(row, batch.length, settings) for row in sequences]
+        if by_rows:
+            lengths = [len(ids) for ids in completions]
+            rows = completion_rows(reader.model, sequences, batch.mask, batch.length, lengths, keys)
+            return [
+                reader.less_baseline(reader.from_rows(rows, b, prompt.ids, ids, notes), prompt, ids)
+                for b, (prompt, ids) in enumerate(zip(prompts, completions, strict=True))
+            ]
         if cache is None:
             pairs = zip(prompts, completions, strict=True)
             return [reader.read(prompt, ids, notes) for prompt, ids in pairs]

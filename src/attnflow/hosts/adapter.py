@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from attnflow.errors import (
     InputError,
@@ -17,6 +18,7 @@ from attnflow.errors import (
     did_you_mean,
     shorten,
 )
+from attnflow.extras import ScoreName
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.intervention import UNIFORM, Intervention
 from attnflow.hosts.recorder import Recorder
@@ -28,6 +30,7 @@ __all__ = [
     "EmbeddingSite",
     "Batch",
     "Scores",
+    "Texts",
     "TokenIds",
     "device_of",
     "on_device",
@@ -35,6 +38,7 @@ __all__ = [
 
 EmbeddingSite = Literal["words", "stream"]
 Kept = tuple[tuple[int, ...], ...]
+Texts = Sequence[str]
 _ALTERNATIVES = 5  # choices a prediction names
 _SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
 
@@ -112,15 +116,22 @@ class Scores:
                 return names.index(name)
         some = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
         raise InputError(
-            f"answer={shorten(answer)}: there is no such choice."
-            f"{did_you_mean(answer, names)} There "
-            f"are {len(names)}: {some}."
+            f"answer={shorten(answer)}: there is no such choice.{did_you_mean(answer, names)} "
+            f"There are {len(names)}: {some}."
         )
 
     def shares(self) -> Tensor:
         """The probability of each choice."""
         scores = self.logits.float()
         return scores.softmax(dim=-1) if self.exclusive else scores.sigmoid()
+
+    def score(self, choice: int, name: ScoreName) -> Tensor:
+        """The number whose gradient is taken of one choice."""
+        logits = self.logits.float()
+        if name == "logit":
+            return logits[choice]
+        shares = logits.log_softmax(dim=-1) if self.exclusive else functional.logsigmoid(logits)
+        return shares[choice]
 
     def prediction(self) -> Prediction:
         """The most probable choice, and the next ones."""
@@ -178,11 +189,7 @@ class Adapter(ABC):
         return model(**inputs)
 
     def encode(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        texts: Sequence[str],
-        decoder_texts: Sequence[str] | None = None,
+        self, model: nn.Module, tokenizer: Any, texts: Texts, decoder_texts: Texts | None = None
     ) -> Batch:
         """Texts to inputs, padded on the right to one length."""
         raise TokensError(f"{type(model).__name__} takes prepared inputs, not a text.")
@@ -259,6 +266,17 @@ class Adapter(ABC):
                 f"{' and '.join(others)}: what it attends with cannot be reached. Blank-out and "
                 "input gradients need no access; an adapter gives it with `run_with`."
             )
+
+    def explains_rows(self, model: nn.Module) -> bool:
+        """Whether every position has an answer of its own whose gradient `gradient_rows` gives."""
+        return False
+
+    def gradient_rows(self, model: nn.Module, batch: Batch, choices: Sequence[int]) -> Tensor:
+        """`(layers, batch, n, n)`: gradient attention of the token that follows each position.
+
+        `choices` are what the last position of each example is explained by.
+        """
+        raise UnsupportedModelError(f"{type(model).__name__} has no row for each answer.")
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

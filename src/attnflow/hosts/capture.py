@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from attnflow._renamed import renamed_arguments
+from attnflow.arguments import checked_arguments
 from attnflow.errors import InputError, TokensError, UnsupportedModelError, shorten
-from attnflow.extras import GRADIENTS, checked_record
+from attnflow.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.forward_pass import ForwardPass, Gradients, check_layers, provenance_of
 from attnflow.hosts.load import resolve_model
-from attnflow.hosts.measure.gradients import Choice, differentiable
+from attnflow.hosts.measure.gradients import Choice, choose_answers, differentiable
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.registry import Adapter, adapter_for
 from attnflow.hosts.restore import at_rest
@@ -31,6 +33,7 @@ Model = nn.Module | str | os.PathLike[str] | None
 
 
 @renamed_arguments(also="record", of="answer")
+@checked_arguments
 def capture(
     model: Model,
     text: str | Mapping[str, Tensor],
@@ -42,6 +45,7 @@ def capture(
     record: Sequence[str] = (),
     answer: int | str | None = None,
     position: int | None = None,
+    score: ScoreName = LOG_PROB,
     progress: ProgressCallback | None = None,
 ) -> AttentionTrace:
     """The attention of one forward pass over a text or over prepared inputs of one example.
@@ -58,6 +62,7 @@ def capture(
         by default the model's own answer.
     position: where the answer is read, for a model that has one for each token; by default the
         surest one that differs from the usual label.
+    score: what gradients are taken of, the answer's "log-prob" or its "logit".
     decoder_text: what the decoder of an encoder–decoder has written so far.
     progress: called with a `Progress` while "value-zeroing" is measured, which takes long.
 
@@ -78,11 +83,12 @@ def capture(
     else:
         decoder_texts = None if decoder_text is None else [checked_text(decoder_text)]
         batch = adapter.encode(host, tokenizer, [checked_text(text)], decoder_texts)
-    request = _Request.checked(methods, heads, record, answer, position)
+    request = _Request.checked(methods, heads, record, answer, position, score)
     return _traces(host, tokenizer, adapter, batch, request, progress)[0]
 
 
 @renamed_arguments(also="record", of="answer")
+@checked_arguments
 def capture_batch(
     model: Model,
     texts: Sequence[str] | Mapping[str, Tensor],
@@ -93,6 +99,7 @@ def capture_batch(
     heads: Heads | None = None,
     record: Sequence[str] = (),
     answer: int | str | Sequence[int | str] | None = None,
+    score: ScoreName = LOG_PROB,
     progress: ProgressCallback | None = None,
 ) -> list[AttentionTrace]:
     """Several examples in one forward pass; each trace is as if its example had been alone.
@@ -116,7 +123,7 @@ def capture_batch(
             [checked_text(text) for text in texts],
             None if decoder_texts is None else [checked_text(text) for text in decoder_texts],
         )
-    request = _Request.checked(methods, heads, record, answer, None)
+    request = _Request.checked(methods, heads, record, answer, None, score)
     return _traces(host, tokenizer, adapter, batch, request, progress)
 
 
@@ -128,6 +135,7 @@ class _Request:
     record: tuple[str, ...]
     answer: Choice
     position: int | None
+    score: ScoreName = LOG_PROB
 
     @classmethod
     def checked(
@@ -137,6 +145,7 @@ class _Request:
         record: Sequence[str],
         answer: Choice,
         position: int | None,
+        score: ScoreName,
     ) -> _Request:
         names = checked_record(record)
         heads = None if heads is None else checked_heads(heads)
@@ -148,17 +157,35 @@ class _Request:
             requirements = requirements_of(methods)
             heads, names = requirements.heads, checked_record((*names, *requirements.record))
             heads = None if GRADIENTS in names else heads
+            score = requirements.score or score
         if GRADIENTS in names and heads is not None:
             raise InputError(
                 f"A gradient belongs to one head, so heads={heads!r} cannot be mixed at capture; "
                 "leave heads=None with record=('gradients',)."
             )
-        if answer is not None and GRADIENTS not in names:
+        if answer is not None and not {GRADIENTS, GRADIENT_ATTENTION} & set(names):
             raise InputError(
                 f"answer={shorten(answer)} chooses what gradients are taken of; ask for them with "
                 "record=('gradients',)."
             )
-        return cls(heads, names, answer, position)
+        return cls(heads, names, answer, position, score)
+
+    def with_full_gradients(self) -> _Request:
+        """The same where gradient attention must be read off the gradients of all weights."""
+        if GRADIENT_ATTENTION not in self.record:
+            return self
+        record = tuple(dict.fromkeys((*self.record, GRADIENTS)))
+        return replace(self, heads=None, record=record)
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """What the forward pass itself must record."""
+        return tuple(name for name in self.record if name != GRADIENT_ATTENTION)
+
+    @property
+    def measurements(self) -> tuple[str, ...]:
+        """What the adapter must be able to measure inside the model."""
+        return tuple(name for name in self.recorded if name != GRADIENTS)
 
 
 def _traces(
@@ -169,9 +196,13 @@ def _traces(
     request: _Request,
     progress: ProgressCallback | None,
 ) -> list[AttentionTrace]:
-    _refuse_unmeasured(adapter, model, request.record)
+    by_rows = GRADIENT_ATTENTION in request.record and adapter.explains_rows(model)
+    request = request if by_rows else request.with_full_gradients()
+    _refuse_unmeasured(adapter, model, request.measurements)
     expected = adapter.expected_layers(model)
-    recorder = Recorder(request.heads, expected=expected, record=request.record, progress=progress)
+    recorder = Recorder(
+        request.heads, expected=expected, record=request.recorded, progress=progress
+    )
     with at_rest(model), differentiable(model, recorder.wants_gradients):
         outputs = adapter.run(model, batch.inputs, recorder)
         check_layers(adapter, model, recorder)
@@ -179,8 +210,24 @@ def _traces(
         scores = adapter.scores(model, tokenizer, outputs, batch)
         if request.position is not None:
             scores = [_scores_at(one, request.position, model) for one in scores]
-        gradients = Gradients.of(scores, request.answer, recorder, model)
+        gradients = Gradients.of(scores, request.answer, recorder, model, request.score)
+    if by_rows:
+        _add_rows(adapter, model, batch, choose_answers(scores, request.answer, model), recorder)
+    elif GRADIENT_ATTENTION in request.record and gradients is not None:
+        recorder.measured[GRADIENT_ATTENTION] = [
+            np.maximum(layer.weights * gradient, 0).mean(axis=1)
+            for layer, gradient in zip(recorder.layers, gradients.layers, strict=True)
+        ]
     return ForwardPass(model, tokenizer, adapter, batch, recorder, scores, gradients).traces()
+
+
+def _add_rows(
+    adapter: Adapter, model: nn.Module, batch: Batch, choices: list[int], recorder: Recorder
+) -> None:
+    """Gradient attention of every position, each by the token that follows it."""
+    with at_rest(model):
+        rows = adapter.gradient_rows(model, batch, choices)
+    recorder.measured[GRADIENT_ATTENTION] = [layer.cpu().numpy() for layer in rows]
 
 
 def _scores_at(scores: Scores | None, position: int, model: nn.Module) -> Scores:
@@ -193,7 +240,7 @@ def _scores_at(scores: Scores | None, position: int, model: nn.Module) -> Scores
 
 
 def _refuse_unmeasured(adapter: Adapter, model: nn.Module, record: Sequence[str]) -> None:
-    missing = [name for name in record if name != GRADIENTS and name not in adapter.measures]
+    missing = [name for name in record if name not in adapter.measures]
     if missing:
         raise UnsupportedModelError(
             f"{type(model).__name__} is seen by the adapter for {adapter.name}, which does not "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnflow.errors import TokensError
 from attnflow.extras import MEASURES
-from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, TokenIds
+from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, Texts, TokenIds
 from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.measure.blocks import Parts, watched_blocks
 from attnflow.hosts.measure.value_zeroing import VALUE_ZEROING, replayed
@@ -49,11 +49,7 @@ class EmbeddedAdapter(Adapter):
         return isinstance(model, VerbNumberModel)
 
     def encode(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        texts: Sequence[str],
-        decoder_texts: Sequence[str] | None = None,
+        self, model: nn.Module, tokenizer: Any, texts: Texts, decoder_texts: Texts | None = None
     ) -> Batch:
         """Words to ids, padded on the right; the words travel beside them, as people wrote them."""
         if decoder_texts is not None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from attnflow.errors import CaptureError
+from attnflow.extras import ScoreName
 from attnflow.hosts.adapter import Adapter, Batch, Scores
 from attnflow.hosts.encoder_decoder import compose, join_tokens
 from attnflow.hosts.measure.gradients import Choice, choose_answers, gradients_of
@@ -32,7 +33,12 @@ class Gradients:
 
     @classmethod
     def of(
-        cls, scores: list[Scores | None], answer: Choice, recorder: Recorder, model: nn.Module
+        cls,
+        scores: list[Scores | None],
+        answer: Choice,
+        recorder: Recorder,
+        model: nn.Module,
+        score: ScoreName,
     ) -> Gradients | None:
         """Those of each example's answer, where the recorder was asked for gradients."""
         if not recorder.wants_gradients:
@@ -40,7 +46,7 @@ class Gradients:
         choices = choose_answers(scores, answer, model)
         pairs = zip(scores, choices, strict=True)
         return cls(
-            gradients_of(scores, choices, recorder, model),
+            gradients_of(scores, choices, recorder, model, score),
             [one.names([k])[0] for one, k in pairs if one is not None],
         )
 

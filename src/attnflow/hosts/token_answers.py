@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from attnflow.attribution import Attribution
-from attnflow.extras import GRADIENTS
+from attnflow.extras import GRADIENT_ATTENTION, GRADIENTS
 from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import Method
@@ -41,6 +41,8 @@ def apply_method(
     each = adapter_for(model).facts(model).answer == "each"
     if not each or GRADIENTS not in method.requires.record:
         trace = capture(model, text, methods=[method], **options)
+        if targets is None and GRADIENT_ATTENTION in method.requires.record and trace.prediction:
+            targets = trace.prediction.position  # the rows of others answer other questions
         return method(trace, targets=targets, layers=layers)
     tokenizer, decoder_text = options.get("tokenizer"), options.get("decoder_text")
     tokens = capture(

@@ -18,6 +18,7 @@ from attnflow.methods.base import (
     requirements_of,
 )
 from attnflow.methods.flow import Flow
+from attnflow.methods.gradient_attention import GradientAttention
 from attnflow.methods.gradients import GradientFlow, GradientRollout
 from attnflow.methods.measured import (
     Alti,
@@ -42,6 +43,7 @@ __all__ = [
     "Alti",
     "Execution",
     "Flow",
+    "GradientAttention",
     "GradientFlow",
     "GradientRollout",
     "MeasuredResidualRollout",

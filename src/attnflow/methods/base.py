@@ -22,7 +22,7 @@ from attnflow.errors import (
     shorten,
     whole_number,
 )
-from attnflow.extras import GRADIENTS
+from attnflow.extras import GRADIENTS, ScoreName
 from attnflow.methods.mixing import Heads, Mixing
 from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef
@@ -55,14 +55,16 @@ class Requirements:
 
     heads: how capture may mix the heads of each layer as it is seen; None where every head counts.
     record: what must be recorded beside the weights: "gradients", or names of measurements.
+    score: what gradients are taken of; None where there are none.
 
     >>> from attnflow import GradientRollout
     >>> GradientRollout().requires
-    Requirements(heads=None, record=('gradients',))
+    Requirements(heads=None, record=('gradients',), score='log-prob')
     """
 
     heads: Heads | None = "mean"
     record: tuple[str, ...] = ()
+    score: ScoreName | None = None
 
 
 @dataclass(frozen=True)
@@ -226,13 +228,21 @@ def requirements_of(methods: Iterable[Method]) -> Requirements:
 
     >>> from attnflow import Raw, Rollout
     >>> requirements_of([Raw(), Rollout(heads="max")])
-    Requirements(heads=None, record=())
+    Requirements(heads=None, record=(), score=None)
     """
     each = [method.requires for method in methods]
     heads = {requirement.heads for requirement in each} or {Requirements().heads}
     record = [name for requirement in each for name in requirement.record]
+    scores = {requirement.score for requirement in each if requirement.score is not None}
+    if len(scores) > 1:
+        raise MethodError(
+            f"These methods take gradients of different scores ({', '.join(sorted(scores))}), and "
+            "a trace holds those of one; capture once for each score."
+        )
     return Requirements(
-        heads=heads.pop() if len(heads) == 1 else None, record=tuple(dict.fromkeys(record))
+        heads=heads.pop() if len(heads) == 1 else None,
+        record=tuple(dict.fromkeys(record)),
+        score=scores.pop() if scores else None,
     )
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import frexp, ldexp
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, spread
-from attnflow.extras import GRADIENTS
+from attnflow.errors import MethodError, shorten
+from attnflow.extras import GRADIENTS, LOG_PROB, ScoreName
 from attnflow.methods.base import (
     Compared,
     Execution,
@@ -49,6 +50,8 @@ class GradientRollout(Method):
     heads: how heads are mixed: "mean" (the paper's), "max", "min", the number of one head, or one
         weight for each head.
     start_layer: the first layer that counts; those below are left out.
+    score: what gradients are taken of: the answer's "log-prob", or its "logit", the number before
+        the softmax.
 
     >>> from attnflow.testing import random_trace
     >>> GradientRollout()(random_trace(length=5, record=("gradients",)), targets=[0]).values.shape
@@ -58,8 +61,10 @@ class GradientRollout(Method):
     name: ClassVar[str] = "gradient-rollout"
     heads: Heads = "mean"
     start_layer: int = 1
+    score: ScoreName = LOG_PROB
 
     def __post_init__(self) -> None:
+        _check_score(self.score)
         object.__setattr__(self, "heads", checked_heads(self.heads))
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
 
@@ -86,7 +91,7 @@ class GradientRollout(Method):
     @property
     def requires(self) -> Requirements:
         """Gradients of the score; a gradient belongs to one head."""
-        return Requirements(heads=None, record=(GRADIENTS,))
+        return Requirements(heads=None, record=(GRADIENTS,), score=self.score)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +105,7 @@ class GradientFlow(Flow):
         below 1, so even a small share outweighs it; without one, a layer that the score hardly
         depends on lets hardly anything through.
     tolerance: how far apart the bounds of a value may be, as a share of the largest sum of a row.
+    score: what gradients are taken of: the answer's "log-prob", or its "logit".
 
     >>> from attnflow.testing import random_trace
     >>> GradientFlow()(random_trace(length=5, record=("gradients",)), targets=[0]).values.shape
@@ -108,6 +114,11 @@ class GradientFlow(Flow):
 
     name: ClassVar[str] = "gradient-flow"
     residual: Residual = None
+    score: ScoreName = LOG_PROB
+
+    def __post_init__(self, threads: int | None) -> None:
+        super().__post_init__(threads)
+        _check_score(self.score)
 
     def mixed(self, trace: AttentionTrace) -> Matrix:
         """Weights times gradients, what is negative dropped, heads mixed."""
@@ -116,7 +127,7 @@ class GradientFlow(Flow):
     @property
     def requires(self) -> Requirements:
         """Gradients of the score; a gradient belongs to one head."""
-        return Requirements(heads=None, record=(GRADIENTS,))
+        return Requirements(heads=None, record=(GRADIENTS,), score=self.score)
 
     def unit(self, capacities: Matrix) -> float:
         """The power of two at or below the largest sum of a row.
@@ -139,6 +150,12 @@ class GradientFlow(Flow):
         received = capacities[0].sum(axis=0)[list(columns)]
         sent = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
         return np.asarray(received[None, None, :] <= sent[:, :, None])
+
+
+def _check_score(score: object) -> None:
+    if not isinstance(score, str) or score not in get_args(ScoreName):
+        allowed = ", ".join(map(repr, get_args(ScoreName)))
+        raise MethodError(f"score={shorten(score)} is none of {allowed}.")
 
 
 def _gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:

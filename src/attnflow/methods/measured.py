@@ -102,7 +102,7 @@ class NormRollout(_MeasuredRollout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind not in _KINDS:
+        if not isinstance(self.kind, str) or self.kind not in _KINDS:
             raise MethodError(
                 f"Unknown kind={shorten(self.kind)}.{did_you_mean(str(self.kind), _KINDS)} "
                 f"Allowed are {', '.join(map(repr, _KINDS))}."

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from attnflow.errors import MethodError, did_you_mean, shorten
 from attnflow.methods.base import Method
 from attnflow.methods.flow import Flow
+from attnflow.methods.gradient_attention import GradientAttention
 from attnflow.methods.gradients import GradientFlow, GradientRollout
 from attnflow.methods.measured import (
     Alti,
@@ -90,7 +91,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 METHODS = MethodRegistry(
     (
-        *(Raw, Rollout, Flow, GradientRollout, GradientFlow),
+        *(Raw, Rollout, Flow, GradientAttention, GradientRollout, GradientFlow),
         *(MeasuredResidualRollout, NormRollout, Alti, ValueZeroingRollout),
     )
 )

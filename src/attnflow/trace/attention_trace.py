@@ -130,7 +130,10 @@ class AttentionTrace:
             **checked_stages(stages, encoder_length, len(checked), len(names)),
             gradients=checked_gradients(gradients, checked, copy=copy),
             measured=checked_measured(measured, len(checked), checked.shape[-1]),
-            provenance={**storage.provenance_stamp(), **(provenance or {})},
+            provenance={
+                **storage.provenance_stamp(),
+                **checked_provenance({} if provenance is None else provenance),
+            },
             row_tolerance=tolerance,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -190,7 +190,7 @@ def checked_kind(kind: object, weights: NDArray[np.floating[Any]], tolerance: fl
     """The kind as it was given, if the weights agree, or else as they show it."""
     if kind is None:
         return _recognise_kind(weights)
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(
             f"Unknown kind={shorten(kind)}.{did_you_mean(str(kind), _KINDS)} Allowed are "
             f"{', '.join(map(repr, _KINDS))}, or None to recognise it."
@@ -251,10 +251,10 @@ def check_prediction(prediction: Prediction | None, length: int) -> None:
 
 
 def checked_provenance(provenance: object) -> dict[str, Any]:
-    """The provenance of a file: a dict."""
-    if not isinstance(provenance, dict):
-        raise InputError(f"the provenance is {shorten(provenance)}, expected names with values")
-    return provenance
+    """What is noted about where a trace comes from, by name."""
+    if not isinstance(provenance, Mapping) or not all(isinstance(key, str) for key in provenance):
+        raise InputError(f"provenance gives values by name; got {shorten(provenance)}.")
+    return dict(provenance)
 
 
 def _recognise_kind(weights: NDArray[np.floating[Any]]) -> Kind:

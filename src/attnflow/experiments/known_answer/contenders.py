@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from attnflow.generation.writer import DEFAULT_METHOD
 from attnflow.methods import (
     Alti,
     Flow,
@@ -19,10 +18,12 @@ from attnflow.methods import (
     Rollout,
     ValueZeroingRollout,
 )
+from attnflow.methods.mixing import ONE_STEP
 
-__all__ = ["CONTENDERS", "DEFAULT", "RELATIVES", "Contender"]
+__all__ = ["CONTENDERS", "DEFAULT", "DEFAULT_METHOD", "RELATIVES", "Contender"]
 
-DEFAULT = "the default of generate"
+DEFAULT = "the default of 0.1.0"
+DEFAULT_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.errors import ModelError, TokensError
 from attnflow.evaluation.importance.passes import Passes
-from attnflow.experiments.known_answer.contenders import DEFAULT
+from attnflow.experiments.known_answer.contenders import DEFAULT, DEFAULT_METHOD
 from attnflow.experiments.layers import METHODS, Floats
 from attnflow.experiments.observe import neutral_traces, padded
 from attnflow.experiments.pronouns.data import PLACE, PronounSentence, occurrences
 from attnflow.experiments.protocol import Protocol
-from attnflow.generation.writer import DEFAULT_METHOD
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.capture import capture_batch
 from attnflow.methods import Flow, Method, quiet_about_limits

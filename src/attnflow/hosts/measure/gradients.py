@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import CaptureError, InputError, ModelError, shorten
+from attnflow.extras import ScoreName
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
@@ -63,14 +64,18 @@ def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> i
 
 
 def gradients_of(
-    scores: Sequence[Scores | None], choices: Sequence[int], recorder: Recorder, model: nn.Module
+    scores: Sequence[Scores | None],
+    choices: Sequence[int],
+    recorder: Recorder,
+    model: nn.Module,
+    score: ScoreName,
 ) -> list[NDArray[np.float32]]:
     """One array for each layer, in the shape of its weights.
 
     No example's score depends on another's weights, so the gradient of their sum is each one's own.
     """
     total = torch.stack(
-        [one.logits[k].float() for one, k in zip(scores, choices, strict=True) if one]
+        [one.score(k, score) for one, k in zip(scores, choices, strict=True) if one]
     ).sum()
     used = [part for layer in recorder.layers for part in layer.in_graph]
     if not total.requires_grad or not all(part.requires_grad for part in used):

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -17,6 +18,7 @@ from attnflow.hosts.adapter import (
     Batch,
     EmbeddingSite,
     Scores,
+    Texts,
     TokenIds,
     device_of,
     on_device,
@@ -32,6 +34,11 @@ from attnflow.hosts.transformers.attention import attending, eager, uses_the_int
 from attnflow.hosts.transformers.facts import facts_of, is_encoder_decoder
 from attnflow.hosts.transformers.heads import read_scores
 from attnflow.hosts.transformers.images import name_patches
+from attnflow.hosts.transformers.row_gradients import (
+    PredictingRows,
+    gradient_rows,
+    rows_are_exact,
+)
 from attnflow.hosts.transformers.texts import decoder_inputs, tokenize, tokens_of, words_of
 from attnflow.tokens import Tokens
 
@@ -54,11 +61,7 @@ class TransformersAdapter(Adapter):
         return isinstance(model, PreTrainedModel)
 
     def encode(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        texts: Sequence[str],
-        decoder_texts: Sequence[str] | None = None,
+        self, model: nn.Module, tokenizer: Any, texts: Texts, decoder_texts: Texts | None = None
     ) -> Batch:
         """The model's own tokenizer, with its special tokens; nothing is cut off."""
         encoded, facts = tokenize(tokenizer, texts), self.facts(model)
@@ -190,6 +193,28 @@ class TransformersAdapter(Adapter):
             self.refuse_other_kinds(tower, intervention, allowed=())
         with attending(tower, intervention=intervention):
             return tower(**inputs)
+
+    def explains_rows(self, model: nn.Module) -> bool:
+        """A causal language model in which attention alone carries one position to another."""
+        host, facts = cast(PreTrainedModel, model), self.facts(model)
+        return (
+            facts.causal
+            and facts.answer == "last"
+            and host.can_generate()
+            and uses_the_interface(host)
+            and rows_are_exact(host, self.expected_layers(model))
+        )
+
+    def gradient_rows(self, model: nn.Module, batch: Batch, choices: Sequence[int]) -> Tensor:
+        """Each position is explained by the token that follows it, the last one by its choice."""
+        ids = batch.inputs["input_ids"]
+        mask = batch.inputs.get("attention_mask", torch.ones_like(ids))
+        tokens = torch.cat([ids[:, 1:], ids[:, :1]], dim=1)
+        for example, choice in enumerate(choices):
+            last = batch.kept[example][-1] if batch.kept else ids.shape[1] - 1
+            tokens[example, last] = choice
+        rows = PredictingRows(ids, mask, first=0, tokens=tokens, explained=mask.float())
+        return gradient_rows(cast(PreTrainedModel, model), rows).values
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

@@ -30,7 +30,7 @@ from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Stage
 from attnflow.hosts.restore import Changes, exclusive
 
-__all__ = ["attending", "eager", "uses_the_interface"]
+__all__ = ["attending", "eager", "eager_function", "point_at", "uses_the_interface"]
 
 _NAME = "attnflow_recording"
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
@@ -52,11 +52,16 @@ class _Post:
 _POSTS: WeakKeyDictionary[nn.Module, _Post] = WeakKeyDictionary()
 
 
+def eager_function(module: nn.Module) -> Any:
+    """The eager attention of the file that defines the module's class."""
+    return sys.modules[type(module).__module__].eager_attention_forward
+
+
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """The model file's own eager attention, under the session's intervention and observer."""
-    attend = sys.modules[type(module).__module__].eager_attention_forward
+    attend = eager_function(module)
     post = _POSTS.get(module)
     if post is None or post.thread != threading.get_ident():
         return attend(module, query, key, value, mask, **options)
@@ -138,7 +143,7 @@ def attending(
             )
         changes.add(lambda: [_POSTS.pop(module, None) for module in posts])
         _POSTS.update(posts)
-        _point_at(model, _NAME, changes)
+        point_at(model, _NAME, changes)
         yield session
 
 
@@ -152,11 +157,11 @@ def uses_the_interface(model: PreTrainedModel) -> bool:
 def eager(model: PreTrainedModel) -> Iterator[None]:
     """Eager attention for the models whose files do not use the attention interface."""
     with exclusive(model) as changes:
-        _point_at(model, "eager", changes)
+        point_at(model, "eager", changes)
         yield
 
 
-def _point_at(model: PreTrainedModel, name: str, changes: Changes) -> None:
+def point_at(model: PreTrainedModel, name: str, changes: Changes) -> None:
     """Every config of the model points at the attention function of this name, until the end."""
     for config in _configs(model):
         changes.set(config, "_attn_implementation_internal", name)

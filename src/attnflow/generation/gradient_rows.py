@@ -1,0 +1,101 @@
+"""Gradient attention of a completion: one pass over its positions, beside the prompt's cache.
+
+The model writes as it always does, with its own fused attention. Its keys and values are kept, and
+when the text is there, one forward and one backward pass over the positions that predicted it give
+the row of every generated token. That costs a fraction of writing, where a backward pass for each
+token as it comes would double it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache
+
+from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.restore import at_rest
+from attnflow.hosts.transformers.row_gradients import PredictingRows, cropped, gradient_rows
+from attnflow.methods.sinks import find_sink
+
+__all__ = ["CompletionRows", "can_explain_rows", "completion_rows", "empty_cache"]
+
+
+@dataclass(frozen=True, eq=False)
+class CompletionRows:
+    """`rows[layer, example, generated token, position]`, positions those of the padded texts.
+
+    weights: (example, generated token, position), the mean weight over layers and heads.
+    """
+
+    rows: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    prompt: int
+    padding: list[int]
+    layers: tuple[int, ...]
+
+    def sink(self, example: int, count: int) -> int | None:
+        """The prompt token that serves as attention sink, counted without padding."""
+        position = find_sink(self.weights[example, :count])
+        return None if position is None else position - self.padding[example]
+
+    def of(self, example: int, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """`(layers, count, prompt)` and `(layers, count)`: to the prompt, and to anything else.
+
+        At each layer what it and all layers below it add up to.
+        """
+        rows = np.cumsum(self.rows[:, example, :count], axis=0)
+        on_prompt = rows[..., self.padding[example] : self.prompt]
+        return on_prompt.copy(), rows[..., self.prompt :].sum(axis=-1)
+
+
+def can_explain_rows(model: Any) -> bool:
+    """Whether gradient attention of every generated token comes from one pass."""
+    return adapter_for(model).explains_rows(model)
+
+
+def empty_cache() -> DynamicCache:
+    """A cache that keeps every position of every layer, so that it can be cut afterwards."""
+    return DynamicCache()
+
+
+def completion_rows(
+    model: Any,
+    sequences: Tensor,
+    mask: Tensor,
+    prompt: int,
+    lengths: list[int],
+    cache: Any = None,
+) -> CompletionRows:
+    """The rows of what was written after `prompt` positions, padding on the left included.
+
+    sequences: (batch, length), prompts and completions. mask: (batch, prompt). lengths: how many
+    tokens of each completion count. cache: what the model kept while it wrote, if it is at hand.
+    """
+    longest = max(lengths)
+    ids = sequences[:, : prompt + longest]
+    written = torch.ones_like(ids[:, prompt:])
+    explained = torch.zeros(len(ids), longest, device=ids.device)
+    for example, length in enumerate(lengths):
+        explained[example, :length] = 1.0
+    text = PredictingRows(
+        ids=ids[:, :-1],
+        mask=torch.cat([mask, written], dim=1)[:, :-1],
+        first=prompt - 1,
+        tokens=ids[:, prompt:],
+        explained=explained,
+        cache=None if cache is None else cropped(cache, prompt - 1),
+    )
+    with at_rest(model):
+        rows = gradient_rows(model, text)
+    return CompletionRows(
+        rows=rows.values.double().cpu().numpy(),
+        weights=rows.weights.double().cpu().numpy(),
+        prompt=prompt,
+        padding=(prompt - mask.sum(dim=1)).tolist(),
+        layers=tuple(range(1, len(rows.values) + 1)),
+    )

@@ -1,0 +1,90 @@
+"""Gradient attention: what the predicting position attends to, as far as it raises the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.extras import GRADIENT_ATTENTION
+from attnflow.methods.base import (
+    Execution,
+    Method,
+    Requirements,
+    Selection,
+    attribution_of,
+    required,
+)
+from attnflow.methods.sinks import find_sink
+from attnflow.trace import AttentionTrace
+
+__all__ = ["GradientAttention"]
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientAttention(Method):
+    """Gradient attention: weights of the predicting position, as far as they raise its answer.
+
+    `Σ over layers of mean over heads of relu(A[t, j] · ∂ log p / ∂ A[t, j])`.
+
+    t is the position that predicts, and p the probability of what it says: for a causal language
+    model the token that follows each position, for other models their answer. A weight counts as
+    far as it raises the answer. The value at a layer is the sum from the start layer up to it, so
+    the highest layer holds the whole of it. Values are in nats and do not add up to 1; `normalize`
+    makes them shares.
+
+    start_layer: the first layer that counts.
+    drop_sink: leave out the position on which the model parks attention it does not need, where
+        one is found; what falls on it is counted in `elsewhere`. The provenance names it.
+
+    >>> from attnflow.testing import random_trace
+    >>> trace = random_trace(record=["gradient-attention"])
+    >>> GradientAttention()(trace, targets=-1, layers=-1).values.shape
+    (1, 1, 5)
+    """
+
+    name: ClassVar[str] = "gradient-attention"
+    start_layer: int = 1
+    drop_sink: bool = True
+
+    @property
+    def requires(self) -> Requirements:
+        """The products of weights and gradients, which capture forms row by row."""
+        return Requirements(record=(GRADIENT_ATTENTION,))
+
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
+    ) -> Attribution:
+        """The running sum over layers of what was recorded, rows of these targets."""
+        recorded = required(self, trace, GRADIENT_ATTENTION)
+        indices = [trace.layers.index(number) for number in selection.available]
+        rows = list(selection.rows)
+        sums = np.cumsum(recorded[indices][:, rows], axis=0, dtype=np.float64)
+        values = sums[[level - 1 for level in selection.levels]]
+        sink = find_sink(trace.weights[:, :, rows].mean(axis=(0, 1))) if _has_sink(trace) else None
+        values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
+        result = attribution_of(self, trace, values, selection, notes={"sink": sink})
+        return replace(result, elsewhere=elsewhere) if sink is not None else result
+
+    def without_sink(
+        self, values: Values, elsewhere: Values, sink: int | None
+    ) -> tuple[Values, Values]:
+        """What falls on the sink goes elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
+
+        A sink among generated tokens is no column here and is elsewhere already.
+        """
+        if not self.drop_sink or sink is None or not 0 <= sink < values.shape[-1]:
+            return values, elsewhere
+        rest = values.copy()
+        rest[..., sink] = 0.0
+        return rest, elsewhere + values[..., sink]
+
+
+def _has_sink(trace: AttentionTrace) -> bool:
+    """Only a causal text of some length has a place to park attention that all rows share."""
+    return trace.kind == "causal" and trace.length > 2

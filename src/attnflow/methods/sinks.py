@@ -1,0 +1,33 @@
+"""Where a model parks attention that it does not need.
+
+A head that finds nothing to do must put its weight somewhere, because a softmax sums to 1. Decoders
+learn to put it on the start of the text, whatever stands there. Such a sink is no source: hiding it
+breaks the model, and its words say nothing. It is found by measuring, never assumed to be the first
+position: a text may begin with a start token, with padding, or with the word that matters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["find_sink"]
+
+_SHARE_OF_A_SINK = 0.3  # of all weight, over layers and heads; what a text says never draws so much
+
+
+def find_sink(weights: NDArray[np.floating[Any]]) -> int | None:
+    """The position that takes most of the weight, if it takes so much that it must be a sink.
+
+    weights: `(rows, n)`, the mean weight over all layers and heads of each row that is explained.
+
+    >>> find_sink(np.array([[0.6, 0.1, 0.3], [0.5, 0.2, 0.3]]))
+    0
+    >>> find_sink(np.array([[0.2, 0.3, 0.2, 0.3]])) is None
+    True
+    """
+    mean = np.asarray(weights, dtype=np.float64).mean(axis=0)
+    position = int(mean.argmax())
+    return position if mean[position] > _SHARE_OF_A_SINK else None
