@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from attnflow._version import __version__
+from attnflow.cli.ablation import ablation
 from attnflow.cli.check import check
 from attnflow.cli.demo import demo
 from attnflow.cli.evaluate import evaluate
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 for _command in (explain, generate, report, serve, evaluate, check, methods, demo):
     app.command()(_command)
+experiments.command(name="ablation")(ablation)
 app.add_typer(experiments)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -77,9 +77,11 @@ class Journal:
 
     def records(self, methods: Collection[str], measures: Sequence[str]) -> list[Record]:
         """The records that are there already; each must have every row and every metric."""
-        return [
-            self._record(number, line, methods, measures) for number, line in enumerate(self._lines)
-        ]
+        return self.fitting(lambda record: _fits(record, methods, measures))
+
+    def fitting(self, fits: Callable[[Record], bool]) -> list[Record]:
+        """The records that are there already, each held to what its run expects of a record."""
+        return [self._record(number, line, fits) for number, line in enumerate(self._lines)]
 
     def append(self, record: Record) -> None:
         """Keep one more record."""
@@ -168,15 +170,13 @@ class Journal:
             "it. Name another file to keep the run in."
         )
 
-    def _record(
-        self, number: int, line: bytes, methods: Collection[str], measures: Sequence[str]
-    ) -> Record:
+    def _record(self, number: int, line: bytes, fits: Callable[[Record], bool]) -> Record:
         try:
             record = Record.from_dict(_parsed(line))
-            fits = record.number == number and _fits(record, methods, measures)
+            usable = record.number == number and fits(record)
         except (TypeError, KeyError, AttributeError, ValueError):
-            fits = False
-        if not fits:
+            usable = False
+        if not usable:
             raise FileError(
                 f"Line {number + 2} of {str(self.path)!r} is damaged: it should be the record of "
                 f"text {number}, with every metric of every row. Delete it and what follows to go "

@@ -15,6 +15,8 @@ EXPERIMENTS: Mapping[str, str] = {
     "verb-number": "Tables 1 and 2: raw attention, rollout and flow against blank-out and input "
     "gradients on the embedded model",
     "known-answer": "Models whose true sources are known: how often does each method find one",
+    "ablation": "Language models: which attribution predicts what ablations do, on facts, running "
+    "text and documents",
     "sst2": "Table 3: the same against input gradients, on any sequence classifier and GLUE data",
     "pronouns": "Figure 4: a model's pronoun beside the antecedent that raw attention, rollout and "
     "flow prefer; Winogender too",

@@ -1,0 +1,123 @@
+"""`attnflow experiment ablation`: attributions of a language model held against ablations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnflow.cli.experiment import finish
+from attnflow.cli.options import prepare_models
+from attnflow.cli.progress import progress_bars
+from attnflow.errors import InputError, StoppedError
+
+__all__ = ["ablation"]
+
+
+def ablation(
+    model: Annotated[
+        str | None,
+        typer.Option(help="A causal language model, name or folder; default: SmolLM2."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Running text (enwik8.gz, enwik8, or text.txt with a paragraph a line) and "
+            "questions (questions.jsonl, as in SQuAD); without it, facts only.",
+        ),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="'development', to choose by, or 'held-out', to report once.")
+    ] = "development",
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            "--methods",
+            metavar="NAME[:KEY=VALUE,...]",
+            help="A method, 'default', 'raw-mean', 'leave-one-out', 'ablation-regression'; "
+            "repeatable. Differences are those of the first.",
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this data: facts, text, documents; repeatable."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="At most so many prompts of each kind that count.")
+    ] = None,
+    ablations: Annotated[int, typer.Option(help="How many random ablations LDS is over.")] = 64,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write CSV and Markdown here; the run is kept here, and the same command goes on "
+            "from where it stopped.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides the random ablations.")] = 0,
+) -> None:
+    """Facts, running text and documents: which attribution predicts what ablations do?"""
+    prepare_models()
+    from attnflow.experiments.ablation.data import PARTS
+    from attnflow.experiments.ablation.experiment import DEFAULT_METHODS, AblationExperiment
+    from attnflow.experiments.ablation.observe import KINDS
+    from attnflow.hosts.load import load_language_model
+
+    if part not in PARTS:
+        raise InputError(f"--part is {' or '.join(PARTS)}; got {part!r}.")
+    experiment = AblationExperiment(
+        part=part,
+        methods=tuple(method or DEFAULT_METHODS),
+        kinds=tuple(kind or KINDS),
+        samples=samples,
+        ablations=ablations,
+        seed=seed,
+    )
+    loaded = load_language_model(model)
+    command = _command(model, data, part, method, kind, samples, ablations, seed)
+    try:
+        host = loaded.model.float().to(device)
+    except RuntimeError as error:
+        raise InputError(f"--device {device!r} cannot be used: {error}") from error
+    try:
+        with progress_bars() as progress:
+            report = experiment(
+                host,
+                loaded.tokenizer,
+                data=data,
+                journals=output,
+                command=command,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        if output is None:
+            raise
+        raise StoppedError(
+            f"interrupted; what is done is kept in {str(output)!r}, and the same command goes on "
+            "from there."
+        ) from None
+    finish(report, output)
+
+
+def _command(
+    model: str | None,
+    data: Path | None,
+    part: str,
+    method: list[str] | None,
+    kind: list[str] | None,
+    samples: int | None,
+    ablations: int,
+    seed: int,
+) -> str:
+    """What to type to get the same numbers; of paths only the last part."""
+    parts = ["attnflow experiment ablation"]
+    parts += [f"--model {Path(model).name}"] if model else []
+    parts += [f"--data {data.name}"] if data else []
+    parts += [f"--part {part}", *(f"--method {name}" for name in method or ())]
+    parts += [f"--kind {name}" for name in kind or ()]
+    parts += [f"--samples {samples}"] if samples else []
+    return " ".join([*parts, f"--ablations {ablations} --seed {seed}"])

@@ -1,0 +1,132 @@
+"""Where the true source of an answer stands, and whether scores point to it at each level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.errors import InputError
+from attnflow.evaluation.ablation.metrics import group_sums, rank_of
+from attnflow.evaluation.ablation.prompts import CompletionPrompt
+from attnflow.evaluation.ablation.sources import Sources
+from attnflow.tokens.text import surfaces
+from attnflow.tokens.units import CharSpan, tokens_in
+
+__all__ = ["PromptText", "TrueSources", "known_hits"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PromptText:
+    """A prompt as its tokens spell it: `parts` of text, one a token; `start` is where the prompt
+    itself begins, after start tokens or a chat template.
+
+    >>> PromptText.of(["<s>", "▁Rome", "▁it", "▁is"], "Rome it is").tokens_touching((0, 4))
+    [1]
+    """
+
+    parts: tuple[str, ...]
+    start: int
+
+    @classmethod
+    def of(cls, tokens: Sequence[str], prompt: str) -> PromptText:
+        """An error where the tokens spell something else."""
+        parts = tuple(surfaces(tokens))
+        start = "".join(parts).find(prompt)
+        if start < 0:
+            raise InputError(
+                f"The tokens of the prompt do not spell it: {''.join(parts)[:60]!r} for "
+                f"{prompt[:60]!r}. The tokenizer changes the text, so its parts cannot be placed."
+            )
+        return cls(parts, start)
+
+    def shifted(self, spans: Sequence[CharSpan] | None) -> tuple[CharSpan, ...] | None:
+        """Spans of the prompt as spans of the whole text."""
+        if spans is None:
+            return None
+        return tuple((first + self.start, last + self.start) for first, last in spans)
+
+    def tokens_inside(self, span: CharSpan) -> list[int]:
+        """The tokens whose last visible character stands in a span of the prompt."""
+        return tokens_in(self.parts, (span[0] + self.start, span[1] + self.start))
+
+    def tokens_touching(self, span: CharSpan) -> list[int]:
+        """Every token that shares a visible character with a span: an answer may end inside one."""
+        lengths = np.array([len(part) for part in self.parts])
+        ends = np.cumsum(lengths)
+        begins = ends - np.array([len(part.lstrip()) for part in self.parts])
+        first, last = span[0] + self.start, span[1] + self.start
+        return np.flatnonzero((begins < last) & (ends > first) & (begins < ends)).tolist()
+
+
+@dataclass(frozen=True)
+class TrueSources:
+    """Which sources hold the answer, and which stand in the part that states facts."""
+
+    true: tuple[int, ...]
+    stated: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, prompt: CompletionPrompt, text: PromptText, sources: Sources) -> TrueSources | None:
+        """None where the answer's place is not known; an error where it is no source."""
+        if prompt.answer is None:
+            return None
+        true = sources.containing(text.tokens_touching(prompt.answer))
+        if not true:
+            raise InputError(
+                f"The answer {prompt.prompt[slice(*prompt.answer)]!r} is no source of the prompt."
+            )
+        stated = (True,) * len(sources)
+        if prompt.stated is not None:
+            members = set(text.tokens_inside(prompt.stated))
+            stated = tuple(bool(members & set(own)) for own in sources.positions)
+        return cls(true, stated)
+
+    def units(self, groups: Sequence[int]) -> set[int]:
+        """The coarser units that hold a true source."""
+        return {groups[k] for k in self.true if groups[k] >= 0}
+
+
+def known_hits(
+    scores: Floats, sources: Sources, places: TrueSources, *, top: int
+) -> dict[str, float]:
+    """1 or 0: is the true source first, in the top, and its sentence and document the strongest?
+
+    A unit's score is the sum of its sources'. Of sentences there are two figures where a part of
+    the prompt states facts: "sentence" among those of that part, and "any sentence" among all, the
+    unfinished one that the completion goes on with too. Where there is no choice there is no hit.
+    """
+    rank = rank_of(scores, places.true)
+    hits = {"first": float(rank == 1), "top": float(rank <= top)}
+    if sources.level in ("sentence", "document"):
+        hits[sources.level] = hits["first"]
+    for level, groups in sources.groups.items():
+        hits |= _unit_hits(level, scores, groups, places)
+    return hits
+
+
+def _unit_hits(
+    level: str, scores: Floats, groups: Sequence[int], places: TrueSources
+) -> Mapping[str, float]:
+    if level != "sentence" or all(places.stated):
+        return _hit(level, scores, groups, places)
+    pairs = zip(groups, places.stated, strict=True)
+    stated = [group if inside else -1 for group, inside in pairs]
+    return {
+        **_hit(f"any {level}", scores, groups, places),
+        **_hit(level, scores, stated, places),
+    }
+
+
+def _hit(name: str, scores: Floats, groups: Sequence[int], places: TrueSources) -> dict[str, float]:
+    true = places.units(groups)
+    if not true or len(set(groups) - {-1}) < 2:
+        return {}
+    # A unit without sources among these has the sum 0 and must not compete.
+    present = sorted(set(groups) - {-1})
+    sums = group_sums(scores, groups)[present]
+    return {name: float(rank_of(sums, [present.index(unit) for unit in true]) == 1)}

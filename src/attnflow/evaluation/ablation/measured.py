@@ -1,0 +1,276 @@
+"""What a completion draws on, measured: each source taken away, or many at random.
+
+These are not methods of a trace. A method reads what one forward pass did; these run the model
+again, once for each source or each random set, so they are called on the model itself. Their
+results are `Attribution`s like any other, with one layer, numbered 0: the whole model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.attribution.rescaling import Span
+from attnflow.errors import MethodError, TokensError, did_you_mean
+from attnflow.evaluation.ablation.passes import (
+    By,
+    CompletionAblation,
+    Score,
+    blank_token,
+    log_odds,
+)
+from attnflow.evaluation.ablation.regression import lasso, random_ablations
+from attnflow.evaluation.ablation.sources import (
+    SOURCE_TOKENS,
+    Sources,
+    content_spans,
+    prompt_tokens,
+)
+from attnflow.generation.prompts import encode_prompts
+from attnflow.generation.request import completion_ids
+from attnflow.hosts.capture import provenance_of
+from attnflow.hosts.registry import adapter_for
+from attnflow.progress import ProgressCallback
+from attnflow.tokens import TokenRef, Tokens
+from attnflow.tokens.units import Level, check_level
+
+__all__ = [
+    "AblationRegression",
+    "LeaveOneOut",
+    "MeasuredMethod",
+]
+
+Floats = NDArray[np.float64]
+_WHOLE_MODEL = 0  # the number of the one layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredMethod(ABC):
+    """A frozen value that is called on a model, a prompt and its completion.
+
+    level: what a source is: "token", "word", "sentence" or "document".
+    by: how a source is taken away: "hide", "replace" or "delete".
+    score: what is measured: "log-prob" or "log-odds".
+    joint: whether all completion tokens are one target.
+    """
+
+    name: ClassVar[str]
+
+    level: Level = "word"
+    by: By = "hide"
+    score: Score = "log-prob"
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        check_level(self.level)
+        for option, value, allowed in (
+            ("by", self.by, get_args(By)),
+            ("score", self.score, get_args(Score)),
+        ):
+            if value not in allowed:
+                hint = did_you_mean(str(value), allowed)
+                raise MethodError(f"{option}={value!r}.{hint} Allowed: {', '.join(allowed)}.")
+
+    def __call__(
+        self,
+        model: Any,
+        prompt: Any,
+        completion: str | Sequence[int],
+        *,
+        tokenizer: Any = None,
+        chat: bool = False,
+        targets: Sequence[TokenRef] | TokenRef | None = None,
+        spans: Mapping[str, Span] | None = None,
+        blank: int | None = None,
+        batch_tokens: int | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Attribution:
+        """Attribute a completion to the sources of its prompt.
+
+        prompt: a text, a conversation of messages, or prepared inputs with `input_ids`.
+        completion: the text as it follows the prompt, with its leading space, or its token ids.
+        targets: only these completion tokens, by number from 0 or by name; default: all.
+        spans: named spans of the prompt as sources, in place of the method's `level`.
+        blank: with by="replace", the id of the blank token; default: the tokenizer's.
+        """
+        encoded = encode_prompts(model, tokenizer, prompt, chat=chat)
+        if len(encoded) != 1:
+            raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
+        prompt_ids = encoded.prompts()[0].ids
+        facts = adapter_for(model).facts(model)
+        written = completion_ids(tokenizer, completion, facts)
+        tokens, special = prompt_tokens(tokenizer, prompt_ids)
+        if spans is not None:
+            sources = Sources.of_spans(tokens, spans)
+        else:
+            sources = Sources.of_tokens(
+                tokens,
+                level=self.level,
+                inside=_contents(tokens, prompt, chat),
+                special=special if tokenizer is not None else (),
+                exclude_first=not facts.encoder_decoder,
+            )
+        names = prompt_tokens(tokenizer, written)[0]
+        needs_blank = self.by == "replace" and blank is None and tokenizer is not None
+        ablation = CompletionAblation(
+            model=model,
+            prompt_ids=prompt_ids,
+            completion_ids=written,
+            targets=None if targets is None else names.indices_of(targets),
+            by=self.by,
+            blank=blank_token(tokenizer) if needs_blank else blank,
+            batch_tokens=batch_tokens,
+        )
+        return self.measure(ablation, sources, names=names, progress=progress)
+
+    def measure(
+        self,
+        ablation: CompletionAblation,
+        sources: Sources,
+        *,
+        names: Tokens | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Attribution:
+        """The same on an ablation that is prepared; `names` are the completion's tokens."""
+        written = names or prompt_tokens(None, ablation.completion_ids)[0]
+        columns = list(range(len(written)) if ablation.targets is None else ablation.targets)
+        start = sources.length
+        if self.joint:
+            joined = "".join(written.select(columns).surfaces()).strip() or "completion"
+            targets = Tokens((joined,), (start,))
+        else:
+            texts = tuple(written[k] for k in columns)
+            targets = Tokens(texts, tuple(start + k for k in columns))
+        values, passes = self._values(ablation, sources, columns, progress)
+        dtype = str(next(ablation.model.parameters()).dtype).removeprefix("torch.")
+        return Attribution(
+            values=values[None],
+            layers=(_WHOLE_MODEL,),
+            targets=targets,
+            sources=sources.tokens,
+            method=self,  # type: ignore[arg-type]
+            provenance={
+                **provenance_of(ablation.model, dtype),
+                "prompt_length": sources.length,
+                "passes": passes,
+                SOURCE_TOKENS: [list(each) for each in sources.positions],
+            },
+        )
+
+    @abstractmethod
+    def _values(
+        self,
+        ablation: CompletionAblation,
+        sources: Sources,
+        columns: Sequence[int],
+        progress: ProgressCallback | None,
+    ) -> tuple[Floats, int]:
+        """(targets, sources), and how many passes it took."""
+
+    def _responses(
+        self,
+        ablation: CompletionAblation,
+        sets: Sequence[Sequence[int]],
+        columns: Sequence[int],
+        progress: ProgressCallback | None,
+    ) -> Floats:
+        """(sets, targets)."""
+        log_probs = ablation.token_log_probs(sets, progress=progress)[:, list(columns)]
+        if self.joint:
+            log_probs = log_probs.sum(axis=1, keepdims=True)
+        return log_odds(log_probs) if self.score == "log-odds" else log_probs
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and options, for files."""
+        return {"name": self.name, "options": asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaveOneOut(MeasuredMethod):
+    """What the completion loses when one source is taken away: a pass for each source.
+
+    Not a method of a trace: it runs the model again (see this module's first lines).
+
+    >>> import transformers
+    >>> config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=20)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> inputs = {"input_ids": [[3, 4, 5, 6]]}
+    >>> result = LeaveOneOut(level="token")(model, inputs, [7, 8])
+    >>> result.values.shape, list(result.sources), list(result.targets)
+    ((1, 2, 3), ['4', '5', '6'], ['7', '8'])
+    """
+
+    name: ClassVar[str] = "leave-one-out"
+
+    def _values(
+        self,
+        ablation: CompletionAblation,
+        sources: Sources,
+        columns: Sequence[int],
+        progress: ProgressCallback | None,
+    ) -> tuple[Floats, int]:
+        sets = [(), *sources.positions]
+        responses = self._responses(ablation, sets, columns, progress)
+        return np.ascontiguousarray((responses[0] - responses[1:]).T), len(sets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationRegression(MeasuredMethod):
+    """Sparse linear regression of the response on random ablations, after ContextCite.
+
+    Not a method of a trace: it runs the model again (see this module's first lines). Its cost does
+    not grow with the number of sources.
+
+    samples: how many random ablations, a pass each.
+    hidden: the share of the sources that each of them takes away.
+    alpha: how strongly small weights are drawn to zero.
+    seed: decides which sources are taken away.
+
+    >>> AblationRegression(samples=64).to_dict()["options"]["samples"]
+    64
+    """
+
+    name: ClassVar[str] = "ablation-regression"
+
+    samples: int = 32
+    hidden: float = 0.3
+    alpha: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.samples, int) or self.samples < 2:
+            raise MethodError(f"samples is a number of at least 2; got {self.samples!r}.")
+        if not 0 < self.hidden < 1 or self.alpha < 0:
+            raise MethodError(
+                f"hidden={self.hidden!r}, alpha={self.alpha!r}: a share between 0 and 1, and a "
+                "penalty of at least 0."
+            )
+
+    def _values(
+        self,
+        ablation: CompletionAblation,
+        sources: Sources,
+        columns: Sequence[int],
+        progress: ProgressCallback | None,
+    ) -> tuple[Floats, int]:
+        choice = random_ablations(self.samples, len(sources), hidden=self.hidden, seed=self.seed)
+        responses = self._responses(ablation, sources.hidden(choice), columns, progress)
+        visible = (~choice).astype(np.float64)
+        return np.stack([lasso(visible, y, alpha=self.alpha) for y in responses.T]), len(choice)
+
+
+def _contents(tokens: Tokens, prompt: Any, chat: bool) -> list[tuple[int, int]] | None:
+    """Where a conversation's messages stand; None if the prompt is no conversation."""
+    if isinstance(prompt, str):
+        return content_spans(tokens, [prompt]) if chat else None
+    if isinstance(prompt, Mapping):
+        return None
+    contents = [str(m["content"]) for m in prompt if isinstance(m, Mapping) and m.get("content")]
+    return content_spans(tokens, contents) if contents else None

@@ -1,0 +1,324 @@
+"""A language model run again without parts of its prompt: what its completion loses.
+
+Three ways to take tokens away. "hide" makes their keys invisible to every query in every layer,
+through the model's own attention mask, and keeps the position of every other token. "replace" puts
+a blank token in their place. "delete" leaves them out, so that positions close up.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache
+
+from attnflow.errors import InputError, ModelError, TokensError, did_you_mean
+from attnflow.hosts.adapter import device_of
+from attnflow.hosts.restore import at_rest
+from attnflow.progress import ProgressCallback, tell
+
+__all__ = ["By", "CompletionAblation", "Score", "blank_token", "log_odds"]
+
+Floats = NDArray[np.float64]
+By = Literal["hide", "replace", "delete"]
+Score = Literal["log-prob", "log-odds"]
+
+_ON_CPU, _ON_DEVICE = 1_024, 32_768  # tokens of a batch: a core's cache; a device wants to be full
+_CACHEABLE = {"full_attention", "sliding_attention"}
+_SAME = 1e-3  # what rounding may change a log-probability by when a prefix is cached
+
+
+def log_odds(log_prob: Floats) -> Floats:
+    """log p − log(1 − p), from log p.
+
+    >>> float(log_odds(np.log(np.array([0.5]))).round(6)[0])
+    0.0
+    """
+    return np.asarray(log_prob - np.log(-np.expm1(np.minimum(log_prob, -1e-12))))
+
+
+def blank_token(tokenizer: Any) -> int:
+    """What stands for nothing: the unknown token, a space, or the padding token.
+
+    A token that also begins or ends a text is no blank: models take it for a new text.
+    """
+    frame = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    space = tokenizer(" ", add_special_tokens=False)["input_ids"]
+    choices = [tokenizer.unk_token_id, *(space if len(space) == 1 else []), tokenizer.pad_token_id]
+    usable = [token for token in choices if token is not None and token not in frame]
+    if not usable:
+        raise TokensError(
+            "This tokenizer has no unknown token, no space and no padding token to blank with; "
+            "name a token: blank=..., or take by='hide' or by='delete'."
+        )
+    return int(usable[0])
+
+
+class _Variant(NamedTuple):
+    """A prompt with something taken away, and the first position that is not as it was."""
+
+    ids: tuple[int, ...]
+    visible: tuple[bool, ...]
+    first: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CompletionAblation:
+    """One prompt with its completion, run again without parts of the prompt.
+
+    prompt_ids, completion_ids: token ids; of an encoder–decoder the encoder's and the decoder's.
+    targets: which completion tokens count, by number from 0; default: all, the whole answer.
+    by: "hide", "replace" (then `blank` is the id of the blank token) or "delete".
+    batch_tokens: about how many tokens run at once; default: by the device.
+
+    Sets of prompt positions go in, one response for each comes out. A set is run with the sets of
+    equal length, and what stands before the first changed position comes from a cache, where the
+    model's own state is nothing but keys and values: that is exact, whatever the window.
+
+    >>> import torch, transformers
+    >>> config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=20)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> ablation = CompletionAblation(model=model, prompt_ids=(3, 4, 5, 6), completion_ids=(7, 8))
+    >>> ablation.log_probs([(), (1,), (1, 2)]).shape, ablation.token_log_probs([(2,)]).shape
+    ((3,), (1, 2))
+    """
+
+    model: Any
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    targets: Sequence[int] | None = None
+    by: By = "hide"
+    blank: int | None = None
+    batch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.by not in get_args(By):
+            hint = did_you_mean(str(self.by), get_args(By))
+            raise InputError(f"Unknown by={self.by!r}.{hint} Allowed: {', '.join(get_args(By))}.")
+        if not len(self.prompt_ids) or not len(self.completion_ids):
+            raise TokensError(
+                f"{len(self.prompt_ids)} tokens of prompt and {len(self.completion_ids)} of "
+                "completion: both need at least one."
+            )
+        if self.by == "replace" and self.blank is None:
+            raise InputError("by='replace' needs blank=..., the id of the token put in the place.")
+        count = len(self.completion_ids)
+        if any(not 0 <= target < count for target in self.targets or ()) or self.targets == ():
+            raise InputError(
+                f"targets={self.targets!r}: numbers of completion tokens, 0 to {count - 1}."
+            )
+        if self.by == "hide":
+            self._check_mask()
+
+    def _check_mask(self) -> None:
+        """Hiding needs a mask with holes, and positions that do not follow from it."""
+        name, config = type(self.model).__name__, self.model.config
+        by_mask = "position_ids" not in self._accepts or bool(getattr(config, "alibi", False))
+        if by_mask and not self._two_stacks:
+            raise ModelError(
+                f"{name} counts positions by its attention mask, so hiding a token would move the "
+                "others. Take by='replace'."
+            )
+        attention = str(getattr(config, "_attn_implementation", None))
+        if "flash" in attention:
+            raise ModelError(
+                f"{name} runs {attention!r}, which closes up the gaps of a mask, so windows would "
+                "reach further than they do. Load it with attn_implementation='sdpa', or take "
+                "by='replace'."
+            )
+
+    # -- what is asked ------------------------------------------------------------------------
+
+    def log_probs(
+        self, sets: Sequence[Sequence[int]], *, progress: ProgressCallback | None = None
+    ) -> Floats:
+        """The log-probability of the targets together, one for each set of prompt positions."""
+        columns = list(range(len(self.completion_ids)) if self.targets is None else self.targets)
+        return np.asarray(self.token_log_probs(sets, progress=progress)[:, columns].sum(axis=1))
+
+    def scores(
+        self,
+        sets: Sequence[Sequence[int]],
+        score: Score = "log-prob",
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> Floats:
+        """The same as log-probabilities or as log odds."""
+        if score not in get_args(Score):
+            raise InputError(f"score is 'log-prob' or 'log-odds'; got {score!r}.")
+        log_prob = self.log_probs(sets, progress=progress)
+        return log_odds(log_prob) if score == "log-odds" else log_prob
+
+    def token_log_probs(
+        self, sets: Sequence[Sequence[int]], *, progress: ProgressCallback | None = None
+    ) -> Floats:
+        """(sets, completion tokens): the log-probability of each completion token.
+
+        Equal sets are run once.
+        """
+        keys = [tuple(sorted({int(position) for position in each})) for each in sets]
+        distinct = list(dict.fromkeys(keys))
+        variants = [self._variant(key) for key in distinct]
+        rows: dict[tuple[int, ...], Floats] = {}
+        for batch in self._batches(variants):
+            for k, row in zip(batch, self._run([variants[k] for k in batch]), strict=True):
+                rows[distinct[k]] = row
+            tell(progress, "ablation", len(rows), len(distinct))
+        empty = np.empty((0, len(self.completion_ids)))
+        return np.stack([rows[key] for key in keys]) if keys else empty
+
+    @cached_property
+    def takes_prefix_from_cache(self) -> bool:
+        """Whether what stands before a change is run only once: tried, not assumed."""
+        if self._two_stacks or not self._only_keys_and_values():
+            return False
+        whole = self._variant(())
+        expected = self._forward([whole], None)
+        start = len(self.prompt_ids) - 1
+        return bool(np.abs(self._forward([whole], start) - expected).max() <= _SAME)
+
+    # -- how it is run ------------------------------------------------------------------------
+
+    @property
+    def _two_stacks(self) -> bool:
+        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+
+    @cached_property
+    def _accepts(self) -> frozenset[str]:
+        return frozenset(inspect.signature(self.model.forward).parameters)
+
+    def _only_keys_and_values(self) -> bool:
+        """Whether a plain cache holds all that a later token reads of earlier ones."""
+        config = self.model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or _CACHEABLE)
+        stateful = bool(getattr(self.model, "_is_stateful", False))
+        return "past_key_values" in self._accepts and not stateful and kinds <= _CACHEABLE
+
+    def _variant(self, hidden: tuple[int, ...]) -> _Variant:
+        prompt = tuple(int(token) for token in self.prompt_ids)
+        if hidden and not 0 <= hidden[0] <= hidden[-1] < len(prompt):
+            raise InputError(
+                f"Only prompt positions 0 to {len(prompt) - 1} can be taken away; got {hidden}."
+            )
+        written = () if self._two_stacks else tuple(int(t) for t in self.completion_ids[:-1])
+        gone = set(hidden)
+        first = hidden[0] if hidden else len(prompt)
+        visible = (True,) * (len(prompt) + len(written))
+        if self.by == "delete":
+            rest = tuple(token for k, token in enumerate(prompt) if k not in gone)
+            if not rest:
+                raise InputError("All tokens of the prompt would be deleted; leave one.")
+            return _Variant((*rest, *written), (True,) * (len(rest) + len(written)), first)
+        if self.by == "replace":
+            blank = int(self.blank) if self.blank is not None else 0
+            changed = tuple(blank if k in gone else token for k, token in enumerate(prompt))
+            return _Variant((*changed, *written), visible, first)
+        shown = tuple(k not in gone for k in range(len(visible)))
+        return _Variant((*prompt, *written), shown, first)
+
+    def _batches(self, variants: Sequence[_Variant]) -> Iterator[list[int]]:
+        """Variants of one length together, those that change late apart from those that do early.
+
+        Equal lengths need no padding, which a window would count.
+        """
+        if not variants:
+            return
+        cached = self.takes_prefix_from_cache
+        device = device_of(self.model)
+        budget = self.batch_tokens or (_ON_CPU if device.type == "cpu" else _ON_DEVICE)
+        keys = [(len(variant.ids), variant.first) for variant in variants]
+        order = sorted(range(len(variants)), key=keys.__getitem__)
+        at = 0
+        while at < len(order):
+            lead = variants[order[at]]
+            tokens = len(lead.ids) - (self._start(lead, lead.first) if cached else 0)
+            batch = [
+                k
+                for k in order[at : at + max(1, budget // tokens)]
+                if len(variants[k].ids) == len(lead.ids)
+            ]
+            yield batch
+            at += len(batch)
+
+    def _start(self, variant: _Variant, first: int) -> int:
+        """The first position to run: the position before the completion must be among them."""
+        return min(first, len(variant.ids) - len(self.completion_ids))
+
+    def _run(self, variants: Sequence[_Variant]) -> Floats:
+        start = min(self._start(variant, variant.first) for variant in variants)
+        return self._forward(variants, start if self.takes_prefix_from_cache else None)
+
+    def _forward(self, variants: Sequence[_Variant], start: int | None) -> Floats:
+        """(variants, completion tokens); `start`: run from there on, with the cache before it."""
+        device = device_of(self.model)
+        ids = torch.tensor([variant.ids for variant in variants], device=device)
+        mask = torch.tensor([variant.visible for variant in variants], device=device).long()
+        with torch.no_grad(), at_rest(self.model):
+            if self._two_stacks:
+                logits = self._decoded(ids, mask)
+            else:
+                logits = self._continued(ids, mask, start or 0)
+        rows = logits[:, -len(self.completion_ids) :].float().log_softmax(dim=-1)
+        written = torch.tensor(list(self.completion_ids), device=device)
+        index = written.expand(len(variants), -1).unsqueeze(-1)
+        return rows.gather(-1, index).squeeze(-1).double().cpu().numpy()
+
+    def _continued(self, ids: Tensor, mask: Tensor, start: int) -> Tensor:
+        options: dict[str, Any] = {"use_cache": start > 0}
+        if "position_ids" in self._accepts:
+            positions = torch.arange(start, ids.shape[1], device=ids.device)
+            options["position_ids"] = positions.expand(len(ids), -1)
+        if "logits_to_keep" in self._accepts:
+            options["logits_to_keep"] = len(self.completion_ids)
+        if start:
+            options["past_key_values"] = self._prefix(start, len(ids))
+        return self.model(input_ids=ids[:, start:], attention_mask=mask, **options).logits
+
+    def _prefix(self, length: int, batch: int) -> DynamicCache:
+        """The first keys and values of the unchanged text, once for each row of a batch."""
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(self._unchanged):
+            cache.update(
+                keys[:, :, :length].expand(batch, -1, -1, -1),
+                values[:, :, :length].expand(batch, -1, -1, -1),
+                layer,
+            )
+        return cache
+
+    @cached_property
+    def _unchanged(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the prompt, every layer. A cache without the model's settings keeps
+        all keys of a layer with a window too; the mask still hides those outside it.
+        """
+        cache = DynamicCache()
+        ids = torch.tensor([list(self.prompt_ids)], device=device_of(self.model))
+        self.model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            use_cache=True,
+            **({"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}),
+        )
+        layers: list[Any] = list(cache.layers)
+        return [(layer.keys, layer.values) for layer in layers]
+
+    def _decoded(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """An encoder–decoder: hidden positions are masked in the encoder and for the decoder."""
+        start = self.model.generation_config.decoder_start_token_id
+        start = self.model.config.decoder_start_token_id if start is None else start
+        if start is None:
+            raise ModelError(
+                f"{type(self.model).__name__} names no decoder_start_token_id in its config."
+            )
+        row = [int(start), *(int(token) for token in self.completion_ids[:-1])]
+        written = torch.tensor(row, device=ids.device).expand(len(ids), -1)
+        return self.model(
+            input_ids=ids, attention_mask=mask, decoder_input_ids=written, use_cache=False
+        ).logits

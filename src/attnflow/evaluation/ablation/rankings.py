@@ -1,0 +1,166 @@
+"""What is held against ablations: methods by name, measured methods, or a function of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attnflow.attribution import Attribution
+from attnflow.errors import InputError, MethodError, did_you_mean
+from attnflow.evaluation.ablation.careful import Careful, Visibility
+from attnflow.evaluation.ablation.measured import (
+    AblationRegression,
+    LeaveOneOut,
+    MeasuredMethod,
+)
+from attnflow.evaluation.ablation.passes import By, CompletionAblation, Score, blank_token
+from attnflow.evaluation.ablation.sources import Sources
+from attnflow.generation.prompts import Prompt
+from attnflow.generation.reader import Reader
+from attnflow.generation.request import CompletionRequest
+from attnflow.methods import METHODS, Method, Raw, make_method, parse_method
+
+__all__ = ["DEFAULT", "RANDOM", "CompletionCase", "Ranking", "named_rankings"]
+
+RANDOM = "random"
+DEFAULT = "default"
+RAW_MEAN = "raw-mean"
+MEASURED: Mapping[str, type[MeasuredMethod]] = {
+    method.name: method for method in (LeaveOneOut, AblationRegression, Visibility, Careful)
+}
+
+
+@dataclass(frozen=True, eq=False)
+class CompletionCase:
+    """One prompt with its completion, as a ranking gets it."""
+
+    model: Any
+    tokenizer: Any
+    ablation: CompletionAblation
+    sources: Sources
+    seed: int = 0
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Token ids of the prompt."""
+        return list(self.ablation.prompt_ids)
+
+    @property
+    def completion_ids(self) -> list[int]:
+        """Token ids of the completion."""
+        return list(self.ablation.completion_ids)
+
+    def attribution(self, method: Method | None) -> Attribution:
+        """What explain_completion() gives for this case; None is its default method."""
+        request = CompletionRequest.of(self.model, method, None, "prompt")
+        reader = Reader(self.model, self.tokenizer, request)
+        return reader.read(Prompt(self.prompt_ids), self.completion_ids, {"streamed": False})
+
+    def measured(self, method: MeasuredMethod) -> Attribution:
+        """What a measured method gives for this case, taking sources away in its own way."""
+        ablation = self.ablation
+        if method.by != ablation.by:
+            blank = blank_token(self.tokenizer) if method.by == "replace" else None
+            ablation = replace(ablation, by=method.by, blank=blank)
+        return method.measure(ablation, self.sources)
+
+
+Ranking = Callable[[CompletionCase], Attribution | ArrayLike]
+"""Scores a case: a result, or one value for each prompt token or each source."""
+
+
+def named_rankings(
+    methods: Sequence[str | Method | MeasuredMethod] | dict[str, Any],
+    *,
+    by: By = "hide",
+    score: Score = "log-prob",
+) -> dict[str, Ranking]:
+    """Rankings by the name of their row.
+
+    A name is a method's, with options as `NAME:key=value`; "leave-one-out",
+    "ablation-regression", "visibility" or "careful"; "default", what explain_completion() does by
+    default; "raw-mean", raw attention over all layers; or "random". A mapping gives functions
+    names of your own. A measured method that is named measures the completion as one target, `by`
+    and `score` as the evaluation.
+
+    >>> list(named_rankings(["rollout:residual=0.4", "leave-one-out", "random"]))
+    ['rollout residual=0.4', 'leave-one-out', 'random']
+    """
+    if isinstance(methods, dict):
+        pairs = [(name, _ranking(each, by, score)[1]) for name, each in methods.items()]
+    else:
+        pairs = [_ranking(each, by, score) for each in methods]
+    rankings = dict(pairs)
+    if not pairs or len(rankings) < len(pairs):
+        names = ", ".join(name for name, _ in pairs)
+        raise InputError(f"methods: {names or 'none'}; at least one is needed, each once.")
+    return rankings
+
+
+def _ranking(method: Any, by: By, score: Score) -> tuple[str, Ranking]:
+    if isinstance(method, str):
+        if method in _FUNCTIONS:
+            return method, _FUNCTIONS[method]
+        name, options = parse_method(method)
+        if name in MEASURED:
+            label = " ".join([name, *(f"{key}={value}" for key, value in options.items())])
+            own = _measured(name, {"by": by, "score": score, "joint": True, **options})
+            return label, lambda case: case.measured(own)
+        method = _by_name(method)
+    if isinstance(method, MeasuredMethod):
+        return _label(method), lambda case: case.measured(method)
+    if isinstance(method, Method):
+        return _label(method), lambda case: case.attribution(method)
+    if callable(method):
+        return str(getattr(method, "__name__", "function")), method
+    raise MethodError(f"A ranking is a name, a method or a function; got {method!r}.")
+
+
+def _by_name(text: str) -> Method:
+    name, _ = parse_method(text)
+    if name in METHODS:
+        return make_method(text)
+    known = [*_FUNCTIONS, *MEASURED, *METHODS]
+    raise MethodError(
+        f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
+    )
+
+
+def _measured(name: str, options: dict[str, Any]) -> MeasuredMethod:
+    allowed = [field.name for field in fields(MEASURED[name])]
+    for option in options:
+        if option not in allowed:
+            raise MethodError(
+                f"{name!r} has no option {option!r}.{did_you_mean(option, allowed)} Its options "
+                f"are {', '.join(allowed)}."
+            )
+    return MEASURED[name](**options)
+
+
+def _label(method: Method | MeasuredMethod) -> str:
+    """A method's name, and every option that is not as by default."""
+    changed = [
+        f"{field.name}={value}"
+        for field in fields(method)
+        if (value := getattr(method, field.name)) != field.default
+    ]
+    return " ".join([method.name, *changed])
+
+
+def _default(case: CompletionCase) -> Attribution:
+    return case.attribution(None)
+
+
+def _raw_mean(case: CompletionCase) -> Attribution:
+    return case.attribution(Raw()).mean_over_layers()
+
+
+def _random(case: CompletionCase) -> ArrayLike:
+    return np.random.default_rng(case.seed).random(len(case.sources))
+
+
+_FUNCTIONS: dict[str, Ranking] = {RANDOM: _random, DEFAULT: _default, RAW_MEAN: _raw_mean}

@@ -1,0 +1,1 @@
+"""Which attribution of a language model agrees with ablations? Facts, running text, documents."""

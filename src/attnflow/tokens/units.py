@@ -1,0 +1,220 @@
+"""A text divided into tokens, words, sentences or documents, each as a set of token positions.
+
+The text is what the pieces of a tokenizer spell, so a prompt needs nothing but its tokens: no
+tokenizer, no offsets. A token belongs to the unit that its last visible character stands in; a
+token of spaces and line ends alone belongs to no word, sentence or document.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal, get_args
+
+from attnflow.errors import InputError, did_you_mean
+from attnflow.tokens.text import surfaces as pieces
+
+__all__ = [
+    "LEVELS",
+    "CharSpan",
+    "Level",
+    "Unit",
+    "check_level",
+    "split_units",
+    "text_spans",
+    "tokens_in",
+    "units",
+]
+
+Level = Literal["token", "word", "sentence", "document"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""From the finest to the coarsest."""
+
+CharSpan = tuple[int, int]
+"""Characters of a text, from start up to, not including, end."""
+
+_SENTENCE_END = re.compile(r"[.!?][\"')\]]*$")
+_BLANK_LINE = re.compile(r"\n[^\S\n]*\n\s*")
+_NUMBERED = re.compile(
+    r"^[^\S\n]*(?:(?:document|passage|source|text|paragraph)\s+\d+\s*[:.)]|\[\d+\]|\(\d+\)|\d+[.)]\s)",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A word, sentence or document: where it stands in the text, and which tokens it is made of."""
+
+    text: str
+    span: CharSpan
+    tokens: tuple[int, ...]
+
+
+def split_units(
+    tokens: Sequence[str],
+    level: Level,
+    *,
+    inside: Sequence[CharSpan] | None = None,
+    framing: Collection[int] = (),
+) -> list[Unit]:
+    """The units of a level that the tokens of a text make up, in order.
+
+    tokens: pieces as a tokenizer writes them; `inside` restricts the units to parts of the text,
+    each divided on its own, in characters of `"".join(pieces(tokens))`. `framing` are tokens that
+    are no text, such as those that begin a text or a turn of a chat: they divide what stands beside
+    them.
+
+    >>> [unit.tokens for unit in split_units(["A", "Ġre", "ply", ".", "ĠNo", "."], "word")]
+    [(0,), (1, 2, 3), (4, 5)]
+    >>> [unit.text for unit in split_units(["A", "Ġre", "ply", ".", "ĠNo", "."], "sentence")]
+    ['A reply.', 'No.']
+    >>> [unit.tokens for unit in split_units(["<s>", "A", "Ġreply"], "word", framing=[0])]
+    [(1,), (2,)]
+    """
+    check_level(level)
+    surfaces = [
+        "\n" * len(piece) if k in framing else piece for k, piece in enumerate(pieces(tokens))
+    ]
+    text = "".join(surfaces)
+    parts = [(0, len(text))] if inside is None else list(inside)
+    if level == "token":
+        return [
+            Unit(surfaces[k], span, (k,))
+            for k, span in enumerate(_token_spans(surfaces))
+            if any(start <= _place(text, span) < end for start, end in parts)
+        ]
+    spans = [
+        (start + first, start + last)
+        for start, end in parts
+        for first, last in text_spans(text[start:end], level)
+    ]
+    return units(surfaces, spans)
+
+
+def units(surfaces: Sequence[str], spans: Sequence[CharSpan]) -> list[Unit]:
+    """A unit for each span of characters; those without tokens are left out.
+
+    >>> units(["one", " two", " three"], [(0, 7)])
+    [Unit(text='one two', span=(0, 7), tokens=(0, 1))]
+    """
+    text = "".join(surfaces)
+    members = [tokens_in(surfaces, span) for span in spans]
+    return [
+        Unit(text[start:end].strip(), (start, end), tuple(tokens))
+        for (start, end), tokens in zip(spans, members, strict=True)
+        if tokens
+    ]
+
+
+def tokens_in(surfaces: Sequence[str], span: CharSpan) -> list[int]:
+    """The tokens whose last visible character stands in a span of characters.
+
+    >>> tokens_in(["one", " two", " ", "three"], (4, 9))
+    [1]
+    """
+    ends = list(accumulate(map(len, surfaces)))
+    members: list[int] = []
+    torn: list[int] = []  # parts of a character, which stand where the token that ends it does
+    first = bisect_right(ends, span[0])
+    while first > 0 and not surfaces[first - 1]:
+        first -= 1
+    for k in range(first, len(surfaces)):
+        begin = ends[k] - len(surfaces[k])
+        if begin >= span[1]:
+            break
+        if not surfaces[k]:
+            torn.append(k)
+            continue
+        last = begin + len(surfaces[k].rstrip()) - 1
+        if surfaces[k].strip() and span[0] <= last < span[1]:
+            members += [*torn, k]
+        torn = []
+    return members
+
+
+def text_spans(text: str, level: Level) -> list[CharSpan]:
+    """Where the words, sentences or documents of a text begin and end, in characters.
+
+    Words are what spaces divide. A sentence ends with a word that ends in a full stop, question
+    mark or exclamation mark, or with its line. Documents begin with a number (`Document 2:`, `[2]`,
+    `2.`) where at least two lines do, and are otherwise what blank lines divide.
+
+    >>> text_spans("It rained. He left.", "sentence")
+    [(0, 10), (11, 19)]
+    >>> text_spans("[1] One.\\n[2] Two.", "document")
+    [(0, 8), (9, 17)]
+    """
+    check_level(level)
+    if level == "token":
+        raise InputError("Tokens are the tokenizer's; a text alone is divided into words or more.")
+    return _SPLITTERS[level](text)
+
+
+def check_level(level: str) -> None:
+    """An error that names the levels, for one that does not exist."""
+    if level not in LEVELS:
+        hint = did_you_mean(str(level), LEVELS)
+        raise InputError(f"Unknown level {level!r}.{hint} The levels are {', '.join(LEVELS)}.")
+
+
+def _words(text: str) -> list[CharSpan]:
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+def _sentences(text: str) -> list[CharSpan]:
+    spans: list[CharSpan] = []
+    start: int | None = None
+    words = _words(text)
+    for k, (begin, end) in enumerate(words):
+        start = begin if start is None else start
+        after = text[end : words[k + 1][0]] if k + 1 < len(words) else "\n"
+        if "\n" in after or _SENTENCE_END.search(text[begin:end]):
+            spans.append((start, end))
+            start = None
+    return spans
+
+
+def _documents(text: str) -> list[CharSpan]:
+    numbered = [match.start() for match in _NUMBERED.finditer(text)]
+    if len(numbered) < 2:
+        return _stripped(text, _divided(text, [m.span() for m in _BLANK_LINE.finditer(text)]))
+    # The last document ends with its paragraph: what follows is the question.
+    gap = _BLANK_LINE.search(text, numbered[-1])
+    last = (numbered[-1], len(text) if gap is None else gap.start())
+    return _stripped(text, [*pairwise(numbered), last])
+
+
+def _divided(text: str, gaps: Sequence[CharSpan]) -> list[CharSpan]:
+    starts = [0, *(end for _, end in gaps)]
+    ends = [*(start for start, _ in gaps), len(text)]
+    return list(zip(starts, ends, strict=True))
+
+
+def _stripped(text: str, spans: Sequence[CharSpan]) -> list[CharSpan]:
+    """Without the spaces around each; empty ones are left out."""
+    return [
+        (end - len(text[start:end].lstrip()), start + len(text[start:end].rstrip()))
+        for start, end in spans
+        if text[start:end].strip()
+    ]
+
+
+_SPLITTERS: Mapping[str, Callable[[str], list[CharSpan]]] = {
+    "word": _words,
+    "sentence": _sentences,
+    "document": _documents,
+}
+
+
+def _token_spans(surfaces: Sequence[str]) -> list[CharSpan]:
+    ends = list(accumulate(map(len, surfaces)))
+    return [(end - len(surface), end) for end, surface in zip(ends, surfaces, strict=True)]
+
+
+def _place(text: str, span: CharSpan) -> int:
+    """The last visible character of a token, or its first where none is visible."""
+    surface = text[span[0] : span[1]]
+    return span[0] + max(0, len(surface.rstrip()) - 1)
