@@ -21,9 +21,9 @@ __all__ = ["DEFAULT_METHODS", "AblationExperiment"]
 
 DEFAULT_METHODS = (
     "default",
+    "default-0.1.0",
     "raw-mean",
     "rollout",
-    "rollout:residual=one-step,drop=0",
     "ablation-regression",
     "leave-one-out",
 )
