@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from attnflow.evaluation.tables import tables_of
 from attnflow.evaluation.verdict import beating
 from attnflow.experiments.verb_number.data import template_examples
 from attnflow.hosts.load import Loaded
+from attnflow.methods import METHODS
 from attnflow.models import agreement
 from attnflow.models.verb_number import load_verb_number
 from attnflow.progress import Progress, ProgressCallback
@@ -173,6 +176,7 @@ def test_costs_and_saturation(found: Evaluation) -> None:
         capturing = np.median([record.capture[method] for record in found.records])
         assert found.seconds(method) == pytest.approx(own + capturing)
     assert found.saturation("rollout") is None
+    assert found.collapse("flow") == 0  # of a flow saturation is said
     share = found.saturation("flow")
     assert share is not None
     assert share > 0.5
@@ -561,6 +565,19 @@ def test_printed_an_evaluation_is_a_summary(found: Evaluation) -> None:
     assert lines[2].split()[0] == best
 
 
+def test_limits_are_told_by_the_verdict_and_not_by_warnings(embedded: Loaded) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = evaluate_methods(
+            embedded.model, TEXTS[:2], tokenizer=embedded.tokenizer, methods=["flow", "rollout"]
+        )
+    assert any("flow is saturated" in sentence for sentence in result.verdict())
+    records = [replace(record, collapsed={"rollout": 1.0}) for record in result.records]
+    collapsed = replace(result, records=tuple(records))
+    assert collapsed.collapse("rollout") == 1
+    assert any(s.startswith("Collapsed at the highest") for s in collapsed.verdict())
+
+
 def test_nothing_to_trust_is_said() -> None:
     said = made(rollout=(0.2, 0.3), alti=(0.21, 0.3)).verdict()
     assert said[0].startswith("Trust none of these methods here")
@@ -670,8 +687,8 @@ def test_the_command_on_a_classifier_of_ones_own(
     assert 0 < record["accuracy"] <= 1
     assert record["refused"] == {}
     assert list(record["table"])[:3] == ["raw", "rollout", "flow"]
-    assert len(record["table"]) == 9 + 1 + 2
-    assert set(record["seconds"]) == set(list(record["table"])[:9])
+    assert len(record["table"]) == len(METHODS) + 1 + 2
+    assert set(record["seconds"]) == set(list(record["table"])[: len(METHODS)])
 
 
 def test_an_interrupted_command_says_how_to_go_on(

@@ -189,8 +189,10 @@ def test_the_table_ranks_dims_and_fits() -> None:
 
 
 def test_common_tokens() -> None:
-    tokens = ["Ġthe", ".", "Ċ", "Ġkey", "##s", "▁of", "7", "<s>"]
-    assert common_tokens(tokens).tolist() == [True, True, True, False, False, True, False, False]
+    bytes_, words, pieces = ["Ġthe", ".", "Ċ", "Ġkey", "7", "<s>"], ["the", "##s"], ["▁of", "▁key"]
+    assert common_tokens(bytes_).tolist() == [True, True, True, False, False, False]
+    assert common_tokens(words).tolist() == [True, False]  # a tokenizer writes in one way
+    assert common_tokens(pieces).tolist() == [True, False]
     assert common_tokens(["Ġkey", "Ġthe"], ["key"]).tolist() == [True, False]
     assert is_common("Ġ,")
 

@@ -17,7 +17,7 @@ from attnflow import Alti, MeasuredResidualRollout, NormRollout, ValueZeroingRol
 from attnflow.errors import CaptureError, MethodError, UnsupportedModelError
 from attnflow.extras import MEASURES
 from attnflow.hosts.capture import capture, capture_batch
-from attnflow.hosts.check import _state
+from attnflow.hosts.check import model_state
 from attnflow.hosts.load import load_model
 from attnflow.hosts.measure import blocks, decomposition
 from attnflow.hosts.measure import value_zeroing as zeroing
@@ -361,10 +361,10 @@ REFUSED: list[tuple[str, str, str]] = [
 @pytest.mark.parametrize(("name", "measure", "said"), REFUSED)
 def test_what_cannot_be_measured_is_refused_by_name(name: str, measure: str, said: str) -> None:
     model = family(name).build()
-    before = _state(model)
+    before = model_state(model)
     with pytest.raises((UnsupportedModelError, CaptureError), match=re.escape(said)):
         capture(model, family(name).inputs(), record=(measure,))
-    assert _state(model) == before
+    assert model_state(model) == before
 
 
 def test_other_hosts_say_what_they_do_not_measure() -> None:
@@ -391,10 +391,10 @@ def test_a_layer_that_cannot_be_replayed_is_refused(monkeypatch: pytest.MonkeyPa
 def test_the_model_is_given_back_as_it_was() -> None:
     for name in ("BERT", "GPT-2", EMBEDDED):
         model, inputs, options = built(name)
-        before = _state(model)
+        before = model_state(model)
         plain = capture(model, inputs, **options)
         measured = capture(model, inputs, record=(*EVERYWHERE, "alti"), **options)
-        assert _state(model) == before
+        assert model_state(model) == before
         assert np.array_equal(plain.weights, measured.weights)
         assert plain.measured == {}
 

@@ -123,7 +123,7 @@ def test_old_arguments_work_and_warn() -> None:
     "statement",
     [
         *("from attnflow import *", "attnflow.capture", "attnflow.capture_batch"),
-        *("attnflow.evaluate_methods", "attnflow.evaluation", "attnflow.experiments"),
+        *("attnflow.evaluate_methods", "attnflow.evaluation"),
         "from attnflow import evaluate_methods",
     ],
 )

@@ -80,6 +80,7 @@ def test_nothing_is_shaded_without_colour_or_text() -> None:
     assert terminal.shaded_text(patches, console=coloured()) is None
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 @pytest.mark.parametrize("width", [80, 40])
 @pytest.mark.parametrize("layers", [3, 24])
 def test_tables_fit_and_line_up_in_any_script(width: int, layers: int) -> None:

@@ -121,6 +121,7 @@ def test_byte_level_pieces_are_read_as_text() -> None:
         (["Ġa", "é", "<|end|>"], " a\ufffd<|end|>", ["a", "\ufffd", "<|end|>"]),
         (["the", "key"], "the key", ["the", "key"]),
         (["a\tb", "\x00"], "a\tb \x00", ["a\\tb", "\\x00"]),
+        (["", "a"], " a", ["␣", "a"]),
         ([], "", []),
     ],
 )

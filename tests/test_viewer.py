@@ -106,6 +106,7 @@ def test_a_large_result_keeps_the_strongest_and_says_what_it_left_out() -> None:
         assert packed["kept"] == 64
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")  # saturated on purpose
 def test_marks_and_mass_elsewhere_and_the_certificate_are_kept() -> None:
     trace = random_trace(layers=5, length=6, seed=3)
     flow = Flow()(trace, threads=1)
@@ -243,6 +244,7 @@ def test_an_image_carries_its_grid_and_its_picture() -> None:
 # -- the page --------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")  # saturated on purpose
 def test_a_page_is_one_file_that_fetches_nothing_and_is_small() -> None:
     words = [f"word{k}" for k in range(50)]
     trace = AttentionTrace.from_arrays(random_attention(6, 2, 50, seed=0), words)
@@ -372,6 +374,7 @@ def test_report_and_generate_write_completions(tmp_path: Path) -> None:
     assert unpack_values(read_data(output)).shape == (2, 4, 3)
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")  # saturated on purpose
 def test_remarks_stand_in_the_document_without_the_prediction() -> None:
     """What the model says stands in the heading; what a reader must know stands with its result."""
     from attnflow import explain
@@ -380,7 +383,12 @@ def test_remarks_stand_in_the_document_without_the_prediction() -> None:
     remarks = view(result)["results"][0]["remarks"]
     assert any("saturated" in remark for remark in remarks)
     assert not any("the model says" in remark for remark in remarks)
-    assert view(explain(None, "the key", "raw"))["results"][0]["remarks"] == []
+    collapsed = view(explain(None, "the key", "raw"))["results"][0]["remarks"]
+    assert collapsed == [
+        "at layer 6 the rows have collapsed: they are nearly the same for any target"
+    ]
+    trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    assert view(Rollout()(trace))["results"][0]["remarks"] == []
 
 
 def test_every_module_the_docs_name_exists() -> None:

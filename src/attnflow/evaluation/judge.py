@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, MissingDependencyError, ModelError
 from attnflow.evaluation.faithfulness import Curves, Faithfulness
 from attnflow.evaluation.importance import Importance, Measure
@@ -19,7 +20,7 @@ from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.metrics import kendall, spearman
 from attnflow.evaluation.results import RANDOM, Record
 from attnflow.hosts.capture import capture
-from attnflow.methods import Flow, Method, Requirements
+from attnflow.methods import Flow, Method, Requirements, quiet_about_limits
 from attnflow.progress import Progress, ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
@@ -114,16 +115,12 @@ class Judge:
         """One pass with everything these methods need."""
         return capture(self.model, text, tokenizer=self.tokenizer, methods=methods)
 
-    def _row(
-        self, method: Method, trace: AttentionTrace, inside: ProgressCallback
-    ) -> tuple[Floats, float | None]:
-        """Values of the answer's position at the highest layer; how much of them is saturated."""
+    def _row(self, method: Method, trace: AttentionTrace, inside: ProgressCallback) -> Attribution:
+        """Values of the answer's position at the highest layer."""
         if trace.prediction is None:
             raise ModelError("The model gives no answer, so there is no position to explain.")
-        result = method(trace, targets=[trace.prediction.position], layers=-1, progress=inside)
-        saturated = isinstance(method, Flow) and result.saturated is not None
-        share = float(result.saturated[0, 0].mean()) if saturated else None  # type: ignore[index]
-        return result.values[0, 0], share
+        with quiet_about_limits():  # the verdict tells of collapse and saturation
+            return method(trace, targets=[trace.prediction.position], layers=-1, progress=inside)
 
     def _judge(
         self,
@@ -138,12 +135,16 @@ class Judge:
         rows: dict[str, Floats] = {}
         seconds: dict[str, float] = {}
         saturated: dict[str, float] = {}
+        collapsed: dict[str, float] = {}
         for name, method in methods.items():
             start = perf_counter()
-            rows[name], share = self._row(method, trace, inside)
+            result = self._row(method, trace, inside)
             seconds[name] = perf_counter() - start
-            if share is not None:
-                saturated[name] = share
+            rows[name] = result.values[0, 0]
+            if isinstance(method, Flow) and result.saturated is not None:
+                saturated[name] = float(result.saturated[0, 0].mean())
+            else:
+                collapsed[name] = float(bool(result.collapsed))
         answer = next(iter(importance.values()))
         return Record(
             number=number,
@@ -154,6 +155,7 @@ class Judge:
             seconds=seconds,
             capture=self._capture_seconds(text, methods) if number < _TIMED else {},
             saturated=saturated,
+            collapsed=collapsed,
         )
 
     def _scores(

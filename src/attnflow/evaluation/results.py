@@ -80,6 +80,7 @@ class Record:
 
     seconds: of the method alone; capture: of capturing what it needs, on the first texts only.
     saturated: the share of a flow's values that do not depend on the target.
+    collapsed: 1 where a method's rows are nearly the same for every target, 0 where they are not.
     left_out: why this text could not be used; then there is nothing else.
 
     >>> Record(number=3, left_out="There are fewer than two words to rank.").scores
@@ -94,6 +95,7 @@ class Record:
     seconds: Mapping[str, float] = field(default_factory=dict)
     capture: Mapping[str, float] = field(default_factory=dict)
     saturated: Mapping[str, float] = field(default_factory=dict)
+    collapsed: Mapping[str, float] = field(default_factory=dict)
     left_out: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class Record:
             and isinstance(record["choice"], int)
             and isinstance(record["answer"], str)
             and isinstance(record["left_out"], str)
-            and all(_is_number(x) for name in _SECONDS for x in record[name].values())
+            and all(_is_number(x) for name in _BY_METHOD for x in record[name].values())
         )
         if not plain:
             raise ValueError(f"{dict(record)!r} is no record of an evaluation.")
@@ -126,7 +128,7 @@ class Record:
         return cls(**{**record, "scores": scores, "probability": _or_nan(record["probability"])})
 
 
-_SECONDS: Final = ("seconds", "capture", "saturated")
+_BY_METHOD: Final = ("seconds", "capture", "saturated", "collapsed")
 
 
 def _is_number(value: object) -> bool:
@@ -253,6 +255,11 @@ class Evaluation:
         """The mean share of saturated values at the highest layer; None if it is no flow."""
         shares = [r.saturated[method] for r in self.used if method in r.saturated]
         return float(np.mean(shares)) if shares else None
+
+    def collapse(self, method: str) -> float:
+        """The share of the texts in which the method's rows hardly depend on the target."""
+        shares = [r.collapsed[method] for r in self.used if method in r.collapsed]
+        return float(np.mean(shares)) if shares else 0.0
 
     def accuracy(self) -> float | None:
         """How often the model's answer is the text's label; None where labels say nothing of it."""

@@ -18,7 +18,7 @@ __all__ = ["beating", "sentences"]
 _LEVEL: Final = 0.05
 _FEW: Final = 30  # texts below which intervals are too wide to tell much
 _PLAIN: Final = ("rollout", "flow")
-_SATURATED: Final = 0.5  # share of saturated values from which a flow is called saturated
+_SATURATED: Final = 0.5  # share of saturated values, or of collapsed texts, that is told
 
 
 def sentences(evaluation: Evaluation) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def sentences(evaluation: Evaluation) -> tuple[str, ...]:
         *_against_plain(evaluation),
         *(_agrees(evaluation, measure) for measure in evaluation.measures),
         *_not_above_random(over_random),
-        *_saturation(evaluation),
+        *_limits(evaluation),
         *_remarks(evaluation),
     )
 
@@ -152,13 +152,20 @@ def _not_above_random(over_random: Mapping[str, int]) -> list[str]:
     return verdict
 
 
-def _saturation(evaluation: Evaluation) -> list[str]:
-    return [
+def _limits(evaluation: Evaluation) -> list[str]:
+    saturated = [
         f"{method} is saturated: {share:.0%} of its values at the highest layer would be the same "
         "for any other target, so it says which tokens pass anything on, not what was drawn on."
         for method in evaluation.methods
         if (share := evaluation.saturation(method)) is not None and share >= _SATURATED
     ]
+    collapsed = [m for m in evaluation.methods if evaluation.collapse(m) >= _SATURATED]
+    if collapsed:
+        saturated.append(
+            f"Collapsed at the highest layer in most texts: {_listed(collapsed)}. Such rows are "
+            "nearly the same for every target."
+        )
+    return saturated
 
 
 def _remarks(evaluation: Evaluation) -> list[str]:

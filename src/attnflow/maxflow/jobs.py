@@ -86,8 +86,8 @@ class Scratch:
 def in_columns(query: Query, targets: Integers) -> bool:
     """All targets asked for, deep down or on layers in a row: bounds from below cost nothing."""
     everyone = np.array_equal(np.sort(targets), np.arange(query.graph.capacity.shape[1]))
-    asked = set(query.layers)
-    return everyone and any(layer - 1 in asked or layer >= DEEP for layer in asked if layer > 2)
+    layers = set(query.layers)
+    return everyone and any(layer - 1 in layers or layer >= DEEP for layer in layers if layer > 2)
 
 
 def all_jobs(query: Query, targets: Integers, sources: Integers) -> Iterator[Job[Scratch]]:

@@ -2,6 +2,10 @@
 
 See `construct` for what they are for.  `channels` holds what is left of the straight edges of the
 target's and of the source token's channel; every step takes its share of them with `reserve`.
+
+Lists of parameters and the ends of loops repeat in the compiled functions of this folder: numba
+compiles plain functions of arrays fastest, and a helper for three lines of a loop over arrays
+would need as many parameters as the loop.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Scaled:
 
     integers: Integers
     exponent: int
-    rounded: Integers  # [l]: edges of layers 1 .. l whose capacity was not whole
+    rounded: Integers  # [l]: edges of layers 1 .. l whose capacity was not total
 
     def lower(self, values: Integers) -> Floats:
         """Rigorous lower bounds: the value of an integer flow, rounded towards zero."""
@@ -40,9 +40,9 @@ class Scaled:
 
     def upper(self, values: Integers, layer: int) -> Floats:
         """Rigorous upper bounds from the value of an integer cut, rounded up."""
-        whole = values + self.rounded[layer]
-        floats = whole.astype(np.float64)
-        below = floats.astype(np.int64) < whole
+        total = values + self.rounded[layer]
+        floats = total.astype(np.float64)
+        below = floats.astype(np.int64) < total
         return np.ldexp(np.where(below, np.nextafter(floats, np.inf), floats), -self.exponent)
 
     def units(self, amount: float, layer: int) -> int:

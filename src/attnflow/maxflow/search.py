@@ -77,7 +77,7 @@ def reach(
         into = free
         for w in range(words):
             slot_nodes[into, w] = NONE
-    found = NONE
+    reached = NONE
     # Word by word of the unseen nodes: most of these words are empty, or soon are.
     for x in range(words):
         before = unseen[layer, x]
@@ -90,9 +90,9 @@ def reach(
                 left &= ~arcs[at, u, x]
         slot_nodes[into, x] |= before ^ left
         unseen[layer, x] = left
-        found |= before ^ left
+        reached |= before ^ left
     if into == free:
-        if found == NONE:
+        if reached == NONE:
             return -1
         slots[into, LAYER] = layer
         newest[layer] = into

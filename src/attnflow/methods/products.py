@@ -10,6 +10,7 @@ fewer multiplications is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,52 +57,60 @@ def roll_out(
     (1, 1, 5)
     """
     rows = sorted({*selection.rows, *spread(trace.length)})
-    vectors = sum(len(rows) for top in set(selection.levels) for _ in range(top))
-    few = vectors < len(selection.available) * trace.length
-    multiply = _rows_from_the_top if few else _whole_matrices
-    indices = [trace.layers.index(number) for number in selection.available]
-    levels = sorted(set(selection.levels))
-    products = multiply(rows_of, tops or rows_of, indices, levels, np.array(rows), trace.length)
+    stack = _Stack(
+        rows_of=rows_of,
+        tops=tops or rows_of,
+        indices=[trace.layers.index(number) for number in selection.available],
+        levels=sorted(set(selection.levels)),
+        rows=np.array(rows),
+        length=trace.length,
+    )
+    vectors = len(rows) * sum(stack.levels)  # rows of level l are multiplied l - 1 times
+    few = vectors < len(stack.indices) * trace.length
+    products = _rows_from_the_top(stack) if few else _whole_matrices(stack)
     return Rolled(selection, rows, np.stack([products[level] for level in selection.levels]))
 
 
-def _whole_matrices(
-    rows_of: RowsOf,
-    tops: RowsOf,
-    indices: Sequence[int],
-    levels: Sequence[int],
-    rows: NDArray[np.intp],
-    length: int,
-) -> dict[int, Matrix]:
-    """By level: these rows of the product of all matrices up to it."""
-    every = np.arange(length)
-    below = np.eye(length)
+@dataclass(frozen=True)
+class _Stack:
+    """The matrices of a rollout, and which rows of which products are needed.
+
+    indices: the trace's layers, from the lowest level up. levels: those to give products of,
+    counted from 1. rows: the targets. length: how many positions there are.
+    """
+
+    rows_of: RowsOf
+    tops: RowsOf
+    indices: Sequence[int]
+    levels: Sequence[int]
+    rows: NDArray[np.intp]
+    length: int
+
+
+def _whole_matrices(stack: _Stack) -> dict[int, Matrix]:
+    """By level: the rows of the product of all matrices up to it."""
+    every = np.arange(stack.length)
+    below = np.eye(stack.length)
     products: dict[int, Matrix] = {}
-    for level, index in enumerate(indices[: levels[-1]], start=1):
-        matrix = rows_of(index, every)
-        if level in levels:
-            products[level] = (matrix[rows] if tops is rows_of else tops(index, rows)) @ below
+    for level, index in enumerate(stack.indices[: stack.levels[-1]], start=1):
+        matrix = stack.rows_of(index, every)
+        if level in stack.levels:
+            own = stack.tops is stack.rows_of
+            products[level] = (matrix[stack.rows] if own else stack.tops(index, stack.rows)) @ below
         below = matrix @ below
     return products
 
 
-def _rows_from_the_top(
-    rows_of: RowsOf,
-    tops: RowsOf,
-    indices: Sequence[int],
-    levels: Sequence[int],
-    rows: NDArray[np.intp],
-    length: int,
-) -> dict[int, Matrix]:
+def _rows_from_the_top(stack: _Stack) -> dict[int, Matrix]:
     """The same, vector by vector: all levels go down together, so each matrix is made once."""
     products: dict[int, Matrix] = {}
-    for level in range(levels[-1], 0, -1):
-        index = indices[level - 1]
+    for level in range(stack.levels[-1], 0, -1):
+        index = stack.indices[level - 1]
         if products:
-            stacked = _times(np.concatenate(list(products.values())), rows_of, index)
+            stacked = _times(np.concatenate(list(products.values())), stack.rows_of, index)
             products = dict(zip(products, np.split(stacked, len(products)), strict=True))
-        if level in levels:
-            products[level] = tops(index, rows)
+        if level in stack.levels:
+            products[level] = stack.tops(index, stack.rows)
     return products
 
 

@@ -65,7 +65,10 @@ def labels(pieces: Sequence[str]) -> list[str]:
     >>> labels(["The", "ĠcafÃ©", "Ċ", "Ġ"])
     ['The', 'café', '⏎', '␣']
     """
-    return [visible(surface) if surface else _TORN for surface in surfaces(pieces)]
+    return [
+        _TORN if piece and not surface else visible(surface)
+        for piece, surface in zip(pieces, surfaces(pieces), strict=True)
+    ]
 
 
 def join(parts: Iterable[str]) -> str:

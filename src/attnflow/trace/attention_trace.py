@@ -108,26 +108,26 @@ class AttentionTrace:
         later one. With `copy=False` the trace may keep and freeze the array it is given.
         """
         checked, dtype = checked_weights(weights, copy)
-        named = Tokens.of(tokens)
-        if len(named) != checked.shape[-1]:
+        names = Tokens.of(tokens)
+        if len(names) != checked.shape[-1]:
             raise TokensError(
-                f"{len(named)} tokens for attention over {checked.shape[-1]} positions; "
+                f"{len(names)} tokens for attention over {checked.shape[-1]} positions; "
                 "pass one token for each position, special tokens included."
             )
         sink = checked_sinks(sinks, checked)
         numbers = checked_layers(layers, len(checked))
         tolerance = checked_tolerance(row_tolerance, dtype)
         check_rows(checked, sink, tolerance, numbers)
-        check_prediction(prediction, len(named))
+        check_prediction(prediction, len(names))
         return cls(
             weights=checked,
-            tokens=named,
+            tokens=names,
             layers=numbers,
             kind=checked_kind(kind, checked, tolerance),
             sinks=sink,
             mixed_heads=checked_mixed_heads(mixed_heads, checked.shape[1]),
             prediction=prediction,
-            **checked_stages(stages, encoder_length, len(checked), len(named)),
+            **checked_stages(stages, encoder_length, len(checked), len(names)),
             gradients=checked_gradients(gradients, checked, copy=copy),
             measured=checked_measured(measured, len(checked), checked.shape[-1]),
             provenance={**storage.provenance_stamp(), **(provenance or {})},
@@ -220,14 +220,14 @@ class AttentionTrace:
 
 def _loaded_arguments(header: Mapping[str, Any]) -> dict[str, Any]:
     """What the header of a file says, as arguments of `from_arrays`."""
-    said = header["prediction"]
+    prediction = header["prediction"]
     names = ("layers", "kind", "mixed_heads", "stages", "encoder_length")
     tolerance = header.get("row_tolerance", max(ROW_TOLERANCE.values()))  # 0.1.0 kept none
     if not isinstance(header["layers"], list) or header["kind"] is None or tolerance is None:
         raise InputError("layers, kind or row_tolerance is missing")
     return {
         **{name: header[name] for name in names},
-        "prediction": None if said is None else Prediction.from_dict(said),
+        "prediction": None if prediction is None else Prediction.from_dict(prediction),
         "row_tolerance": tolerance,
         "provenance": checked_provenance(header["provenance"]),
     }

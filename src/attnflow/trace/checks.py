@@ -76,9 +76,9 @@ def _as_array(weights: ArrayLike) -> tuple[NDArray[Any], str]:
             array = np.asarray([part for part, _ in parts])
             dtype = parts[0][1] if parts and parts[0][1] else str(array.dtype)
         else:
-            plain, named = _without_torch(weights)
+            plain, name = _without_torch(weights)
             array = np.asarray(plain)
-            dtype = named or str(array.dtype)
+            dtype = name or str(array.dtype)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise WeightsError(
             f"Attention weights cannot be read as one array: {str(error)[:200]}."

@@ -1,11 +1,13 @@
 """The yardstick for language models: a prompt run again without some of its parts.
 
-`CompletionAblation` runs it, `LeaveOneOut` and `AblationRegression` measure what a completion draws
-on, and `evaluate_completions` holds any attribution against both.
+`CompletionAblation` runs it. `LeaveOneOut`, `AblationRegression`, `Visibility` and `Careful`
+measure what a completion draws on, and `evaluate_completions` holds any attribution against
+ablations.
 """
 
 from __future__ import annotations
 
+from attnflow.evaluation.ablation.careful import Careful, Visibility
 from attnflow.evaluation.ablation.measured import AblationRegression, LeaveOneOut, MeasuredMethod
 from attnflow.evaluation.ablation.passes import CompletionAblation, log_odds
 from attnflow.evaluation.ablation.prompts import CompletionPrompt, read_prompts
@@ -16,6 +18,7 @@ from attnflow.evaluation.ablation.sources import Sources
 
 __all__ = [
     "AblationRegression",
+    "Careful",
     "CompletionAblation",
     "CompletionCase",
     "CompletionEvaluation",
@@ -23,6 +26,7 @@ __all__ = [
     "LeaveOneOut",
     "MeasuredMethod",
     "Sources",
+    "Visibility",
     "evaluate_completions",
     "log_odds",
     "read_prompts",

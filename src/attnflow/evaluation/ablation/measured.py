@@ -41,7 +41,6 @@ from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.units import Level, check_level
 
 __all__ = [
-    "MEASURED",
     "AblationRegression",
     "LeaveOneOut",
     "MeasuredMethod",
@@ -265,12 +264,6 @@ class AblationRegression(MeasuredMethod):
         responses = self._responses(ablation, sources.hidden(choice), columns, progress)
         visible = (~choice).astype(np.float64)
         return np.stack([lasso(visible, y, alpha=self.alpha) for y in responses.T]), len(choice)
-
-
-MEASURED: Mapping[str, type[MeasuredMethod]] = {
-    LeaveOneOut.name: LeaveOneOut,
-    AblationRegression.name: AblationRegression,
-}
 
 
 def _contents(tokens: Tokens, prompt: Any, chat: bool) -> list[tuple[int, int]] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -11,7 +11,12 @@ from numpy.typing import ArrayLike
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, did_you_mean
-from attnflow.evaluation.ablation.measured import MEASURED, MeasuredMethod
+from attnflow.evaluation.ablation.careful import Careful, Visibility
+from attnflow.evaluation.ablation.measured import (
+    AblationRegression,
+    LeaveOneOut,
+    MeasuredMethod,
+)
 from attnflow.evaluation.ablation.passes import By, CompletionAblation, Score, blank_token
 from attnflow.evaluation.ablation.sources import Sources
 from attnflow.generation.prompts import Prompt
@@ -26,6 +31,9 @@ RANDOM = "random"
 DEFAULT = "default"
 RAW_MEAN = "raw-mean"
 FORMER_DEFAULT = "default-0.1.0"
+MEASURED: Mapping[str, type[MeasuredMethod]] = {
+    method.name: method for method in (LeaveOneOut, AblationRegression, Visibility, Careful)
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +85,11 @@ def named_rankings(
 ) -> dict[str, Ranking]:
     """Rankings by the name of their row.
 
-    A name is a method's, with options as `NAME:key=value`; "leave-one-out" or
-    "ablation-regression"; "default", what explain_completion() does by default; "default-0.1.0",
-    what it did in that version; "raw-mean", raw attention over all layers; or "random". A mapping
-    gives functions names of your own. A measured method that is named measures the completion as
-    one target, `by` and `score` as the evaluation.
+    A name is a method's, with options as `NAME:key=value`; "leave-one-out",
+    "ablation-regression", "visibility" or "careful"; "default", what explain_completion() does by
+    default; "default-0.1.0", what it did in that version; "raw-mean", raw attention over all
+    layers; or "random". A mapping gives functions names of your own. A measured method that is
+    named measures the completion as one target, `by` and `score` as the evaluation.
 
     >>> list(named_rankings(["rollout:residual=0.4", "leave-one-out", "random"]))
     ['rollout residual=0.4', 'leave-one-out', 'random']

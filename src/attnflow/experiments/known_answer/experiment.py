@@ -21,6 +21,7 @@ from attnflow.experiments.known_answer.tables import (
     relatives_table,
 )
 from attnflow.experiments.report import Report
+from attnflow.methods import quiet_about_limits
 from attnflow.progress import ProgressCallback
 
 __all__ = ["DEFAULT", "KnownAnswer"]
@@ -48,6 +49,7 @@ class KnownAnswer:
         if self.wording not in ("test", "development"):
             raise InputError(f"wording is 'test' or 'development'; got {self.wording!r}.")
 
+    @quiet_about_limits()  # its tables tell of saturation
     def of_language_model(
         self, model: Any, tokenizer: Any, progress: ProgressCallback | None = None
     ) -> tuple[Table, ...]:
@@ -65,6 +67,7 @@ class KnownAnswer:
             relatives_table(known, ranks, model, tokenizer, progress),
         )
 
+    @quiet_about_limits()  # its tables tell of saturation
     def of_arithmetic(
         self,
         model: Any,

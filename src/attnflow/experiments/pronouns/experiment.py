@@ -13,6 +13,7 @@ from attnflow.experiments.pronouns.observe import PronounReader
 from attnflow.experiments.pronouns.winogender import Schema
 from attnflow.experiments.protocol import Experiment
 from attnflow.experiments.report import Report
+from attnflow.methods import quiet_about_limits
 from attnflow.progress import ProgressCallback
 
 __all__ = ["Pronouns"]
@@ -40,6 +41,7 @@ class Pronouns(Experiment):
     Pronouns(protocol='paper')
     """
 
+    @quiet_about_limits()  # its tables tell of saturation
     def of_sentences(
         self,
         model: Any,
@@ -65,6 +67,7 @@ class Pronouns(Experiment):
             figure=lambda path: sentence_tables.draw(sentence_tables.detailed(readings), path),
         )
 
+    @quiet_about_limits()  # its tables tell of saturation
     def of_winogender(
         self,
         model: Any,

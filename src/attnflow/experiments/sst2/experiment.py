@@ -17,6 +17,7 @@ from attnflow.experiments.sst2.paper_tables import run_as_paper
 from attnflow.experiments.sst2.sound_tables import run_sound
 from attnflow.experiments.sst2.tables import Run
 from attnflow.hosts.registry import adapter_for
+from attnflow.methods import quiet_about_limits
 from attnflow.progress import ProgressCallback
 
 __all__ = ["Sst2"]
@@ -38,6 +39,7 @@ class Sst2(SampledExperiment):
 
     label: str | int | None = None
 
+    @quiet_about_limits()  # its tables tell of saturation
     def __call__(
         self,
         examples: Sequence[LabelledText],

@@ -18,6 +18,7 @@ from attnflow.experiments.verb_number.tables import (
     subject_table,
     tables_of,
 )
+from attnflow.methods import quiet_about_limits
 from attnflow.models.agreement import Example
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
 from attnflow.progress import ProgressCallback
@@ -39,6 +40,7 @@ class VerbNumber(SampledExperiment):
 
     samples: int = 2_000
 
+    @quiet_about_limits()  # its tables tell of saturation
     def __call__(
         self,
         examples: Sequence[Example],

@@ -1,0 +1,218 @@
+"""Arguments of the wrong kind: one sentence at the border instead of an error from inside.
+
+`@checked_arguments` holds every argument against the function's own annotations, so that the types
+people read are the types that are checked. What it cannot know, such as a number out of range, the
+function says itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable as AbstractCallable
+from dataclasses import fields
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+
+from attnflow.errors import InputError
+
+__all__ = ["check_fields", "checked_arguments", "shorten"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LONGEST_VALUE = 120  # characters of a value that a message repeats
+_ELEMENTS = 1_000  # elements of a long list that are looked at
+_UNKNOWN = object()  # an annotation that names what is not imported here
+
+
+def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: an argument of another type than its annotation raises an InputError.
+
+    >>> @checked_arguments
+    ... def top(k: int, *, layer: int = -1) -> None: ...
+    >>> top("three")
+    Traceback (most recent call last):
+    ...
+    attnflow.errors.InputError: top(k=...): k is a whole number; got 'three' (str).
+    """
+    signature = inspect.signature(function)
+    hints: dict[str, Any] = {}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not hints:
+            hints.update(_hints_of(function, signature.parameters))
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InputError(f"{function.__name__}(): {error}.") from error
+        for name, value in bound.arguments.items():
+            _check(function.__name__, name, value, hints.get(name, _UNKNOWN), signature)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def check_fields(value: Any) -> None:
+    """The same for the fields of a dataclass: call it first in `__post_init__`."""
+    kind = type(value)
+    annotations = {
+        name: hint for base in reversed(kind.__mro__) for name, hint in _own_hints(base).items()
+    }
+    for one in fields(value):
+        hint = annotations.get(one.name, _UNKNOWN)
+        given = getattr(value, one.name)
+        if hint is not _UNKNOWN and not _fits(given, hint):
+            raise InputError(_sentence(kind.__name__, one.name, given, hint))
+
+
+def shorten(value: object, longest: int = _LONGEST_VALUE) -> str:
+    """The repr of a value, cut in the middle where it is long: messages stay readable.
+
+    >>> shorten("x" * 1000, 20)
+    "'xxxxxxx…xxxxxxxx'"
+    """
+    try:
+        text = repr(value)
+    except Exception:  # a value may have a broken repr, and a message must come out all the same
+        text = f"<{type(value).__name__}>"
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\n", " ")
+    if len(text) <= longest:
+        return text
+    half = (longest - 1) // 2
+    return f"{text[: half - 1]}…{text[-half:]}"
+
+
+def _check(function: str, name: str, value: Any, hint: Any, signature: inspect.Signature) -> None:
+    parameter = signature.parameters[name]
+    if hint is _UNKNOWN or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return
+    if not _fits(value, hint):
+        raise InputError(_sentence(function, name, value, hint))
+
+
+def _sentence(function: str, name: str, value: Any, hint: Any) -> str:
+    kind = type(value).__name__
+    return f"{function}({name}=...): {name} is {_words(hint)}; got {shorten(value)} ({kind})."
+
+
+def _hints_of(function: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    space = inspect.unwrap(function).__globals__
+    return {
+        name: _evaluated(parameter.annotation, space)
+        for name, parameter in parameters.items()
+        if parameter.annotation is not parameter.empty
+    }
+
+
+@functools.cache
+def _own_hints(kind: type) -> dict[str, Any]:
+    space = vars(sys.modules[kind.__module__])
+    annotations = inspect.get_annotations(kind)
+    return {name: _evaluated(hint, space) for name, hint in annotations.items()}
+
+
+def _evaluated(annotation: Any, space: Mapping[str, Any]) -> Any:
+    """The type an annotation names; unknown where it names what only type checkers import."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, dict(space))  # our own source, not input
+    except (NameError, AttributeError, TypeError):
+        return _UNKNOWN
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what an annotation allows; annotations not listed here allow all."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint is None or hint is type(None):
+        return value is None
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return isinstance(value, (str, int, bool, type(None))) and value in parts
+    if hint is bool:
+        return isinstance(value, (bool, np.bool_))
+    if hint is int:
+        return _is_whole(value)
+    if hint is float:
+        return _is_whole(value) or isinstance(value, (float, np.floating))
+    if origin is AbstractCallable or hint is AbstractCallable:
+        return callable(value)
+    if origin is os.PathLike:
+        return isinstance(value, os.PathLike)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(
+            _fits(key, parts[0]) and _fits(one, parts[1]) for key, one in list(value.items())
+        )
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return _is_sequence(value) and _elements_fit(value, parts)
+    if isinstance(hint, type) and hint not in (object, np.ndarray):
+        return isinstance(value, hint)
+    return True
+
+
+def _elements_fit(value: Any, parts: tuple[Any, ...]) -> bool:
+    elements = list(value)
+    if len(parts) == 2 and parts[1] is not Ellipsis:  # a pair such as (start, end)
+        return len(elements) == 2 and all(
+            _fits(one, part) for one, part in zip(elements, parts, strict=True)
+        )
+    return all(_fits(one, parts[0]) for one in elements[:_ELEMENTS])
+
+
+def _is_sequence(value: Any) -> bool:
+    """A list in the wide sense: arrays and tensors of one axis too, but no text."""
+    if isinstance(value, (str, bytes)):
+        return False
+    return isinstance(value, Sequence) or getattr(value, "ndim", None) == 1
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)) or getattr(value, "ndim", 0) != 0:
+        return False
+    try:
+        operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+_IN_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    None: "None",
+    type(None): "None",
+}
+
+
+def _words(hint: Any) -> str:
+    """An annotation as people say it."""
+    if hint in _IN_WORDS:
+        return _IN_WORDS[hint]
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        words = list(dict.fromkeys(_words(part) for part in parts))
+        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
+    if origin is AbstractCallable or hint is AbstractCallable:
+        return "something that can be called"
+    if origin is os.PathLike:
+        return "a path"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "a mapping"
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        if len(parts) == 2 and parts[1] is not Ellipsis:
+            return f"a pair ({_words(parts[0])}, {_words(parts[1])})"
+        return f"a list of {_words(parts[0]).removeprefix('a ').removeprefix('an ')}s"
+    return f"a {getattr(hint, '__name__', str(hint))}"

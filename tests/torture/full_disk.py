@@ -1,0 +1,89 @@
+"""A disk that fills up while a file is written, for every output format.
+
+The limit on a file's size makes every write past it fail, as on a full disk. What stood under the
+name before must still be there afterwards, nothing else may lie beside it, and the answer is one
+sentence.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attnflow
+from attnflow.errors import AttnflowError
+from attnflow.testing import random_trace
+
+__all__ = ["FORMATS", "full_disks"]
+
+_BEFORE = b"what was there before"
+_ROOM = 2_000  # bytes: less than any of these files needs
+
+
+def _result() -> Any:
+    return attnflow.Flow()(random_trace(6, 2, 24), threads=1)
+
+
+def _figure(path: Path) -> None:
+    from attnflow.cli.output import write_result
+
+    write_result(_result().row(0), path)
+
+
+def _command(path: Path) -> None:
+    from attnflow.cli.app import run
+
+    if run(["explain", "the key to the cabinets", "--output", str(path)]) != 0:
+        raise AttnflowError("the command failed with a sentence")
+
+
+FORMATS: dict[str, Callable[[Path], None]] = {
+    "result.json": lambda path: _result().save(path),
+    "result.safetensors": lambda path: _result().save(path),
+    "trace.json": lambda path: random_trace(6, 2, 24).save(path),
+    "trace.safetensors": lambda path: random_trace(6, 2, 24).save(path),
+    **{f"command.{ending}": _command for ending in ("png", "svg", "pdf", "gif", "html", "json")},
+}
+
+
+def full_disks(folder: Path) -> tuple[int, list[str]]:
+    """How many formats were tried, and what went wrong with each."""
+    wrong = [f"{name}: {problem}" for name in FORMATS if (problem := _written(folder, name))]
+    return len(FORMATS), wrong
+
+
+def _written(folder: Path, name: str) -> str:
+    room = folder / name.replace(".", "-")
+    room.mkdir()
+    target = room / name
+    target.write_bytes(_BEFORE)
+    context = multiprocessing.get_context("spawn")
+    answers: Any = context.Queue()
+    worker = context.Process(target=_write_with_little_room, args=(name, str(target), answers))
+    worker.start()
+    answer = str(answers.get(timeout=300))
+    worker.join()
+    if answer:
+        return answer
+    if target.read_bytes() != _BEFORE:
+        return "what stood there before is gone"
+    beside = sorted(path.name for path in room.iterdir() if path != target)
+    return f"left behind: {', '.join(beside)}" if beside else ""
+
+
+def _write_with_little_room(name: str, target: str, answers: Any) -> None:
+    """In a process of its own: the limit holds for the whole process."""
+    FORMATS[name](Path(target).with_name(f"warm-{name}"))  # imports and caches write files too
+    Path(target).with_name(f"warm-{name}").unlink()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM, resource.RLIM_INFINITY))
+    try:
+        FORMATS[name](Path(target))
+    except AttnflowError as error:
+        answers.put("" if str(error).strip() else "an error without a sentence")
+    except BaseException as error:  # this is what is looked for
+        answers.put(f"{type(error).__name__}: {error}")
+    else:
+        answers.put("no error at all")

@@ -1,0 +1,156 @@
+"""Values of the wrong kind for every argument of the public functions.
+
+A call either works or raises an `AttnflowError` with a sentence: never a bare exception from
+inside. A value that happens to be allowed (an empty list of spans is not, 1.0 as a share is) may
+simply work.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnflow
+from attnflow.errors import AttnflowError
+from attnflow.methods import METHODS, make_method
+from attnflow.testing import random_trace, tiny_encoder
+
+__all__ = ["Outcome", "wrong_type_calls"]
+
+_LONGEST_MESSAGE = 2_000
+
+
+class Odd:
+    """An object nobody expects."""
+
+    def __repr__(self) -> str:
+        return "Odd()"
+
+
+HOSTILE: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 7, 10**30, -(10**30), 0.5, -0.5, 1e308),
+    *(float("nan"), float("inf"), 1j, "", " ", "nonsense", "0", "x" * 100_000, "\ud800", "\x00"),
+    *(b"bytes", [], (), {}, set(), [None], [[]], [1, "a"], {"a": 1}, {1: 2}, range(3)),
+    *(np.int64(1), np.float32(0.5), np.array(1), np.array([0, 1]), np.array([]), np.zeros((2, 2))),
+    *(np.array(["a"]), np.nan, torch.tensor(1), torch.tensor([0, 1]), torch.zeros(2, 2)),
+    *(Odd(), Odd, print, Path("nowhere"), iter([1]), slice(1)),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One call that went wrong: what was called, with which value, and what came out."""
+
+    call: str
+    argument: str
+    value: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class _Call:
+    name: str
+    function: Callable[..., Any]
+    valid: Mapping[str, Any]
+
+
+def _calls(folder: Path) -> Iterator[_Call]:
+    """Every public function and method with arguments that work."""
+    trace = random_trace(3, 2, 5, record=("gradients", "alti"))
+    weights = np.array(trace.weights)
+    tokens = list(trace.tokens)
+    result = attnflow.Flow()(trace)
+    loaded = tiny_encoder(head="SequenceClassification")
+    text: dict[str, Any] = {"model": loaded.model, "text": "the key", "tokenizer": loaded.tokenizer}
+    yield _Call(
+        "AttentionTrace.from_arrays",
+        attnflow.AttentionTrace.from_arrays,
+        {
+            **{"weights": weights, "tokens": tokens, "layers": [1, 2, 3], "kind": None},
+            **{"sinks": None, "mixed_heads": None, "gradients": None, "measured": None},
+            **{"row_tolerance": None, "encoder_length": None, "stages": None, "prediction": None},
+        },
+    )
+    yield _Call("Tokens", attnflow.Tokens, {"texts": tuple(tokens), "positions": (), "words": None})
+    graph = attnflow.LayeredGraph.from_capacities
+    yield _Call("LayeredGraph.from_capacities", graph, {"capacities": weights.mean(axis=1)})
+    for name in METHODS:
+        method = make_method(name)
+        options = {key: getattr(method, key) for key in make_method(name).to_dict()["options"]}
+        yield _Call(f"{type(method).__name__}", type(method), options)
+    ask = {"trace": trace, "targets": [0], "layers": [1], "sources": None, "threads": 1}
+    for method in (attnflow.Rollout(), attnflow.Flow(), attnflow.Raw()):
+        yield _Call(f"{method.name}()", method, {**ask, "progress": None})
+    cut = {"trace": trace, "target": 0, "source": 1, "layer": 3}
+    yield _Call("Flow.minimum_cut", attnflow.Flow().minimum_cut, cut)
+    yield _Call("Flow.estimate", attnflow.Flow().estimate, {"trace": trace, "targets": [0]})
+    yield _Call("make_method", make_method, {"name": "rollout", "options": {"residual": 0.5}})
+    yield _Call("Attribution.row", result.row, {"target": 0})
+    yield _Call("Attribution.layer", result.layer, {"number": 1})
+    yield _Call("Attribution.top", result.top, {"k": 2, "target": 0, "layer": 1, "common": True})
+    yield _Call("Attribution.normalize", result.normalize, {"how": "sum"})
+    yield _Call("Attribution.spans", result.spans, {"spans": {"a": (0, 2)}})
+    yield _Call("Attribution.without", result.without, {"sources": [1]})
+    yield _Call("Attribution.minus", result.minus, {"baseline": result, "name": "b"})
+    yield _Call("Attribution.save", result.save, {"path": folder / "result.json"})
+    result.save(folder / "kept.json")
+    yield _Call("Attribution.load", attnflow.Attribution.load, {"path": folder / "kept.json"})
+    yield _Call("AttentionTrace.save", trace.save, {"path": folder / "trace.safetensors"})
+    yield _Call("AttentionTrace.load", attnflow.AttentionTrace.load, {"path": folder / "kept.json"})
+    more = {"heads": None, "record": (), "answer": None, "methods": (), "decoder_text": None}
+    yield _Call("capture", attnflow.capture, {**text, **more})
+    texts = {"model": loaded.model, "texts": ["the key"], "tokenizer": loaded.tokenizer}
+    yield _Call("capture_batch", attnflow.capture_batch, {**texts, "heads": None, "record": ()})
+    ask = {"method": "rollout", "targets": None, "layers": None, "words": False, "answer": None}
+    yield _Call("explain", attnflow.explain, {**text, **ask})
+
+
+def wrong_type_calls(folder: Path, count: int, seed: int = 0) -> tuple[int, list[Outcome]]:
+    """Try `count` calls, each with one hostile value; how many were tried, and what went wrong."""
+    cases = [
+        (call, argument, value)
+        for call in _calls(folder)
+        for argument in call.valid
+        for value in HOSTILE
+        if not _is_the_valid_one(call, argument, value)
+    ]
+    order = np.random.default_rng(seed).permutation(len(cases))[:count]
+    outcomes = [_tried(*cases[k]) for k in order.tolist()]
+    return len(outcomes), [outcome for outcome in outcomes if outcome is not None]
+
+
+def _is_the_valid_one(call: _Call, argument: str, value: Any) -> bool:
+    return value is call.valid[argument]
+
+
+def _tried(call: _Call, argument: str, value: Any) -> Outcome | None:
+    problem = ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            call.function(**{**call.valid, argument: value})
+        except AttnflowError as error:
+            if not str(error).strip():
+                problem = "an error without a sentence"
+            elif len(str(error)) > _LONGEST_MESSAGE:
+                problem = f"a message of {len(str(error)):,} characters"
+        except Exception as error:  # this is what is looked for
+            problem = f"{type(error).__name__}: {str(error)[:200]}"
+    shown = repr(value)
+    return Outcome(call.name, argument, shown[:60], problem) if problem else None
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        tried, wrong = wrong_type_calls(Path(name), 100_000)
+    for outcome in wrong:
+        print(f"{outcome.call}({outcome.argument}={outcome.value}): {outcome.problem}")
+    print(f"tried {tried}, wrong {len(wrong)}")
