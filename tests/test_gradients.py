@@ -395,6 +395,7 @@ def test_the_promises_of_a_method(method: attnflow.Method) -> None:
 # -- flow ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 @pytest.mark.parametrize("size", [1.0, 1e-9, 3e12])
 def test_gradient_flow_equals_networkx_whatever_the_size_of_the_gradients(size: float) -> None:
     plain = random_trace(4, 2, 6, seed=8, record=ALSO)
@@ -443,6 +444,7 @@ def test_gradient_flow_is_saturated_only_where_the_source_holds_it_back() -> Non
     assert ((flow.values >= sent[:, :, None] * (1 - 1e-9)) & ~full).any()
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 def test_no_gradient_no_flow() -> None:
     weights = random_attention(2, 1, 3, seed=0)
     trace = AttentionTrace.from_arrays(weights, list("abc"), gradients=-np.ones_like(weights))

@@ -19,6 +19,7 @@ RANK = {
     "errors": 0,
     "progress": 0,
     "_renamed": 1,
+    "arguments": 1,
     "storage": 1,
     "tokens": 1,
     "extras": 1,

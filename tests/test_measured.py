@@ -485,6 +485,7 @@ def test_bad_options_are_named() -> None:
         attnflow.explain(None, "the key", "alti", residual=0.5)
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 @pytest.mark.parametrize("method", ["measured-residual", "norm-rollout", "alti", "value-zeroing"])
 def test_explain_captures_what_a_method_needs(method: str) -> None:
     result = attnflow.explain(None, "the key to the cabinets", method, targets="[CLS]")

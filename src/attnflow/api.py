@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from attnflow._renamed import renamed_arguments
+from attnflow.arguments import checked_arguments
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, optional_import
 from attnflow.methods import Method, make_method
@@ -32,6 +33,7 @@ __all__ = ["explain", "explain_completion", "generate"]
 
 
 @renamed_arguments(target="targets", layer="layers", of="answer")
+@checked_arguments
 def explain(
     model: nn.Module | str | os.PathLike[str] | None,
     text: str | Mapping[str, Tensor],
@@ -179,6 +181,7 @@ def generate(
     return results if batch.several else results[0]
 
 
+@checked_arguments
 def explain_completion(
     model: Model,
     prompt: Prompts,

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from collections.abc import Callable as AbstractCallable
 from dataclasses import fields
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from attnflow.errors import InputError
+from attnflow.errors import InputError, shorten, whole_number
 
-__all__ = ["check_fields", "checked_arguments", "shorten"]
+__all__ = ["check_fields", "checked_arguments"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LONGEST_VALUE = 120  # characters of a value that a message repeats
 _ELEMENTS = 1_000  # elements of a long list that are looked at
 _UNKNOWN = object()  # an annotation that names what is not imported here
 
@@ -73,23 +71,6 @@ def check_fields(value: Any) -> None:
             raise InputError(_sentence(kind.__name__, one.name, given, hint))
 
 
-def shorten(value: object, longest: int = _LONGEST_VALUE) -> str:
-    """The repr of a value, cut in the middle where it is long: messages stay readable.
-
-    >>> shorten("x" * 1000, 20)
-    "'xxxxxxx…xxxxxxxx'"
-    """
-    try:
-        text = repr(value)
-    except Exception:  # a value may have a broken repr, and a message must come out all the same
-        text = f"<{type(value).__name__}>"
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\n", " ")
-    if len(text) <= longest:
-        return text
-    half = (longest - 1) // 2
-    return f"{text[: half - 1]}…{text[-half:]}"
-
-
 def _check(function: str, name: str, value: Any, hint: Any, signature: inspect.Signature) -> None:
     parameter = signature.parameters[name]
     if hint is _UNKNOWN or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -132,6 +113,8 @@ def _evaluated(annotation: Any, space: Mapping[str, Any]) -> Any:
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value is what an annotation allows; annotations not listed here allow all."""
     origin, parts = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
     if hint is None or hint is type(None):
         return value is None
     if origin in (Union, types.UnionType):
@@ -154,6 +137,9 @@ def _fits(value: Any, hint: Any) -> bool:
         )
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return _is_sequence(value) and _elements_fit(value, parts)
+    if isinstance(origin, type) and issubclass(origin, Collection):
+        several = _is_sequence(value) or isinstance(value, Set)
+        return several and _elements_fit(value, parts)
     if isinstance(hint, type) and hint not in (object, np.ndarray):
         return isinstance(value, hint)
     return True
@@ -176,13 +162,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    if isinstance(value, (bool, np.bool_)) or getattr(value, "ndim", 0) != 0:
-        return False
-    try:
-        operator.index(value)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return True
+    return getattr(value, "ndim", 0) == 0 and whole_number(value) is not None
 
 
 _IN_WORDS: dict[Any, str] = {
@@ -211,7 +191,7 @@ def _words(hint: Any) -> str:
         return "a path"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "a mapping"
-    if isinstance(origin, type) and issubclass(origin, Sequence):
+    if isinstance(origin, type) and issubclass(origin, Collection):
         if len(parts) == 2 and parts[1] is not Ellipsis:
             return f"a pair ({_words(parts[0])}, {_words(parts[1])})"
         return f"a list of {_words(parts[0]).removeprefix('a ').removeprefix('an ')}s"

@@ -62,15 +62,15 @@ def checked_record(record: Sequence[str]) -> tuple[str, ...]:
     >>> checked_record("gradients")
     ('gradients',)
     """
-    names = (record,) if isinstance(record, str) or not isinstance(record, Iterable) else record
-    unique = tuple(dict.fromkeys(names if isinstance(names, (str, tuple)) else list(names)))
-    for name in unique:
-        if name not in ASKABLE:
+    several = isinstance(record, Iterable) and not isinstance(record, str)
+    names = list(record) if several and getattr(record, "ndim", 1) == 1 else [record]
+    for name in names:
+        if not isinstance(name, str) or name not in ASKABLE:
             raise InputError(
                 f"record={shorten(record)}: there is nothing called {shorten(name)} to capture."
                 f"{did_you_mean(str(name), ASKABLE)} Allowed are {', '.join(ASKABLE)}."
             )
-    return unique
+    return tuple(dict.fromkeys(map(str, names)))
 
 
 def checked_gradients(

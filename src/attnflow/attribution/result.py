@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
+from attnflow.arguments import checked_arguments
 from attnflow.attribution import operations
 from attnflow.attribution.checks import (
     check_bounds,
@@ -114,11 +115,13 @@ class Attribution:
 
     # -- choosing -----------------------------------------------------------------------------
 
+    @checked_arguments
     def row(self, target: TokenRef) -> Attribution:
         """Only this target: a position, or a token that occurs once."""
         index = self.targets.index_of(target)
         return self._cut(np.s_[:, index : index + 1], targets=self.targets.select([index]))
 
+    @checked_arguments
     def layer(self, number: int) -> Attribution:
         """Only this layer, by its number in the model (from 1); -1 is the highest."""
         index = self._layer_index(number)
@@ -144,6 +147,7 @@ class Attribution:
         means = self.dependence.mean(axis=1).tolist()
         return tuple(n for n, mean in zip(self.layers, means, strict=True) if mean < COLLAPSED)
 
+    @checked_arguments
     def top(
         self,
         k: int = 5,
@@ -177,6 +181,7 @@ class Attribution:
             for i in order.tolist()
         ]
 
+    @checked_arguments
     def image(self, *, target: TokenRef | None = None, layer: int = -1) -> Values:
         """The map of one target over the image's patches, at the image's size: (height, width).
 
@@ -214,6 +219,7 @@ class Attribution:
 
     # -- rescaling ----------------------------------------------------------------------------
 
+    @checked_arguments
     def normalize(self, how: Normalization = "sum") -> Attribution:
         """Each value as a share: "sum" of its row's absolute sum, "max" of its strongest source.
 
@@ -233,6 +239,7 @@ class Attribution:
         """The mean of all layers, as one layer with the number 0."""
         return operations.mean_over_layers(self, MEAN_OVER_LAYERS)
 
+    @checked_arguments
     def spans(self, spans: Mapping[str, Span]) -> Attribution:
         """The mass on each named span of sources: (start, end) positions, or a text.
 
@@ -241,6 +248,7 @@ class Attribution:
         """
         return operations.sum_spans(self, spans)
 
+    @checked_arguments
     def without(self, sources: Sequence[TokenRef] | TokenRef) -> Attribution:
         """Leave these sources out (positions, or tokens wherever they occur) and scale each row
         back to the absolute sum it had, signs as they were.
@@ -250,6 +258,7 @@ class Attribution:
         """
         return operations.without(self, sources)
 
+    @checked_arguments
     def minus(
         self,
         baseline: Attribution,
@@ -309,6 +318,7 @@ class Attribution:
             )
         return remarks
 
+    @checked_arguments
     def plot(
         self,
         kind: Literal["layers", "pairs", "bars"] = "layers",
@@ -380,6 +390,7 @@ class Attribution:
         arrays = {name: array.tolist() for name, array in self.arrays().items()}
         return {**self._header(), **arrays}
 
+    @checked_arguments
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to .safetensors or .json; `load` gives the same bits back."""
         storage.write(path, "Attribution", self._header(), self.arrays())

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from attnflow._renamed import renamed_arguments
+from attnflow.arguments import checked_arguments
 from attnflow.errors import InputError, TokensError, UnsupportedModelError, shorten
 from attnflow.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
 from attnflow.hosts.adapter import Batch, Scores
@@ -32,6 +33,7 @@ Model = nn.Module | str | os.PathLike[str] | None
 
 
 @renamed_arguments(also="record", of="answer")
+@checked_arguments
 def capture(
     model: Model,
     text: str | Mapping[str, Tensor],
@@ -86,6 +88,7 @@ def capture(
 
 
 @renamed_arguments(also="record", of="answer")
+@checked_arguments
 def capture_batch(
     model: Model,
     texts: Sequence[str] | Mapping[str, Tensor],

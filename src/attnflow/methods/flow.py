@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from attnflow.arguments import checked_arguments
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError, shorten
 from attnflow.graph import Cut, CutEdge, LayeredGraph
@@ -114,6 +115,7 @@ class Flow(MixingMethod):
         )
         return result.normalize("sum") if self.normalized else result
 
+    @checked_arguments
     def estimate(
         self,
         trace: AttentionTrace,
@@ -135,6 +137,7 @@ class Flow(MixingMethod):
             threads=Execution(threads).threads or self._threads,
         )
 
+    @checked_arguments
     def minimum_cut(
         self, trace: AttentionTrace, *, target: TokenRef, source: TokenRef, layer: int = -1
     ) -> Cut:

@@ -153,7 +153,7 @@ class GradientFlow(Flow):
 
 
 def _check_score(score: object) -> None:
-    if score not in get_args(ScoreName):
+    if not isinstance(score, str) or score not in get_args(ScoreName):
         allowed = ", ".join(map(repr, get_args(ScoreName)))
         raise MethodError(f"score={shorten(score)} is none of {allowed}.")
 

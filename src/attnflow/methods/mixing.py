@@ -53,6 +53,10 @@ class Mixing:
     receptive_field: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("heads", "residual", "drop"):
+            value = getattr(self, name)
+            if isinstance(value, np.ndarray) and value.ndim == 0:
+                object.__setattr__(self, name, value.item())
         object.__setattr__(self, "heads", checked_heads(self.heads))
         object.__setattr__(self, "residual", _checked_residual(self.residual))
         if not _is_number(self.discard) or not 0 <= self.discard < 1:
@@ -70,7 +74,8 @@ class Mixing:
 
     def _check_receptive_field(self) -> None:
         name = self.receptive_field
-        if name is not None and name not in self.receptive_fields:
+        allowed = isinstance(name, str) and name in self.receptive_fields
+        if name is not None and not allowed:
             raise MethodError(
                 f"Unknown receptive_field={shorten(name)}."
                 f"{did_you_mean(str(name), self.receptive_fields)} Allowed are "

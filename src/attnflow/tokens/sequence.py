@@ -52,6 +52,10 @@ class Tokens(Sequence[str]):
     grid: Grid | None = None
 
     def __post_init__(self) -> None:
+        for name in ("texts", "positions", "words"):
+            several = getattr(self, name)
+            if name != "words" or several is not None:
+                object.__setattr__(self, name, _listed(name, several))
         for text in self.texts:
             if not isinstance(text, str):
                 raise TokensError(
@@ -301,6 +305,18 @@ def _several(targets: Any) -> list[Any]:
     if isinstance(plain, (str, bytes, Mapping)) or not isinstance(plain, Iterable):
         return [plain]
     return list(plain)
+
+
+def _listed(name: str, values: object) -> tuple[Any, ...]:
+    """Several values as a tuple, or an error that says what they should be."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TokensError(f"{name} is a list with one entry for each token; got {shorten(values)}.")
+    try:
+        return tuple(values)
+    except TypeError as error:  # arrays and tensors without an axis can be iterated in name only
+        raise TokensError(
+            f"{name} is a list with one entry for each token; got {shorten(values)}."
+        ) from error
 
 
 def _numbers(name: str, numbers: Iterable[Any], *, or_none: bool = False) -> tuple[Any, ...]:

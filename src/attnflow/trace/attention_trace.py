@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow import storage
+from attnflow.arguments import checked_arguments
 from attnflow.errors import InputError, TokensError, WeightsError, shorten
 from attnflow.extras import checked_gradients, checked_measured, pack, unpack
 from attnflow.tokens import Tokens
@@ -83,6 +84,7 @@ class AttentionTrace:
         object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
 
     @classmethod
+    @checked_arguments
     def from_arrays(
         cls,
         weights: ArrayLike,

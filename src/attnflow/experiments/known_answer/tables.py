@@ -13,7 +13,7 @@ from attnflow.experiments.known_answer.contenders import DEFAULT, RELATIVES, Con
 from attnflow.experiments.known_answer.observe import Known
 from attnflow.experiments.layers import Floats
 from attnflow.hosts.capture import capture
-from attnflow.methods import Method
+from attnflow.methods import Method, quiet_about_limits
 from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens.common_words import common_tokens
 
@@ -29,6 +29,7 @@ __all__ = [
 _RELATED = 60  # prompts: zeroing every value in 30 layers takes seconds for each
 
 
+@quiet_about_limits()
 def ranks_of(
     known: Sequence[Known],
     contenders: Mapping[str, Contender],
@@ -78,6 +79,7 @@ def rank_table(name: str, title: str, ranks: Mapping[str, Floats], note: str) ->
     return Table(name, title, ("first", "top three", "mean rank"), rows, note)
 
 
+@quiet_about_limits()
 def relatives_table(
     known: Sequence[Known],
     ranks: Mapping[str, Floats],

@@ -23,7 +23,7 @@ from attnflow.experiments.pronouns.data import PLACE, PronounSentence, occurrenc
 from attnflow.experiments.protocol import Protocol
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.capture import capture_batch
-from attnflow.methods import Flow, Method
+from attnflow.methods import Flow, Method, quiet_about_limits
 from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
@@ -263,6 +263,7 @@ def _tie(name: str, method: Method, pieces: tuple[list[int], list[int]]) -> floa
     return _ABSOLUTE if name == DEFAULT else 0.0
 
 
+@quiet_about_limits()
 def _on_antecedents(
     method: Method, trace: AttentionTrace, row: int, pieces: tuple[list[int], list[int]]
 ) -> Attribution:

@@ -25,7 +25,7 @@ from attnflow.experiments.sst2.double_embedded import (
 )
 from attnflow.experiments.sst2.tables import Run
 from attnflow.hosts.registry import adapter_for
-from attnflow.methods import Flow
+from attnflow.methods import Flow, quiet_about_limits
 from attnflow.progress import tell
 from attnflow.trace import AttentionTrace
 
@@ -119,6 +119,7 @@ def observe(run: Run) -> tuple[list[Classified], tuple[str, ...]]:
     return observations, tuple(refusals)
 
 
+@quiet_about_limits()
 def _classified(
     example: LabelledText,
     trace: AttentionTrace,

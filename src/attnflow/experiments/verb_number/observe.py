@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
 from attnflow.experiments.layers import METHODS
 from attnflow.experiments.observe import capture_texts, measure_all
-from attnflow.methods import Flow
+from attnflow.methods import Flow, quiet_about_limits
 from attnflow.models.agreement import Example
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
 from attnflow.progress import ProgressCallback, tell
@@ -85,6 +85,7 @@ def observe(
     return observations
 
 
+@quiet_about_limits()
 def _observation(
     example: Example,
     trace: AttentionTrace,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnflow.errors import TokensError
+from attnflow.errors import TokensError, shorten
 from attnflow.hosts.facts import ModelFacts
 from attnflow.tokens import Tokens
 
@@ -24,6 +24,8 @@ def tokenize(tokenizer: Any, texts: Sequence[str]) -> Any:
     """With the tokenizer's special tokens; padded on the right, as left would shift positions."""
     if tokenizer is None:
         raise TokensError(_NO_TOKENIZER)
+    if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise TokensError(f"tokenizer={shorten(tokenizer)} is no tokenizer. {_NO_TOKENIZER}")
     options = {"padding": True, "padding_side": "right"} if len(texts) > 1 else {}
     return tokenizer(list(texts), return_tensors="pt", **options)
 

@@ -62,7 +62,7 @@ class _Call:
 
 def _calls(folder: Path) -> Iterator[_Call]:
     """Every public function and method with arguments that work."""
-    trace = random_trace(3, 2, 5, record=("gradients", "alti"))
+    trace = random_trace(3, 2, 5, record=("gradients", "alti", "gradient-attention"))
     weights = np.array(trace.weights)
     tokens = list(trace.tokens)
     result = attnflow.Flow()(trace)
@@ -144,13 +144,3 @@ def _tried(call: _Call, argument: str, value: Any) -> Outcome | None:
             problem = f"{type(error).__name__}: {str(error)[:200]}"
     shown = repr(value)
     return Outcome(call.name, argument, shown[:60], problem) if problem else None
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        tried, wrong = wrong_type_calls(Path(name), 100_000)
-    for outcome in wrong:
-        print(f"{outcome.call}({outcome.argument}={outcome.value}): {outcome.problem}")
-    print(f"tried {tried}, wrong {len(wrong)}")

@@ -27,16 +27,10 @@ def _result() -> Any:
     return attnflow.Flow()(random_trace(6, 2, 24), threads=1)
 
 
-def _figure(path: Path) -> None:
-    from attnflow.cli.output import write_result
-
-    write_result(_result().row(0), path)
-
-
 def _command(path: Path) -> None:
-    from attnflow.cli.app import run
+    from attnflow.cli.app import _run
 
-    if run(["explain", "the key to the cabinets", "--output", str(path)]) != 0:
+    if _run(["explain", "the key to the cabinets", "--output", str(path)]) != 0:
         raise AttnflowError("the command failed with a sentence")
 
 
