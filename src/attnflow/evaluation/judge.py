@@ -48,6 +48,17 @@ class _Inside:
             self.progress(step)
 
 
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """One text with what the model uses of it, and the words that are ranked."""
+
+    number: int
+    text: str
+    importance: Mapping[str, Importance]
+    words: Bools
+    inside: ProgressCallback
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judge:
     """A model, and by what methods are judged on it."""
@@ -87,7 +98,7 @@ class Judge:
             words = _words(list(importance.values()))
             if words.sum() < 2:
                 return Record(number=number, left_out="There are fewer than two words to rank.")
-            return self._judge(number, text, methods, importance, words, inside)
+            return self._judge(_Case(number, text, importance, words, inside), methods)
         except (InputError, ModelError) as error:
             return Record(number=number, left_out=str(error))
 
@@ -122,81 +133,61 @@ class Judge:
         with quiet_about_limits():  # the verdict tells of collapse and saturation
             return method(trace, targets=[trace.prediction.position], layers=-1, progress=inside)
 
-    def _judge(
-        self,
-        number: int,
-        text: str,
-        methods: Mapping[str, Method],
-        importance: Mapping[str, Importance],
-        words: Bools,
-        inside: ProgressCallback,
-    ) -> Record:
-        trace = self._capture(text, list(methods.values()))
+    def _judge(self, case: _Case, methods: Mapping[str, Method]) -> Record:
+        trace = self._capture(case.text, list(methods.values()))
         rows: dict[str, Floats] = {}
         seconds: dict[str, float] = {}
         saturated: dict[str, float] = {}
         collapsed: dict[str, float] = {}
         for name, method in methods.items():
             start = perf_counter()
-            result = self._row(method, trace, inside)
+            result = self._row(method, trace, case.inside)
             seconds[name] = perf_counter() - start
             rows[name] = result.values[0, 0]
             if isinstance(method, Flow) and result.saturated is not None:
                 saturated[name] = float(result.saturated[0, 0].mean())
             else:
                 collapsed[name] = float(bool(result.collapsed))
-        answer = next(iter(importance.values()))
+        answer = next(iter(case.importance.values()))
         return Record(
-            number=number,
+            number=case.number,
             answer=answer.answer,
             choice=answer.choice,
             probability=answer.probability,
-            scores=self._scores(number, text, rows, importance, words, inside),
+            scores=self._scores(case, rows),
             seconds=seconds,
-            capture=self._capture_seconds(text, methods) if number < _TIMED else {},
+            capture=self._capture_seconds(case.text, methods) if case.number < _TIMED else {},
             saturated=saturated,
             collapsed=collapsed,
         )
 
-    def _scores(
-        self,
-        number: int,
-        text: str,
-        rows: Mapping[str, Floats],
-        importance: Mapping[str, Importance],
-        words: Bools,
-        inside: ProgressCallback,
-    ) -> dict[str, dict[str, float]]:
+    def _scores(self, case: _Case, rows: Mapping[str, Floats]) -> dict[str, dict[str, float]]:
         """Every metric of the methods, of random orders, and of the measures themselves."""
-        references = {f"({name})": np.nan_to_num(each.values) for name, each in importance.items()}
-        curves = self._curves(number, text, {**rows, **references}, inside)
-        agreement = {name: _agreement(row, importance, words) for name, row in rows.items()}
-        agreement[RANDOM] = self._agreement_by_chance(number, importance, words)
-        agreement |= {name: _agreement(row, importance, words) for name, row in references.items()}
+        references = {
+            f"({name})": np.nan_to_num(each.values) for name, each in case.importance.items()
+        }
+        curves = self._curves(case, {**rows, **references})
+        agreement = {name: _agreement(row, case) for name, row in rows.items()}
+        agreement[RANDOM] = self._agreement_by_chance(case)
+        agreement |= {name: _agreement(row, case) for name, row in references.items()}
         return {name: {**each, **_faithful(curves[name])} for name, each in agreement.items()}
 
-    def _curves(
-        self, number: int, text: str, rows: Mapping[str, Floats], inside: ProgressCallback
-    ) -> dict[str, Curves]:
+    def _curves(self, case: _Case, rows: Mapping[str, Floats]) -> dict[str, Curves]:
         """Random orders are drawn anew for each text, and the same however the run is divided."""
-        seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
+        seed = int(np.random.SeedSequence([self.seed, case.number]).generate_state(1)[0])
         return Faithfulness(by=self.by, random_orders=RANDOM_ORDERS, seed=seed)(
             self.model,
-            [text],
+            [case.text],
             {name: [row] for name, row in rows.items()},
             tokenizer=self.tokenizer,
             batch_size=self.batch_size,
-            progress=inside,
+            progress=case.inside,
         )
 
-    def _agreement_by_chance(
-        self, number: int, importance: Mapping[str, Importance], words: Bools
-    ) -> dict[str, float]:
+    def _agreement_by_chance(self, case: _Case) -> dict[str, float]:
         """The mean correlation of random orders."""
-        rng = np.random.default_rng([self.seed, number])
-        draws = [
-            _agreement(rng.random(len(words)), importance, words) for _ in range(RANDOM_ORDERS)
-        ]
+        rng = np.random.default_rng([self.seed, case.number])
+        draws = [_agreement(rng.random(len(case.words)), case) for _ in range(RANDOM_ORDERS)]
         return {metric: float(np.mean([draw[metric] for draw in draws])) for metric in draws[0]}
 
     def _capture_seconds(self, text: str, methods: Mapping[str, Method]) -> dict[str, float]:
@@ -216,11 +207,12 @@ def _words(importance: Sequence[Importance]) -> Bools:
     return np.asarray(measured & importance[0].is_word)
 
 
-def _agreement(row: Floats, importance: Mapping[str, Importance], words: Bools) -> dict[str, float]:
+def _agreement(row: Floats, case: _Case) -> dict[str, float]:
     agreement: dict[str, float] = {}
-    for name, each in importance.items():
-        agreement[f"{name} spearman"] = spearman(row[words], each.values[words])
-        agreement[f"{name} kendall"] = kendall(row[words], each.values[words])
+    for name, each in case.importance.items():
+        pair = row[case.words], each.values[case.words]
+        agreement[f"{name} spearman"] = spearman(*pair)
+        agreement[f"{name} kendall"] = kendall(*pair)
     return agreement
 
 

@@ -149,7 +149,7 @@ class _Request:
     ) -> _Request:
         names = checked_record(record)
         heads = None if heads is None else checked_heads(heads)
-        if methods:
+        if len(methods):
             if heads is not None:
                 raise InputError(
                     f"heads={heads!r}: the methods say how heads may be mixed; give either."

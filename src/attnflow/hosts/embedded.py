@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attnflow.errors import TokensError
+from attnflow.errors import TokensError, shorten
 from attnflow.extras import MEASURES
 from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, Texts, TokenIds
 from attnflow.hosts.intervention import Intervention, Session
@@ -56,7 +56,12 @@ class EmbeddedAdapter(Adapter):
             raise TokensError(
                 "The embedded model is an encoder and has no decoder to give text to."
             )
-        vocabulary = cast(WordVocabulary, tokenizer)
+        if not isinstance(tokenizer, WordVocabulary):
+            raise TokensError(
+                "The embedded model has words of its own: leave tokenizer out, or pass the one "
+                f"that load_model(None) gives; got {shorten(tokenizer)}."
+            )
+        vocabulary = tokenizer
         encoded = [_encode(vocabulary, text) for text in texts]
         longest = max(len(ids) for ids, _ in encoded)
         rows = [ids + [vocabulary.pad_id] * (longest - len(ids)) for ids, _ in encoded]

@@ -53,10 +53,8 @@ class Mixing:
     receptive_field: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("heads", "residual", "drop"):
-            value = getattr(self, name)
-            if isinstance(value, np.ndarray) and value.ndim == 0:
-                object.__setattr__(self, name, value.item())
+        for name in ("residual", "drop"):
+            object.__setattr__(self, name, _scalar(getattr(self, name)))
         object.__setattr__(self, "heads", checked_heads(self.heads))
         object.__setattr__(self, "residual", _checked_residual(self.residual))
         if not _is_number(self.discard) or not 0 <= self.discard < 1:
@@ -258,12 +256,18 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
+def _scalar(value: Any) -> Any:
+    """An array without an axis is the one value it holds."""
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
 def checked_heads(heads: object) -> Heads:
     """How heads are mixed, or an error that says what is allowed.
 
     >>> checked_heads([1, 3])
     (1.0, 3.0)
     """
+    heads = _scalar(heads)
     if isinstance(heads, str):
         if heads in _NAMED:
             return heads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,13 +22,15 @@ from attnflow.evaluation.ablation.sources import Sources
 from attnflow.generation.prompts import Prompt
 from attnflow.generation.reader import Reader
 from attnflow.generation.request import CompletionRequest
-from attnflow.methods import METHODS, Method, Raw, make_method, parse_method
+from attnflow.methods import METHODS, Method, Raw, Rollout, make_method, parse_method
+from attnflow.methods.mixing import ONE_STEP
 
 __all__ = ["DEFAULT", "RANDOM", "CompletionCase", "Ranking", "named_rankings"]
 
 RANDOM = "random"
 DEFAULT = "default"
 RAW_MEAN = "raw-mean"
+FORMER_DEFAULT = "default-0.1.0"
 MEASURED: Mapping[str, type[MeasuredMethod]] = {
     method.name: method for method in (LeaveOneOut, AblationRegression, Visibility, Careful)
 }
@@ -54,9 +56,11 @@ class CompletionCase:
         """Token ids of the completion."""
         return list(self.ablation.completion_ids)
 
-    def attribution(self, method: Method | None) -> Attribution:
+    def attribution(
+        self, method: Method | None, baseline: Literal["neutral"] | None = None
+    ) -> Attribution:
         """What explain_completion() gives for this case; None is its default method."""
-        request = CompletionRequest.of(self.model, method, None, "prompt")
+        request = CompletionRequest.of(self.model, method, baseline, "prompt")
         reader = Reader(self.model, self.tokenizer, request)
         return reader.read(Prompt(self.prompt_ids), self.completion_ids, {"streamed": False})
 
@@ -83,9 +87,9 @@ def named_rankings(
 
     A name is a method's, with options as `NAME:key=value`; "leave-one-out",
     "ablation-regression", "visibility" or "careful"; "default", what explain_completion() does by
-    default; "raw-mean", raw attention over all layers; or "random". A mapping gives functions
-    names of your own. A measured method that is named measures the completion as one target, `by`
-    and `score` as the evaluation.
+    default; "default-0.1.0", what it did in that version; "raw-mean", raw attention over all
+    layers; or "random". A mapping gives functions names of your own. A measured method that is
+    named measures the completion as one target, `by` and `score` as the evaluation.
 
     >>> list(named_rankings(["rollout:residual=0.4", "leave-one-out", "random"]))
     ['rollout residual=0.4', 'leave-one-out', 'random']
@@ -155,6 +159,10 @@ def _default(case: CompletionCase) -> Attribution:
     return case.attribution(None)
 
 
+def _former_default(case: CompletionCase) -> Attribution:
+    return case.attribution(Rollout(residual=ONE_STEP, drop=(0,)), "neutral")
+
+
 def _raw_mean(case: CompletionCase) -> Attribution:
     return case.attribution(Raw()).mean_over_layers()
 
@@ -163,4 +171,9 @@ def _random(case: CompletionCase) -> ArrayLike:
     return np.random.default_rng(case.seed).random(len(case.sources))
 
 
-_FUNCTIONS: dict[str, Ranking] = {RANDOM: _random, DEFAULT: _default, RAW_MEAN: _raw_mean}
+_FUNCTIONS: dict[str, Ranking] = {
+    RANDOM: _random,
+    DEFAULT: _default,
+    FORMER_DEFAULT: _former_default,
+    RAW_MEAN: _raw_mean,
+}

@@ -21,9 +21,9 @@ __all__ = ["DEFAULT_METHODS", "AblationExperiment"]
 
 DEFAULT_METHODS = (
     "default",
+    "default-0.1.0",
     "raw-mean",
     "rollout",
-    "rollout:residual=one-step,drop=0",
     "ablation-regression",
     "leave-one-out",
 )
@@ -122,7 +122,8 @@ class AblationExperiment:
                 "the kept words' summed scores and the response. Drop: log odds lost without the "
                 "top three words.",
                 "Facts count where the model answers rightly. Right sentence: of those that state "
-                "facts; of all sentences: the question's and the answer's beginning too.",
+                "facts, where there are several; of all sentences: the question's and the answer's "
+                "beginning too.",
                 "Questions: sources are the documents' sentences; a document's score is their sum; "
                 "the model's whole answer is one target; prompts answered rightly count.",
                 "95 % bootstrap intervals over prompts; ties count against a method.",

@@ -1,0 +1,155 @@
+"""Everything hostile at once: `python tests/torture.py`, or with smaller counts in the test suite.
+
+Each kind tries so many cases and prints one line: what it is, how many were tried, how many went
+wrong. A case is wrong if a wrong value is accepted, if an error comes out without a sentence, if
+something hangs, or if a file, a model or a journal is not left as it should be.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ.setdefault("MPLBACKEND", "Agg")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torture_evaluation
+from attnflow.testing import tiny_decoder, tiny_encoder
+from attnflow.web.models import OfferedModel, embedded_models
+from attnflow.web.requests import Limits
+from full_disk import full_disks
+from hostile_surface import try_command_lines, try_raw_requests, try_request_bodies
+from interrupts import interrupted_captures, threaded_captures
+from mutations import mutate_files
+from random_graphs import check_random_graphs
+from serving import serving
+from wrong_types import wrong_type_calls
+
+__all__ = ["KINDS", "Count", "main"]
+
+
+class Count(NamedTuple):
+    """How many cases were tried, and a line for each that went wrong."""
+
+    tried: int
+    wrong: list[str]
+
+
+def files(count: int, folder: Path) -> Count:
+    """Files of every noun in both formats, changed at random, then loaded."""
+    tally = mutate_files(count)
+    return Count(tally.tried, list(tally.wrong))
+
+
+def graphs(count: int, folder: Path) -> Count:
+    """Random graphs of every kind against exact arithmetic."""
+    tally = check_random_graphs(count)
+    return Count(tally.graphs, list(tally.wrong))
+
+
+def types(count: int, folder: Path) -> Count:
+    """Values of the wrong kind for every argument of the public functions."""
+    tried, outcomes = wrong_type_calls(folder, count)
+    return Count(tried, [f"{o.call}({o.argument}={o.value}): {o.problem}" for o in outcomes])
+
+
+def command_lines(count: int, folder: Path) -> Count:
+    """Command lines of random options."""
+    encoder = _saved(folder / "encoder", tiny_encoder())
+    writer = _saved(folder / "writer", tiny_decoder())
+    room = folder / "room"
+    room.mkdir()
+    wrong = try_command_lines(count, 1, encoder=encoder, writer=writer, folder=room)
+    return Count(count, wrong)
+
+
+def _saved(folder: Path, loaded: object) -> str:
+    model, tokenizer = loaded  # type: ignore[misc]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def bodies(count: int, folder: Path) -> Count:
+    """Bodies of requests, well formed, nearly so, and not at all."""
+    offered = OfferedModel(
+        "tiny-writer", "writes nonsense", explains=True, generates=True, load=tiny_decoder
+    )
+    limits = Limits(tokens=48, flow_tokens=24, new_tokens=16)
+    with serving([embedded_models()[0], offered], limits) as client:
+        return Count(count, try_request_bodies(client, count, 1, model="tiny-writer"))
+
+
+def headers(count: int, folder: Path) -> Count:
+    """Raw requests with headers that no client sends."""
+    with serving([], Limits(seconds_to_send=0.2)) as client:
+        return Count(count, try_raw_requests(client.port, count, 1))
+
+
+def interrupts(count: int, folder: Path) -> Count:
+    """Real signals at random moments of a capture, the model in train mode."""
+    tried, _, left = interrupted_captures(count)
+    return Count(tried, left)
+
+
+def threads(count: int, folder: Path) -> Count:
+    """Captures in eight threads that are switched every ten microseconds."""
+    tried, _, wrong = threaded_captures(count)
+    return Count(tried, wrong)
+
+
+def kills(count: int, folder: Path) -> Count:
+    """`evaluate` killed at random moments and started again."""
+    return Count(*torture_evaluation.run_script("kills", count))
+
+
+def together(count: int, folder: Path) -> Count:
+    """Two runs of `evaluate` on one journal at once."""
+    return Count(*torture_evaluation.run_script("together", count))
+
+
+def disks(count: int, folder: Path) -> Count:
+    """A disk that fills up, for every output format."""
+    return Count(*full_disks(folder))
+
+
+KINDS: dict[str, tuple[Callable[[int, Path], Count], int]] = {
+    "changed files": (files, 10_000),
+    "random graphs": (graphs, 2_000),
+    "wrong types": (types, 2_000),
+    "command lines": (command_lines, 500),
+    "request bodies": (bodies, 1_000),
+    "raw headers": (headers, 150),
+    "interrupts": (interrupts, 1_000),
+    "captures in threads": (threads, 2_400),
+    "kills of evaluate": (kills, 100),
+    "runs on one journal": (together, 20),
+    "full disks": (disks, 0),
+}
+
+
+def main(*names: str) -> int:
+    """Run these kinds, or all, in full; 1 if anything went wrong."""
+    total = 0
+    for name in names or KINDS:
+        kind, count = KINDS[name]
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = kind(count, Path(folder))
+        total += len(outcome.wrong)
+        seconds = time.monotonic() - begin
+        print(f"{name}: {outcome.tried:,} tried, {len(outcome.wrong)} wrong ({seconds:.0f} s)")
+        for line in outcome.wrong[:20]:
+            print(f"    {line[:300]}")
+        sys.stdout.flush()
+    return int(total > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
