@@ -252,6 +252,11 @@ def _as_slice(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:
     return places
 
 
+def _is_list(value: object) -> bool:
+    """A list, a tuple or an array with an axis: an array without one is a single number."""
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
@@ -279,8 +284,8 @@ def checked_heads(heads: object) -> Heads:
         number = float(heads)  # type: ignore[arg-type]
         if number >= 0 and number.is_integer():
             return int(number)
-    if isinstance(heads, (list, tuple, np.ndarray)) and all(_is_number(w) for w in heads):
-        weights = tuple(float(w) for w in heads)
+    if _is_list(heads) and all(_is_number(w) for w in heads):  # type: ignore[attr-defined]
+        weights = tuple(float(w) for w in heads)  # type: ignore[attr-defined]
         if weights and all(np.isfinite(w) and w >= 0 for w in weights) and sum(weights) > 0:
             return weights
     raise MethodError(
@@ -291,7 +296,7 @@ def checked_heads(heads: object) -> Heads:
 
 def _checked_drop(drop: object) -> tuple[TokenRef, ...]:
     """One or several positions or tokens."""
-    items = list(drop) if isinstance(drop, (list, tuple, np.ndarray)) else [drop]
+    items = list(drop) if _is_list(drop) else [drop]  # type: ignore[call-overload]
     refs = [item if isinstance(item, str) else whole_number(item) for item in items]
     if not any(ref is None for ref in refs):
         return tuple(ref for ref in refs if ref is not None)
@@ -306,8 +311,8 @@ def _checked_residual(residual: object) -> Residual:
         return residual
     if _is_number(residual):
         shares: tuple[float, ...] = (float(residual),)  # type: ignore[arg-type]
-    elif isinstance(residual, (list, tuple, np.ndarray)) and all(_is_number(r) for r in residual):
-        shares = tuple(float(r) for r in residual)
+    elif _is_list(residual) and all(_is_number(r) for r in residual):  # type: ignore[attr-defined]
+        shares = tuple(float(r) for r in residual)  # type: ignore[attr-defined]
     else:
         shares = ()
     if not shares or not all(0 <= r <= 1 for r in shares):

@@ -96,8 +96,8 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 def fading_biases(steps: int) -> list[float]:
     """The biases of the path: even in log m, at the middle of each step.
 
-    >>> [round(2.718281828 ** bias, 4) for bias in fading_biases(4)]
-    [0.5, 0.125, 0.0312, 0.0078]
+    >>> [round(2.718281828 ** bias, 3) for bias in fading_biases(4)]
+    [0.5, 0.125, 0.031, 0.008]
     """
     return [-_FAINTEST * (step + 0.5) / steps for step in range(steps)]
 
