@@ -141,7 +141,7 @@ def test_timm_gradients_equal_finite_differences(timm: Any) -> None:
     """Nudge one weight where it is dropped out and see how far the score moves."""
     model = vit(timm).double()
     pixels = noise().double()
-    trace = attnflow.capture(model, {"x": pixels}, record=("gradients",))
+    trace = attnflow.capture(model, {"x": pixels}, record=("gradients",), score="logit")
     assert trace.gradients is not None
     for block in model.blocks:
         block.attn.fused_attn = False

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import attnflow
-from attnflow.errors import InputError, MethodError, ModelError, TokensError
+from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.generation.prompts import encode_prompts, neutral_ids
-from attnflow.generation.sink import attention_sink
+from attnflow.generation.sink import attention_sink, prompt_sink
 from attnflow.hosts import registry
 from attnflow.hosts.load import load_model
 from attnflow.progress import Progress
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("heads", ["avg", "Mean", 1.5, -1, "minimum"])
 def test_unknown_heads_are_refused(heads: Any) -> None:
-    with pytest.raises(MethodError, match="heads"):
+    with pytest.raises(InputError, match="heads"):
         attnflow.capture(None, "the keys", heads=heads)
 
 
@@ -87,12 +87,9 @@ def test_mappings_that_are_no_inputs(inputs: Any, message: str) -> None:
 
 def test_an_image_is_told_what_it_needs() -> None:
     image = pytest.importorskip("PIL.Image").new("RGB", (32, 32))
-    with pytest.raises(TokensError, match=r"got Image\..*image processor"):
-        attnflow.capture(build("ViT"), image)
-    with pytest.raises(TokensError, match=r"got ndarray\..*image processor"):
-        attnflow.capture(build("ViT"), np.zeros((3, 32, 32)))  # type: ignore[arg-type]
-    with pytest.raises(TokensError, match=r"got list.*capture_batch"):
-        attnflow.capture(None, ["the keys"])  # type: ignore[arg-type]
+    for run in (attnflow.capture, attnflow.explain):
+        with pytest.raises(InputError, match=r"\(Image\)\. An image is prepared by .*processor"):
+            run(build("ViT"), image)  # type: ignore[operator]
 
 
 def test_long_inputs_are_not_echoed() -> None:
@@ -285,26 +282,24 @@ def test_the_sink_is_found_where_it_is() -> None:
     assert attention_sink(attnflow.AttentionTrace.from_arrays(causal, list("abcde"))) is None
 
 
-def test_the_default_drops_no_content_word_of_an_encoder_decoder() -> None:
-    model, tokenizer = build("Marian"), tokenizer_with([], ["</s>"])
-    tokenizer.add_tokens(["thing"])
-    result = attnflow.explain_completion(
-        model, "w5 w6 w7", "w9 w10", tokenizer=tokenizer, baseline=None
-    )
-    assert isinstance(result.method, attnflow.Rollout)
-    trace = attnflow.capture(model, "w5 w6 w7", tokenizer=tokenizer)
-    sink = attention_sink(trace)
-    assert list(result.method.drop) == ([] if sink is None else [sink])
+def test_the_sink_of_an_encoder_decoder_is_measured() -> None:
+    """Nothing says that its first token is one: there it is a content word."""
+    model = build("Marian")
+    source = torch.tensor([[5, 6, 7, 2]])
+    inputs = {"input_ids": source, "decoder_input_ids": torch.tensor([[1]])}
+    facts = registry.adapter_for(model).facts(model)
+    tokenizer = tokenizer_with([], ["</s>"])
+    sink = prompt_sink(model, tokenizer, inputs, 5, facts)
+    assert sink == attention_sink(attnflow.capture(model, inputs, heads="mean"))
 
 
 def test_a_start_token_is_known_from_the_tokenizer() -> None:
     tokenizer = tokenizer_with(["<s>"], [])
     tokenizer.bos_token = "<s>"
-    result = attnflow.explain_completion(
-        build("Llama"), "w5 w6 w7", [9, 10], tokenizer=tokenizer, baseline=None
-    )
-    assert isinstance(result.method, attnflow.Rollout)
-    assert result.method.drop == (0,)
+    model = build("Llama")
+    facts = registry.adapter_for(model).facts(model)
+    inputs = {"input_ids": torch.tensor([[1, 5, 6]])}
+    assert prompt_sink(model, tokenizer, inputs, 1, facts) == 0
 
 
 def test_results_of_prepared_words_are_plain() -> None:

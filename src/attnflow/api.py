@@ -21,7 +21,7 @@ from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from attnflow.generation.prompts import Message, Prompts
     from attnflow.generation.reader import Reader
@@ -36,7 +36,7 @@ __all__ = ["explain", "explain_completion", "generate"]
 @checked_arguments
 def explain(
     model: nn.Module | str | os.PathLike[str] | None,
-    text: str | Mapping[str, Tensor],
+    text: str | Mapping[str, Any],
     method: str | Method | None = None,
     *,
     targets: Sequence[TokenRef] | TokenRef | None = None,

@@ -27,6 +27,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ELEMENTS = 1_000  # elements of a long list that are looked at
+# What to do with a value that is nearly right, by the library it comes from.
+_WAYS = {
+    "PIL": " An image is prepared by the model's image processor: "
+    "dict(processor(images=image, return_tensors='pt')).",
+}
 _UNKNOWN = object()  # an annotation that names what is not imported here
 
 
@@ -81,7 +86,8 @@ def _check(function: str, name: str, value: Any, hint: Any, signature: inspect.S
 
 def _sentence(function: str, name: str, value: Any, hint: Any) -> str:
     kind = type(value).__name__
-    return f"{function}({name}=...): {name} is {_words(hint)}; got {shorten(value)} ({kind})."
+    sentence = f"{function}({name}=...): {name} is {_words(hint)}; got {shorten(value)} ({kind})."
+    return sentence + _WAYS.get(type(value).__module__.split(".")[0], "")
 
 
 def _hints_of(function: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from attnflow._renamed import renamed_arguments
 from attnflow.arguments import checked_arguments
@@ -36,7 +36,7 @@ Model = nn.Module | str | os.PathLike[str] | None
 @checked_arguments
 def capture(
     model: Model,
-    text: str | Mapping[str, Tensor],
+    text: str | Mapping[str, Any],
     *,
     tokenizer: Any = None,
     decoder_text: str | None = None,
@@ -91,7 +91,7 @@ def capture(
 @checked_arguments
 def capture_batch(
     model: Model,
-    texts: Sequence[str] | Mapping[str, Tensor],
+    texts: Sequence[str] | Mapping[str, Any],
     *,
     tokenizer: Any = None,
     decoder_texts: Sequence[str] | None = None,

@@ -16,7 +16,6 @@ def checked_text(text: object, purpose: str = "explain", name: str = "text") -> 
     if not isinstance(text, str):
         raise TokensError(
             f"A text or a mapping of prepared inputs is needed; got {type(text).__name__}."
-            f"{_hint(text)}"
         )
     if not text.strip():
         raise TokensError(f"There is nothing to {purpose}: the {name} is {shorten(text)}.")
@@ -29,15 +28,3 @@ def checked_text(text: object, purpose: str = "explain", name: str = "text") -> 
             "in, or replace what cannot be read: text.encode('utf-8', 'replace').decode()."
         ) from error
     return text
-
-
-def _hint(value: object) -> str:
-    """What to do with an image or with pixels."""
-    if type(value).__module__.split(".")[0] in ("PIL", "torch", "numpy"):
-        return (
-            " An image is prepared by the model's image processor: "
-            "capture(model, dict(processor(images=image, return_tensors='pt')))."
-        )
-    if isinstance(value, (list, tuple)):
-        return " capture_batch() takes several texts."
-    return ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from attnflow.attribution import Attribution
 from attnflow.extras import GRADIENT_ATTENTION, GRADIENTS
@@ -22,7 +22,7 @@ __all__ = ["apply_method"]
 def apply_method(
     method: Method,
     model: nn.Module,
-    text: str | Mapping[str, Tensor],
+    text: str | Mapping[str, Any],
     *,
     targets: Sequence[TokenRef] | TokenRef | None = None,
     layers: Sequence[int] | int | None = None,
@@ -66,7 +66,7 @@ def _positions(targets: Sequence[TokenRef] | TokenRef | None, tokens: Tokens) ->
 def _joined(results: Sequence[Attribution], targets: Tokens) -> Attribution:
     """Results of single targets as one result; each has a prediction of its own, so it has none."""
     arrays: dict[str, Any] = {}
-    for name in ("values", "lower", "upper", "saturated"):
+    for name in ("values", "lower", "upper", "saturated", "elsewhere", "dependence"):
         parts = [getattr(result, name) for result in results]
         arrays[name] = None if parts[0] is None else np.concatenate(parts, axis=1)
     answers = [result.provenance.get("gradients_of") for result in results]
