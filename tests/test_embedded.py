@@ -87,7 +87,8 @@ def test_a_batch_gives_each_text_its_own_result() -> None:
     together = attnflow.capture_batch(loaded.model, texts, tokenizer=loaded.tokenizer)
     for text, trace in zip(texts, together, strict=True):
         alone = attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
-        assert np.allclose(trace.weights, alone.weights, rtol=0, atol=1e-6)
+        # float32: the order of a product's summands differs with its size on some processors
+        assert np.allclose(trace.weights, alone.weights, rtol=0, atol=3e-6)
         assert trace.tokens == alone.tokens
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from matplotlib import pyplot
 
 import attnflow
 
@@ -66,6 +67,7 @@ def test_examples_run(name: str) -> None:
     for test in finder.find(module, name):
         if test.examples and not _is_imported(module, test):
             runner.run(test, out=report.append)
+    pyplot.close("all")  # examples draw and do not clean up: they are for reading
     assert runner.failures == 0, "".join(report)
 
 

@@ -8,13 +8,21 @@ from pathlib import Path
 import pytest
 
 import torture
+from full_disk import full_disks
+from wrong_types import wrong_type_calls
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "count"), [("wrong types", 300), ("full disks", 0)])
-def test_nothing_hostile_goes_wrong(kind: str, count: int, tmp_path: Path) -> None:
-    run, _ = torture.KINDS[kind]
+def test_wrong_types_get_a_sentence(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
-        outcome = run(count, tmp_path)
-    assert outcome.tried > 0
-    assert outcome.wrong == []
+        tried, wrong = wrong_type_calls(tmp_path, 600)
+    assert tried == 600
+    assert wrong == []
+
+
+def test_a_full_disk_destroys_nothing(tmp_path: Path) -> None:
+    assert full_disks(tmp_path, ["result.json", "command.pdf"]) == (2, [])
+
+
+def test_every_kind_is_counted() -> None:
+    assert len(torture.KINDS) == 11

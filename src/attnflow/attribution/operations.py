@@ -47,7 +47,7 @@ _ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
 
 def normalize(result: Attribution, how: Normalization) -> Attribution:
     """Each value as a share of its row."""
-    if how not in ("sum", "max"):
+    if not isinstance(how, str) or how not in ("sum", "max"):
         hint = did_you_mean(str(how), ("sum", "max"))
         raise MethodError(f"Unknown normalization {shorten(how)}.{hint} Allowed: 'sum', 'max'.")
     changed: dict[str, Any] = {"values": shares(result.values, how)}

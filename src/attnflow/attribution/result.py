@@ -314,7 +314,6 @@ class Attribution:
             )
         return remarks
 
-    @checked_arguments
     def plot(
         self,
         kind: Literal["layers", "pairs", "bars"] = "layers",

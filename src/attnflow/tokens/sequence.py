@@ -86,7 +86,7 @@ class Tokens(Sequence[str]):
                 f"tokens is {what}, {shorten(tokens)}; pass a list with one string for each "
                 "position, for example text.split()."
             )
-        return cls(tuple(tokens))
+        return cls(_listed("tokens", tokens))
 
     @property
     def raw(self) -> tuple[str, ...]:

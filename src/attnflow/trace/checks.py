@@ -175,7 +175,8 @@ def checked_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
     """The model's numbers of the layers; counted from 1 where none are given."""
     if layers is None:
         return tuple(range(1, count + 1))
-    listed = list(layers) if isinstance(layers, Iterable) else [layers]
+    several = isinstance(layers, Iterable) and getattr(layers, "ndim", 1) == 1
+    listed: list[Any] = list(layers) if several else [layers]
     numbers = tuple(whole_number(number) or 0 for number in listed)
     increasing = numbers == tuple(sorted(set(numbers)))
     if len(numbers) != count or not increasing or numbers[0] < 1 or numbers[-1] >= 2**31:

@@ -6,6 +6,7 @@ when they are long, and thinned out when there is no room for all of them at a r
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
@@ -94,11 +95,11 @@ def save_figure(
     b'PNG'
     """
 
-    def write(part: Path) -> None:
-        figure.savefig(part, dpi=dots_per_inch)
-
     try:
-        storage.write_safely(path, write)
+        # Drawn in memory first: a writer of PDF that runs out of disk hides why it failed.
+        image = io.BytesIO()
+        figure.savefig(image, format=Path(path).suffix.lstrip(".") or None, dpi=dots_per_inch)
+        storage.write_safely(path, lambda part: part.write_bytes(image.getvalue()))
     except ValueError as error:  # matplotlib: a format it does not know
         raise FileError(f"Cannot write {str(path)!r}: {error}.") from error
     finally:
