@@ -525,3 +525,17 @@ def test_films_that_cannot_be_written(tmp_path: Path) -> None:
         plots.build_up(result, tmp_path / "no" / "x.gif")
     with pytest.raises(TargetError, match="shows one target"):
         plots.build_up(Rollout()(TRACE), tmp_path / "x.gif")
+
+
+def test_a_cut_above_the_first_layer_names_the_layer_it_stands_on() -> None:
+    """With a start layer, and with a hybrid's numbers, the lowest row is not the input."""
+    trace = random_trace(4, 1, 5, seed=3)
+    hybrid = AttentionTrace.from_arrays(trace.weights, trace.tokens, layers=[2, 4, 6, 8])
+    for one, start, lowest in ((trace, 3, "layer 2"), (hybrid, 6, "layer 4"), (hybrid, 2, "input")):
+        flow = Flow(start_layer=start)
+        cut = flow.minimum_cut(one, target=4, source=1)
+        axes = plots.cut_graph(flow, one, target=4, source=1)
+        assert axes.get_yticklabels()[0].get_text() == lowest
+        assert {edge.layer for edge in cut.edges} <= set(one.layers)
+        assert "layer 1" not in cut.place
+        plt.close("all")
