@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,14 @@ from attnflow.hosts.restore import at_rest, exclusive, undone
 from attnflow.testing import tiny_encoder
 from families import FAMILIES, words
 from interrupts import TEXT, interrupted_captures, threaded_captures
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell's background job ignores SIGINT, and with it a test run that was started as one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_signals_at_random_moments_leave_nothing_behind() -> None:
