@@ -277,3 +277,10 @@ def test_models_without_rows_of_their_own_fall_back() -> None:
     assert result.method.name == "rollout"
     with pytest.raises(MethodError, match="Use method='rollout'"):
         attnflow.generate(model, {"input_ids": TEXT[:, :9] % 60}, method="gradient-attention")
+
+
+def test_options_of_another_kind_are_named() -> None:
+    with pytest.raises(MethodError, match="drop_sink is True or False; got 'maybe'"):
+        GradientAttention(drop_sink="maybe")  # type: ignore[arg-type]
+    with pytest.raises(MethodError, match="start_layer"):
+        GradientAttention(start_layer=True)

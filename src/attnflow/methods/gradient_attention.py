@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
+from attnflow.errors import MethodError, shorten
 from attnflow.extras import GRADIENT_ATTENTION
 from attnflow.methods.base import (
     Execution,
@@ -16,6 +17,7 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
+    checked_start,
     required,
 )
 from attnflow.methods.sinks import find_sink
@@ -51,6 +53,11 @@ class GradientAttention(Method):
     name: ClassVar[str] = "gradient-attention"
     start_layer: int = 1
     drop_sink: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start_layer", checked_start(self.start_layer))
+        if not isinstance(self.drop_sink, bool):
+            raise MethodError(f"drop_sink is True or False; got {shorten(self.drop_sink)}.")
 
     @property
     def requires(self) -> Requirements:
