@@ -22,7 +22,7 @@ PACKAGE = Path(attnflow.__file__).parent
 PUBLIC = (
     *("attnflow", "attnflow.tokens", "attnflow.trace", "attnflow.graph", "attnflow.attribution"),
     *("attnflow.methods", "attnflow.maxflow", "attnflow.storage", "attnflow.testing"),
-    *("attnflow.errors", "attnflow.progress", "attnflow.extras", "attnflow.evaluation"),
+    *("attnflow.errors", "attnflow.progress", "attnflow.trace.extras", "attnflow.evaluation"),
     *("attnflow.show.plots", "attnflow.hosts.adapter", "attnflow.hosts.load"),
     *("attnflow.models.verb_number", "attnflow.models.agreement", "attnflow.models.smollm2"),
 )

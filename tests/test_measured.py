@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import attnflow
 from attnflow import Alti, MeasuredResidualRollout, NormRollout, ValueZeroingRollout
 from attnflow.errors import CaptureError, MethodError, UnsupportedModelError
-from attnflow.extras import MEASURES
 from attnflow.hosts.capture import capture, capture_batch
 from attnflow.hosts.check import model_state
 from attnflow.hosts.load import load_model
@@ -23,6 +22,7 @@ from attnflow.hosts.measure import blocks, decomposition
 from attnflow.hosts.measure import value_zeroing as zeroing
 from attnflow.hosts.measure.decomposition import BlockState
 from attnflow.testing import check_method, random_trace, tiny_encoder
+from attnflow.trace.extras import MEASURES
 from families import FAMILIES, Family, words
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import attnflow
-from attnflow._renamed import RENAMED_MODULES, renamed_arguments
+from attnflow.errors.renamed import RENAMED_MODULES, renamed_arguments
 
 
 def test_the_public_names() -> None:

@@ -272,7 +272,8 @@ def test_two_hundred_at_once_are_queued_or_told_to_come_back() -> None:
         assert 20 <= len(taken) <= 21  # those that wait, and the one that runs
         assert told[0].headers["retry-after"] == "5"
         assert told[0].json["error"].startswith("20 requests are waiting already.")
-        assert client.get(f"/api/jobs/{taken[-1]}").json["ahead"] >= 18
+        # The crowd does not arrive in the order of its numbers: whoever came last has all ahead.
+        assert max(client.get(f"/api/jobs/{name}").json["ahead"] for name in taken) >= 18
         go.set()
         assert all(client.finished(name)["state"] == "done" for name in taken)
         assert client.post("/api/explain", body).status == 202
@@ -296,7 +297,7 @@ def test_waiting_and_running_jobs_can_be_cancelled() -> None:
 
 def test_generation_stops_between_two_words(client: Client) -> None:
     """Cancelled from inside the stream, as a visitor's click would: the rest is never written."""
-    from attnflow.compare import continued
+    from attnflow.api.comparison import continued
 
     heard: list[str] = []
 

@@ -23,8 +23,8 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from attnflow import _renamed
 from attnflow._version import __version__
+from attnflow.errors import renamed
 
 if TYPE_CHECKING:
     from attnflow.api import explain, explain_completion, generate
@@ -114,7 +114,7 @@ _SUBMODULES = {
     "plots": "attnflow.show.plots",
 }
 
-_renamed.install()
+renamed.install()
 
 
 # What the extras install, by the package whose absence shows that an extra is missing.
@@ -147,7 +147,7 @@ def __getattr__(name: str) -> object:
         value: object = getattr(_load(f"attnflow.{_HOME[name]}", name), name)
     elif name in _SUBMODULES:
         value = _load(_SUBMODULES[name], name)
-    elif f"attnflow.{name}" in _renamed.RENAMED_MODULES:
+    elif f"attnflow.{name}" in renamed.RENAMED_MODULES:
         value = importlib.import_module(f"attnflow.{name}")
     else:
         raise AttributeError(f"module 'attnflow' has no attribute {name!r}")

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.extras import GRADIENTS, checked_record
 from attnflow.graph import LayeredGraph
 from attnflow.methods import METHODS, Method, method_from_dict, quiet_about_limits
 from attnflow.trace import AttentionTrace
+from attnflow.trace.extras import GRADIENTS, checked_record
 
 if TYPE_CHECKING:
     from attnflow.hosts.load import Loaded

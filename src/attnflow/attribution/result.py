@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
-from attnflow.arguments import checked_arguments
 from attnflow.attribution import operations
 from attnflow.attribution.checks import (
     check_bounds,
@@ -37,6 +36,7 @@ from attnflow.errors import (
     shorten,
     whole_number,
 )
+from attnflow.errors.arguments import checked_arguments
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.patches import enlarge

@@ -25,7 +25,7 @@ from attnflow.methods import Method
 from attnflow.show.page import page
 
 if TYPE_CHECKING:
-    from attnflow.compare import Comparison
+    from attnflow.api.comparison import Comparison
 
 __all__ = ["report"]
 
@@ -68,7 +68,7 @@ def _check_request(output: Path, text: str | None, prompt: str | None) -> None:
 
 
 def _explain(model: str | None, text: str, methods: list[Method]) -> Comparison:
-    from attnflow.compare import compare
+    from attnflow.api.comparison import compare
     from attnflow.hosts.load import load_model
 
     with progress_bars("loading the model") as tell:
@@ -80,7 +80,7 @@ def _explain(model: str | None, text: str, methods: list[Method]) -> Comparison:
 def _continue(
     model: str | None, prompt: str, methods: list[Method], max_new_tokens: int, chat: bool
 ) -> Comparison:
-    from attnflow.compare import continued
+    from attnflow.api.comparison import continued
     from attnflow.hosts.load import load_language_model
 
     with progress_bars("loading the model") as tell:

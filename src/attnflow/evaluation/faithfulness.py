@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from attnflow._renamed import renamed_arguments
 from attnflow.errors import InputError, MethodError
+from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation import metrics
 from attnflow.evaluation.importance.base import Choice, Task, check_named
 from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from attnflow.errors import InputError, MethodError, TokensError, shorten
-from attnflow.extras import GRADIENTS
 from attnflow.generation.gradient_rows import can_explain_rows
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.texts import checked_text
 from attnflow.hosts.transformers.texts import after_start, prefix_ids
 from attnflow.methods import GradientAttention, Method, Rollout, make_method
 from attnflow.methods.mixing import ONE_STEP
+from attnflow.trace.extras import GRADIENTS
 
 __all__ = [
     "DEFAULT_METHOD",

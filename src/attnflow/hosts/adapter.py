@@ -18,12 +18,12 @@ from attnflow.errors import (
     did_you_mean,
     shorten,
 )
-from attnflow.extras import ScoreName
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.intervention import UNIFORM, Intervention
 from attnflow.hosts.recorder import Recorder
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
+from attnflow.trace.extras import ScoreName
 
 __all__ = [
     "Adapter",

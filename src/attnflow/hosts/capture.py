@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from attnflow._renamed import renamed_arguments
-from attnflow.arguments import checked_arguments
 from attnflow.errors import InputError, TokensError, UnsupportedModelError, shorten
-from attnflow.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
+from attnflow.errors.arguments import checked_arguments
+from attnflow.errors.renamed import renamed_arguments
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.forward_pass import ForwardPass, Gradients, check_layers, provenance_of
 from attnflow.hosts.load import resolve_model
@@ -26,6 +25,7 @@ from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
 from attnflow.progress import ProgressCallback
 from attnflow.trace import AttentionTrace
+from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
 
 __all__ = ["at_rest", "capture", "capture_batch", "provenance_of"]
 

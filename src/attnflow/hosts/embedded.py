@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.errors import TokensError, shorten
-from attnflow.extras import MEASURES
 from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, Texts, TokenIds
 from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.measure.blocks import Parts, watched_blocks
@@ -27,6 +26,7 @@ from attnflow.models.verb_number import (
     WordVocabulary,
 )
 from attnflow.tokens import Tokens
+from attnflow.trace.extras import MEASURES
 
 __all__ = ["EmbeddedAdapter"]
 

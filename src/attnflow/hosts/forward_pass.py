@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from attnflow.errors import CaptureError
-from attnflow.extras import ScoreName
 from attnflow.hosts.adapter import Adapter, Batch, Scores
 from attnflow.hosts.encoder_decoder import compose, join_tokens
 from attnflow.hosts.measure.gradients import Choice, choose_answers, gradients_of
 from attnflow.hosts.recorder import Recorder
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
+from attnflow.trace.extras import ScoreName
 
 __all__ = ["ForwardPass", "Gradients", "check_layers", "provenance_of"]
 

@@ -10,11 +10,11 @@ import numpy as np
 from torch import nn
 
 from attnflow.attribution import Attribution
-from attnflow.extras import GRADIENT_ATTENTION, GRADIENTS
 from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import Method
 from attnflow.tokens import TokenRef, Tokens
+from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
 __all__ = ["apply_method"]
 

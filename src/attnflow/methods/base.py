@@ -22,11 +22,11 @@ from attnflow.errors import (
     shorten,
     whole_number,
 )
-from attnflow.extras import GRADIENTS, ScoreName
 from attnflow.methods.mixing import Heads, Mixing
 from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
+from attnflow.trace.extras import GRADIENTS, ScoreName
 
 __all__ = [
     "Compared",

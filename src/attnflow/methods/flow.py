@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.arguments import checked_arguments
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError, shorten
+from attnflow.errors.arguments import checked_arguments
 from attnflow.graph import Cut, CutEdge, LayeredGraph
 from attnflow.methods.base import (
     Execution,

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError, shorten
-from attnflow.extras import GRADIENT_ATTENTION
 from attnflow.methods.base import (
     Execution,
     Method,
@@ -22,6 +21,7 @@ from attnflow.methods.base import (
 )
 from attnflow.methods.sinks import find_sink
 from attnflow.trace import AttentionTrace
+from attnflow.trace.extras import GRADIENT_ATTENTION
 
 __all__ = ["GradientAttention"]
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, spread
 from attnflow.errors import MethodError, shorten
-from attnflow.extras import GRADIENTS, LOG_PROB, ScoreName
 from attnflow.methods.base import (
     Compared,
     Execution,
@@ -32,6 +31,7 @@ from attnflow.methods.base import (
 from attnflow.methods.flow import Flow
 from attnflow.methods.mixing import Heads, Residual, checked_heads, mix_heads
 from attnflow.trace import AttentionTrace
+from attnflow.trace.extras import GRADIENTS, LOG_PROB, ScoreName
 
 __all__ = ["GradientFlow", "GradientRollout"]
 

@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnflow import storage
 from attnflow.errors import InputError, TokensError, WeightsError, shorten
-from attnflow.extras import checked_gradients, checked_measured, pack, unpack
 from attnflow.tokens import Tokens
 from attnflow.trace.checks import (
     ROW_TOLERANCE,
@@ -33,6 +32,7 @@ from attnflow.trace.checks import (
     checked_tolerance,
     checked_weights,
 )
+from attnflow.trace.extras import checked_gradients, checked_measured, pack, unpack
 from attnflow.trace.prediction import Prediction
 
 __all__ = ["AttentionTrace"]

@@ -21,7 +21,7 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from attnflow.compare import compare, continued
+from attnflow.api.comparison import compare, continued
 from attnflow.errors import AttnflowError, InputError, TokensError
 from attnflow.methods import METHODS, Flow, Method
 from attnflow.progress import Progress

@@ -11,7 +11,7 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from attnflow.compare import Comparison
+from attnflow.api.comparison import Comparison
 from attnflow.errors import InputError
 from attnflow.show.page import page
 from attnflow.show.view import View

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from attnflow._renamed import renamed_arguments
 from attnflow.attribution import Contribution
 from attnflow.errors import InputError, MethodError, did_you_mean
+from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation.importance.passes import Forward, Passes, Row, Score, Text, score_of
 from attnflow.hosts.adapter import Scores
 from attnflow.progress import ProgressCallback, tell

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import CaptureError, InputError, ModelError, shorten
-from attnflow.extras import ScoreName
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
+from attnflow.trace.extras import ScoreName
 
 __all__ = ["Choice", "choose_answers", "differentiable", "gradients_of"]
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnflow.errors import CaptureError, TokensError, UnsupportedModelError, shorten
-from attnflow.extras import MEASURES
 from attnflow.hosts.adapter import (
     Adapter,
     Batch,
@@ -41,6 +40,7 @@ from attnflow.hosts.transformers.row_gradients import (
 )
 from attnflow.hosts.transformers.texts import decoder_inputs, tokenize, tokens_of, words_of
 from attnflow.tokens import Tokens
+from attnflow.trace.extras import MEASURES
 
 __all__ = ["TransformersAdapter"]
 

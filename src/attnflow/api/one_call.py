@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
-from attnflow._renamed import renamed_arguments
-from attnflow.arguments import checked_arguments
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, optional_import
+from attnflow.errors.arguments import checked_arguments
+from attnflow.errors.renamed import renamed_arguments
 from attnflow.methods import Method, make_method
 from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef
