@@ -22,7 +22,7 @@ class Decided:
 
     closed_form: int  # layers 1 and 2
     bounds: int  # lower and upper bound from the layer below met
-    construction: int  # a flow built from vectors reached a known upper bound
+    construction: int  # a flow built from vectors, or kept from a neighbour, reached a known bound
     search: int  # the residual graph was searched to a minimum cut or a known upper bound
 
     def to_dict(self) -> dict[str, int]:
