@@ -24,7 +24,14 @@ from attnflow.maxflow.compiled import compiled
 from attnflow.maxflow.scaling import Scaled
 from attnflow.maxflow.state import Graph, Integers
 
-__all__ = ["ceiling", "from_layer_below", "one_layer", "reachable_ceiling", "two_layers"]
+__all__ = [
+    "ceiling",
+    "end_ceilings",
+    "from_layer_below",
+    "one_layer",
+    "reachable_ceiling",
+    "two_layers",
+]
 
 
 def one_layer(capacity: Integers, targets: Integers, sources: Integers) -> Integers:
@@ -47,19 +54,27 @@ def ceiling(scaled: Scaled, layer: int, targets: Integers, sources: Integers) ->
 
 
 def reachable_ceiling(scaled: Scaled, layer: int, targets: Integers, sources: Integers) -> Integers:
-    """The same of flat lists of pairs, less what leads nowhere where no edge leads to the right.
+    """The lesser of `end_ceilings`."""
+    return np.minimum(*end_ceilings(scaled, layer, targets, sources))
 
-    What a target sends to positions before the source can never come back to it, and what the
-    source passes on to positions after the target never came from there.  Decoders send much of
-    their attention to their first token, so this is what holds most deep causal flows back.
+
+def end_ceilings(
+    scaled: Scaled, layer: int, targets: Integers, sources: Integers
+) -> tuple[Integers, Integers]:
+    """For flat lists of pairs: all a target can send to its source, and the source receive of it.
+
+    Where no edge leads to the right, what a target sends to positions before the source can never
+    come back to it, and what the source passes on to positions after the target never came from
+    there.  Decoders send much of their attention to their first token, so this is what holds most
+    deep causal flows back.
     """
     if not scaled.causal[layer]:
-        return ceiling(scaled, layer, targets, sources)
+        return scaled.row_sum[layer, targets], scaled.column_sum[sources]
     rows, row = np.unique(targets, return_inverse=True)
     columns, column = np.unique(sources, return_inverse=True)
     sent = scaled.integers[layer][rows, ::-1].cumsum(axis=1)[:, ::-1]
     received = scaled.integers[1][:, columns].cumsum(axis=0)
-    return np.minimum(sent[row, sources], received[targets, column])
+    return sent[row, sources], received[targets, column]
 
 
 def from_layer_below(

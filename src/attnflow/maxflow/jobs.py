@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from attnflow.maxflow.bounds import (
     ceiling,
+    end_ceilings,
     from_layer_below,
     one_layer,
     reachable_ceiling,
@@ -79,13 +80,18 @@ class Query:
     def result(self, targets: Integers, sources: Integers) -> FlowResult:
         """Back to floats; `targets` and `sources` broadcast to the shape of one layer."""
         lower, upper = self.scaled.lower(self.lower), np.empty(self.upper.shape)
-        saturated = np.empty(self.lower.shape, np.bool_)
+        saturated, at_source, at_target = (np.empty(self.lower.shape, np.bool_) for _ in range(3))
+        pairs = np.broadcast_arrays(targets, sources)
         for place, layer in enumerate(self.layers):
             upper[place] = self.scaled.upper(self.upper[place], layer)
             most = ceiling(self.scaled, layer, targets, sources)
-            saturated[place] = self.lower[place] >= most - self.slack(layer)
+            least = self.lower[place] + self.slack(layer)
+            saturated[place] = least >= most
+            sent, received = end_ceilings(self.scaled, layer, *(p.ravel() for p in pairs))
+            at_target[place] = least >= sent.reshape(least.shape)
+            at_source[place] = least >= received.reshape(least.shape)
         decided = Decided(*np.bincount(self.how.ravel(), minlength=4).tolist())
-        return FlowResult(lower, upper, saturated, decided)
+        return FlowResult(lower, upper, saturated, at_source, at_target, decided)
 
 
 class Scratch:

@@ -46,4 +46,6 @@ class FlowResult:
     lower: Floats
     upper: Floats
     saturated: NDArray[np.bool_]
+    at_source: NDArray[np.bool_]  # all that the source can receive of this target comes through
+    at_target: NDArray[np.bool_]  # all that the target can send to this source comes through
     decided: Decided

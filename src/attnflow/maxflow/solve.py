@@ -78,7 +78,8 @@ def solve_pairs(
     jobs = pair_jobs(query, 0, targets[order], sources[order], (order,))
     _run(query, list(jobs), threads, progress)
     result = query.result(targets, sources)
-    return FlowResult(result.lower[0], result.upper[0], result.saturated[0], result.decided)
+    arrays = (result.lower, result.upper, result.saturated, result.at_source, result.at_target)
+    return FlowResult(*(array[0] for array in arrays), decided=result.decided)
 
 
 def estimate_seconds(

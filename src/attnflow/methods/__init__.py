@@ -37,6 +37,7 @@ from attnflow.methods.registry import (
     parse_value,
 )
 from attnflow.methods.rollout import Raw, Rollout
+from attnflow.methods.shapley_flow import ShapleyFlow
 
 __all__ = [
     "METHODS",
@@ -56,6 +57,7 @@ __all__ = [
     "Requirements",
     "Rollout",
     "Selection",
+    "ShapleyFlow",
     "ValueZeroingRollout",
     "attribution_of",
     "describe_options",
