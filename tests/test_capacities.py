@@ -1,4 +1,4 @@
-"""What flow networks are made of, chosen by one argument; and how much a flow says of its target."""
+"""What flow networks are made of, by one argument; and how much a flow says of its target."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_wrong_promise_would_be_seen() -> None:
 
 
 def test_saturated_joint_flow_does_not_know_its_target() -> None:
-    """Where single flows are at their ceilings, v(S) = min(1, sum of column sums) for any target."""
+    """Where flows are at their ceilings, v(S) = min(1, sum of column sums), for any target."""
     trace = random_trace(layers=12, length=8, seed=1)
     with quiet_about_limits():
         assert Flow()(trace, layers=-1).saturated.all()  # type: ignore[union-attr]

@@ -78,8 +78,14 @@ def solve_pairs(
     jobs = pair_jobs(query, 0, targets[order], sources[order], (order,))
     _run(query, list(jobs), threads, progress)
     result = query.result(targets, sources)
-    arrays = (result.lower, result.upper, result.saturated, result.at_source, result.at_target)
-    return FlowResult(*(array[0] for array in arrays), decided=result.decided)
+    return FlowResult(
+        lower=result.lower[0],
+        upper=result.upper[0],
+        saturated=result.saturated[0],
+        at_source=result.at_source[0],
+        at_target=result.at_target[0],
+        decided=result.decided,
+    )
 
 
 def estimate_seconds(
