@@ -159,3 +159,30 @@ def test_refusals() -> None:
 @pytest.mark.parametrize(("error", "freedom", "expected"), [(0.05, 15, 2.1314), (0.0083, 31, 2.82)])
 def test_students_quantiles(error: float, freedom: int, expected: float) -> None:
     assert student(error, freedom) == pytest.approx(expected, abs=0.01)
+
+
+def test_single_saturation_does_not_imply_joint_saturation() -> None:
+    """Rows sum to 1 and every single flow is at its ceiling, yet two sources share one way down."""
+    capacities = np.array(
+        [
+            [[0.5, 0, 0.5], [0, 0.5, 0.5], [0, 0, 1]],
+            [[0.5, 0.5, 0], [0, 0, 1], [0, 0, 1]],
+            [[0.5, 0.5, 0], [0, 0, 1], [0, 0, 1]],
+        ]
+    )
+    columns = capacities[0].sum(axis=0)
+    single = solve(capacities, layers=[3], targets=[0], sources=[0, 1, 2]).lower[0, 0]
+    np.testing.assert_array_equal(single, np.minimum(1, columns))
+    assert joint_flow(capacities, 3, 0, (0, 1)) == 0.5 < min(1, columns[0] + columns[1])
+
+
+def test_a_saturated_set_has_saturated_subsets() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(20):
+        capacities = rng.dirichlet(np.ones(6), size=(5, 6)) / 2 + np.eye(6) / 2
+        capacities[0] /= 4  # so that several columns fit under 1
+        columns = capacities[0].sum(axis=0)
+        if joint_flow(capacities, 5, 0, (0, 1, 2)) == pytest.approx(columns[:3].sum()):
+            for subset in ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2)):
+                flow = joint_flow(capacities, 5, 0, subset)
+                assert flow == pytest.approx(columns[list(subset)].sum())
