@@ -202,9 +202,8 @@ def main() -> None:
         model = AutoModel.from_pretrained(arguments.encoder)
         inputs = dict(tokenizer(prose, return_tensors="pt", truncation=True, max_length=64))
         plain = {k: f for k, f in FLOWS.items() if f.capacities != "gradients"}
-        record = ("residual-share", "norms-residual", "alti")
         report["encoder"] = row_facts(
-            capture(model, inputs, tokenizer=tokenizer, record=record), plain
+            capture(model, inputs, tokenizer=tokenizer, record=RECORD[1:]), plain
         )
     if arguments.decoder:
         tokenizer = AutoTokenizer.from_pretrained(arguments.decoder)
@@ -212,7 +211,7 @@ def main() -> None:
         inputs = dict(tokenizer(prose, return_tensors="pt", truncation=True, max_length=64))
         if not arguments.only_ablations:
             print("decoder", flush=True)
-            record = RECORD if arguments.slow else ("gradients", "residual-share")
+            record = RECORD if arguments.slow else RECORD[:2]
             traced = capture(model, inputs, tokenizer=tokenizer, record=record)
             slow = () if arguments.slow else SLOW
             flows = {k: f for k, f in {**FLOWS, **CAUSAL}.items() if f.capacities not in slow}
