@@ -41,7 +41,9 @@ def _development_facts() -> list[Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--model", default=None, help="a causal language model; default: SmolLM2")
     parser.add_argument("--data", type=Path, default=None, help="folder with running text")
     parser.add_argument("--part", choices=PARTS, default="development")
