@@ -1,7 +1,8 @@
-"""Each peer as a ranking of the same sources: one function a peer, one score a prompt token or source.
+"""Each peer as a ranking of the same sources: one function each.
 
-The peers run as they are on PyPI, with their own defaults. What had to be bent is said beside it: two
-of them put every prompt into a chat template, and none knows the words of our prompts.
+A ranking gives one score for each prompt token or each source. The peers run as they are on PyPI,
+with their own defaults. What had to be bent is said beside it: two of them put every prompt into a
+chat template, and none knows the words of our prompts.
 """
 
 from __future__ import annotations
