@@ -86,8 +86,8 @@ class Judge:
                 reasons[name] = str(error)
         tell(self.progress, "trying the methods", len(methods), len(methods))
         if len(reasons) == len(methods):
-            listed = " ".join(f"{name}: {reason}" for name, reason in reasons.items())
-            raise ModelError(f"No method can be run on this model. {listed}")
+            refusals = " ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise ModelError(f"No method can be run on this model. {refusals}")
         return reasons
 
     def record(self, number: int, text: str, methods: Mapping[str, Method]) -> Record:

@@ -112,11 +112,11 @@ class Careful(MeasuredMethod):
         sets = [(), *(sources.positions[k] for k in best.tolist())]
         log_probs = ablation.token_log_probs(sets)[:, target].sum(axis=1)
         odds = log_odds(log_probs)
-        lost = odds[0] - odds[1:]
+        losses = odds[0] - odds[1:]
         square = float((predicted[best] ** 2).sum())
-        unit = max(0.0, float((lost * predicted[best]).sum()) / square) if square > 0 else 0.0
+        unit = max(0.0, float((losses * predicted[best]).sum()) / square) if square > 0 else 0.0
         values = unit * predicted
-        values[best] = (values[best] + lost) / 2
+        values[best] = (values[best] + losses) / 2
         return values
 
 

@@ -104,7 +104,7 @@ class MeasuredMethod(ABC):
             raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
         prompt_ids = encoded.prompts()[0].ids
         facts = adapter_for(model).facts(model)
-        written = completion_ids(tokenizer, completion, facts)
+        completion_row = completion_ids(tokenizer, completion, facts)
         tokens, special = prompt_tokens(tokenizer, prompt_ids)
         if spans is not None:
             sources = Sources.of_spans(tokens, spans)
@@ -116,12 +116,12 @@ class MeasuredMethod(ABC):
                 special=special if tokenizer is not None else (),
                 exclude_first=not facts.encoder_decoder,
             )
-        names = prompt_tokens(tokenizer, written)[0]
+        names = prompt_tokens(tokenizer, completion_row)[0]
         needs_blank = self.by == "replace" and blank is None and tokenizer is not None
         ablation = CompletionAblation(
             model=model,
             prompt_ids=prompt_ids,
-            completion_ids=written,
+            completion_ids=completion_row,
             targets=None if targets is None else names.indices_of(targets),
             by=self.by,
             blank=blank_token(tokenizer) if needs_blank else blank,
@@ -138,14 +138,14 @@ class MeasuredMethod(ABC):
         progress: ProgressCallback | None = None,
     ) -> Attribution:
         """The same on an ablation that is prepared; `names` are the completion's tokens."""
-        written = names or prompt_tokens(None, ablation.completion_ids)[0]
-        columns = list(range(len(written)) if ablation.targets is None else ablation.targets)
+        completion = names or prompt_tokens(None, ablation.completion_ids)[0]
+        columns = list(range(len(completion)) if ablation.targets is None else ablation.targets)
         start = sources.length
         if self.joint:
-            joined = "".join(written.select(columns).surfaces()).strip() or "completion"
+            joined = "".join(completion.select(columns).surfaces()).strip() or "completion"
             targets = Tokens((joined,), (start,))
         else:
-            texts = tuple(written[k] for k in columns)
+            texts = tuple(completion[k] for k in columns)
             targets = Tokens(texts, tuple(start + k for k in columns))
         values, passes = self._values(ablation, sources, columns, progress)
         dtype = str(next(ablation.model.parameters()).dtype).removeprefix("torch.")

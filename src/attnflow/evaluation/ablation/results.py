@@ -63,8 +63,8 @@ class CompletionEvaluation:
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Those that were measured on some prompt."""
-        measured = {name for r in self.used for row in r.scores.values() for name in row}
-        return tuple(metric for metric in METRICS if metric.name in measured)
+        names = {name for r in self.used for row in r.scores.values() for name in row}
+        return tuple(metric for metric in METRICS if metric.name in names)
 
     def values(self, row: str, metric: str) -> Floats:
         """One value for each prompt that was used; nan where it is undefined."""
@@ -96,12 +96,12 @@ class CompletionEvaluation:
 
     def tables(self) -> tuple[Table, ...]:
         """Agreement with ablations, known answers, differences from random, costs."""
-        measured = set(self.metrics)
+        names = set(self.metrics)
         parts = (("Against ablations", _ABLATED), ("Known answers", _KNOWN))
         tables = [
-            self._means(title, tuple(metric for metric in group if metric in measured))
+            self._means(title, tuple(metric for metric in group if metric in names))
             for title, group in parts
-            if measured & set(group)
+            if names & set(group)
         ]
         rows = {row: (Cell(self.seconds(row)),) for row in self.methods}
         return (*tables, Table("cost", "Cost", ("seconds a prompt",), rows))
