@@ -18,7 +18,7 @@ from attnflow.evaluation.faithfulness import Curves, Faithfulness
 from attnflow.evaluation.importance import Importance, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.metrics import kendall, spearman
-from attnflow.evaluation.results import RANDOM, Record
+from attnflow.evaluation.records import RANDOM, Record
 from attnflow.hosts.capture import capture
 from attnflow.methods import Flow, Method, Requirements, quiet_about_limits
 from attnflow.progress import Progress, ProgressCallback, tell

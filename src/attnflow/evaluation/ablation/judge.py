@@ -26,7 +26,7 @@ from attnflow.evaluation.ablation.rankings import CompletionCase, Ranking
 from attnflow.evaluation.ablation.regression import random_ablations
 from attnflow.evaluation.ablation.sources import Sources, prompt_tokens
 from attnflow.evaluation.metrics import area
-from attnflow.evaluation.results import Record
+from attnflow.evaluation.records import Record
 from attnflow.generation.prompts import encode_prompts
 from attnflow.generation.request import completion_ids
 from attnflow.hosts.facts import ModelFacts

@@ -42,12 +42,30 @@ from attnflow.tokens.units import Level, check_level
 
 __all__ = [
     "AblationRegression",
+    "AblationTask",
     "LeaveOneOut",
     "MeasuredMethod",
 ]
 
 Floats = NDArray[np.float64]
 _WHOLE_MODEL = 0  # the number of the one layer
+
+
+@dataclass(frozen=True, eq=False)
+class AblationTask:
+    """What a method measures: which tokens of a completion, on which sources.
+
+    columns: the completion's tokens that are explained, by number from 0.
+    """
+
+    ablation: CompletionAblation
+    sources: Sources
+    columns: tuple[int, ...]
+    progress: ProgressCallback | None = None
+
+    def targets(self, *, joint: bool) -> list[list[int]]:
+        """The tokens of each row of a result: all in one, or each alone."""
+        return [list(self.columns)] if joint else [[column] for column in self.columns]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +165,7 @@ class MeasuredMethod(ABC):
         else:
             texts = tuple(completion[k] for k in columns)
             targets = Tokens(texts, tuple(start + k for k in columns))
-        values, passes = self._values(ablation, sources, columns, progress)
+        values, passes = self._values(AblationTask(ablation, sources, tuple(columns), progress))
         dtype = str(next(ablation.model.parameters()).dtype).removeprefix("torch.")
         return Attribution(
             values=values[None],
@@ -164,24 +182,13 @@ class MeasuredMethod(ABC):
         )
 
     @abstractmethod
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        columns: Sequence[int],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
         """(targets, sources), and how many passes it took."""
 
-    def _responses(
-        self,
-        ablation: CompletionAblation,
-        sets: Sequence[Sequence[int]],
-        columns: Sequence[int],
-        progress: ProgressCallback | None,
-    ) -> Floats:
-        """(sets, targets)."""
-        log_probs = ablation.token_log_probs(sets, progress=progress)[:, list(columns)]
+    def _responses(self, task: AblationTask, sets: Sequence[Sequence[int]]) -> Floats:
+        """(sets, targets): what is measured with each set of positions taken away."""
+        log_probs = task.ablation.token_log_probs(sets, progress=task.progress)
+        log_probs = log_probs[:, list(task.columns)]
         if self.joint:
             log_probs = log_probs.sum(axis=1, keepdims=True)
         return log_odds(log_probs) if self.score == "log-odds" else log_probs
@@ -208,15 +215,9 @@ class LeaveOneOut(MeasuredMethod):
 
     name: ClassVar[str] = "leave-one-out"
 
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        columns: Sequence[int],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
-        sets = [(), *sources.positions]
-        responses = self._responses(ablation, sets, columns, progress)
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
+        sets = [(), *task.sources.positions]
+        responses = self._responses(task, sets)
         return np.ascontiguousarray((responses[0] - responses[1:]).T), len(sets)
 
 
@@ -253,15 +254,10 @@ class AblationRegression(MeasuredMethod):
                 "penalty of at least 0."
             )
 
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        columns: Sequence[int],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
-        choice = random_ablations(self.samples, len(sources), hidden=self.hidden, seed=self.seed)
-        responses = self._responses(ablation, sources.hidden(choice), columns, progress)
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
+        count = len(task.sources)
+        choice = random_ablations(self.samples, count, hidden=self.hidden, seed=self.seed)
+        responses = self._responses(task, task.sources.hidden(choice))
         visible = (~choice).astype(np.float64)
         return np.stack([lasso(visible, y, alpha=self.alpha) for y in responses.T]), len(choice)
 

@@ -18,7 +18,7 @@ from attnflow.evaluation.ablation.rankings import RANDOM, Ranking, named_ranking
 from attnflow.evaluation.ablation.results import CompletionEvaluation
 from attnflow.evaluation.fingerprint import digest_of, digest_of_tokenizer, digest_of_weights
 from attnflow.evaluation.journal import Journal
-from attnflow.evaluation.results import Record
+from attnflow.evaluation.records import Record
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_language_model
 from attnflow.hosts.transformers.generate import checked_generator
