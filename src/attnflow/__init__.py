@@ -108,9 +108,12 @@ __all__ = [
 _SUBMODULES = {
     **{
         name: f"attnflow.{name}"
-        for name in ("errors", "evaluation", "experiments", "generation", "hosts", "maxflow")
+        for name in (
+            *("attribution", "errors", "evaluation", "experiments", "generation", "graph", "hosts"),
+            *("maxflow", "methods", "models", "progress", "show", "storage", "testing", "tokens"),
+            "trace",
+        )
     },
-    **{name: f"attnflow.{name}" for name in ("methods", "models", "show", "testing", "tokens")},
     "plots": "attnflow.show.plots",
 }
 
