@@ -51,10 +51,10 @@ class Visibility(MeasuredMethod):
         self,
         ablation: CompletionAblation,
         sources: Sources,
-        columns: Sequence[int],
+        groups: Sequence[Sequence[int]],
         progress: ProgressCallback | None,
     ) -> tuple[Floats, int]:
-        targets = _targets(columns, self.joint)
+        targets = [list(group) for group in groups]
         rows = []
         for number, target in enumerate(targets):
             rows.append(_visibility(ablation, sources, target, self.steps))
@@ -91,10 +91,10 @@ class Careful(MeasuredMethod):
         self,
         ablation: CompletionAblation,
         sources: Sources,
-        columns: Sequence[int],
+        groups: Sequence[Sequence[int]],
         progress: ProgressCallback | None,
     ) -> tuple[Floats, int]:
-        targets = _targets(columns, self.joint)
+        targets = [list(group) for group in groups]
         attention = _gradient_attention(ablation, sources, targets)
         rows = []
         for number, target in enumerate(targets):
@@ -118,10 +118,6 @@ class Careful(MeasuredMethod):
         values = unit * predicted
         values[best] = (values[best] + lost) / 2
         return values
-
-
-def _targets(columns: Sequence[int], joint: bool) -> list[list[int]]:
-    return [list(columns)] if joint else [[column] for column in columns]
 
 
 def _shares(values: Floats) -> Floats:

@@ -32,18 +32,20 @@ from attnflow.evaluation.ablation.sources import (
     content_spans,
     prompt_tokens,
 )
-from attnflow.generation.prompts import encode_prompts
+from attnflow.generation.prompts import Prompt, encode_prompts
 from attnflow.generation.request import completion_ids
+from attnflow.generation.targets import CompletionTarget, TargetRef, resolve_targets
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.progress import ProgressCallback
-from attnflow.tokens import TokenRef, Tokens
+from attnflow.tokens import Tokens
 from attnflow.tokens.units import Level, check_level
 
 __all__ = [
     "AblationRegression",
     "LeaveOneOut",
     "MeasuredMethod",
+    "measure_completion",
 ]
 
 Floats = NDArray[np.float64]
@@ -85,7 +87,7 @@ class MeasuredMethod(ABC):
         *,
         tokenizer: Any = None,
         chat: bool = False,
-        targets: Sequence[TokenRef] | TokenRef | None = None,
+        targets: Sequence[TargetRef] | TargetRef | None = None,
         spans: Mapping[str, Span] | None = None,
         blank: int | None = None,
         batch_tokens: int | None = None,
@@ -95,7 +97,8 @@ class MeasuredMethod(ABC):
 
         prompt: a text, a conversation of messages, or prepared inputs with `input_ids`.
         completion: the text as it follows the prompt, with its leading space, or its token ids.
-        targets: only these completion tokens, by number from 0 or by name; default: all.
+        targets: only these parts of the completion: tokens by number from 0 or by name, phrases,
+            slices, or "answer" for all of it as one; default: every token.
         spans: named spans of the prompt as sources, in place of the method's `level`.
         blank: with by="replace", the id of the blank token; default: the tokenizer's.
         """
@@ -122,12 +125,12 @@ class MeasuredMethod(ABC):
             model=model,
             prompt_ids=prompt_ids,
             completion_ids=written,
-            targets=None if targets is None else names.indices_of(targets),
             by=self.by,
             blank=blank_token(tokenizer) if needs_blank else blank,
             batch_tokens=batch_tokens,
         )
-        return self.measure(ablation, sources, names=names, progress=progress)
+        explained = None if targets is None else resolve_targets(names, targets)
+        return self.measure(ablation, sources, names=names, targets=explained, progress=progress)
 
     def measure(
         self,
@@ -135,24 +138,27 @@ class MeasuredMethod(ABC):
         sources: Sources,
         *,
         names: Tokens | None = None,
+        targets: Sequence[CompletionTarget] | None = None,
         progress: ProgressCallback | None = None,
     ) -> Attribution:
         """The same on an ablation that is prepared; `names` are the completion's tokens."""
         written = names or prompt_tokens(None, ablation.completion_ids)[0]
-        columns = list(range(len(written)) if ablation.targets is None else ablation.targets)
-        start = sources.length
+        if targets is None:
+            targets = resolve_targets(written, ablation.targets)
         if self.joint:
+            columns = tuple(dict.fromkeys(k for target in targets for k in target.tokens))
             joined = "".join(written.select(columns).surfaces()).strip() or "completion"
-            targets = Tokens((joined,), (start,))
-        else:
-            texts = tuple(written[k] for k in columns)
-            targets = Tokens(texts, tuple(start + k for k in columns))
-        values, passes = self._values(ablation, sources, columns, progress)
+            targets = [CompletionTarget(joined, columns)]
+        groups = [list(target.tokens) for target in targets]
+        values, passes = self._values(ablation, sources, groups, progress)
         dtype = str(next(ablation.model.parameters()).dtype).removeprefix("torch.")
         return Attribution(
             values=values[None],
             layers=(_WHOLE_MODEL,),
-            targets=targets,
+            targets=Tokens(
+                tuple(target.text for target in targets),
+                tuple(sources.length + target.tokens[0] for target in targets),
+            ),
             sources=sources.tokens,
             method=self,  # type: ignore[arg-type]
             provenance={
@@ -168,22 +174,21 @@ class MeasuredMethod(ABC):
         self,
         ablation: CompletionAblation,
         sources: Sources,
-        columns: Sequence[int],
+        groups: Sequence[Sequence[int]],
         progress: ProgressCallback | None,
     ) -> tuple[Floats, int]:
-        """(targets, sources), and how many passes it took."""
+        """(targets, sources), and how many passes it took; a group is a target's tokens."""
 
     def _responses(
         self,
         ablation: CompletionAblation,
         sets: Sequence[Sequence[int]],
-        columns: Sequence[int],
+        groups: Sequence[Sequence[int]],
         progress: ProgressCallback | None,
     ) -> Floats:
         """(sets, targets)."""
-        log_probs = ablation.token_log_probs(sets, progress=progress)[:, list(columns)]
-        if self.joint:
-            log_probs = log_probs.sum(axis=1, keepdims=True)
+        tokens = ablation.token_log_probs(sets, progress=progress)
+        log_probs = np.stack([tokens[:, list(group)].sum(axis=1) for group in groups], axis=1)
         return log_odds(log_probs) if self.score == "log-odds" else log_probs
 
     def to_dict(self) -> dict[str, Any]:
@@ -212,11 +217,11 @@ class LeaveOneOut(MeasuredMethod):
         self,
         ablation: CompletionAblation,
         sources: Sources,
-        columns: Sequence[int],
+        groups: Sequence[Sequence[int]],
         progress: ProgressCallback | None,
     ) -> tuple[Floats, int]:
         sets = [(), *sources.positions]
-        responses = self._responses(ablation, sets, columns, progress)
+        responses = self._responses(ablation, sets, groups, progress)
         return np.ascontiguousarray((responses[0] - responses[1:]).T), len(sets)
 
 
@@ -257,13 +262,40 @@ class AblationRegression(MeasuredMethod):
         self,
         ablation: CompletionAblation,
         sources: Sources,
-        columns: Sequence[int],
+        groups: Sequence[Sequence[int]],
         progress: ProgressCallback | None,
     ) -> tuple[Floats, int]:
         choice = random_ablations(self.samples, len(sources), hidden=self.hidden, seed=self.seed)
-        responses = self._responses(ablation, sources.hidden(choice), columns, progress)
+        responses = self._responses(ablation, sources.hidden(choice), groups, progress)
         visible = (~choice).astype(np.float64)
         return np.stack([lasso(visible, y, alpha=self.alpha) for y in responses.T]), len(choice)
+
+
+def measure_completion(
+    method: MeasuredMethod,
+    model: Any,
+    prompt: Prompt,
+    ids: Sequence[int],
+    *,
+    tokenizer: Any = None,
+    targets: Sequence[CompletionTarget] | None = None,
+    progress: ProgressCallback | None = None,
+) -> Attribution:
+    """The same on a prompt that is encoded; what a chat template put there is no source."""
+    tokens, special = prompt_tokens(tokenizer, prompt.ids)
+    template = [k for k, is_form in enumerate(prompt.form or ()) if is_form]
+    sources = Sources.of_tokens(
+        tokens,
+        level=method.level if tokenizer is not None or method.level != "word" else "token",
+        special=(*special, *template),
+        exclude_first=not adapter_for(model).facts(model).encoder_decoder,
+    )
+    blank = blank_token(tokenizer) if method.by == "replace" and tokenizer is not None else None
+    ablation = CompletionAblation(
+        model=model, prompt_ids=prompt.ids, completion_ids=ids, by=method.by, blank=blank
+    )
+    names = prompt_tokens(tokenizer, ids)[0]
+    return method.measure(ablation, sources, names=names, targets=targets, progress=progress)
 
 
 def _contents(tokens: Tokens, prompt: Any, chat: bool) -> list[tuple[int, int]] | None:

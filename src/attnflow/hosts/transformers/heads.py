@@ -93,7 +93,8 @@ def _next_word(logits: Tensor, batch: Batch, example: int, names: Names) -> Scor
     decoder = "decoder_input_ids" in batch.inputs
     kept = batch.decoder_kept if decoder else batch.kept
     positions = _positions(kept, example, logits.shape[1])
-    return Scores(logits[example, positions[-1]], len(positions) - 1, names)
+    rows = logits[example] if len(positions) == logits.shape[1] else logits[example, positions]
+    return Scores(rows[-1], len(positions) - 1, names, next_tokens=rows)
 
 
 def _positions(kept: Sequence[Sequence[int]] | None, example: int, length: int) -> list[int]:
