@@ -218,9 +218,9 @@ class Attribution:
             )
         return self.layers.index(layer)
 
-    def _cut(self, where: Any, **changed: Any) -> Attribution:
+    def _cut(self, where: Any, **fields: Any) -> Attribution:
         arrays = {name: array[where] for name, array in self.arrays().items()}
-        return replace(self, **arrays, **changed)
+        return replace(self, **arrays, **fields)
 
     # -- rescaling ----------------------------------------------------------------------------
 
@@ -462,7 +462,7 @@ def _loaded_method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> M
     if isinstance(record["name"], str) and record["name"] not in known:
         raise FileError(
             f"{shorten(str(path))} was made by the method {shorten(record['name'])}, which is not "
-            f"known here.{did_you_mean(record['name'], METHODS)} If it is a method of yours, "
+            f"known here.{did_you_mean(record['name'], sorted(known))} If it is a method of yours, "
             "import the module that registers it (attnflow.methods.METHODS.register) first."
         )
     return method_from_dict(record)

@@ -146,20 +146,9 @@ class Reader:
     ) -> Attribution:
         """The rows of one example as a result."""
         values, elsewhere = cache.rows(example, len(ids))
-        result = Attribution(
-            values=values,
-            layers=cache.layers,
-            targets=self._tokens_after(prompt, ids),
-            sources=self.tokens(prompt),
-            method=method,
-            elsewhere=elsewhere,
-            dependence=cache.dependence(example, len(ids)),
-            provenance={
-                **provenance_of(self.model, cache.dtype),
-                **self._about(prompt, ids),
-                **notes,
-            },
-        )
+        frame = self._frame(prompt, ids, cache.dtype, notes)
+        frame["dependence"] = cache.dependence(example, len(ids))
+        result = Attribution(values, cache.layers, method=method, elsewhere=elsewhere, **frame)
         warn_of_limits(result)
         return self._joined(result, ids)
 
@@ -178,22 +167,21 @@ class Reader:
         if isinstance(method, GradientAttention):
             values, elsewhere = method.without_sink(values, elsewhere, sink)
         dtype = str(self.model.dtype).removeprefix("torch.")
-        result = Attribution(
-            values=values,
-            layers=rows.layers,
-            targets=self._tokens_after(prompt, ids),
-            sources=self.tokens(prompt),
-            method=method,
-            elsewhere=elsewhere,
-            provenance={
-                **provenance_of(self.model, dtype),
-                **self._about(prompt, ids),
-                "sink": sink,
-                LOG_PROBS: rows.log_probs[example, : len(ids)].tolist(),
-                **notes,
-            },
-        )
+        likely = rows.log_probs[example, : len(ids)].tolist()
+        frame = self._frame(prompt, ids, dtype, {"sink": sink, LOG_PROBS: likely, **notes})
+        result = Attribution(values, rows.layers, method=method, elsewhere=elsewhere, **frame)
         return self._joined(result, ids)
+
+    def _frame(
+        self, prompt: list[int], ids: list[int], dtype: str, notes: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The axes of a result, and what it says of the model and the text."""
+        about = {**provenance_of(self.model, dtype), **self._about(prompt, ids), **notes}
+        return {
+            "targets": self._tokens_after(prompt, ids),
+            "sources": self.tokens(prompt),
+            "provenance": about,
+        }
 
     # -- after the fact -----------------------------------------------------------------------
 

@@ -47,5 +47,5 @@ def next_token(
     if scores is None:
         raise ModelError(f"{type(model).__name__} says nothing of what follows this text.")
     row = batch.inputs["input_ids"][0]
-    ids = row.tolist() if batch.kept is None else row[list(batch.kept[0])].tolist()
+    ids = row[list(batch.positions_of(0, len(row)))].tolist()
     return NextToken(ids, scores.choice(answer), scores.prediction())

@@ -43,6 +43,7 @@ from attnflow.tokens.units import Level, check_level
 
 __all__ = [
     "AblationRegression",
+    "AblationTask",
     "LeaveOneOut",
     "MeasuredMethod",
     "measure_completion",
@@ -50,6 +51,19 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 _WHOLE_MODEL = 0  # the number of the one layer
+
+
+@dataclass(frozen=True, eq=False)
+class AblationTask:
+    """What a method measures: which tokens of a completion, on which sources.
+
+    targets: of each row of a result the completion's tokens that it is about, by number from 0.
+    """
+
+    ablation: CompletionAblation
+    sources: Sources
+    targets: tuple[tuple[int, ...], ...]
+    progress: ProgressCallback | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +121,7 @@ class MeasuredMethod(ABC):
             raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
         prompt_ids = encoded.prompts()[0].ids
         facts = adapter_for(model).facts(model)
-        written = completion_ids(tokenizer, completion, facts)
+        completion_row = completion_ids(tokenizer, completion, facts)
         tokens, special = prompt_tokens(tokenizer, prompt_ids)
         if spans is not None:
             sources = Sources.of_spans(tokens, spans)
@@ -119,12 +133,12 @@ class MeasuredMethod(ABC):
                 special=special if tokenizer is not None else (),
                 exclude_first=not facts.encoder_decoder,
             )
-        names = prompt_tokens(tokenizer, written)[0]
+        names = prompt_tokens(tokenizer, completion_row)[0]
         needs_blank = self.by == "replace" and blank is None and tokenizer is not None
         ablation = CompletionAblation(
             model=model,
             prompt_ids=prompt_ids,
-            completion_ids=written,
+            completion_ids=completion_row,
             by=self.by,
             blank=blank_token(tokenizer) if needs_blank else blank,
             batch_tokens=batch_tokens,
@@ -142,15 +156,15 @@ class MeasuredMethod(ABC):
         progress: ProgressCallback | None = None,
     ) -> Attribution:
         """The same on an ablation that is prepared; `names` are the completion's tokens."""
-        written = names or prompt_tokens(None, ablation.completion_ids)[0]
+        completion = names or prompt_tokens(None, ablation.completion_ids)[0]
         if targets is None:
-            targets = resolve_targets(written, ablation.targets)
+            targets = resolve_targets(completion, ablation.targets)
         if self.joint:
             columns = tuple(dict.fromkeys(k for target in targets for k in target.tokens))
-            joined = "".join(written.select(columns).surfaces()).strip() or "completion"
+            joined = "".join(completion.select(columns).surfaces()).strip() or "completion"
             targets = [CompletionTarget(joined, columns)]
-        groups = [list(target.tokens) for target in targets]
-        values, passes = self._values(ablation, sources, groups, progress)
+        rows = tuple(target.tokens for target in targets)
+        values, passes = self._values(AblationTask(ablation, sources, rows, progress))
         dtype = str(next(ablation.model.parameters()).dtype).removeprefix("torch.")
         return Attribution(
             values=values[None],
@@ -170,25 +184,13 @@ class MeasuredMethod(ABC):
         )
 
     @abstractmethod
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        groups: Sequence[Sequence[int]],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
-        """(targets, sources), and how many passes it took; a group is a target's tokens."""
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
+        """(targets, sources), and how many passes it took."""
 
-    def _responses(
-        self,
-        ablation: CompletionAblation,
-        sets: Sequence[Sequence[int]],
-        groups: Sequence[Sequence[int]],
-        progress: ProgressCallback | None,
-    ) -> Floats:
-        """(sets, targets)."""
-        tokens = ablation.token_log_probs(sets, progress=progress)
-        log_probs = np.stack([tokens[:, list(group)].sum(axis=1) for group in groups], axis=1)
+    def _responses(self, task: AblationTask, sets: Sequence[Sequence[int]]) -> Floats:
+        """(sets, targets): what is measured with each set of positions taken away."""
+        tokens = task.ablation.token_log_probs(sets, progress=task.progress)
+        log_probs = np.stack([tokens[:, list(row)].sum(axis=1) for row in task.targets], axis=1)
         return log_odds(log_probs) if self.score == "log-odds" else log_probs
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,15 +215,9 @@ class LeaveOneOut(MeasuredMethod):
 
     name: ClassVar[str] = "leave-one-out"
 
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        groups: Sequence[Sequence[int]],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
-        sets = [(), *sources.positions]
-        responses = self._responses(ablation, sets, groups, progress)
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
+        sets = [(), *task.sources.positions]
+        responses = self._responses(task, sets)
         return np.ascontiguousarray((responses[0] - responses[1:]).T), len(sets)
 
 
@@ -258,15 +254,10 @@ class AblationRegression(MeasuredMethod):
                 "penalty of at least 0."
             )
 
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        groups: Sequence[Sequence[int]],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
-        choice = random_ablations(self.samples, len(sources), hidden=self.hidden, seed=self.seed)
-        responses = self._responses(ablation, sources.hidden(choice), groups, progress)
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
+        count = len(task.sources)
+        choice = random_ablations(self.samples, count, hidden=self.hidden, seed=self.seed)
+        responses = self._responses(task, task.sources.hidden(choice))
         visible = (~choice).astype(np.float64)
         return np.stack([lasso(visible, y, alpha=self.alpha) for y in responses.T]), len(choice)
 
