@@ -35,6 +35,7 @@ def test_the_public_names() -> None:
         "evaluate_methods",
         "capture",
         "capture_batch",
+        "Confirmation",
         "Tokens",
         "Prediction",
         "AttnflowError",

@@ -16,7 +16,7 @@ from attnflow.methods import Method
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
-__all__ = ["apply_method"]
+__all__ = ["apply_method", "join_targets"]
 
 
 def apply_method(
@@ -53,7 +53,7 @@ def apply_method(
     results = [
         method(trace, targets=[row], layers=layers) for row, trace in zip(rows, traces, strict=True)
     ]
-    return _joined(results, tokens.select(rows))
+    return join_targets(results, tokens.select(rows))
 
 
 def _positions(targets: Sequence[TokenRef] | TokenRef | None, tokens: Tokens) -> list[int]:
@@ -63,7 +63,7 @@ def _positions(targets: Sequence[TokenRef] | TokenRef | None, tokens: Tokens) ->
     return [tokens.index_of(ref) for ref in refs]
 
 
-def _joined(results: Sequence[Attribution], targets: Tokens) -> Attribution:
+def join_targets(results: Sequence[Attribution], targets: Tokens) -> Attribution:
     """Results of single targets as one result; each has a prediction of its own, so it has none."""
     arrays: dict[str, Any] = {}
     for name in ("values", "lower", "upper", "saturated", "elsewhere", "dependence"):

@@ -34,13 +34,14 @@ from attnflow.hosts.transformers.facts import facts_of, is_encoder_decoder
 from attnflow.hosts.transformers.heads import read_scores
 from attnflow.hosts.transformers.images import name_patches
 from attnflow.hosts.transformers.row_gradients import (
+    NO_CONTRAST,
     PredictingRows,
     gradient_rows,
     rows_are_exact,
 )
 from attnflow.hosts.transformers.texts import decoder_inputs, tokenize, tokens_of, words_of
 from attnflow.tokens import Tokens
-from attnflow.trace.extras import MEASURES
+from attnflow.trace.extras import MEASURES, ScoreName
 
 __all__ = ["TransformersAdapter"]
 
@@ -207,16 +208,26 @@ class TransformersAdapter(Adapter):
             and rows_are_exact(host, self.expected_layers(model))
         )
 
-    def gradient_rows(self, model: nn.Module, batch: Batch, choices: Sequence[int]) -> Tensor:
+    def gradient_rows(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        choices: Sequence[int],
+        contrasts: Sequence[int | None],
+        score: ScoreName,
+    ) -> Tensor:
         """Each position is explained by the token that follows it, the last one by its choice."""
         ids = batch.inputs["input_ids"]
         mask = batch.inputs.get("attention_mask", torch.ones_like(ids))
         tokens = torch.cat([ids[:, 1:], ids[:, :1]], dim=1)
-        for example, choice in enumerate(choices):
+        others = torch.full_like(tokens, NO_CONTRAST)
+        for example, (choice, contrast) in enumerate(zip(choices, contrasts, strict=True)):
             last = batch.positions_of(example, ids.shape[1])[-1]
             tokens[example, last] = choice
-        rows = PredictingRows(ids, mask, first=0, tokens=tokens, explained=mask.float())
-        return gradient_rows(cast(PreTrainedModel, model), rows).values
+            others[example, last] = NO_CONTRAST if contrast is None else contrast
+        explained = mask.float()
+        rows = PredictingRows(ids, mask, 0, tokens, explained=explained, contrasts=others)
+        return gradient_rows(cast(PreTrainedModel, model), rows, score).values
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

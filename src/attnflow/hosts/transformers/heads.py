@@ -92,7 +92,8 @@ def _masked_word(
 def _next_word(logits: Tensor, batch: Batch, example: int, names: Names) -> Scores:
     decoder = "decoder_input_ids" in batch.inputs
     positions = batch.positions_of(example, logits.shape[1], decoder=decoder)
-    return Scores(logits[example, positions[-1]], len(positions) - 1, names)
+    rows = logits[example, list(positions)] if len(positions) < logits.shape[1] else logits[example]
+    return Scores(rows[-1], len(positions) - 1, names, next_tokens=rows)
 
 
 def _class_names(names: Any, ids: Sequence[int]) -> list[str]:
