@@ -210,7 +210,7 @@ class Attribution:
     def _layer_index(self, number: int) -> int:
         layer = whole_number(number)
         if layer == -1:
-            return len(self.layers) - 1
+            return self.layers.index(max(self.layers))  # whatever order they were asked for in
         if layer is None or layer not in self.layers:
             raise InputError(
                 f"There is no layer {shorten(number)} in this result; it has "
@@ -312,12 +312,14 @@ class Attribution:
         remarks = [f"the model says {self.prediction}"] if self.prediction else []
         if self.confirmation is not None:
             remarks.append(str(self.confirmation))
-        if self.saturated is not None and self.saturated[-1].any():
-            share, layer = self.saturated[-1].mean(), self.layers[-1]
-            remarks.append(f"{share:.0%} at layer {layer} are saturated: the same for any target")
-        if self.layers[-1] in self.collapsed:
+        highest = max(self.layers)
+        saturated = None if self.saturated is None else self.saturated[self._layer_index(-1)]
+        if saturated is not None and saturated.any():
+            share = saturated.mean()
+            remarks.append(f"{share:.0%} at layer {highest} are saturated: the same for any target")
+        if highest in self.collapsed:
             remarks.append(
-                f"at layer {self.layers[-1]} the rows have collapsed: they are nearly the same for "
+                f"at layer {highest} the rows have collapsed: they are nearly the same for "
                 "any target"
             )
         return remarks

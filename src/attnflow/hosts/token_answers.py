@@ -39,28 +39,23 @@ def apply_method(
     (6, 4, 4)
     """
     each = adapter_for(model).facts(model).answer == "each"
-    if not each or GRADIENTS not in method.requires.record:
+    record = method.requires.record
+    own_gradient = GRADIENTS in record or (GRADIENT_ATTENTION in record and targets is not None)
+    if not each or not own_gradient:
         trace = capture(model, text, methods=[method], **options)
-        if targets is None and GRADIENT_ATTENTION in method.requires.record and trace.prediction:
+        if targets is None and GRADIENT_ATTENTION in record and trace.prediction:
             targets = trace.prediction.position  # the rows of others answer other questions
         return method(trace, targets=targets, layers=layers)
     tokenizer, decoder_text = options.get("tokenizer"), options.get("decoder_text")
     tokens = capture(
         model, text, tokenizer=tokenizer, decoder_text=decoder_text, heads="mean"
     ).tokens
-    rows = _positions(targets, tokens)
+    rows = tokens.indices_of(targets)
     traces = (capture(model, text, methods=[method], position=row, **options) for row in rows)
     results = [
         method(trace, targets=[row], layers=layers) for row, trace in zip(rows, traces, strict=True)
     ]
     return join_targets(results, tokens.select(rows))
-
-
-def _positions(targets: Sequence[TokenRef] | TokenRef | None, tokens: Tokens) -> list[int]:
-    if targets is None:
-        return list(range(len(tokens)))
-    refs = [targets] if isinstance(targets, (str, int)) else targets
-    return [tokens.index_of(ref) for ref in refs]
 
 
 def join_targets(results: Sequence[Attribution], targets: Tokens) -> Attribution:

@@ -58,8 +58,8 @@ def attribution_table(
         caption = f"sources of {targets[0]!r}"
     else:
         columns, rows = list(sources), list(targets)
-        grid = values[-1]
-        caption = f"targets (rows) × sources (columns), layer {layers[-1]}"
+        grid = values[list(layers).index(max(layers))]
+        caption = f"targets (rows) × sources (columns), layer {max(layers)}"
     row_limit = _SHOWN_SOURCES if len(targets) == 1 else _SHOWN_TARGETS
     body, cut = _body(grid, rows[:row_limit], columns[:_SHOWN_SOURCES])
     notes = [caption, *remarks]
