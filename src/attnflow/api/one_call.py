@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
+from attnflow.api.documents import mark_documents, prompt_with_documents
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, optional_import
 from attnflow.errors.arguments import checked_arguments
@@ -19,6 +20,7 @@ from attnflow.errors.renamed import renamed_arguments
 from attnflow.methods import Method, make_method
 from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef
+from attnflow.tokens.documents import Documents, named_documents
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,16 +59,19 @@ def explain(
         `GradientAttention()` for causal language models, where it agrees best with leaving sources
         out, and `Rollout()` for others.
     targets, layers: only these; a target is a position or a token that occurs once. By default
-        every layer and position; gradient attention explains the position that predicts.
+        every layer, and the position that the model's answer is read from, so that `.top(3)` says
+        what the answer draws on; "all", or a model without an answer: every position.
     words: merge word pieces to words.
     decoder_text: what the decoder of an encoder–decoder has written so far.
     answer: for gradient methods, the class or token to explain, by number or by name; default: the
         model's answer. Where a model answers for each token, each target has its own gradient.
     progress: called with a `Progress` while something that takes long is measured.
 
-    >>> result = explain(None, "the keys to the cabinet", targets="[CLS]", layers=-1)
+    >>> result = explain(None, "the keys to the cabinet")
     >>> result.values.shape  # layers, targets, sources
-    (1, 1, 7)
+    (6, 1, 7)
+    >>> [source.token for source in result.top(2, common=False)]
+    ['keys', '[CLS]']
     """
     applied = None if method is None else make_method(method, options)
     optional_import("torch", extra="models", purpose="Running a model")
@@ -101,6 +106,7 @@ class _Options(TypedDict, total=False):
     sources: Sources
     tokenizer: Any
     chat: bool
+    documents: Documents | None
     seed: int | None
     stream: Callable[[str], None] | None
     generate_kwargs: Mapping[str, Any] | None
@@ -128,6 +134,7 @@ def generate(
     sources: Sources = "prompt",
     tokenizer: Any = None,
     chat: bool = False,
+    documents: Documents | None = None,
     seed: int | None = None,
     stream: Callable[[str], None] | None = None,
     generate_kwargs: Mapping[str, Any] | None = None,
@@ -139,6 +146,8 @@ def generate(
         `attnflow[demo]` is installed.
     prompt: a text, a list of texts (then a list of results), a conversation of messages, or
         prepared inputs. `chat=True` puts a text into the model's chat template.
+    documents: texts that are put before the prompt, ["..."] or {"a.txt": "..."}; the result knows
+        where each stands. `ask` words the question and gives a line for each statement.
     method: None is the measured default, `GradientAttention()`: what each generated token's own
         position attends to, as far as it raises that token's probability (docs/generation.md).
         "rollout" is Deb's tensor; it streams beside the key-value cache. Other methods run once
@@ -169,6 +178,8 @@ def generate(
     from attnflow.generation.writer import Writer
 
     checked_new_tokens(max_new_tokens)
+    listed = () if documents is None else named_documents(documents)
+    prompt = prompt_with_documents(prompt, listed) if listed else prompt
     batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
     check_room(reader.model, reader.facts, batch.length, max_new_tokens)
     results = Writer(reader).write(
@@ -178,6 +189,8 @@ def generate(
         stream=stream,
         options={**options, **(generate_kwargs or {})},
     )
+    if listed:
+        return mark_documents(results[0], listed, reader.tokenizer)
     return results if batch.several else results[0]
 
 

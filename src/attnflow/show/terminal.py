@@ -169,7 +169,7 @@ def completion_table(
     text.append("\n")
     if result.elsewhere is not None and len(result.targets) > 1:
         least, most = float(result.elsewhere.min()), float(result.elsewhere.max())
-        rest = "outside these spans" if "spans" in result.title else "on generated tokens"
+        rest = "outside these spans" if "spans(" in result.recipe else "on generated tokens"
         text.append(f"{rest}: {_signed(least)} to {_signed(most)}\n", style="dim")
     return text
 
