@@ -138,13 +138,13 @@ def test_ask_names_documents_and_confirms(writer: tuple[Any, Any]) -> None:
     assert sum(shares) == pytest.approx(1)
     assert shares == sorted(shares, reverse=True)
     assert str(answer).startswith(answer.text)
-    confirmed = [confirmation.document for confirmation in answer.confirmations]
+    confirmed = [omission.document for omission in answer.omissions]
     assert confirmed == [source.name for source in answer.statements[0].sources[:2]]
-    for confirmation in answer.confirmations:
-        others = {n: t for n, t in TEXTS.items() if n != confirmation.document}
+    for omission in answer.omissions:
+        others = {n: t for n, t in TEXTS.items() if n != omission.document}
         again = attnflow.ask(model, "the keys", others, tokenizer=tokenizer, max_new_tokens=4)
-        assert confirmation.answer == again.text
-        assert confirmation.changed == (again.text.lower() != answer.text.lower())
+        assert omission.answer == again.text
+        assert omission.changed == (again.text.lower() != answer.text.lower())
     record = json.loads(json.dumps(answer.to_dict()))
     assert record["answer"] == answer.text
     assert "a.txt" in answer._repr_html_()

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
     from attnflow.show.page import InteractiveView
 
-__all__ = ["Answer", "Confirmation", "ask"]
+__all__ = ["Answer", "Omission", "ask"]
 
 _CHAT_ENDING = "\nAnswer in a few words."
 _MOST_CONFIRMED = 5  # documents that are left out, one run each
 
 
 @dataclass(frozen=True)
-class Confirmation:
+class Omission:
     """What the model answers when one document is left out.
 
     changed: whether that is another answer. less_likely: how many times less likely the first
     answer is while the document's tokens are hidden from the model.
 
-    >>> print(Confirmation("a.txt", "30 days", changed=True, less_likely=85.0))
+    >>> print(Omission("a.txt", "30 days", changed=True, less_likely=85.0))
     without a.txt: "30 days"; the answer changes (the first one is 85 times less likely)
     """
 
@@ -72,7 +72,7 @@ class Answer:
     question: str
     documents: tuple[Document, ...]
     result: Attribution
-    confirmations: tuple[Confirmation, ...] = ()
+    omissions: tuple[Omission, ...] = ()
 
     @property
     def text(self) -> str:
@@ -87,7 +87,7 @@ class Answer:
     @property
     def lines(self) -> list[str]:
         """A line for each statement, then one for each document that was left out."""
-        return [*map(str, self.statements), *map(str, self.confirmations)]
+        return [*map(str, self.statements), *map(str, self.omissions)]
 
     def __str__(self) -> str:
         return "\n".join([self.text, "", *self.lines])
@@ -98,7 +98,7 @@ class Answer:
             "question": self.question,
             "answer": self.text,
             "statements": [_statement_record(statement) for statement in self.statements],
-            "confirmations": [vars(confirmation) for confirmation in self.confirmations],
+            "omissions": [vars(omission) for omission in self.omissions],
             "result": self.result.to_dict(),
         }
 
@@ -172,8 +172,8 @@ def ask(
     answer = Answer(question, listed, mark_documents(result, listed, tokenizer))
     if not confirm:
         return answer
-    confirmations = _confirm(model, answer, templated, shared)
-    return Answer(question, listed, answer.result, confirmations)
+    omissions = _confirm(model, answer, templated, shared)
+    return Answer(question, listed, answer.result, omissions)
 
 
 def _prompt(question: str, documents: Sequence[Document], chat: bool) -> str:
@@ -205,19 +205,19 @@ def _first_targets(result: Attribution, count: int) -> Attribution:
 
 def _confirm(
     model: Any, answer: Answer, chat: bool, shared: Mapping[str, Any]
-) -> tuple[Confirmation, ...]:
+) -> tuple[Omission, ...]:
     """Each document that is named, left out: the model asked again, and the first answer's odds."""
     names = [source.name for statement in answer.statements for source in statement.sources[:2]]
     named = list(dict.fromkeys(names))[:_MOST_CONFIRMED]
     factors = _less_likely(model, shared["tokenizer"], answer, named)
-    confirmations = []
+    omissions = []
     for name, factor in zip(named, factors, strict=True):
         others = [document for document in answer.documents if document.name != name]
         again = _first_line(generate(model, _prompt(answer.question, others, chat), **shared), chat)
         text = str(again.provenance["completion"]).strip()
         changed = _plain(text) != _plain(answer.text)
-        confirmations.append(Confirmation(name, text, changed, factor))
-    return tuple(confirmations)
+        omissions.append(Omission(name, text, changed, factor))
+    return tuple(omissions)
 
 
 def _less_likely(model: Any, tokenizer: Any, answer: Answer, names: Sequence[str]) -> list[float]:

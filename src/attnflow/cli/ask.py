@@ -101,8 +101,8 @@ def _show(answer: Answer) -> None:
         console.print(Text(str(statement)), soft_wrap=True)
         if statement.sources:
             console.print(Text(f"    {statement.sources[0].text}", style="dim"), soft_wrap=True)
-    for confirmation in answer.confirmations:
-        console.print(Text(str(confirmation)), soft_wrap=True)
+    for omission in answer.omissions:
+        console.print(Text(str(omission)), soft_wrap=True)
     result = answer.result
     console.print()
     console.print(
