@@ -29,6 +29,8 @@ def test_the_public_names() -> None:
         "Alti",
         "ValueZeroingRollout",
         "Method",
+        "ask",
+        "Answer",
         "explain",
         "generate",
         "explain_completion",

@@ -28,6 +28,7 @@ from attnflow.attribution.checks import (
 from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
 from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
+from attnflow.attribution.words import title_in_words
 from attnflow.errors import (
     FileError,
     InputError,
@@ -287,25 +288,23 @@ class Attribution:
 
     @property
     def title(self) -> str:
-        """The method and every step after it: what a figure or a file is headed with."""
+        """The method and every step after it, in words: what a figure or a page is headed with."""
+        return title_in_words(self.method, self.steps)
+
+    @property
+    def recipe(self) -> str:
+        """The same as code, with every option: how to make this result again."""
         return " · ".join([repr(self.method), *self.steps])
 
     def __repr__(self) -> str:
         layers, targets, sources = self.values.shape
         axes = f"{layers} layers × {targets} targets × {sources} sources"
-        return f"<Attribution {axes}, {self.title}>"
+        return f"<Attribution {axes}, {self.recipe}>"
 
     def _repr_html_(self) -> str:
         from attnflow.show import static_html
 
-        return static_html.attribution_table(
-            self.values,
-            layers=self.layers,
-            targets=self.targets,
-            sources=self.sources,
-            title=self.title,
-            remarks=self._remarks(),
-        )
+        return static_html.result_html(self)
 
     def _remarks(self) -> list[str]:
         """What a reader of the highest layer should know beside the numbers."""

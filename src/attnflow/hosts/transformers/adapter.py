@@ -327,8 +327,9 @@ def _check_classifier(
             "model.config.pad_token_id, or capture one text at a time."
         )
     if facts.decoder_reads_input:
-        ends = (ids == facts.end_token).sum(dim=1).tolist()
-        if facts.end_token is None or len(set(ends)) > 1 or not ends[0]:
+        end = -1 if facts.end_token is None else facts.end_token
+        ends = ids.eq(end).sum(dim=1).tolist()
+        if len(set(ends)) > 1 or not ends[0]:
             raise TokensError(
                 f"{name} reads its class at the end token of its input "
                 f"({facts.end_token}), of which every text needs as many; got {ends}. Tokenize "

@@ -50,10 +50,10 @@ def _class_position(batch: Batch, example: int, facts: ModelFacts) -> int:
     if facts.answer != "last" or ids is None:
         return 0
     row = ids[example]
-    if facts.decoder_reads_input:
-        words = row == facts.end_token
+    if facts.decoder_reads_input and facts.end_token is not None:
+        words = row.eq(facts.end_token)
     else:
-        words = row == row if facts.pad_token is None else row != facts.pad_token
+        words = torch.ones_like(row) if facts.pad_token is None else row.ne(facts.pad_token)
     tokens = torch.nonzero(words)[:, 0].tolist()
     last = tokens[-1] if tokens else len(row) - 1
     positions = batch.positions_of(example, len(row))
