@@ -31,10 +31,11 @@ class Comparison:
 
     results: tuple[Attribution, ...]
     graph: LayeredGraph | None = None
+    trace: AttentionTrace | None = None
 
     def view(self, *, title: str | None = None, image: Any = None) -> View:
         """The document the viewer shows."""
-        return view(self.results, title=title, graph=self.graph, image=image)
+        return view(self.results, title=title, graph=self.graph, image=image, trace=self.trace)
 
 
 def usual_methods(length: int) -> tuple[Method, ...]:
@@ -76,7 +77,7 @@ def compare(
     )
     applied = usual_methods(trace.length) if methods is None else tuple(methods)
     results = tuple(_apply(method, trace, progress) for method in applied)
-    return Comparison(results, _graph(trace, applied, results[0]))
+    return Comparison(results, _graph(trace, applied, results[0]), trace)
 
 
 def continued(
