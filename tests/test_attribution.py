@@ -45,6 +45,20 @@ def test_row_and_layer_are_the_right_ones() -> None:
         FLOW.row("x")
 
 
+def test_the_highest_layer_is_the_highest_in_any_order() -> None:
+    """layer(-1) was the one asked for last."""
+    every = Rollout()(TRACE)
+    turned = Rollout()(TRACE, layers=[3, 1])
+    assert turned.layers == (3, 1)
+    assert turned.layer(-1).layers == (3,)
+    np.testing.assert_array_equal(turned.layer(-1).values, every.layer(3).values)
+    assert turned.top(target=2) == every.top(target=2)
+    assert "layer 3" in turned._repr_html_()
+    marks = np.zeros((2, 5, 5), dtype=np.bool_)
+    marks[0] = True
+    assert any("100% at layer 3" in one for one in replace(turned, saturated=marks)._remarks())
+
+
 def test_top() -> None:
     best = FLOW.top(2, target="t1")
     order = np.argsort(-FLOW.values[-1, 1])

@@ -73,6 +73,7 @@ _HOME = {
     "evaluate_methods": "evaluation",
     "capture": "hosts.capture",
     "capture_batch": "hosts.capture",
+    "Confirmation": "attribution",
     "Tokens": "tokens",
     "Prediction": "trace",
     "AttnflowError": "errors",
@@ -101,6 +102,7 @@ __all__ = [
     "evaluate_methods",
     "capture",
     "capture_batch",
+    "Confirmation",
     "Tokens",
     "Prediction",
     "AttnflowError",
@@ -113,9 +115,12 @@ __all__ = [
 _SUBMODULES = {
     **{
         name: f"attnflow.{name}"
-        for name in ("errors", "evaluation", "experiments", "generation", "hosts", "maxflow")
+        for name in (
+            *("attribution", "errors", "evaluation", "experiments", "generation", "graph", "hosts"),
+            *("maxflow", "methods", "models", "progress", "show", "storage", "testing", "tokens"),
+            "trace",
+        )
     },
-    **{name: f"attnflow.{name}" for name in ("methods", "models", "show", "testing", "tokens")},
     "plots": "attnflow.show.plots",
 }
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnflow.api.completions import generate
 from attnflow.api.documents import mark_documents
-from attnflow.api.one_call import generate
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import Statement, statements_of
 from attnflow.errors import InputError, optional_import, shorten

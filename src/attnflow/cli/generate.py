@@ -12,16 +12,20 @@ from rich.markup import escape
 from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import Span
 from attnflow.cli.options import (
+    CarefulOption,
     ChatOption,
+    ConfirmOption,
     JsonOption,
     MaxNewTokensOption,
     MethodOption,
     ModelOption,
     OptionOption,
     OutputOption,
+    RatherThanOption,
     SamplingSeedOption,
     check_text,
-    parse_method,
+    parse_completion_method,
+    parse_span,
     parse_target,
     prepare_models,
 )
@@ -46,6 +50,19 @@ def generate(
             help="Show this generated token (its text, or its position) at every layer.",
         ),
     ] = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--targets",
+            "--target",
+            metavar="TOKEN|PHRASE|START:END|answer",
+            help="Explain only this part of what is written: a token's number or text, a phrase, "
+            "or 'answer' for all of it as one; repeatable.",
+        ),
+    ] = None,
+    rather_than: RatherThanOption = None,
+    careful: CarefulOption = False,
+    confirm: ConfirmOption = True,
     method: MethodOption = None,
     option: OptionOption = None,
     baseline: Annotated[
@@ -91,7 +108,7 @@ def generate(
     _check_numbers(top, temperature, seed)
     if option and method is None:
         raise InputError("--option is for a method you name; add --method rollout.")
-    applied = None if method is None else parse_method(method, option)
+    applied = None if method is None else parse_completion_method(method, option)
     subtracted = _baseline(baseline)
     spans = dict(map(_parse_span, span or []))
     if output is not None:
@@ -106,6 +123,10 @@ def generate(
         prompt,
         max_new_tokens=max_new_tokens,
         method=applied,
+        careful=careful,
+        targets=None if targets is None else [parse_span(target) for target in targets],
+        contrast=rather_than,
+        confirm=confirm,
         baseline=cast("Any", subtracted),
         chat=chat,
         seed=seed,
@@ -167,6 +188,8 @@ def _show(
         console.print(terminal.layers_table([strongest], names=names, console=console))
     one = _one_layer(result, layer)
     console.print(terminal.completion_table(one, k=top, words=words, hide=hide, console=console))
+    if result.confirmation is not None:
+        console.print(escape(str(result.confirmation)), soft_wrap=True)
 
 
 def _one_layer(result: Attribution, layer: str) -> Attribution:

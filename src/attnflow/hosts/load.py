@@ -42,7 +42,11 @@ _LINE = 300  # characters of the library's own message
 
 
 class Loaded(NamedTuple):
-    """A model ready to run, and what turns text into its inputs."""
+    """A model ready to run, and what turns text into its inputs.
+
+    >>> Loaded(nn.Linear(2, 2), tokenizer=None).model
+    Linear(in_features=2, out_features=2, bias=True)
+    """
 
     model: nn.Module
     tokenizer: Any
@@ -67,7 +71,12 @@ def load_model(name: str | os.PathLike[str] | None, *, needs_tokenizer: bool = T
 def resolve_model(
     model: nn.Module | str | os.PathLike[str] | None, tokenizer: Any = None
 ) -> Loaded:
-    """A loaded model as it is; a name, a path or None loaded. A tokenizer of one's own wins."""
+    """A loaded model as it is; a name, a path or None loaded. A tokenizer of one's own wins.
+
+    >>> model = nn.Linear(2, 2)
+    >>> resolve_model(model).model is model, type(resolve_model(None).model).__name__
+    (True, 'VerbNumberModel')
+    """
     if model is None or isinstance(model, (str, os.PathLike)):
         loaded = load_model(model, needs_tokenizer=tokenizer is None)
         return Loaded(loaded.model, tokenizer or loaded.tokenizer)
@@ -75,14 +84,23 @@ def resolve_model(
 
 
 def load_language_model(name: str | os.PathLike[str] | None) -> Loaded:
-    """A model that generates: SmolLM2 for None, otherwise a Hugging Face name or a local folder."""
+    """A model that generates: SmolLM2 for None, otherwise a Hugging Face name or a local folder.
+
+    >>> load_language_model("./my-model")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    attnflow.errors.ModelError: There is no folder './my-model'. A path must lead to a model's ...
+    """
     if name is None:
         return _smollm2()
     return _shipped(name) or _pretrained(os.fspath(name), needs_tokenizer=True)
 
 
 def quiet_hosts() -> None:
-    """Host libraries log and draw progress bars for their own users; ours asked for an answer."""
+    """Host libraries log and draw progress bars for their own users; ours asked for an answer.
+
+    >>> quiet_hosts()  # transformers says nothing below an error from here on
+    """
     try:
         from transformers.utils import logging
     except ImportError:
@@ -92,7 +110,11 @@ def quiet_hosts() -> None:
 
 
 def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
-    """Something the model can run on: the text; noise as an image, as sound, or as token ids."""
+    """Something the model can run on: the text; noise as an image, as sound, or as token ids.
+
+    >>> example_inputs(load_model(None), "the key")
+    'the key'
+    """
     config: Any = getattr(loaded.model, "config", None)
     noise = torch.Generator().manual_seed(0)
     if hasattr(config, "num_mel_bins"):

@@ -76,6 +76,9 @@ def embedded_json(document: Mapping[str, Any]) -> str:
 class InteractiveView:
     """A page for a notebook: displayed as the viewer in a frame of its own, with the static form
     below it for places that strip scripts.
+
+    >>> InteractiveView("<p>the viewer</p>", static="<p>a table</p>")._repr_html_()[:30]
+    '<iframe sandbox="allow-scripts'
     """
 
     html: str
