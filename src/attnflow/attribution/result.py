@@ -7,9 +7,11 @@ tells the way it was made; choosing (`row`, `layer`) shows in the axes.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -401,7 +403,9 @@ class Attribution:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote; it is checked as a new result is."""
+        """Read what `save` wrote, or the first result of a page's JSON; both are checked."""
+        if (page := _page_result(path)) is not None:
+            return page  # type: ignore[return-value]
         header, arrays = storage.read(path, "Attribution")
         with storage.unpacking(path):
             return cls(
@@ -437,6 +441,20 @@ class Attribution:
             "provenance": dict(self.provenance),
             "confirmation": self.confirmation.to_dict() if self.confirmation else None,
         }
+
+
+def _page_result(path: str | os.PathLike[str]) -> Attribution | None:
+    """The first result of a view document, the JSON that the page hands out; None for any other."""
+    file = Path(path)
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    with file.open("rb") as content:
+        if b'"attnflow-view"' not in content.read(200):
+            return None
+    from attnflow.show.view import results_of
+
+    with storage.unpacking(path):
+        return results_of(json.loads(file.read_bytes()))[0]
 
 
 def _loaded_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
