@@ -118,7 +118,7 @@ def _sentences(result: Attribution, rows: Sequence[int]) -> list[str]:
 def _reading(result: Attribution, rows: Sequence[int]) -> list[str]:
     """The shaded text or the image, the legend, and the numbers folded away."""
     shown = rows if result.prediction is None else _predicting(result, rows)
-    about = f"{result.title}, {place_of(result.layers[-1])}. {_UNITS[unit_of(result)]}"
+    about = f"{result.title}, {place_of(max(result.layers))}. {_UNITS[unit_of(result)]}"
     parts = []
     if result.sources.grid is not None:
         parts.append(_map(result, shown[0]))
@@ -189,7 +189,7 @@ def _map(result: Attribution, row: int) -> str:
     """What one target draws on over the patches of an image, as a picture of its own."""
     grid = result.sources.grid
     assert grid is not None  # the caller has looked
-    patches: NDArray[np.float64] = result.values[-1, row, grid.prefix :]
+    patches: NDArray[np.float64] = result.layer(-1).values[0, row, grid.prefix :]
     shares = patches.reshape(grid.rows, grid.columns) / (float(np.abs(patches).max()) or 1.0)
     small = enlarge(np.maximum(shares, 0.0), grid.rows * 12, grid.columns * 12)
     pixels = 255 + (np.array(_DEEP) - 255) * small[..., None]
