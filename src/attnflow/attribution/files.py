@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
+from attnflow.attribution.confirmation import Confirmation
 from attnflow.errors import FileError, InputError, did_you_mean, optional_import, shorten
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
@@ -37,6 +38,7 @@ def header_of(result: Attribution) -> dict[str, Any]:
         "prediction": result.prediction.to_dict() if result.prediction else None,
         "steps": list(result.steps),
         "provenance": dict(result.provenance),
+        "confirmation": result.confirmation.to_dict() if result.confirmation else None,
     }
 
 
@@ -54,7 +56,14 @@ def fields_of(
         "prediction": None if prediction is None else Prediction.from_dict(prediction),
         "steps": header["steps"],
         "provenance": header["provenance"],
+        "confirmation": _confirmation(header),
     }
+
+
+def _confirmation(header: Mapping[str, Any]) -> Confirmation | None:
+    """Files of 0.1.0 have none."""
+    record = header.get("confirmation")
+    return None if record is None else Confirmation.from_dict(record)
 
 
 def _arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -69,12 +78,13 @@ def _arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
-    from attnflow.methods import METHODS, method_from_dict
+    from attnflow.methods import MEASURED_METHODS, METHODS, method_from_dict
 
-    if isinstance(record["name"], str) and record["name"] not in METHODS:
+    known = {*METHODS, *MEASURED_METHODS}
+    if isinstance(record["name"], str) and record["name"] not in known:
         raise FileError(
             f"{shorten(str(path))} was made by the method {shorten(record['name'])}, which is not "
-            f"known here.{did_you_mean(record['name'], METHODS)} If it is a method of yours, "
+            f"known here.{did_you_mean(record['name'], sorted(known))} If it is a method of yours, "
             "import the module that registers it (attnflow.methods.METHODS.register) first."
         )
     return method_from_dict(record)

@@ -75,7 +75,8 @@ class Scores:
     `logits` has one score for each choice. `position` counts the positions that are no padding;
     that of an encoder–decoder counts the decoder's. `names` turns choices into what people call
     them. `exclusive`: one choice is right (softmax), or any number of them (sigmoid). `each`,
-    (positions, choices), are the scores of all positions where each has an answer of its own.
+    (positions, choices), are the scores of all positions where each has an answer of its own;
+    `next_tokens`, of the same shape, those of a language model for what follows each position.
 
     >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, lambda ids: [("no", "yes")[k] for k in ids])
     >>> print(scores.prediction())
@@ -87,6 +88,7 @@ class Scores:
     names: Callable[[Sequence[int]], list[str]]
     exclusive: bool = True
     each: Tensor | None = None
+    next_tokens: Tensor | None = None
 
     def at(self, position: int) -> Scores:
         """The scores that another position's answer is read from."""
@@ -141,6 +143,19 @@ class Scores:
             return logits[choice]
         shares = logits.log_softmax(dim=-1) if self.exclusive else functional.logsigmoid(logits)
         return shares[choice]
+
+    def label(self, choice: int) -> str:
+        """What people call a choice."""
+        return self.names([choice])[0]
+
+    def contrast(self, choice: int, other: int, name: ScoreName) -> Tensor:
+        """How much more one choice is said than another: the difference of their scores.
+
+        >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, list)
+        >>> float(scores.contrast(1, 0, "log-prob"))
+        2.0
+        """
+        return self.score(choice, name) - self.score(other, name)
 
     def prediction(self) -> Prediction:
         """The most probable choice, and the next ones."""
@@ -283,10 +298,18 @@ class Adapter(ABC):
         """Whether every position has an answer of its own whose gradient `gradient_rows` gives."""
         return False
 
-    def gradient_rows(self, model: nn.Module, batch: Batch, choices: Sequence[int]) -> Tensor:
+    def gradient_rows(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        choices: Sequence[int],
+        contrasts: Sequence[int | None],
+        score: ScoreName,
+    ) -> Tensor:
         """`(layers, batch, n, n)`: gradient attention of the token that follows each position.
 
-        `choices` are what the last position of each example is explained by.
+        `choices` are what the last position of each example is explained by, `contrasts` what
+        they are held against there.
         """
         raise UnsupportedModelError(f"{type(model).__name__} has no row for each answer.")
 

@@ -55,13 +55,17 @@ class Loaded(NamedTuple):
 def load_model(name: str | os.PathLike[str] | None, *, needs_tokenizer: bool = True) -> Loaded:
     """The embedded default for None, otherwise a Hugging Face name, a folder or a GGUF file.
 
+    "smollm2" and "verb-number" are the models that come with attnflow.
+
     Without `needs_tokenizer` a model whose tokenizer cannot be loaded comes with None.
 
     >>> model, tokenizer = load_model(None)
     >>> type(model).__name__
     'VerbNumberModel'
     """
-    return _embedded() if name is None else _pretrained(os.fspath(name), needs_tokenizer)
+    if name is None:
+        return _embedded()
+    return _shipped(name) or _pretrained(os.fspath(name), needs_tokenizer)
 
 
 def resolve_model(
@@ -87,7 +91,9 @@ def load_language_model(name: str | os.PathLike[str] | None) -> Loaded:
         ...
     attnflow.errors.ModelError: There is no folder './my-model'. A path must lead to a model's ...
     """
-    return _smollm2() if name is None else _pretrained(os.fspath(name), needs_tokenizer=True)
+    if name is None:
+        return _smollm2()
+    return _shipped(name) or _pretrained(os.fspath(name), needs_tokenizer=True)
 
 
 def quiet_hosts() -> None:
@@ -124,6 +130,13 @@ def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
         ids = torch.randint(1, int(config.vocab_size), (1, 8), generator=noise)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     return text
+
+
+def _shipped(name: str | os.PathLike[str]) -> Loaded | None:
+    """A model that comes with attnflow, by its short name; a folder of that name goes before."""
+    names = {"smollm2": _smollm2, "verb-number": _embedded}
+    load = names.get(os.fspath(name).lower())
+    return None if load is None or Path(name).is_dir() else load()
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,11 @@
      "targets", "sources": {"texts", "positions"},
      "start":   the index of the target to open with,
      "results": [{"name", "title", "layers", "values", "saturated", "elsewhere", "gap",
-                 "remarks"}, ...]; remarks are sentences a reader should know of,
+                 "remarks", "confirmation"}, ...]; remarks are sentences a reader should know of;
+                 confirmation is what the answer loses without its strongest sources, or null:
+                 {"sources", "indices", "targets", "log_prob", "log_prob_without",
+                 "probability", "probability_without", "share", "by", "sentence"}, where indices
+                 are those of each source's tokens on the axis of sources,
      "graph":   {"layers", "length", "unit", "capacities"} or null,
      "image":   {"picture", "rows", "columns", "prefix", "height", "width"} or null}
 
@@ -212,13 +216,36 @@ def _result(result: Attribution) -> dict[str, Any]:
         "elsewhere": None if result.elsewhere is None else _text(result.elsewhere, np.float32),
         "gap": gap,
         "remarks": _remarks(result),
+        "confirmation": _confirmation(result),
     }
 
 
 def _remarks(result: Attribution) -> list[str]:
-    """What a reader should know beside the numbers; the prediction stands in the heading."""
-    prediction = f"the model says {result.prediction}"
-    return [remark for remark in result._remarks() if remark != prediction]
+    """What a reader should know beside the numbers; prediction and confirmation stand apart."""
+    apart = (f"the model says {result.prediction}", str(result.confirmation))
+    return [remark for remark in result._remarks() if remark not in apart]
+
+
+def _confirmation(result: Attribution) -> dict[str, Any] | None:
+    confirmation = result.confirmation
+    if confirmation is None:
+        return None
+    columns = {position: k for k, position in enumerate(result.sources.positions)}
+    return {
+        "sources": list(confirmation.sources),
+        "indices": [
+            [columns[place] for place in places if place in columns]
+            for places in confirmation.positions
+        ],
+        "targets": list(confirmation.targets),
+        "log_prob": confirmation.log_prob,
+        "log_prob_without": confirmation.log_prob_without,
+        "probability": confirmation.probability,
+        "probability_without": confirmation.probability_without,
+        "share": confirmation.share,
+        "by": confirmation.by,
+        "sentence": str(confirmation),
+    }
 
 
 def _dense_layer(values: Numbers) -> dict[str, Any]:
