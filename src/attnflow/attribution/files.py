@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from attnflow.attribution.result import Attribution
     from attnflow.methods import Method
 
-__all__ = ["ARRAYS", "ROW_ARRAYS", "data_frame", "fields_of", "header_of"]
+__all__ = ["ARRAYS", "ROW_ARRAYS", "data_frame", "fields_of", "header_of", "page_result"]
 
 ARRAYS = ("values", "lower", "upper", "saturated")  # layer × target × source
 ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
@@ -88,6 +90,20 @@ def _method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
             "import the module that registers it (attnflow.methods.METHODS.register) first."
         )
     return method_from_dict(record)
+
+
+def page_result(path: str | os.PathLike[str]) -> Attribution | None:
+    """The first result of a view document, the JSON that the page hands out; None for any other."""
+    file = Path(path)
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    with file.open("rb") as content:
+        if b'"attnflow-view"' not in content.read(200):
+            return None
+    from attnflow.show.view import results_of
+
+    with storage.unpacking(path):
+        return results_of(json.loads(file.read_bytes()))[0]
 
 
 def data_frame(result: Attribution) -> pd.DataFrame:

@@ -384,7 +384,9 @@ class Attribution:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote; it is checked as a new result is."""
+        """Read what `save` wrote, or the first result of a page's JSON; both are checked."""
+        if (page := files.page_result(path)) is not None:
+            return page  # type: ignore[return-value]
         header, arrays = storage.read(path, "Attribution")
         with storage.unpacking(path):
             return cls(**files.fields_of(path, header, arrays))

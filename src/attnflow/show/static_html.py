@@ -118,7 +118,7 @@ def _sentences(result: Attribution, rows: Sequence[int]) -> list[str]:
 def _reading(result: Attribution, rows: Sequence[int]) -> list[str]:
     """The shaded text or the image, the legend, and the numbers folded away."""
     rows_to_show = rows if result.prediction is None else _predicting(result, rows)
-    about = f"{result.title}, {place_of(result.layers[-1])}. {_UNITS[unit_of(result)]}"
+    about = f"{result.title}, {place_of(max(result.layers))}. {_UNITS[unit_of(result)]}"
     parts = []
     if result.sources.grid is not None:
         parts.append(_map(result, rows_to_show[0]))

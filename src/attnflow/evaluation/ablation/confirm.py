@@ -46,7 +46,7 @@ def confirm_completion(
     >>> result = explain_completion(model, {"input_ids": [ids]}, [7], tokenizer=tokenizer)
     >>> confirmation = confirm_completion(result, model, ids, [7], tokenizer=tokenizer, top=1)
     >>> confirmation.targets, len(confirmation.sources), len(confirmation.log_probs_without)
-    ('sara', 1, 1)
+    (('sara',), 1, 1)
     """
     if (whole_number(top) or 0) < 1:
         raise InputError(f"top is how many sources are hidden, at least 1; got {top!r}.")
