@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from attnflow.attribution.result import Attribution
     from attnflow.methods import Method
 
-__all__ = ["ARRAYS", "ROW_ARRAYS", "data_frame", "fields_of", "header_of"]
+__all__ = ["ARRAYS", "ROW_ARRAYS", "data_frame", "fields_of", "header_of", "page_result"]
 
 ARRAYS = ("values", "lower", "upper", "saturated")  # layer × target × source
 ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
@@ -47,7 +49,6 @@ def fields_of(
 ) -> dict[str, Any]:
     """The fields of the result in a file, not checked yet."""
     prediction = header["prediction"]
-    confirmation = header.get("confirmation")  # files of 0.1.0 have none
     return {
         **_arrays(arrays),
         "layers": header["layers"],
@@ -57,8 +58,14 @@ def fields_of(
         "prediction": None if prediction is None else Prediction.from_dict(prediction),
         "steps": header["steps"],
         "provenance": header["provenance"],
-        "confirmation": None if confirmation is None else Confirmation.from_dict(confirmation),
+        "confirmation": _confirmation(header),
     }
+
+
+def _confirmation(header: Mapping[str, Any]) -> Confirmation | None:
+    """Files of 0.1.0 have none."""
+    record = header.get("confirmation")
+    return None if record is None else Confirmation.from_dict(record)
 
 
 def _arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -75,14 +82,28 @@ def _arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 def _method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
     from attnflow.methods import MEASURED_METHODS, METHODS, method_from_dict
 
-    names = {*METHODS, *MEASURED_METHODS}
-    if isinstance(record["name"], str) and record["name"] not in names:
+    known = {*METHODS, *MEASURED_METHODS}
+    if isinstance(record["name"], str) and record["name"] not in known:
         raise FileError(
             f"{shorten(str(path))} was made by the method {shorten(record['name'])}, which is not "
-            f"known here.{did_you_mean(record['name'], sorted(names))} If it is a method of yours, "
+            f"known here.{did_you_mean(record['name'], sorted(known))} If it is a method of yours, "
             "import the module that registers it (attnflow.methods.METHODS.register) first."
         )
     return method_from_dict(record)
+
+
+def page_result(path: str | os.PathLike[str]) -> Attribution | None:
+    """The first result of a view document, the JSON that the page hands out; None for any other."""
+    file = Path(path)
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    with file.open("rb") as content:
+        if b'"attnflow-view"' not in content.read(200):
+            return None
+    from attnflow.show.view import results_of
+
+    with storage.unpacking(path):
+        return results_of(json.loads(file.read_bytes()))[0]
 
 
 def data_frame(result: Attribution) -> pd.DataFrame:

@@ -7,11 +7,9 @@ tells the way it was made; choosing (`row`, `layer`) shows in the axes.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -387,7 +385,7 @@ class Attribution:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote, or the first result of a page's JSON; both are checked."""
-        if (page := _page_result(path)) is not None:
+        if (page := files.page_result(path)) is not None:
             return page  # type: ignore[return-value]
         header, arrays = storage.read(path, "Attribution")
         with storage.unpacking(path):
@@ -397,17 +395,3 @@ class Attribution:
         """The arrays there are, by name: values, bounds, marks."""
         names = (*files.ARRAYS, *files.ROW_ARRAYS)
         return {n: a for n in names if (a := getattr(self, n)) is not None}
-
-
-def _page_result(path: str | os.PathLike[str]) -> Attribution | None:
-    """The first result of a view document, the JSON that the page hands out; None for any other."""
-    file = Path(path)
-    if file.suffix != ".json" or not file.is_file():
-        return None
-    with file.open("rb") as content:
-        if b'"attnflow-view"' not in content.read(200):
-            return None
-    from attnflow.show.view import results_of
-
-    with storage.unpacking(path):
-        return results_of(json.loads(file.read_bytes()))[0]
