@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
+from attnflow.api.documents import mark_documents, prompt_with_documents
 from attnflow.api.measured import MeasuredChoice, measured_choice
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, optional_import
 from attnflow.errors.arguments import checked_arguments
 from attnflow.methods import Method
+from attnflow.tokens.documents import Documents, named_documents
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,6 +47,7 @@ class _Options(TypedDict, total=False):
     sources: Sources
     tokenizer: Any
     chat: bool
+    documents: Documents | None
     seed: int | None
     stream: Callable[[str], None] | None
     generate_kwargs: Mapping[str, Any] | None
@@ -76,6 +79,7 @@ def generate(
     sources: Sources = "prompt",
     tokenizer: Any = None,
     chat: bool = False,
+    documents: Documents | None = None,
     seed: int | None = None,
     stream: Callable[[str], None] | None = None,
     generate_kwargs: Mapping[str, Any] | None = None,
@@ -87,6 +91,8 @@ def generate(
         `attnflow[demo]` is installed.
     prompt: a text, a list of texts (then a list of results), a conversation of messages, or
         prepared inputs. `chat=True` puts a text into the model's chat template.
+    documents: texts that are put before the prompt, ["..."] or {"a.txt": "..."}; the result knows
+        where each stands. `ask` words the question and gives a line for each statement.
     method: None is the measured default, `GradientAttention()`: what each generated token's own
         position attends to, as far as it raises that token's probability (docs/generation.md).
         "rollout" is Deb's tensor; it streams beside the key-value cache. Other methods run once
@@ -118,13 +124,15 @@ def generate(
             stacklevel=2,
         )
     measured = measured_choice(method, careful)
-    asked = None if isinstance(measured, MeasuredChoice) else measured
-    reader = _reader(model, tokenizer, asked, baseline, sources, targets, contrast)
+    read_method = None if isinstance(measured, MeasuredChoice) else measured
+    reader = _reader(model, tokenizer, read_method, baseline, sources, targets, contrast)
     from attnflow.generation.prompts import encode_prompts
     from attnflow.generation.request import check_room, checked_new_tokens
     from attnflow.generation.writer import Writer
 
     checked_new_tokens(max_new_tokens)
+    listed = () if documents is None else named_documents(documents)
+    prompt = prompt_with_documents(prompt, listed) if listed else prompt
     batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
     check_room(reader.model, reader.facts, batch.length, max_new_tokens)
     how: dict[str, Any] = {
@@ -141,6 +149,8 @@ def generate(
             _confirmed(reader, completion.result, completion.prompt, completion.ids, confirm)
             for completion in Writer(reader).write(batch, max_new_tokens, **how)
         ]
+    if listed:
+        return mark_documents(results[0], listed, reader.tokenizer)
     return results if batch.several else results[0]
 
 
@@ -177,8 +187,8 @@ def explain_completion(
     ['cabinets are', 'the cabinets are']
     """
     measured = measured_choice(method, careful)
-    asked = None if isinstance(measured, MeasuredChoice) else measured
-    reader = _reader(model, tokenizer, asked, baseline, sources, targets, contrast)
+    read_method = None if isinstance(measured, MeasuredChoice) else measured
+    reader = _reader(model, tokenizer, read_method, baseline, sources, targets, contrast)
     from attnflow.generation.prompts import encode_prompts
     from attnflow.generation.request import check_room, completion_ids
 

@@ -53,7 +53,8 @@ def explain(
         `GradientAttention()` for causal language models, where it agrees best with leaving sources
         out, and `Rollout()` for others.
     targets, layers: only these; a target is a position or a token that occurs once. By default
-        every layer and position; gradient attention explains the position that predicts.
+        every layer, and the position that the model's answer is read from, so that `.top(3)` says
+        what the answer draws on; "all", or a model without an answer: every position.
     words: merge word pieces to words.
     decoder_text: what the decoder of an encoder–decoder has written so far.
     answer: for gradient methods, the class or token to explain, by number or by name; default: the
@@ -64,9 +65,11 @@ def explain(
         `result.confirmation` says what the answer loses.
     progress: called with a `Progress` while something that takes long is measured.
 
-    >>> result = explain(None, "the keys to the cabinet", targets="[CLS]", layers=-1)
+    >>> result = explain(None, "the keys to the cabinet")
     >>> result.values.shape  # layers, targets, sources
-    (1, 1, 7)
+    (6, 1, 7)
+    >>> [source.token for source in result.top(2, common=False)]
+    ['keys', '[CLS]']
     """
     measured = measured_choice(method, careful)
     if not isinstance(measured, MeasuredChoice) and measured is not None:

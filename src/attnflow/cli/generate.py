@@ -34,7 +34,7 @@ from attnflow.errors import InputError
 from attnflow.show import terminal
 from attnflow.tokens.common_words import common_tokens
 
-__all__ = ["generate"]
+__all__ = ["generate", "say_if_preparing"]
 
 _BASELINES = {"auto": None, "neutral": "neutral", "none": None}
 
@@ -117,7 +117,7 @@ def generate(
     from attnflow.api import generate as run
 
     console = Console(highlight=False)
-    _say_if_preparing(model)
+    say_if_preparing(model)
     result: Attribution = run(
         model,
         prompt,
@@ -227,8 +227,9 @@ def _parse_span(text: str) -> tuple[str, Span]:
     return name, place
 
 
-def _say_if_preparing(model: str | None) -> None:
-    if model is not None:
+def say_if_preparing(model: str | None) -> None:
+    """Say so when the first use of SmolLM2 takes longer."""
+    if model is not None and model.lower() != "smollm2":
         return
     from attnflow.models.smollm2 import prepared_folder
 

@@ -50,6 +50,10 @@ class Batch:
     `positions[b]` are those of example b that are not padding; None keeps all of them. The
     same for the decoder's side of an encoder–decoder. `words[b]` is the word each position is a
     piece of, where the tokenizer tells.
+
+    >>> batch = Batch({}, size=2, positions=((0, 1), (0, 1, 2)))
+    >>> batch.positions_of(0, length=3), batch.positions_of(0, length=2, decoder=True)
+    ((0, 1), (0, 1))
     """
 
     inputs: Mapping[str, Tensor]
@@ -59,12 +63,7 @@ class Batch:
     words: tuple[tuple[int | None, ...], ...] | None = None
 
     def positions_of(self, example: int, length: int, *, decoder: bool = False) -> tuple[int, ...]:
-        """The positions of one example that are no padding, of the `length` that were run.
-
-        >>> batch = Batch({}, size=2, positions=((0, 1), (0, 1, 2)))
-        >>> batch.positions_of(0, length=3), batch.positions_of(0, length=2, decoder=True)
-        ((0, 1), (0, 1))
-        """
+        """The positions of one example that are no padding, of the `length` that were run."""
         positions = self.decoder_positions if decoder else self.positions
         return tuple(range(length)) if positions is None else positions[example]
 
@@ -173,6 +172,10 @@ class TokenIds:
 
     `blanks` are the tokens that can stand for a word that is not shown, by name: "unk", "mask",
     "pad". `special` are the ids that frame a text and are no words of it.
+
+    >>> ids = TokenIds({"unk": 1}, special=frozenset({0, 2}))
+    >>> [ids.blanks["unk"] if token not in ids.special else token for token in (0, 7, 8, 2)]
+    [0, 1, 1, 2]
     """
 
     blanks: Mapping[str, int]
@@ -320,7 +323,11 @@ class Adapter(ABC):
 
 
 def on_device(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Prepared inputs as tensors where the model is; what is no tensor is named."""
+    """Prepared inputs as tensors where the model is; what is no tensor is named.
+
+    >>> on_device({"input_ids": [[5, 6]]}, torch.device("cpu"))
+    {'input_ids': tensor([[5, 6]])}
+    """
     tensors: dict[str, Tensor] = {}
     for name, value in inputs.items():
         try:
@@ -334,5 +341,9 @@ def on_device(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Tens
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's weights are; inputs go there too."""
+    """Where the model's weights are; inputs go there too.
+
+    >>> device_of(nn.Linear(2, 2))
+    device(type='cpu')
+    """
     return next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -14,7 +14,13 @@ from attnflow.errors import InputError, TokensError, UnsupportedModelError, shor
 from attnflow.errors.arguments import checked_arguments
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.hosts.adapter import Batch, Scores
-from attnflow.hosts.forward_pass import Explained, ForwardPass, check_layers, provenance_of
+from attnflow.hosts.forward_pass import (
+    Explained,
+    ForwardPass,
+    check_layers,
+    check_size,
+    provenance_of,
+)
 from attnflow.hosts.load import resolve_model
 from attnflow.hosts.measure.gradients import (
     Choice,
@@ -26,7 +32,7 @@ from attnflow.hosts.measure.gradients import (
 from attnflow.hosts.phrase_scores import TokenAt, phrase_scores
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.registry import Adapter, adapter_for
-from attnflow.hosts.restore import at_rest
+from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.hosts.texts import checked_text
 from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
@@ -253,8 +259,10 @@ def _traces(
         request.heads, expected=expected, record=request.recorded, progress=progress
     )
     with at_rest(model), differentiable(model, recorder.wants_gradients):
-        outputs = adapter.run(model, batch.inputs, recorder)
+        inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
+        outputs = adapter.run(model, inputs, recorder)
         check_layers(adapter, model, recorder)
+        check_size(model, batch.size, recorder)
         batch = (
             batch if batch.positions is not None else replace(batch, positions=recorder.positions)
         )

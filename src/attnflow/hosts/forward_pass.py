@@ -20,7 +20,7 @@ from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
 from attnflow.trace.extras import GRADIENT_ATTENTION
 
-__all__ = ["Explained", "ForwardPass", "check_layers", "provenance_of"]
+__all__ = ["Explained", "ForwardPass", "check_layers", "check_size", "provenance_of"]
 
 
 class Explained(NamedTuple):
@@ -202,6 +202,17 @@ def check_layers(adapter: Adapter, model: nn.Module, recorder: Recorder) -> None
             "were seen. Nothing is returned, because a result over missing layers would be wrong. "
             "Quantised or fused attention that returns no weights cannot be explained; load the "
             "model without it."
+        )
+
+
+def check_size(model: nn.Module, size: int, recorder: Recorder) -> None:
+    """Raise unless attention was seen of as many examples as went in."""
+    count = recorder.layers[0].weights.shape[0]
+    if count != size:
+        raise CaptureError(
+            f"{type(model).__name__} was given {size} examples, by the first axis of its inputs, "
+            f"and attends over {count}. Prepared inputs have the examples along their first axis; "
+            "a model that takes them otherwise needs an adapter of its own."
         )
 
 

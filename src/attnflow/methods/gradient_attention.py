@@ -88,9 +88,11 @@ class GradientAttention(Method):
     ) -> tuple[Values, Values]:
         """What falls on the sink goes elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
 
-        A sink among generated tokens is no column here and is elsewhere already.
+        A sink among generated tokens is no column here and is elsewhere already. The only source
+        there is stays, whatever it is.
         """
-        if not self.drop_sink or sink is None or not 0 <= sink < values.shape[-1]:
+        columns = values.shape[-1]
+        if not self.drop_sink or sink is None or not 0 <= sink < columns or columns == 1:
             return values, elsewhere
         rest = values.copy()
         rest[..., sink] = 0.0

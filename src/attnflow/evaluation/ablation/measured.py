@@ -74,6 +74,9 @@ class MeasuredMethod(ABC):
     by: how a source is taken away: "hide", "replace" or "delete".
     score: what is measured: "log-prob" or "log-odds".
     joint: whether all completion tokens are one target.
+
+    >>> LeaveOneOut(level="sentence", joint=True).to_dict()["options"]["level"]
+    'sentence'
     """
 
     name: ClassVar[str]

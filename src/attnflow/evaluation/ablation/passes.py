@@ -21,6 +21,7 @@ from transformers import DynamicCache
 
 from attnflow.errors import InputError, ModelError, TokensError, did_you_mean
 from attnflow.hosts.adapter import device_of
+from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.progress import ProgressCallback, tell
 
@@ -191,9 +192,9 @@ class CompletionAblation:
 
     # -- how it is run ------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _two_stacks(self) -> bool:
-        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+        return adapter_for(self.model).facts(self.model).encoder_decoder
 
     @cached_property
     def _accepts(self) -> frozenset[str]:

@@ -41,7 +41,16 @@ FORMER_DEFAULT = "default-0.1.0"
 
 @dataclass(frozen=True, eq=False)
 class CompletionCase:
-    """One prompt with its completion, as a ranking gets it."""
+    """One prompt with its completion, as a ranking gets it.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> ablation = CompletionAblation(model=model, prompt_ids=[5, 6, 7], completion_ids=[8])
+    >>> sources = Sources.of_spans(["a", "b", "c"], {"first": (0, 1), "last": (2, 3)})
+    >>> case = CompletionCase(model, tokenizer, ablation, sources)
+    >>> len(case.attribution(None).sources), len(case.measured(LeaveOneOut()).sources)
+    (3, 2)
+    """
 
     model: Any
     tokenizer: Any

@@ -67,7 +67,8 @@ def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> i
             f"Gradients are taken of the score an answer is read from, and {type(model).__name__} "
             "gives none for this input. Load the model with its task head (a class "
             "...ForSequenceClassification, ...ForCausalLM and the like); a masked language model "
-            "also needs its tokenizer and a mask in the text."
+            "also needs its tokenizer and a mask in the text. A head that gives one number, or a "
+            "span of the text, has no choice whose score could be taken."
         )
     return scores.choice(answer)
 

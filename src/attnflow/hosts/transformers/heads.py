@@ -42,12 +42,18 @@ def read_scores(
 
 
 def _class_position(batch: Batch, example: int, facts: ModelFacts) -> int:
-    """The first position; for causal attention the last token, as the model itself finds it."""
+    """The first position; for causal attention the last token, as the model itself finds it.
+
+    The decoder of a classifier reads the input, and the class is read where its end token stands.
+    """
     ids = batch.inputs.get("input_ids")
     if facts.answer != "last" or ids is None:
         return 0
     row = ids[example]
-    words = row == row if facts.pad_token is None else row != facts.pad_token
+    if facts.decoder_reads_input and facts.end_token is not None:
+        words = row.eq(facts.end_token)
+    else:
+        words = torch.ones_like(row) if facts.pad_token is None else row.ne(facts.pad_token)
     tokens = torch.nonzero(words)[:, 0].tolist()
     last = tokens[-1] if tokens else len(row) - 1
     positions = batch.positions_of(example, len(row))

@@ -18,9 +18,10 @@ cache of those before them, so that never more than a part of the rows is in mem
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -31,8 +32,8 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.restore import exclusive
-from attnflow.hosts.transformers.attention import eager_function, point_at
+from attnflow.hosts.restore import exclusive, ordinary
+from attnflow.hosts.transformers.attention import eager_function, own_attention, point_at
 from attnflow.trace.extras import LOG_PROB, ScoreName
 
 __all__ = [
@@ -92,6 +93,12 @@ class PredictingRows:
         """Positions, padding included."""
         return int(self.ids.shape[1])
 
+    def ordinary(self) -> PredictingRows:
+        """The same without tensors that were made in inference mode."""
+        explained = None if self.explained is None else ordinary(self.explained)
+        ids, mask, tokens = map(ordinary, (self.ids, self.mask, self.tokens))
+        return replace(self, ids=ids, mask=mask, tokens=tokens, explained=explained)
+
     def positions(self) -> Tensor:
         """The position each token has in its own text, as generate() counts."""
         return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -126,6 +133,7 @@ class _Rows:
     contributions: dict[nn.Module, Tensor] = field(default_factory=dict)
     weights: dict[nn.Module, Tensor] = field(default_factory=dict)
     order: list[nn.Module] = field(default_factory=list)
+    thread: int = field(default_factory=threading.get_ident)
 
     def add(self, module: nn.Module, weights: Tensor, gradient: Tensor) -> None:
         product = weights.float() * gradient.float()
@@ -153,10 +161,10 @@ def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """Eager attention in which other positions are constants, watched on its way back."""
-    attend = eager_function(module)
     rows = _ROWS.get(module)
-    if rows is None:
-        return attend(module, query, key, value, mask, **options)
+    if rows is None or rows.thread != threading.get_ident():
+        return own_attention(module)(module, query, key, value, mask, **options)
+    attend = eager_function(module)
     count, length = query.shape[-2], key.shape[-2]
     own = torch.arange(length - count, length, device=query.device)
     constant_key, constant_value = key.detach(), value.detach()
@@ -273,6 +281,7 @@ def gradient_rows(
     model: PreTrainedModel, text: PredictingRows, score: ScoreName = LOG_PROB
 ) -> RowContributions:
     """Row r is that of position `first + r`, over all `length` keys."""
+    text = text.ordinary()
     cache = text.cache if text.cache is not None else _prefix(model, text)
     parts: list[RowContributions] = []
     step = _rows_at_once(model, text)
@@ -375,5 +384,6 @@ def cropped(cache: Any, length: int) -> Any:
         return None
     cut = DynamicCache()
     for number, layer in enumerate(layers):
-        cut.update(layer.keys[..., :length, :], layer.values[..., :length, :], number)
+        keys, values = ordinary(layer.keys), ordinary(layer.values)
+        cut.update(keys[..., :length, :], values[..., :length, :], number)
     return cut
