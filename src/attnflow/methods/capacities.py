@@ -21,6 +21,7 @@ from attnflow.methods.base import (
     Method,
     MixingMethod,
     Requirements,
+    check_score,
     checked_start,
     layers_from,
     required,
@@ -35,7 +36,7 @@ from attnflow.methods.mixing import Heads, mix_heads, without_columns
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENTS, LOG_PROB, ScoreName
 
-__all__ = ["CapacityKind", "CapacityMethod", "check_score", "gradient_weighted"]
+__all__ = ["CapacityKind", "CapacityMethod", "gradient_weighted"]
 
 Matrix = NDArray[np.float64]
 CapacityKind = Literal[
@@ -134,13 +135,6 @@ _MEASURED: Final[Mapping[str, type[NormRollout | Alti | ValueZeroingRollout]]] =
     "alti": Alti,
     "value-zeroing": ValueZeroingRollout,
 }
-
-
-def check_score(score: object) -> None:
-    """An error that names the scores, for one that does not exist."""
-    if not isinstance(score, str) or score not in get_args(ScoreName):
-        allowed = ", ".join(map(repr, get_args(ScoreName)))
-        raise MethodError(f"score={shorten(score)} is none of {allowed}.")
 
 
 def gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:

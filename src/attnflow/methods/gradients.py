@@ -22,9 +22,10 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
+    check_score,
     checked_start,
 )
-from attnflow.methods.capacities import CapacityKind, check_score, gradient_weighted
+from attnflow.methods.capacities import CapacityKind, gradient_weighted
 from attnflow.methods.flow import Flow
 from attnflow.methods.mixing import Heads, Residual, checked_heads
 from attnflow.trace import AttentionTrace
@@ -73,16 +74,16 @@ class GradientRollout(Method):
         relevance = np.eye(trace.length)
         rows, others = list(selection.rows), spread(trace.length)
         grown: dict[int, Matrix] = {}
-        held: dict[int, Matrix] = {}
+        comparison: dict[int, Matrix] = {}
         for number in selection.available:
             index = trace.layers.index(number)
             if trace.encoder_length is not None and trace.stages and trace.stages[index] == "cross":
                 relevance = _crossed(relevance, weighted[index], trace.encoder_length)
             else:
                 relevance = relevance + weighted[index] @ relevance
-            grown[number], held[number] = relevance[rows], relevance[others]
+            grown[number], comparison[number] = relevance[rows], relevance[others]
         values = np.stack([grown[number] for number in selection.layers])
-        compared = Compared(others, np.stack([held[number] for number in selection.layers]))
+        compared = Compared(others, np.stack([comparison[number] for number in selection.layers]))
         return attribution_of(self, trace, values, selection, compared=compared)
 
     @property

@@ -18,9 +18,10 @@ cache of those before them, so that never more than a part of the rows is in mem
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -31,17 +32,24 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.restore import exclusive
-from attnflow.hosts.transformers.attention import eager_function, point_at
+from attnflow.hosts.restore import exclusive, ordinary
+from attnflow.hosts.transformers.attention import eager_function, own_attention, point_at
+from attnflow.trace.extras import LOG_PROB, ScoreName
 
-__all__ = ["PredictingRows", "RowContributions", "gradient_rows", "rows_are_exact"]
+__all__ = [
+    "NO_CONTRAST",
+    "PredictingRows",
+    "RowContributions",
+    "gradient_rows",
+    "rows_are_exact",
+]
 
 _NAME = "attnflow_row_gradients"
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
 _SAME = 1e-3  # how far recomputed weights may be from the model's own, as a share of the largest
 
-Score = Callable[[Tensor, Tensor], Tensor]
-"""Logits (batch, rows, vocabulary) and the tokens that follow (batch, rows) to one score each."""
+NO_CONTRAST = -1
+"""In the place of a token's id: its score is held against no other's."""
 
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -55,6 +63,12 @@ def logit(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.float().gather(-1, tokens[..., None]).squeeze(-1)
 
 
+_SCORES: dict[ScoreName, Callable[[Tensor, Tensor], Tensor]] = {
+    "log-prob": log_probability,
+    "logit": logit,
+}
+
+
 @dataclass(frozen=True, eq=False)
 class PredictingRows:
     """Texts of one length, and what their positions from `first` on predict.
@@ -62,7 +76,8 @@ class PredictingRows:
     ids, mask: (batch, length), padding has the mask 0. tokens: (batch, length - first), the token
     whose score each row explains. explained: the same shape, 0 for rows that do not count, such as
     those after the end of a shorter text. cache: keys and values of the positions before `first`,
-    if they are at hand.
+    if they are at hand. contrasts: the shape of `tokens`, the token whose score is subtracted, or
+    NO_CONTRAST.
     """
 
     ids: Tensor
@@ -71,26 +86,44 @@ class PredictingRows:
     tokens: Tensor
     explained: Tensor | None = None
     cache: Any = None
+    contrasts: Tensor | None = None
 
     @property
     def length(self) -> int:
         """Positions, padding included."""
         return int(self.ids.shape[1])
 
+    def ordinary(self) -> PredictingRows:
+        """The same without tensors that were made in inference mode."""
+        explained = None if self.explained is None else ordinary(self.explained)
+        ids, mask, tokens = map(ordinary, (self.ids, self.mask, self.tokens))
+        return replace(self, ids=ids, mask=mask, tokens=tokens, explained=explained)
+
     def positions(self) -> Tensor:
         """The position each token has in its own text, as generate() counts."""
         return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
+
+    def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
+        """`(batch, rows)`: what each of these rows is explained by, 0 where it does not count."""
+        score = _SCORES[name]
+        scores = score(logits, self.tokens[:, rows])
+        if self.contrasts is not None:
+            others = self.contrasts[:, rows]
+            difference = scores - score(logits, others.clamp(min=0))
+            scores = torch.where(others == NO_CONTRAST, scores, difference)
+        return scores if self.explained is None else scores * self.explained[:, rows]
 
 
 class RowContributions(NamedTuple):
     """Gradient attention of some rows, and where they attend.
 
     values: (layers, batch, rows, keys). weights: (batch, rows, keys), the mean weight over all
-    layers and heads.
+    layers and heads. log_probs: (batch, rows), of the token that each row is about.
     """
 
     values: Tensor
     weights: Tensor
+    log_probs: Tensor
 
 
 @dataclass(eq=False)
@@ -100,13 +133,14 @@ class _Rows:
     contributions: dict[nn.Module, Tensor] = field(default_factory=dict)
     weights: dict[nn.Module, Tensor] = field(default_factory=dict)
     order: list[nn.Module] = field(default_factory=list)
+    thread: int = field(default_factory=threading.get_ident)
 
     def add(self, module: nn.Module, weights: Tensor, gradient: Tensor) -> None:
         product = weights.float() * gradient.float()
         self.contributions[module] = product.relu().mean(dim=1)
         self.weights[module] = weights.float().mean(dim=1)
 
-    def take(self) -> RowContributions:
+    def take(self, log_probs: Tensor) -> RowContributions:
         """What every layer reported."""
         if len(self.contributions) < len(self.order) or not self.order:
             raise CaptureError(
@@ -116,6 +150,7 @@ class _Rows:
         return RowContributions(
             torch.stack([self.contributions[module] for module in self.order]),
             torch.stack([self.weights[module] for module in self.order]).mean(dim=0),
+            log_probs,
         )
 
 
@@ -126,10 +161,10 @@ def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """Eager attention in which other positions are constants, watched on its way back."""
-    attend = eager_function(module)
     rows = _ROWS.get(module)
-    if rows is None:
-        return attend(module, query, key, value, mask, **options)
+    if rows is None or rows.thread != threading.get_ident():
+        return own_attention(module)(module, query, key, value, mask, **options)
+    attend = eager_function(module)
     count, length = query.shape[-2], key.shape[-2]
     own = torch.arange(length - count, length, device=query.device)
     constant_key, constant_value = key.detach(), value.detach()
@@ -150,9 +185,9 @@ def _attend(
     output = output + (on_diagonal[..., None] * difference).transpose(1, 2)
     if output.requires_grad:
         rows.order.append(module)
-        used = weights.detach()
+        constant = weights.detach()
         output.register_hook(
-            lambda gradient: rows.add(module, used, _weight_gradient(gradient, constant_value))
+            lambda gradient: rows.add(module, constant, _weight_gradient(gradient, constant_value))
         )
     return output, None
 
@@ -243,9 +278,10 @@ def rows_are_exact(model: PreTrainedModel, layers: int | None) -> bool:
 
 
 def gradient_rows(
-    model: PreTrainedModel, text: PredictingRows, score: Score = log_probability
+    model: PreTrainedModel, text: PredictingRows, score: ScoreName = LOG_PROB
 ) -> RowContributions:
     """Row r is that of position `first + r`, over all `length` keys."""
+    text = text.ordinary()
     cache = text.cache if text.cache is not None else _prefix(model, text)
     parts: list[RowContributions] = []
     step = _rows_at_once(model, text)
@@ -253,11 +289,13 @@ def gradient_rows(
         end = min(begin + step, text.length)
         part = _part(model, text, cache, begin, end, score)
         unseen = (0, text.length - end)
-        parts.append(RowContributions(*(nn.functional.pad(array, unseen) for array in part)))
+        values, weights = (nn.functional.pad(array, unseen) for array in part[:2])
+        parts.append(RowContributions(values, weights, part.log_probs))
         _detach(cache)
     return RowContributions(
         torch.cat([part.values for part in parts], dim=2),
         torch.cat([part.weights for part in parts], dim=1),
+        torch.cat([part.log_probs for part in parts], dim=1),
     )
 
 
@@ -284,7 +322,12 @@ def _prefix(model: PreTrainedModel, text: PredictingRows) -> DynamicCache:
 
 
 def _part(
-    model: PreTrainedModel, text: PredictingRows, cache: Any, begin: int, end: int, score: Score
+    model: PreTrainedModel,
+    text: PredictingRows,
+    cache: Any,
+    begin: int,
+    end: int,
+    score: ScoreName,
 ) -> RowContributions:
     """Rows of the positions from begin up to end; their keys are added to the cache."""
     rows = _Rows()
@@ -296,12 +339,9 @@ def _part(
             past_key_values=cache,
             use_cache=True,
         ).logits
-        rows_of_part = slice(begin - text.first, end - text.first)
-        scores = score(logits, text.tokens[:, rows_of_part])
-        if text.explained is not None:
-            scores = scores * text.explained[:, rows_of_part]
-        torch.autograd.grad(scores.sum(), leaf())
-        return rows.take()
+        part = slice(begin - text.first, end - text.first)
+        torch.autograd.grad(text.scores(logits, part, score).sum(), leaf())
+        return rows.take(log_probability(logits.detach(), text.tokens[:, part]))
 
 
 @contextmanager
@@ -344,5 +384,6 @@ def cropped(cache: Any, length: int) -> Any:
         return None
     cut = DynamicCache()
     for number, layer in enumerate(layers):
-        cut.update(layer.keys[..., :length, :], layer.values[..., :length, :], number)
+        keys, values = ordinary(layer.keys), ordinary(layer.values)
+        cut.update(keys[..., :length, :], values[..., :length, :], number)
     return cut
