@@ -5,7 +5,7 @@
 Writes flow_meaning.json and two tables. *Rows*: how far rows depend on their target (mean total
 variation between normalised rows) and where flows are held back, by depth. *Ablations*: LDS of one
 row from the predicting position at the top, on the development prompts of the ablation experiment,
-beside gradient rollout and gradient attention on the same prompts.
+beside gradient rollout on the same prompts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from attnflow import (
     AttentionTrace,
     Flow,
-    GradientAttention,
     GradientRollout,
     Method,
     Rollout,
@@ -58,7 +57,6 @@ BESIDE: dict[str, Method] = {
     "rollout, residual ½": Rollout(),
     "rollout, one-step": Rollout(residual="one-step"),
     "gradient rollout": GradientRollout(),
-    "gradient attention": GradientAttention(),
 }
 
 
