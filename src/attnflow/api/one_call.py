@@ -207,12 +207,13 @@ def explain_completion(
     """
     reader = _reader(model, tokenizer, method, baseline, sources)
     from attnflow.generation.prompts import encode_prompts
-    from attnflow.generation.request import check_room, completion_ids
+    from attnflow.generation.request import check_completion, check_room, completion_ids
 
     batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
     if len(batch) != 1:
         raise InputError(f"explain_completion() takes one prompt; got {len(batch)}.")
     ids = completion_ids(reader.tokenizer, completion, reader.facts)
+    check_completion(reader.model, reader.facts, ids)
     check_room(reader.model, reader.facts, batch.length, len(ids))
     return reader.read(batch.prompts()[0], ids, {"streamed": False})
 

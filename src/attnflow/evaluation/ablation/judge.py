@@ -86,9 +86,10 @@ class CompletionJudge:
 
     def _judged(self, number: int, prompt: CompletionPrompt) -> Record:
         batch = encode_prompts(self.model, self.tokenizer, prompt.prompt, chat=self.chat)
-        ids = batch.prompts()[0].ids
+        (encoded,) = batch.prompts()
+        ids = encoded.ids
         tokens, special = prompt_tokens(self.tokenizer, ids)
-        text = PromptText.of(tokens, prompt.prompt)
+        text = PromptText.of(tokens, prompt.prompt, encoded.form)
         inside = ((0, len(prompt.prompt)),) if self.chat and not prompt.inside else prompt.inside
         sources = Sources.of_tokens(
             tokens,

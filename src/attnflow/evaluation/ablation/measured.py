@@ -31,9 +31,10 @@ from attnflow.evaluation.ablation.sources import (
     Sources,
     content_spans,
     prompt_tokens,
+    spans_of_content,
 )
 from attnflow.generation.prompts import encode_prompts
-from attnflow.generation.request import completion_ids
+from attnflow.generation.request import check_completion, completion_ids
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.progress import ProgressCallback
@@ -102,9 +103,11 @@ class MeasuredMethod(ABC):
         encoded = encode_prompts(model, tokenizer, prompt, chat=chat)
         if len(encoded) != 1:
             raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
-        prompt_ids = encoded.prompts()[0].ids
+        (text,) = encoded.prompts()
+        prompt_ids = text.ids
         facts = adapter_for(model).facts(model)
         written = completion_ids(tokenizer, completion, facts)
+        check_completion(model, facts, written)
         tokens, special = prompt_tokens(tokenizer, prompt_ids)
         if spans is not None:
             sources = Sources.of_spans(tokens, spans)
@@ -112,7 +115,7 @@ class MeasuredMethod(ABC):
             sources = Sources.of_tokens(
                 tokens,
                 level=self.level,
-                inside=_contents(tokens, prompt, chat),
+                inside=_contents(tokens, prompt, chat, text.form),
                 special=special if tokenizer is not None else (),
                 exclude_first=not facts.encoder_decoder,
             )
@@ -266,8 +269,12 @@ class AblationRegression(MeasuredMethod):
         return np.stack([lasso(visible, y, alpha=self.alpha) for y in responses.T]), len(choice)
 
 
-def _contents(tokens: Tokens, prompt: Any, chat: bool) -> list[tuple[int, int]] | None:
+def _contents(
+    tokens: Tokens, prompt: Any, chat: bool, form: Sequence[bool] | None
+) -> list[tuple[int, int]] | None:
     """Where a conversation's messages stand; None if the prompt is no conversation."""
+    if form is not None:
+        return spans_of_content(tokens, form)
     if isinstance(prompt, str):
         return content_spans(tokens, [prompt]) if chat else None
     if isinstance(prompt, Mapping):

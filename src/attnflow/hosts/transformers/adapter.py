@@ -39,6 +39,7 @@ from attnflow.hosts.transformers.row_gradients import (
     rows_are_exact,
 )
 from attnflow.hosts.transformers.texts import (
+    check_vocabulary,
     decoder_inputs,
     padded,
     shifted_input,
@@ -98,6 +99,8 @@ class TransformersAdapter(Adapter):
         for name in ("input_ids", "decoder_input_ids"):
             if name in moved:
                 _check_length(model, moved[name].shape[1], facts)
+        if "input_ids" in moved:
+            check_vocabulary(_tower(cast(PreTrainedModel, model), moved), moved["input_ids"])
         kept = kept_positions(moved.get("attention_mask")) if "input_ids" in moved else None
         decoder_kept = kept_positions(moved.get("decoder_attention_mask"))
         if facts.decoder_reads_input and "input_ids" in moved:

@@ -14,6 +14,7 @@ from attnflow.tokens import Tokens
 
 __all__ = [
     "after_start",
+    "check_vocabulary",
     "decoder_inputs",
     "padded",
     "prefix_ids",
@@ -117,6 +118,21 @@ def decoder_inputs(
         "decoder_input_ids": torch.tensor(ids),
         "decoder_attention_mask": torch.tensor(mask),
     }
+
+
+def check_vocabulary(model: Any, ids: Tensor) -> None:
+    """That the model has a vector for every one of these tokens of its input."""
+    words = model.get_input_embeddings()
+    count = getattr(words, "num_embeddings", None)
+    if count is None or ids.is_floating_point() or not ids.numel():
+        return
+    outside = ids[(ids < 0) | (ids >= count)]
+    if outside.numel():
+        raise TokensError(
+            f"The token with the number {int(outside[0])} is none of the {count} that "
+            f"{type(model).__name__} knows. The tokenizer is another model's, or tokens were added "
+            "to it and not to the model (model.resize_token_embeddings)."
+        )
 
 
 def shifted_input(ids: Tensor, facts: ModelFacts) -> Tensor:
