@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, optional_import
-from attnflow.errors.arguments import checked_arguments
+from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.methods import Method, make_method
 from attnflow.progress import ProgressCallback
@@ -118,6 +118,7 @@ def generate(
 def generate(
     model: Model, prompt: Prompts, **options: Unpack[_Options]
 ) -> Attribution | list[Attribution]: ...
+@checked_arguments
 def generate(
     model: Model,
     prompt: Prompts,
@@ -169,6 +170,7 @@ def generate(
     from attnflow.generation.writer import Writer
 
     checked_new_tokens(max_new_tokens)
+    seed = None if seed is None else checked_seed(seed, least=-(2**63))
     batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
     check_room(reader.model, reader.facts, batch.length, max_new_tokens)
     results = Writer(reader).write(
@@ -232,9 +234,12 @@ def _reader(
     from attnflow.generation.request import CompletionRequest
     from attnflow.hosts.load import load_language_model
     from attnflow.hosts.transformers.generate import checked_generator
+    from attnflow.hosts.transformers.texts import checked_tokenizer
 
     if model is None or isinstance(model, (str, os.PathLike)):
         loaded = load_language_model(model)
         model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
+    if tokenizer is not None:
+        checked_tokenizer(tokenizer)
     request = CompletionRequest.of(checked_generator(model), method, baseline, sources)
     return Reader(model, tokenizer, request)

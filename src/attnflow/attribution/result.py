@@ -344,6 +344,7 @@ class Attribution:
         result = self if target is None else self.row(target)
         return kinds[kind](result if layer is None else result.layer(layer), ax=ax)
 
+    @checked_arguments
     def to_html(self, *, title: str | None = None, image: Any = None) -> str:
         """The interactive viewer with this result inside, as one HTML file that fetches nothing.
 

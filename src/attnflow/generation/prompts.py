@@ -14,7 +14,7 @@ from attnflow.hosts.adapter import device_of, on_device
 from attnflow.hosts.padding import padding_to_the_right
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.texts import checked_text
-from attnflow.hosts.transformers.texts import check_vocabulary
+from attnflow.hosts.transformers.texts import check_vocabulary, checked_tokenizer
 from attnflow.tokens import Tokens
 from attnflow.tokens.common_words import common_tokens
 
@@ -82,11 +82,7 @@ def encode_prompts(model: Any, tokenizer: Any, prompts: Prompts, *, chat: bool) 
         if chat:
             raise InputError("chat=True is for texts; prepared inputs are taken as they are.")
         return wrap_prompts(model, prompts)
-    if tokenizer is None:
-        raise TokensError(
-            "A text needs the model's tokenizer: pass tokenizer=AutoTokenizer.from_pretrained(...),"
-            " or pass the model's name instead of the loaded model."
-        )
+    checked_tokenizer(tokenizer)
     if not isinstance(prompts, (str, Sequence)) or not prompts:
         raise TokensError(f"There is nothing to continue: the prompt is {shorten(prompts)}.")
     texts = [prompts] if isinstance(prompts, str) else list(prompts)

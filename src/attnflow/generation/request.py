@@ -74,7 +74,7 @@ class CompletionRequest:
                 f"{applied.name!r} needs the gradient of one score, and every generated token has "
                 "its own; explain(model, prompt) gives it for the next token."
             )
-        if sources not in ("prompt", "all"):
+        if not isinstance(sources, str) or sources not in ("prompt", "all"):
             raise InputError(f"sources is 'prompt' or 'all'; got {shorten(sources)}.")
         if isinstance(baseline, str) and baseline != "neutral":
             raise InputError(

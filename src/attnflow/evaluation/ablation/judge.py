@@ -28,7 +28,7 @@ from attnflow.evaluation.ablation.sources import Sources, prompt_tokens
 from attnflow.evaluation.metrics import area
 from attnflow.evaluation.results import Record
 from attnflow.generation.prompts import encode_prompts
-from attnflow.generation.request import completion_ids
+from attnflow.generation.request import check_room, completion_ids
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.registry import adapter_for
 from attnflow.tokens.units import Level
@@ -129,6 +129,7 @@ class CompletionJudge:
         if prompt.completion is not None:
             own = completion_ids(self.tokenizer, prompt.completion, self.facts)
             return own, prompt.completion
+        check_room(self.model, self.facts, len(ids), self.max_new_tokens)
         completion, cut_off = greedy_completion(
             self.model, self.tokenizer, ids, max_new_tokens=self.max_new_tokens, stop=self.stop
         )

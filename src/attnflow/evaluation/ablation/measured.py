@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import Span
-from attnflow.errors import MethodError, TokensError, did_you_mean
+from attnflow.errors import MethodError, TokensError
+from attnflow.errors.arguments import (
+    check_fields,
+    check_named,
+    checked_arguments,
+    checked_seed,
+)
 from attnflow.evaluation.ablation.passes import (
     By,
     CompletionAblation,
@@ -37,6 +43,8 @@ from attnflow.generation.prompts import encode_prompts
 from attnflow.generation.request import check_completion, completion_ids
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.transformers.generate import checked_generator
+from attnflow.hosts.transformers.texts import checked_tokenizer
 from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.units import Level, check_level
@@ -49,6 +57,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 _WHOLE_MODEL = 0  # the number of the one layer
+_MOST = 1_000_000  # passes: more is a mistake
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +79,11 @@ class MeasuredMethod(ABC):
 
     def __post_init__(self) -> None:
         check_level(self.level)
-        for option, value, allowed in (
-            ("by", self.by, get_args(By)),
-            ("score", self.score, get_args(Score)),
-        ):
-            if value not in allowed:
-                hint = did_you_mean(str(value), allowed)
-                raise MethodError(f"{option}={value!r}.{hint} Allowed: {', '.join(allowed)}.")
+        check_named("by", self.by, get_args(By))
+        check_named("score", self.score, get_args(Score))
+        check_fields(self)
 
+    @checked_arguments
     def __call__(
         self,
         model: Any,
@@ -100,7 +106,9 @@ class MeasuredMethod(ABC):
         spans: named spans of the prompt as sources, in place of the method's `level`.
         blank: with by="replace", the id of the blank token; default: the tokenizer's.
         """
-        encoded = encode_prompts(model, tokenizer, prompt, chat=chat)
+        if tokenizer is not None:
+            checked_tokenizer(tokenizer)
+        encoded = encode_prompts(checked_generator(model), tokenizer, prompt, chat=chat)
         if len(encoded) != 1:
             raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
         (text,) = encoded.prompts()
@@ -248,9 +256,10 @@ class AblationRegression(MeasuredMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.samples, int) or self.samples < 2:
-            raise MethodError(f"samples is a number of at least 2; got {self.samples!r}.")
-        if not 0 < self.hidden < 1 or self.alpha < 0:
+        checked_seed(self.seed)
+        if not 2 <= self.samples <= _MOST:
+            raise MethodError(f"samples is a number from 2 to {_MOST:,}; got {self.samples!r}.")
+        if not 0 < self.hidden < 1 or not 0 <= self.alpha < float("inf"):
             raise MethodError(
                 f"hidden={self.hidden!r}, alpha={self.alpha!r}: a share between 0 and 1, and a "
                 "penalty of at least 0."

@@ -15,6 +15,7 @@ from attnflow.tokens import Tokens
 __all__ = [
     "after_start",
     "check_vocabulary",
+    "checked_tokenizer",
     "decoder_inputs",
     "padded",
     "prefix_ids",
@@ -30,12 +31,18 @@ _NO_TOKENIZER = (
 )
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str]) -> Any:
-    """With the tokenizer's special tokens; padded on the right, as left would shift positions."""
+def checked_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer, or an error that says where one comes from."""
     if tokenizer is None:
         raise TokensError(_NO_TOKENIZER)
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise TokensError(f"tokenizer={shorten(tokenizer)} is no tokenizer. {_NO_TOKENIZER}")
+    return tokenizer
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str]) -> Any:
+    """With the tokenizer's special tokens; padded on the right, as left would shift positions."""
+    checked_tokenizer(tokenizer)
     if len(texts) > 1 and getattr(tokenizer, "pad_token_id", None) is None:
         return tokenizer(list(texts))  # `padded` fills it up
     options = {"padding": True, "padding_side": "right"} if len(texts) > 1 else {}
