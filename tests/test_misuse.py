@@ -296,6 +296,11 @@ def test_the_form_of_a_chat_stays_in_the_neutral_prompt() -> None:
     neutral = tokenizer.convert_ids_to_tokens(neutral_ids(tokenizer, prompt.ids, prompt.form))
     assert [neutral[k] for k in (0, 1, 4, 5)] == ["<|turn|>", "user", "<|turn|>", "assistant"]
     assert "w5" not in neutral
+    tokenizer.chat_template = "{% for m in messages %}w20 {{ m.content }} {% endfor %}w21"
+    plain = encode_prompts(model, tokenizer, messages, chat=False).prompts()[0]  # ordinary words
+    neutral = tokenizer.convert_ids_to_tokens(neutral_ids(tokenizer, plain.ids, plain.form))
+    assert (neutral[0], neutral[-1]) == ("w20", "w21")
+    assert not {"w5", "w6"} & set(neutral)
 
 
 CHAT = "{% for m in messages %}<|turn|> {{ m.role }} {{ m.content }} {% endfor %}<|turn|> assistant"

@@ -95,15 +95,16 @@ class Journal:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def _unwritable(self, error: OSError) -> FileError:
-        return FileError(f"{self._name} cannot be written: {error.strerror or error}.")
+    def _unwritable(self, error: OSError | ValueError) -> FileError:
+        reason = getattr(error, "strerror", None) or error
+        return FileError(f"{self._name} cannot be written: {reason}.")
 
     def _open(self) -> BinaryIO:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Created where it is not there, never emptied: whether it is ours is seen later.
             return os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666), "r+b")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a name that no file can have is the latter
             raise self._unwritable(error) from error
 
     def _lock(self) -> None:

@@ -76,7 +76,8 @@ def evaluate_methods(
     if model is None or isinstance(model, (str, os.PathLike)):
         model, own_tokenizer = load_model(model)
         tokenizer = tokenizer or own_tokenizer
-    order = _order(texts, min_words=min_words, seed=checked_seed(seed), skip=skip)
+    seed = checked_seed(seed)
+    order = _order(texts, min_words=min_words, seed=seed, skip=skip)
     if labels is not None and len(labels) != len(texts):
         raise InputError(f"{len(labels)} labels were given for {len(texts)} texts.")
     count = _count(order, samples)
