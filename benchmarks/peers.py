@@ -2,8 +2,8 @@
 
     make bench-peers DATA=folder    # the folder holds running text, as for `experiment ablation`
 
-Facts (which word states the answer?) and running text, SmolLM2. Every peer runs as it is on PyPI, in
-an environment of its own. The table gives each method's agreement with ablations and its cost in
+Facts (which word states the answer?) and running text, SmolLM2. Every peer runs as it is on PyPI,
+in an environment of its own. The table gives each method's agreement with ablations and its cost in
 seconds for a prompt; the second one its paired difference from attnflow's default.
 """
 
@@ -41,7 +41,10 @@ def _development_facts() -> list[Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    """Print both tables for each kind of data there is, and write them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--model", default=None, help="a causal language model; default: SmolLM2")
     parser.add_argument("--data", type=Path, default=None, help="folder with running text")
     parser.add_argument("--part", choices=PARTS, default="development")

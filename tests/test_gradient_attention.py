@@ -293,8 +293,6 @@ def test_models_without_rows_of_their_own_fall_back() -> None:
     result = attnflow.generate(model, {"input_ids": TEXT[:, :9] % 60}, max_new_tokens=3)
     assert isinstance(result, attnflow.Attribution)
     assert result.method.name == "rollout"
-    with pytest.raises(MethodError, match="Use method='rollout'"):
-        attnflow.generate(model, {"input_ids": TEXT[:, :9] % 60}, method="gradient-attention")
 
 
 def test_options_of_another_kind_are_named() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,40 +15,29 @@ from torch import nn
 from attnflow.errors import CaptureError
 from attnflow.hosts.adapter import Adapter, Batch, Scores
 from attnflow.hosts.encoder_decoder import compose, join_tokens
-from attnflow.hosts.measure.gradients import Choice, choose_answers, gradients_of
 from attnflow.hosts.recorder import Recorder
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
-from attnflow.trace.extras import ScoreName
+from attnflow.trace.extras import GRADIENT_ATTENTION
 
-__all__ = ["ForwardPass", "Gradients", "check_layers", "check_size", "provenance_of"]
+__all__ = ["Explained", "ForwardPass", "check_layers", "check_size", "provenance_of"]
 
 
-@dataclass(frozen=True, eq=False)
-class Gradients:
-    """Gradients of all layers, and for each example the name of what they are of."""
+class Explained(NamedTuple):
+    """Whose gradients are taken: of each example a choice, and what it is held against."""
 
-    layers: list[NDArray[np.float32]]
-    names: list[str]
+    scores: Sequence[Scores | None]
+    choices: Sequence[int]
+    contrasts: Sequence[int | None]
 
-    @classmethod
-    def of(
-        cls,
-        scores: list[Scores | None],
-        answer: Choice,
-        recorder: Recorder,
-        model: nn.Module,
-        score: ScoreName,
-    ) -> Gradients | None:
-        """Those of each example's answer, where the recorder was asked for gradients."""
-        if not recorder.wants_gradients:
-            return None
-        choices = choose_answers(scores, answer, model)
-        pairs = zip(scores, choices, strict=True)
-        return cls(
-            gradients_of(scores, choices, recorder, model, score),
-            [one.names([k])[0] for one, k in pairs if one is not None],
-        )
+    def labels(self) -> list[str]:
+        """In words, one for each example."""
+        examples = zip(self.scores, self.choices, self.contrasts, strict=True)
+        return [
+            one.label(k) if other is None else f"{one.label(k)} rather than {one.label(other)}"
+            for one, k, other in examples
+            if one is not None
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +50,8 @@ class ForwardPass:
     batch: Batch
     recorder: Recorder
     scores: Sequence[Scores | None]
-    gradients: Gradients | None = None
+    gradients: Sequence[NDArray[np.float32]] | None = None
+    explained: Explained | None = None
 
     def traces(self) -> list[AttentionTrace]:
         """One for each example."""
@@ -74,10 +64,10 @@ class ForwardPass:
         """One example's trace; its rows are checked here, at the cost of one sum."""
         layers = self.recorder.layers
         length = layers[0].weights.shape[-1]
-        kept = _positions(self.batch.kept, example, length)
+        positions = np.array(self.batch.positions_of(example, length))
         weights = self.recorder.stacked()[:, example]
-        if len(kept) < length:
-            weights = weights[:, :, kept[:, None], kept]
+        if len(positions) < length:
+            weights = weights[:, :, positions[:, None], positions]
         numbers = [layer.number for layer in layers if layer.number is not None]
         numbered = len(numbers) == len(layers) and numbers == sorted(set(numbers))
         return AttentionTrace.from_arrays(
@@ -86,18 +76,18 @@ class ForwardPass:
             layers=numbers if numbered else None,
             sinks=_sinks(self.recorder, weights),
             prediction=self._prediction(example),
-            gradients=self._gradients(example, kept),
-            measured=self._measured(example, kept),
+            gradients=self._gradients(example, positions),
+            measured=self._measured(example, positions),
             **self._about(example),
         )
 
-    def _gradients(self, example: int, kept: NDArray[np.intp]) -> NDArray[np.float32] | None:
+    def _gradients(self, example: int, positions: NDArray[np.intp]) -> NDArray[np.float32] | None:
         if self.gradients is None:
             return None
-        return np.stack([x[example][:, kept[:, None], kept] for x in self.gradients.layers])
+        return np.stack([x[example][:, positions[:, None], positions] for x in self.gradients])
 
     def _measured(
-        self, example: int, kept: NDArray[np.intp]
+        self, example: int, positions: NDArray[np.intp]
     ) -> dict[str, NDArray[np.float32]] | None:
         """Every measurement of every layer, padding trimmed."""
         measured: dict[str, NDArray[np.float32]] = {}
@@ -108,14 +98,16 @@ class ForwardPass:
                     f"of {type(self.model).__name__}; a result over the rest would be wrong."
                 )
             array = np.stack([layer[example] for layer in layers])
-            measured[name] = array[:, kept] if array.ndim == 2 else array[:, kept[:, None], kept]
+            measured[name] = (
+                array[:, positions] if array.ndim == 2 else array[:, positions[:, None], positions]
+            )
         return measured
 
     def _composed_trace(self, example: int) -> AttentionTrace:
         """An encoder–decoder: its three attentions as one graph over both sides' tokens."""
         lengths = {layer.stage: layer.weights.shape[-2] for layer in self.recorder.layers}
-        encoder = _positions(self.batch.kept, example, lengths["encoder"])
-        decoder = _positions(self.batch.decoder_kept, example, lengths["decoder"])
+        encoder = np.array(self.batch.positions_of(example, lengths["encoder"]))
+        decoder = np.array(self.batch.positions_of(example, lengths["decoder"], decoder=True))
         queries = {"encoder": encoder, "decoder": decoder, "cross": decoder}
         keys = {"encoder": encoder, "decoder": decoder, "cross": encoder}
         layers = [
@@ -127,9 +119,14 @@ class ForwardPass:
         if self.gradients is not None:
             squares = [
                 (x.stage, g[example][:, queries[x.stage][:, None], keys[x.stage]])
-                for x, g in zip(self.recorder.layers, self.gradients.layers, strict=True)
+                for x, g in zip(self.recorder.layers, self.gradients, strict=True)
             ]
             gradients = compose(squares, len(encoder), len(decoder), idle=0.0).weights
+        measured = {
+            name: self._composed(arrays, example, queries, keys)
+            for name, arrays in self.recorder.measured.items()
+            if name == GRADIENT_ATTENTION
+        }
         outputs = self.adapter.name_decoder_positions(
             self.model, self.tokenizer, self.batch, example, lengths["decoder"]
         )
@@ -141,8 +138,24 @@ class ForwardPass:
             encoder_length=len(encoder),
             prediction=self._prediction(example, shift=len(encoder)),
             gradients=gradients,
+            measured=measured,
             **self._about(example),
         )
+
+    def _composed(
+        self,
+        arrays: Sequence[NDArray[np.float32]],
+        example: int,
+        queries: Mapping[str, NDArray[np.intp]],
+        keys: Mapping[str, NDArray[np.intp]],
+    ) -> NDArray[np.float32]:
+        """A matrix of each sub-layer as one square stack; where it does nothing, 0."""
+        squares = [
+            (x.stage, array[example][queries[x.stage][:, None], keys[x.stage]][None])
+            for x, array in zip(self.recorder.layers, arrays, strict=True)
+        ]
+        lengths = len(queries["encoder"]), len(queries["decoder"])
+        return np.asarray(compose(squares, *lengths, idle=0.0).weights[:, 0])
 
     def _prediction(self, example: int, shift: int = 0) -> Prediction | None:
         scores = self.scores[example]
@@ -157,8 +170,8 @@ class ForwardPass:
     def _about(self, example: int) -> dict[str, Any]:
         heads = self.recorder.heads
         about = provenance_of(self.model, self.recorder.dtype)
-        if self.gradients is not None:
-            about["gradients_of"] = self.gradients.names[example]
+        if self.explained is not None:
+            about["gradients_of"] = self.explained.labels()[example]
         scores = self.scores[example]
         if scores is not None and scores.each is not None:
             about["predictions"] = scores.names(scores.each.argmax(dim=-1).tolist())
@@ -168,12 +181,6 @@ class ForwardPass:
             "copy": False,  # nobody else holds what was recorded
             "provenance": about,
         }
-
-
-def _positions(
-    kept: tuple[tuple[int, ...], ...] | None, example: int, length: int
-) -> NDArray[np.intp]:
-    return np.arange(length) if kept is None else np.array(kept[example])
 
 
 def _sinks(recorder: Recorder, weights: NDArray[np.float32]) -> NDArray[np.float32] | None:

@@ -16,12 +16,13 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
+    check_score,
     checked_start,
     required,
 )
 from attnflow.methods.sinks import find_sink
 from attnflow.trace import AttentionTrace
-from attnflow.trace.extras import GRADIENT_ATTENTION
+from attnflow.trace.extras import GRADIENT_ATTENTION, LOG_PROB, ScoreName
 
 __all__ = ["GradientAttention"]
 
@@ -41,6 +42,8 @@ class GradientAttention(Method):
     makes them shares.
 
     start_layer: the first layer that counts.
+    score: what gradients are taken of: the answer's "log-prob", or its "logit", the number before
+        the softmax.
     drop_sink: leave out the position on which the model parks attention it does not need, where
         one is found; what falls on it is counted in `elsewhere`. The provenance names it.
 
@@ -52,9 +55,11 @@ class GradientAttention(Method):
 
     name: ClassVar[str] = "gradient-attention"
     start_layer: int = 1
+    score: ScoreName = LOG_PROB
     drop_sink: bool = True
 
     def __post_init__(self) -> None:
+        check_score(self.score)
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
         if not isinstance(self.drop_sink, bool):
             raise MethodError(f"drop_sink is True or False; got {shorten(self.drop_sink)}.")
@@ -62,7 +67,7 @@ class GradientAttention(Method):
     @property
     def requires(self) -> Requirements:
         """The products of weights and gradients, which capture forms row by row."""
-        return Requirements(record=(GRADIENT_ATTENTION,))
+        return Requirements(record=(GRADIENT_ATTENTION,), score=self.score)
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution

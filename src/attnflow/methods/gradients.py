@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import frexp, ldexp
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, spread
-from attnflow.errors import MethodError, shorten
 from attnflow.methods.base import (
     Compared,
     Execution,
@@ -25,6 +24,7 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
+    check_score,
     checked_start,
     required,
 )
@@ -64,7 +64,7 @@ class GradientRollout(Method):
     score: ScoreName = LOG_PROB
 
     def __post_init__(self) -> None:
-        _check_score(self.score)
+        check_score(self.score)
         object.__setattr__(self, "heads", checked_heads(self.heads))
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
 
@@ -76,16 +76,16 @@ class GradientRollout(Method):
         relevance = np.eye(trace.length)
         rows, others = list(selection.rows), spread(trace.length)
         grown: dict[int, Matrix] = {}
-        held: dict[int, Matrix] = {}
+        comparison: dict[int, Matrix] = {}
         for number in selection.available:
             index = trace.layers.index(number)
             if trace.encoder_length is not None and trace.stages and trace.stages[index] == "cross":
                 relevance = _crossed(relevance, weighted[index], trace.encoder_length)
             else:
                 relevance = relevance + weighted[index] @ relevance
-            grown[number], held[number] = relevance[rows], relevance[others]
+            grown[number], comparison[number] = relevance[rows], relevance[others]
         values = np.stack([grown[number] for number in selection.layers])
-        compared = Compared(others, np.stack([held[number] for number in selection.layers]))
+        compared = Compared(others, np.stack([comparison[number] for number in selection.layers]))
         return attribution_of(self, trace, values, selection, compared=compared)
 
     @property
@@ -118,7 +118,7 @@ class GradientFlow(Flow):
 
     def __post_init__(self, threads: int | None) -> None:
         super().__post_init__(threads)
-        _check_score(self.score)
+        check_score(self.score)
 
     def mixed(self, trace: AttentionTrace) -> Matrix:
         """Weights times gradients, what is negative dropped, heads mixed."""
@@ -148,14 +148,8 @@ class GradientFlow(Flow):
     ) -> NDArray[np.bool_]:
         """A flow may also fill its own target's row, and that does say something about it."""
         received = capacities[0].sum(axis=0)[list(columns)]
-        sent = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
-        return np.asarray(received[None, None, :] <= sent[:, :, None])
-
-
-def _check_score(score: object) -> None:
-    if not isinstance(score, str) or score not in get_args(ScoreName):
-        allowed = ", ".join(map(repr, get_args(ScoreName)))
-        raise MethodError(f"score={shorten(score)} is none of {allowed}.")
+        passed_on = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
+        return np.asarray(received[None, None, :] <= passed_on[:, :, None])
 
 
 def _gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:

@@ -170,7 +170,7 @@ def completion_table(
     text.append("\n")
     if result.elsewhere is not None and len(result.targets) > 1:
         least, most = float(result.elsewhere.min()), float(result.elsewhere.max())
-        rest = "outside these spans" if "spans" in result.title else "on generated tokens"
+        rest = "outside these spans" if "spans(" in result.recipe else "on generated tokens"
         text.append(f"{rest}: {short_number(least, 3)} to {short_number(most, 3)}\n", style="dim")
     return text
 

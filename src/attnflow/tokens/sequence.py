@@ -6,6 +6,7 @@ when a result is cut down to some targets, so `row(5)` means the same before and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +29,8 @@ __all__ = ["TokenRef", "Tokens"]
 TokenRef = int | str
 """How a user names a position: by number (negative: from the end) or by the token itself."""
 
-_LISTED = 60  # error messages list this many tokens before they cut the list short
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_LONGEST_LIST = 60  # error messages list this many tokens before they cut the list short
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,19 @@ class Tokens(Sequence[str]):
     def text(self) -> tuple[str, ...]:
         """The tokens as people read them, without spaces around them, line ends visible."""
         return tuple(labels(self.texts))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The same, and where a word occurs twice with its position as a superscript.
+
+        >>> Tokens(("the", "key", "to", "the", "cabinets")).names
+        ('the⁰', 'key', 'to', 'the³', 'cabinets')
+        """
+        count = Counter(self.text)
+        return tuple(
+            text if count[text] == 1 else f"{text}{str(position).translate(_SUPERSCRIPTS)}"
+            for text, position in zip(self.text, self.positions, strict=True)
+        )
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -218,10 +233,10 @@ class Tokens(Sequence[str]):
 
     def listing(self) -> str:
         """The tokens with their positions, as error messages show them."""
-        pairs = zip(self.positions[:_LISTED], self.texts, strict=False)
+        pairs = zip(self.positions[:_LONGEST_LIST], self.texts, strict=False)
         entries = [f"{position} {shorten(token, 40)}" for position, token in pairs]
-        if len(self) > _LISTED:
-            entries.append(f"... ({len(self) - _LISTED} more)")
+        if len(self) > _LONGEST_LIST:
+            entries.append(f"... ({len(self) - _LONGEST_LIST} more)")
         return ", ".join(entries)
 
     def groups(self) -> list[list[int]]:
@@ -319,15 +334,15 @@ def _listed(name: str, values: object) -> tuple[Any, ...]:
         ) from error
 
 
-def _numbers(name: str, numbers: Iterable[Any], *, or_none: bool = False) -> tuple[Any, ...]:
+def _numbers(name: str, entries: Iterable[Any], *, or_none: bool = False) -> tuple[Any, ...]:
     """Whole numbers of at least 0, or None where allowed."""
-    checked = []
-    for entry in numbers:
+    numbers = []
+    for entry in entries:
         number = whole_number(entry)
         if (number is None or number < 0) and not (or_none and entry is None):
             raise TokensError(
                 f"{name} are whole numbers from 0{', or None' if or_none else ''}; got "
                 f"{shorten(entry)}."
             )
-        checked.append(number)
-    return tuple(checked)
+        numbers.append(number)
+    return tuple(numbers)

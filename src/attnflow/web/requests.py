@@ -117,6 +117,8 @@ class ExplainRequest(_Request):
 
     text: str = ""
     methods: list[Any] = []
+    careful: bool = False
+    confirm: bool = True
 
     def make_methods(self) -> tuple[Method, ...]:
         """The methods, in the order they were sent."""
@@ -134,6 +136,8 @@ class GenerateRequest(_Request):
     methods: list[Any] = [DEFAULT]
     tokens: int = 12
     chat: bool = False
+    careful: bool = False
+    confirm: bool = True
 
     @field_validator("tokens")
     @classmethod

@@ -19,7 +19,7 @@ from attnflow.evaluation.ablation.rankings import RANDOM, Ranking, named_ranking
 from attnflow.evaluation.ablation.results import CompletionEvaluation
 from attnflow.evaluation.fingerprint import digest_of, digest_of_tokenizer, digest_of_weights
 from attnflow.evaluation.journal import Journal
-from attnflow.evaluation.results import Record
+from attnflow.evaluation.records import Record
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_language_model
 from attnflow.hosts.transformers.generate import checked_generator
@@ -27,7 +27,12 @@ from attnflow.hosts.transformers.texts import checked_tokenizer
 from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens.units import Level, check_level
 
-__all__ = ["evaluate_completions"]
+__all__ = ["DEFAULT_RANKINGS", "evaluate_completions"]
+
+DEFAULT_RANKINGS = (
+    *("default", "careful", "gradient-attention", "gradient-rollout", "rollout", "raw-mean"),
+    "leave-one-out",
+)
 
 _MOST = 1_000_000  # passes, tokens: more is a mistake
 _SETTINGS = (
@@ -41,7 +46,7 @@ def evaluate_completions(
     model: Any,
     prompts: Sequence[str | CompletionPrompt],
     *,
-    methods: Sequence[Any] | dict[str, Any],
+    methods: Sequence[Any] | dict[str, Any] | None = None,
     tokenizer: Any = None,
     level: Level = "word",
     by: By = "hide",
@@ -65,7 +70,8 @@ def evaluate_completions(
 
     model: a name, a folder, a loaded model (with its `tokenizer`), or None for SmolLM2.
     prompts: texts or `CompletionPrompt`s; `read_prompts` reads them from a file.
-    methods: names, methods or functions, as `named_rankings` takes them; "random" is added.
+    methods: names, methods or functions, as `named_rankings` takes them; "random" is added. By
+        default those of `DEFAULT_RANKINGS`; what the model cannot be explained by is left out.
     level, by, score: what a source is, how it is taken away, and what is measured.
     ablations, hidden: LDS is taken over so many random ablations, each of this share; 0 leaves LDS
         and the drop out.
@@ -79,6 +85,15 @@ def evaluate_completions(
     chat: put each prompt into the model's chat template, whose own tokens are no sources.
     samples: use only so many of the prompts that can be used; default: all.
     resume: a file that every prompt's result is kept in; if it is there, the run goes on after it.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> prompts = ["the keys to the cabinets", "the author talked to sara"]
+    >>> evaluation = evaluate_completions(
+    ...     model, prompts, methods=["raw"], tokenizer=tokenizer, ablations=8, max_new_tokens=2
+    ... )
+    >>> evaluation.methods
+    ('raw', 'random')
     """
     if model is None or isinstance(model, (str, os.PathLike)):
         model, own_tokenizer = load_language_model(model)
@@ -95,7 +110,7 @@ def evaluate_completions(
     items = tuple(CompletionPrompt(p) if isinstance(p, str) else p for p in prompts)
     if not items:
         raise InputError("There are no prompts to evaluate on.")
-    rankings = named_rankings(methods, by=by, score=score)
+    rankings = named_rankings(methods or DEFAULT_RANKINGS, by=by, score=score)
     judge = CompletionJudge(
         model=checked_generator(model),
         tokenizer=tokenizer,
@@ -185,12 +200,8 @@ def _usable(records: Sequence[Record]) -> int:
 
 def _first_usable(records: Sequence[Record], goal: int) -> list[Record]:
     """All records up to the one that reaches the goal: a longer journal may hold more."""
-    taken: list[Record] = []
-    for record in records:
-        if _usable(taken) >= goal:
-            break
-        taken.append(record)
-    return taken
+    count = next((k for k in range(len(records)) if _usable(records[:k]) >= goal), len(records))
+    return list(records[:count])
 
 
 def _missing(rankings: Mapping[str, Ranking], rows: set[str]) -> dict[str, str]:

@@ -16,19 +16,19 @@ from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 from attnflow.trace.extras import ScoreName
 
-__all__ = ["Choice", "choose_answers", "differentiable", "gradients_of"]
+__all__ = ["Choice", "choose_answers", "choose_contrasts", "differentiable", "gradients_of"]
 
 Answer = int | str
 Choice = Answer | Sequence[Answer] | None
 
 
 @contextmanager
-def differentiable(model: nn.Module, wanted: bool) -> Iterator[None]:
+def differentiable(model: nn.Module, enabled: bool) -> Iterator[None]:
     """A graph for one pass, also of a model whose parameters are frozen; their flags come back.
 
     Only gradients of the weights are computed later: no parameter's `.grad` is touched.
     """
-    if not wanted:
+    if not enabled:
         with torch.no_grad():
             yield
         return
@@ -52,6 +52,15 @@ def choose_answers(scores: Sequence[Scores | None], answer: Choice, model: nn.Mo
     return [_choice(one, k, model) for one, k in zip(scores, answers, strict=True)]
 
 
+def choose_contrasts(
+    scores: Sequence[Scores | None], contrast: Answer | None, model: nn.Module
+) -> list[int | None]:
+    """For each example the choice that its answer is held against, where there is one."""
+    if contrast is None:
+        return [None] * len(scores)
+    return [_choice(one, contrast, model) for one in scores]
+
+
 def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> int:
     if scores is None:
         raise ModelError(
@@ -67,21 +76,27 @@ def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> i
 def gradients_of(
     scores: Sequence[Scores | None],
     choices: Sequence[int],
+    contrasts: Sequence[int | None],
+    score: ScoreName,
     recorder: Recorder,
     model: nn.Module,
-    score: ScoreName,
 ) -> list[NDArray[np.float32]]:
     """One array for each layer, in the shape of its weights.
 
     No example's score depends on another's weights, so the gradient of their sum is each one's own.
     """
+    examples = zip(scores, choices, contrasts, strict=True)
     total = torch.stack(
-        [one.score(k, score) for one, k in zip(scores, choices, strict=True) if one]
+        [
+            one.score(k, score) if other is None else one.contrast(k, other, score)
+            for one, k, other in examples
+            if one
+        ]
     ).sum()
-    used = [part for layer in recorder.layers for part in layer.in_graph]
-    if not total.requires_grad or not all(part.requires_grad for part in used):
+    weights = [part for layer in recorder.layers for part in layer.in_graph]
+    if not total.requires_grad or not all(part.requires_grad for part in weights):
         raise _not_in_graph(model)
-    gradients = iter(torch.autograd.grad(total, used, allow_unused=True))
+    gradients = iter(torch.autograd.grad(total, weights, allow_unused=True))
     return [
         _joined([next(gradients) for _ in layer.in_graph], layer.weights.shape, model)
         for layer in recorder.layers

@@ -34,6 +34,7 @@ from attnflow.hosts.transformers.facts import facts_of, is_encoder_decoder
 from attnflow.hosts.transformers.heads import read_scores
 from attnflow.hosts.transformers.images import name_patches
 from attnflow.hosts.transformers.row_gradients import (
+    NO_CONTRAST,
     PredictingRows,
     gradient_rows,
     rows_are_exact,
@@ -48,7 +49,7 @@ from attnflow.hosts.transformers.texts import (
     words_of,
 )
 from attnflow.tokens import Tokens
-from attnflow.trace.extras import MEASURES
+from attnflow.trace.extras import MEASURES, ScoreName
 
 __all__ = ["TransformersAdapter"]
 
@@ -92,23 +93,25 @@ class TransformersAdapter(Adapter):
                 f"Prepared inputs need one of {', '.join(map(repr, _INPUTS))}; got "
                 f"{', '.join(map(shorten, inputs)) or 'none'}."
             )
-        moved = on_device(inputs, device_of(model))
-        _check_ranks(moved)
-        moved = padding_to_the_right(moved, "attention_mask")
-        moved = padding_to_the_right(moved, "decoder_attention_mask", prefix="decoder_")
+        tensors = on_device(inputs, device_of(model))
+        _check_ranks(tensors)
+        tensors = padding_to_the_right(tensors, "attention_mask")
+        tensors = padding_to_the_right(tensors, "decoder_attention_mask", prefix="decoder_")
         for name in ("input_ids", "decoder_input_ids"):
-            if name in moved:
-                _check_length(model, moved[name].shape[1], facts)
-        if "input_ids" in moved:
-            check_vocabulary(_tower(cast(PreTrainedModel, model), moved), moved["input_ids"])
-        kept = kept_positions(moved.get("attention_mask")) if "input_ids" in moved else None
-        decoder_kept = kept_positions(moved.get("decoder_attention_mask"))
-        if facts.decoder_reads_input and "input_ids" in moved:
-            moved.setdefault("decoder_input_ids", shifted_input(moved["input_ids"], facts))
-            decoder_kept = decoder_kept or kept
-        size = len(next(moved[name] for name in _INPUTS if name in moved))
-        _check_classifier(model, moved, size, facts)
-        return Batch(moved, size=size, kept=kept, decoder_kept=decoder_kept)
+            if name in tensors:
+                _check_length(model, tensors[name].shape[1], facts)
+        if "input_ids" in tensors:
+            check_vocabulary(_tower(cast(PreTrainedModel, model), tensors), tensors["input_ids"])
+        positions = (
+            kept_positions(tensors.get("attention_mask")) if "input_ids" in tensors else None
+        )
+        decoder_positions = kept_positions(tensors.get("decoder_attention_mask"))
+        if facts.decoder_reads_input and "input_ids" in tensors:
+            tensors.setdefault("decoder_input_ids", shifted_input(tensors["input_ids"], facts))
+            decoder_positions = decoder_positions or positions
+        size = len(next(tensors[name] for name in _INPUTS if name in tensors))
+        _check_classifier(model, tensors, size, facts)
+        return Batch(tensors, size=size, positions=positions, decoder_positions=decoder_positions)
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         """The model, or the one of its towers that the inputs are for."""
@@ -155,11 +158,11 @@ class TransformersAdapter(Adapter):
     ) -> Tokens:
         """Word pieces, patches, or moments of sound."""
         if "input_ids" in batch.inputs:
-            kept = batch.kept[example] if batch.kept else tuple(range(length))
-            tokens = tokens_of(tokenizer, batch.inputs["input_ids"][example][list(kept)].tolist())
+            positions = list(batch.positions_of(example, length))
+            tokens = tokens_of(tokenizer, batch.inputs["input_ids"][example][positions].tolist())
             if batch.words is None:
                 return tokens
-            return replace(tokens, words=tuple(batch.words[example][k] for k in kept))
+            return replace(tokens, words=tuple(batch.words[example][k] for k in positions))
         if "pixel_values" in batch.inputs:
             return name_patches(_config(model), batch.inputs["pixel_values"], length)
         if "input_features" in batch.inputs:
@@ -172,8 +175,8 @@ class TransformersAdapter(Adapter):
         """The decoder's word pieces."""
         if "decoder_input_ids" not in batch.inputs:
             return super().name_decoder_positions(model, tokenizer, batch, example, length)
-        kept = batch.decoder_kept[example] if batch.decoder_kept else tuple(range(length))
-        return tokens_of(tokenizer, batch.inputs["decoder_input_ids"][example][list(kept)].tolist())
+        positions = list(batch.positions_of(example, length, decoder=True))
+        return tokens_of(tokenizer, batch.inputs["decoder_input_ids"][example][positions].tolist())
 
     def embedding(self, model: nn.Module, at: EmbeddingSite) -> nn.Module:
         """The model's own word embedding, or the last module before its first block."""
@@ -191,9 +194,9 @@ class TransformersAdapter(Adapter):
     def token_ids(self, model: nn.Module, tokenizer: Any) -> TokenIds:
         """What the tokenizer names; a word it does not know is still a word."""
         ids = {name: getattr(tokenizer, f"{name}_token_id", None) for name in _TOKENS}
-        named = {name: int(number) for name, number in ids.items() if number is not None}
-        blanks = {name: named[name] for name in _TOKENS[:3] if name in named}
-        return TokenIds(blanks, frozenset(named[name] for name in named if name != "unk"))
+        numbers = {name: int(number) for name, number in ids.items() if number is not None}
+        blanks = {name: numbers[name] for name in _TOKENS[:3] if name in numbers}
+        return TokenIds(blanks, frozenset(numbers[name] for name in numbers if name != "unk"))
 
     def facts(self, model: nn.Module) -> ModelFacts:
         """From the config, the class and the attention modules; no list of names."""
@@ -220,16 +223,26 @@ class TransformersAdapter(Adapter):
             and rows_are_exact(host, self.expected_layers(model))
         )
 
-    def gradient_rows(self, model: nn.Module, batch: Batch, choices: Sequence[int]) -> Tensor:
+    def gradient_rows(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        choices: Sequence[int],
+        contrasts: Sequence[int | None],
+        score: ScoreName,
+    ) -> Tensor:
         """Each position is explained by the token that follows it, the last one by its choice."""
         ids = batch.inputs["input_ids"]
         mask = batch.inputs.get("attention_mask", torch.ones_like(ids))
         tokens = torch.cat([ids[:, 1:], ids[:, :1]], dim=1)
-        for example, choice in enumerate(choices):
-            last = batch.kept[example][-1] if batch.kept else ids.shape[1] - 1
+        others = torch.full_like(tokens, NO_CONTRAST)
+        for example, (choice, contrast) in enumerate(zip(choices, contrasts, strict=True)):
+            last = batch.positions_of(example, ids.shape[1])[-1]
             tokens[example, last] = choice
-        rows = PredictingRows(ids, mask, first=0, tokens=tokens, explained=mask.float())
-        return gradient_rows(cast(PreTrainedModel, model), rows).values
+            others[example, last] = NO_CONTRAST if contrast is None else contrast
+        explained = mask.float()
+        rows = PredictingRows(ids, mask, 0, tokens, explained=explained, contrasts=others)
+        return gradient_rows(cast(PreTrainedModel, model), rows, score).values
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
@@ -244,15 +257,15 @@ class TransformersAdapter(Adapter):
 @contextmanager
 def _measuring(tower: PreTrainedModel, recorder: Recorder, session: Session) -> Iterator[None]:
     """What is asked for beside the weights: blocks taken apart, layers replayed."""
-    config, shown = _config(tower), type(tower).__name__
+    config, name = _config(tower), type(tower).__name__
     with ExitStack() as stack:
         if set(recorder.record) & set(BLOCK_MEASURES):
-            parts = declared_parts(tower.base_model, config.model_type, shown)
-            stack.enter_context(watched_blocks(parts, recorder, shown))
+            parts = declared_parts(tower.base_model, config.model_type, name)
+            stack.enter_context(watched_blocks(parts, recorder, name))
         if VALUE_ZEROING in recorder.record:
             if is_encoder_decoder(tower):
                 raise UnsupportedModelError(
-                    f"{shown} is an encoder–decoder: a layer of its decoder attends twice, so "
+                    f"{name} is an encoder–decoder: a layer of its decoder attends twice, so "
                     "zeroing a value in it is not one thing. Gradient methods work on it."
                 )
             stack.enter_context(replayed(outermost_layers(tower), recorder, session))
@@ -317,8 +330,9 @@ def _check_classifier(
             "model.config.pad_token_id, or capture one text at a time."
         )
     if facts.decoder_reads_input:
-        ends = (ids == facts.end_token).sum(dim=1).tolist()
-        if facts.end_token is None or len(set(ends)) > 1 or not ends[0]:
+        end = -1 if facts.end_token is None else facts.end_token
+        ends = ids.eq(end).sum(dim=1).tolist()
+        if len(set(ends)) > 1 or not ends[0]:
             raise TokensError(
                 f"{name} reads its class at the end token of its input "
                 f"({facts.end_token}), of which every text needs as many; got {ends}. Tokenize "

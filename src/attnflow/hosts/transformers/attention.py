@@ -30,6 +30,7 @@ from attnflow.errors import CaptureError
 from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Stage
 from attnflow.hosts.restore import Changes, exclusive
+from attnflow.hosts.transformers.facts import is_encoder_decoder
 
 __all__ = [
     "attending",
@@ -206,7 +207,7 @@ def _configs(model: PreTrainedModel) -> list[Any]:
 
 def _stage(model: PreTrainedModel, name: str) -> Stage:
     """Which of the three attentions of an encoder–decoder a module computes, by its name."""
-    if not getattr(model.config, "is_encoder_decoder", False):
+    if not is_encoder_decoder(model):
         return "self"
     if any(part in _CROSS for part in name.split(".")):
         return "cross"

@@ -34,15 +34,22 @@ from transformers.modeling_utils import AttentionInterface
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.restore import exclusive, ordinary
 from attnflow.hosts.transformers.attention import eager_function, own_attention, point_at
+from attnflow.trace.extras import LOG_PROB, ScoreName
 
-__all__ = ["PredictingRows", "RowContributions", "gradient_rows", "rows_are_exact"]
+__all__ = [
+    "NO_CONTRAST",
+    "PredictingRows",
+    "RowContributions",
+    "gradient_rows",
+    "rows_are_exact",
+]
 
 _NAME = "attnflow_row_gradients"
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
 _SAME = 1e-3  # how far recomputed weights may be from the model's own, as a share of the largest
 
-Score = Callable[[Tensor, Tensor], Tensor]
-"""Logits (batch, rows, vocabulary) and the tokens that follow (batch, rows) to one score each."""
+NO_CONTRAST = -1
+"""In the place of a token's id: its score is held against no other's."""
 
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -56,6 +63,12 @@ def logit(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.float().gather(-1, tokens[..., None]).squeeze(-1)
 
 
+_SCORES: dict[ScoreName, Callable[[Tensor, Tensor], Tensor]] = {
+    "log-prob": log_probability,
+    "logit": logit,
+}
+
+
 @dataclass(frozen=True, eq=False)
 class PredictingRows:
     """Texts of one length, and what their positions from `first` on predict.
@@ -63,7 +76,8 @@ class PredictingRows:
     ids, mask: (batch, length), padding has the mask 0. tokens: (batch, length - first), the token
     whose score each row explains. explained: the same shape, 0 for rows that do not count, such as
     those after the end of a shorter text. cache: keys and values of the positions before `first`,
-    if they are at hand.
+    if they are at hand. contrasts: the shape of `tokens`, the token whose score is subtracted, or
+    NO_CONTRAST.
     """
 
     ids: Tensor
@@ -72,6 +86,7 @@ class PredictingRows:
     tokens: Tensor
     explained: Tensor | None = None
     cache: Any = None
+    contrasts: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -88,16 +103,27 @@ class PredictingRows:
         """The position each token has in its own text, as generate() counts."""
         return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
 
+    def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
+        """`(batch, rows)`: what each of these rows is explained by, 0 where it does not count."""
+        score = _SCORES[name]
+        scores = score(logits, self.tokens[:, rows])
+        if self.contrasts is not None:
+            others = self.contrasts[:, rows]
+            difference = scores - score(logits, others.clamp(min=0))
+            scores = torch.where(others == NO_CONTRAST, scores, difference)
+        return scores if self.explained is None else scores * self.explained[:, rows]
+
 
 class RowContributions(NamedTuple):
     """Gradient attention of some rows, and where they attend.
 
     values: (layers, batch, rows, keys). weights: (batch, rows, keys), the mean weight over all
-    layers and heads.
+    layers and heads. log_probs: (batch, rows), of the token that each row is about.
     """
 
     values: Tensor
     weights: Tensor
+    log_probs: Tensor
 
 
 @dataclass(eq=False)
@@ -114,7 +140,7 @@ class _Rows:
         self.contributions[module] = product.relu().mean(dim=1)
         self.weights[module] = weights.float().mean(dim=1)
 
-    def take(self) -> RowContributions:
+    def take(self, log_probs: Tensor) -> RowContributions:
         """What every layer reported."""
         if len(self.contributions) < len(self.order) or not self.order:
             raise CaptureError(
@@ -124,6 +150,7 @@ class _Rows:
         return RowContributions(
             torch.stack([self.contributions[module] for module in self.order]),
             torch.stack([self.weights[module] for module in self.order]).mean(dim=0),
+            log_probs,
         )
 
 
@@ -158,9 +185,9 @@ def _attend(
     output = output + (on_diagonal[..., None] * difference).transpose(1, 2)
     if output.requires_grad:
         rows.order.append(module)
-        used = weights.detach()
+        constant = weights.detach()
         output.register_hook(
-            lambda gradient: rows.add(module, used, _weight_gradient(gradient, constant_value))
+            lambda gradient: rows.add(module, constant, _weight_gradient(gradient, constant_value))
         )
     return output, None
 
@@ -251,7 +278,7 @@ def rows_are_exact(model: PreTrainedModel, layers: int | None) -> bool:
 
 
 def gradient_rows(
-    model: PreTrainedModel, text: PredictingRows, score: Score = log_probability
+    model: PreTrainedModel, text: PredictingRows, score: ScoreName = LOG_PROB
 ) -> RowContributions:
     """Row r is that of position `first + r`, over all `length` keys."""
     text = text.ordinary()
@@ -262,11 +289,13 @@ def gradient_rows(
         end = min(begin + step, text.length)
         part = _part(model, text, cache, begin, end, score)
         unseen = (0, text.length - end)
-        parts.append(RowContributions(*(nn.functional.pad(array, unseen) for array in part)))
+        values, weights = (nn.functional.pad(array, unseen) for array in part[:2])
+        parts.append(RowContributions(values, weights, part.log_probs))
         _detach(cache)
     return RowContributions(
         torch.cat([part.values for part in parts], dim=2),
         torch.cat([part.weights for part in parts], dim=1),
+        torch.cat([part.log_probs for part in parts], dim=1),
     )
 
 
@@ -293,7 +322,12 @@ def _prefix(model: PreTrainedModel, text: PredictingRows) -> DynamicCache:
 
 
 def _part(
-    model: PreTrainedModel, text: PredictingRows, cache: Any, begin: int, end: int, score: Score
+    model: PreTrainedModel,
+    text: PredictingRows,
+    cache: Any,
+    begin: int,
+    end: int,
+    score: ScoreName,
 ) -> RowContributions:
     """Rows of the positions from begin up to end; their keys are added to the cache."""
     rows = _Rows()
@@ -305,12 +339,9 @@ def _part(
             past_key_values=cache,
             use_cache=True,
         ).logits
-        rows_of_part = slice(begin - text.first, end - text.first)
-        scores = score(logits, text.tokens[:, rows_of_part])
-        if text.explained is not None:
-            scores = scores * text.explained[:, rows_of_part]
-        torch.autograd.grad(scores.sum(), leaf())
-        return rows.take()
+        part = slice(begin - text.first, end - text.first)
+        torch.autograd.grad(text.scores(logits, part, score).sum(), leaf())
+        return rows.take(log_probability(logits.detach(), text.tokens[:, part]))
 
 
 @contextmanager
