@@ -384,6 +384,7 @@ class Attribution:
         storage.write(path, "Attribution", files.header_of(self), self.arrays())
 
     @classmethod
+    @checked_arguments
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote, or the first result of a page's JSON; both are checked."""
         if (page := files.page_result(path)) is not None:
