@@ -305,6 +305,11 @@ class Attribution:
     def _remarks(self) -> list[str]:
         """What a reader of the highest layer should know beside the numbers."""
         remarks = [f"the model says {self.prediction}"] if self.prediction else []
+        if self.prediction is not None and self.prediction.pooled:
+            remarks.append(
+                "the answer is read from the mean of all positions: no row of one position is its "
+                "explanation"
+            )
         if self.confirmation is not None:
             remarks.append(str(self.confirmation))
         highest = max(self.layers)

@@ -43,6 +43,7 @@ from attnflow.cli.output import (
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import AttributionWarning, InputError, SaturationWarning
 from attnflow.methods import Flow, Method
+from attnflow.methods.rows import pooled_row
 from attnflow.show import terminal
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
@@ -118,6 +119,7 @@ def explain(
         write_graph(applied, trace, references[0], layer, output)
         return
     result, remarks = _apply(applied, trace, references, layers)
+    result = pooled_row(result) if references is None and not every else result
     if confirm and not targets and rather_than is None:
         result = _confirmed(result, loaded, text, answer)
     result = result.merge_words() if words else result
@@ -260,9 +262,14 @@ def _confirmed(result: Attribution, loaded: Loaded, text: str, answer: int | Non
     return with_confirmation(result, loaded.model, token, loaded.tokenizer)
 
 
-def _targets_or_prediction(targets: list[str] | None, trace: AttentionTrace) -> list[TokenRef]:
+def _targets_or_prediction(
+    targets: list[str] | None, trace: AttentionTrace
+) -> list[TokenRef] | None:
+    """Where the answer is read from; None where that is the mean of all positions."""
     if targets:
         return [parse_target(target) for target in targets]
+    if trace.prediction is not None and trace.prediction.pooled:
+        return None
     return [trace.prediction.position if trace.prediction else 0]
 
 
