@@ -26,6 +26,7 @@ from attnflow.web.requests import Limits
 from full_disk import full_disks
 from hostile_surface import try_command_lines, try_raw_requests, try_request_bodies
 from interrupts import interrupted_captures, threaded_captures
+from joint_games import check_games
 from mutations import mutate_files
 from random_graphs import check_random_graphs
 from serving import serving
@@ -51,6 +52,16 @@ def graphs(count: int, folder: Path) -> Count:
     """Random graphs of every kind against exact arithmetic."""
     tally = check_random_graphs(count)
     return Count(tally.graphs, list(tally.wrong))
+
+
+def games(count: int, folder: Path) -> Count:
+    """Sampled Shapley flows against all subsets: rows add up, intervals keep their promise."""
+    tally = check_games(count)
+    missed = tally.values - tally.enclosed
+    wrong = list(tally.wrong)
+    if missed > 0.05 * tally.values:
+        wrong.append(f"{missed} of {tally.values} values lie outside their 95 % intervals")
+    return Count(tally.games, wrong)
 
 
 def types(count: int, folder: Path) -> Count:
@@ -127,6 +138,7 @@ def disks(count: int, folder: Path) -> Count:
 KINDS: dict[str, tuple[Callable[[int, Path], Count], int]] = {
     "changed files": (files, 10_000),
     "random graphs": (graphs, 2_000),
+    "joint games": (games, 4_000),
     "wrong types": (types, 5_000),
     "command lines": (command_lines, 500),
     "request bodies": (bodies, 1_000),
