@@ -9,17 +9,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from attnflow.attribution import Attribution
+from attnflow.cli.documents import read_text
 from attnflow.cli.options import (
     AnswerOption,
     DecoderTextOption,
+    FileOption,
     JsonOption,
     LayersOption,
     MethodOption,
     ModelOption,
     OptionOption,
     OutputOption,
+    TableOption,
     TargetsOption,
     WordsOption,
     check_text,
@@ -41,6 +45,7 @@ from attnflow.cli.progress import progress_bars
 from attnflow.errors import AttributionWarning, InputError, SaturationWarning
 from attnflow.methods import Flow, Method
 from attnflow.show import terminal
+from attnflow.show.sentences import place_of, sources_sentence
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
@@ -51,7 +56,10 @@ _LONG = 20.0  # seconds after which people want to know how many more
 
 
 def explain(
-    text: Annotated[str, typer.Argument(help="The text to explain.")],
+    text: Annotated[
+        str | None, typer.Argument(help="The text to explain; - reads standard input.")
+    ] = None,
+    file: FileOption = None,
     model: ModelOption = None,
     method: MethodOption = "rollout",
     targets: TargetsOption = None,
@@ -72,6 +80,7 @@ def explain(
         bool,
         typer.Option("--all-targets", help="Explain every position; needs --json or --output."),
     ] = False,
+    table: TableOption = False,
     as_json: JsonOption = False,
     output: OutputOption = None,
     figure: Annotated[
@@ -83,6 +92,7 @@ def explain(
     ] = None,
 ) -> None:
     """Show which tokens of TEXT the model's output draws on."""
+    text = read_text(text, file)
     applied = parse_method(method or "rollout", option)
     all_targets = all_targets or figure == "pairs"
     several = all_targets or len(targets or []) > 1
@@ -110,7 +120,7 @@ def explain(
     elif output is not None:
         write_result(result, output, figure=figure, trace=None if words else trace)
     else:
-        _show(result, saturation)
+        _show(result, saturation, table=table, every_layer=bool(layers))
 
 
 def _check_request(
@@ -202,21 +212,33 @@ def _tell_estimate(
         typer.echo(f"attnflow: this will take about {duration}.", err=True)
 
 
-def _show(result: Attribution, saturation: str) -> None:
+def _show(result: Attribution, saturation: str, *, table: bool, every_layer: bool) -> None:
+    """What must be known first, the answer and its sources in a sentence, the text; the table."""
     console = Console(highlight=False)
+    if saturation:
+        console.print(saturation, style="yellow", soft_wrap=True)
+    predicting = result.prediction is not None and (
+        result.prediction.position == result.targets.positions[0]
+    )
     if result.prediction is not None:
-        console.print(f"prediction: [bold]{escape(str(result.prediction))}[/bold]")
-    console.print(f"target: {result.targets.positions[0]} {escape(repr(result.targets[0]))}")
-    console.print(escape(result.title), style="dim", soft_wrap=True)
+        console.print(f"The model says [bold]{escape(str(result.prediction))}[/bold].")
+    subject = result.prediction.label if predicting and result.prediction else None
+    sentence = sources_sentence(result, k=4, subject=subject)
+    console.print(Text(sentence), soft_wrap=True)
     console.print()
     shaded = terminal.shaded_text(result, console=console)
     if shaded is not None:
         console.print(shaded)
         console.print()
-    console.print(terminal.layers_table([result], names=[result.method.name], console=console))
-    console.print(terminal.contributions(result))
-    if saturation:
-        console.print(saturation, style="yellow")
+    if table:
+        most = None if every_layer else terminal.MOST_LAYERS
+        names = [result.title]
+        console.print(terminal.layers_table([result], names=names, console=console, most=most))
+        console.print(terminal.contributions(result))
+    place = place_of(result.layers[-1])
+    position = f"{result.targets.text[0]}, position {result.targets.positions[0]}"
+    about = f"{result.title}, {place}, read at {position}. --table shows every layer."
+    console.print(Text(about, style="dim"), soft_wrap=True)
 
 
 def _show_cut(

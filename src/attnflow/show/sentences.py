@@ -82,9 +82,16 @@ def word_row(result: Attribution, rows: Sequence[int] = (0,), *, layer: int = -1
 
 
 def sources_sentence(
-    result: Attribution, rows: Sequence[int] = (0,), *, k: int = 3, layer: int = -1
+    result: Attribution,
+    rows: Sequence[int] = (0,),
+    *,
+    k: int = 3,
+    layer: int = -1,
+    subject: str | None = None,
 ) -> str:
     """What these targets came from: "*Russia* came from *Putin* (71 %)".
+
+    subject: what the sentence is about, if not the targets' own words, such as a prediction.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["a", "key"])
@@ -92,16 +99,17 @@ def sources_sentence(
     '“key” came from “key” (75 %) and “a” (25 %).'
     """
     row = word_row(result, rows, layer=layer)
+    name = row.target if subject is None else subject
     order = _order(row)
     raising = [n for n in order if row.values[n] > 0 and not _is_nothing(row, n)][:k]
     lowering = [n for n in order if row.values[n] < 0][: max(1, k - 1)]
     parts = []
     if raising:
-        parts.append(f"“{row.target}” came from {_listing(row, raising)}")
+        parts.append(f"“{name}” came from {_listing(row, raising)}")
     if lowering and row.unit == "difference":
-        verb = "and was held back by" if parts else f"“{row.target}” was held back by"
+        verb = "and was held back by" if parts else f"“{name}” was held back by"
         parts.append(f"{verb} {_listing(row, lowering)}")
-    return f"{' '.join(parts) or f'“{row.target}” draws on nothing here'}."
+    return f"{' '.join(parts) or f'“{name}” draws on nothing here'}."
 
 
 def caveats(result: Attribution, rows: Sequence[int] | None = None) -> list[str]:
