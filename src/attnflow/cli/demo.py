@@ -16,6 +16,7 @@ from attnflow.cli.generate import say_if_preparing
 from attnflow.cli.options import prepare_models
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
+from attnflow.methods import quiet_about_limits
 from attnflow.models.house import DOCUMENTS, QUESTION
 from attnflow.show.page import page
 from attnflow.show.sentences import sources_sentence
@@ -49,7 +50,9 @@ def demo(
     else:
         console.print(Text(_WITHOUT_SMOLLM2), soft_wrap=True)
     _explain(console, output)
-    console.print(f"Open {output}/*.html in a browser; the documents lie beside them.")
+    console.print(
+        f"Open {output}/*.html in a browser; the documents lie beside them.", soft_wrap=True
+    )
 
 
 def _ask(console: Console, output: Path) -> None:
@@ -59,7 +62,10 @@ def _ask(console: Console, output: Path) -> None:
     for name, text in DOCUMENTS.items():
         storage.write_text(output / name, text)
     say_if_preparing(None)
-    console.print(Text(f"$ attnflow ask {QUESTION!r} --document '{output}/*.txt'", style="dim"))
+    console.print(
+        Text(f"$ attnflow ask {QUESTION!r} --document '{output}/*.txt'", style="dim"),
+        soft_wrap=True,
+    )
     with progress_bars("reading and answering"):
         answer = ask("smollm2", QUESTION, DOCUMENTS, max_new_tokens=32)
     show_answer(answer, console)
@@ -79,7 +85,8 @@ def _explain(console: Console, output: Path) -> None:
     console.print(f"The next verb is [bold]{result.prediction}[/bold].")
     console.print(Text(sources_sentence(result, k=3, subject=result.prediction.label)))
     console.print(Text(_interpretation(result)), soft_wrap=True)
-    comparison = compare(load_model(None), _SENTENCE)
+    with quiet_about_limits():  # the page says it beside the numbers
+        comparison = compare(load_model(None), _SENTENCE)
     storage.write_text(output / "sentence.html", page(comparison.view()))
 
 
