@@ -223,9 +223,13 @@ def _sentences(one: Attribution, look: _Look) -> list[str]:
     words = [list(group) for group in one.targets.groups()] if len(one.targets) > 1 else [[0]]
     common = common_tokens(one.targets, look.words)
     content = [word for word in words if not common[word].all()] or words
-    shown = [sources_sentence(one, word, k=min(look.top, 3)) for word in content[:_SENTENCES]]
-    more = len(content) - len(shown)
-    return [*shown, *([f"… and {more} more words; --table shows all."] if more > 0 else [])]
+    skipped = (look.words or False) if look.hide else True
+    sentences = [
+        sources_sentence(one, word, k=min(look.top, 3), common=skipped)
+        for word in content[:_SENTENCES]
+    ]
+    more = len(content) - len(sentences)
+    return [*sentences, *([f"… and {more} more words; --table shows all."] if more > 0 else [])]
 
 
 def _tables(result: Attribution, one: Attribution, console: Console, look: _Look) -> None:
