@@ -35,6 +35,7 @@ def test_the_public_names() -> None:
         "generate",
         "explain_completion",
         "evaluate_methods",
+        "evaluate_completions",
         "capture",
         "capture_batch",
         "Confirmation",

@@ -131,8 +131,8 @@ def generate(
     from attnflow.generation.writer import Writer
 
     checked_new_tokens(max_new_tokens)
-    listed = () if documents is None else named_documents(documents)
-    prompt = prompt_with_documents(prompt, listed) if listed else prompt
+    collection = () if documents is None else named_documents(documents)
+    prompt = prompt_with_documents(prompt, collection) if collection else prompt
     batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
     check_room(reader.model, reader.facts, batch.length, max_new_tokens)
     how: dict[str, Any] = {
@@ -149,8 +149,8 @@ def generate(
             _confirmed(reader, completion.result, completion.prompt, completion.ids, confirm)
             for completion in Writer(reader).write(batch, max_new_tokens, **how)
         ]
-    if listed:
-        return mark_documents(results[0], listed, reader.tokenizer)
+    if collection:
+        return mark_documents(results[0], collection, reader.tokenizer)
     return results if batch.several else results[0]
 
 
@@ -239,8 +239,8 @@ def _check_measured(
         "sources": sources != "prompt",
         "contrast": contrast is not None,
     }
-    for name, given in others.items():
-        if given:
+    for name, is_set in others.items():
+        if is_set:
             raise MethodError(
                 f"{choice.method.name!r} measures what each source of the prompt is worth; "
                 f"{name}= is for methods that read attention."

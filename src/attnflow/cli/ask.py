@@ -107,7 +107,7 @@ def show_answer(answer: Answer, console: Console) -> None:
     console.print()
     console.print(
         f"Shares are of what a statement draws from the documents: {escape(result.title)}, "
-        f"{place_of(result.layers[-1])}.",
+        f"{place_of(max(result.layers))}.",
         style="dim",
     )
 

@@ -31,7 +31,7 @@ from attnflow.hosts.token_answers import join_targets
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.transformers.texts import tokens_of
 from attnflow.methods import Flow, GradientAttention, Method, Rollout
-from attnflow.methods.base import warn_of_limits
+from attnflow.methods.limits import warn_of_limits
 from attnflow.tokens import Tokens
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import LOG_PROB

@@ -83,12 +83,12 @@ class CompletionRequest:
                 f"contrast={shorten(contrast)} is about a gradient, and {applied.name!r} takes "
                 "none; method='gradient-attention' and 'gradient-rollout' do."
             )
-        listed = _listed_targets(targets)
-        if contrast is not None and listed is not None and len(listed) != 1:
-            raise InputError(f"contrast= is about one target; got {len(listed)}.")
+        references = _listed_targets(targets)
+        if contrast is not None and references is not None and len(references) != 1:
+            raise InputError(f"contrast= is about one target; got {len(references)}.")
         if baseline is not None and not isinstance(baseline, str):
             baseline = _token_ids(baseline, "baseline")
-        return cls(applied, baseline, sources, method is None, listed, contrast)
+        return cls(applied, baseline, sources, method is None, references, contrast)
 
 
 def takes_gradients(method: Method) -> bool:

@@ -40,7 +40,8 @@ def apply_method(
     >>> apply_method(Rollout(), model, "the keys", tokenizer=tokenizer).values.shape
     (6, 1, 4)
     """
-    predicting, targets = targets is None, None if targets == "all" else targets
+    predicting = targets is None
+    targets = None if isinstance(targets, str) and targets == "all" else targets
     each = adapter_for(model).facts(model).answer == "each"
     record = method.requires.record
     own_gradient = GRADIENTS in record or (GRADIENT_ATTENTION in record and targets is not None)

@@ -14,12 +14,12 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
-    quiet_about_limits,
     requirements_of,
 )
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradient_attention import GradientAttention
 from attnflow.methods.gradients import GradientFlow, GradientRollout
+from attnflow.methods.limits import quiet_about_limits
 from attnflow.methods.measured import (
     Alti,
     MeasuredResidualRollout,

@@ -72,8 +72,7 @@ def word_row(result: Attribution, rows: Sequence[int] = (0,), *, layer: int = -1
     >>> word_row(Raw()(trace), [2]).names
     ('unlock', 'it')
     """
-    index = len(result.layers) - 1 if layer == -1 else result.layers.index(layer)
-    values = result.values[index, list(rows)].sum(axis=0)
+    values = result.layer(layer).values[0, list(rows)].sum(axis=0)
     groups = _groups(result.sources)
     merged = result.sources.merged(groups)
     spelled = result.targets.surfaces()
@@ -129,7 +128,8 @@ def caveats(result: Attribution, rows: Sequence[int] | None = None) -> list[str]
     []
     """
     sentences = []
-    layer = result.layers[-1]
+    result = result.layer(-1)
+    layer = result.layers[0]
     if result.saturated is not None:
         marks = result.saturated[-1] if rows is None else result.saturated[-1, list(rows)]
         share = float(marks.mean())

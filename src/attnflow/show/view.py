@@ -233,12 +233,13 @@ def _heads(trace: AttentionTrace | None) -> dict[str, Any] | None:
     if trace.weights.size > _HEAD_WEIGHTS or trace.weights.shape[2] != trace.weights.shape[3]:
         return None
     _, heads, length, _ = trace.weights.shape
-    bytes_of = [np.rint(255 * np.clip(layer, 0, 1)) for layer in trace.weights]
     return {
         "layers": list(trace.layers),
         "heads": heads,
         "length": length,
-        "weights": [_text(layer, np.uint8) for layer in bytes_of],
+        "weights": [
+            _text(np.rint(255 * np.clip(layer, 0, 1)), np.uint8) for layer in trace.weights
+        ],
     }
 
 

@@ -81,7 +81,14 @@ class Server:
     def _explain(self, request: ExplainRequest, job: Job) -> str:
         methods = request.make_methods()
         loaded = self._load(request.model, request.text, methods, job)
-        comparison = compare(loaded, request.text, methods or None, progress=job.tell)
+        comparison = compare(
+            loaded,
+            request.text,
+            methods or None,
+            careful=request.careful,
+            confirm=request.confirm,
+            progress=job.tell,
+        )
         return self._store(comparison, comparison.view(), request, generated=False)
 
     def _generate(self, request: GenerateRequest, job: Job) -> str:
@@ -93,6 +100,8 @@ class Server:
             methods,
             max_new_tokens=request.tokens,
             chat=request.chat,
+            careful=request.careful,
+            confirm=request.confirm,
             stream=job.write,
             progress=job.tell,
         )

@@ -126,6 +126,8 @@ class ExplainRequest(BaseRequest):
 
     text: str = ""
     methods: list[Any] = []
+    careful: bool = False
+    confirm: bool = True
 
     def make_methods(self) -> tuple[Method, ...]:
         """The methods, in the order they were sent."""
@@ -192,6 +194,8 @@ class GenerateRequest(BaseRequest):
     methods: list[Any] = [DEFAULT]
     tokens: int = 12
     chat: bool = False
+    careful: bool = False
+    confirm: bool = True
 
     @field_validator("tokens")
     @classmethod

@@ -25,7 +25,12 @@ from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens.units import Level, check_level
 
-__all__ = ["evaluate_completions"]
+__all__ = ["DEFAULT_RANKINGS", "evaluate_completions"]
+
+DEFAULT_RANKINGS = (
+    *("default", "careful", "gradient-attention", "gradient-rollout", "rollout", "raw-mean"),
+    "leave-one-out",
+)
 
 _SETTINGS = (
     *("level", "by", "score", "ablations", "hidden", "top", "curves", "max_new_tokens"),
@@ -37,7 +42,7 @@ def evaluate_completions(
     model: Any,
     prompts: Sequence[str | CompletionPrompt],
     *,
-    methods: Sequence[Any] | dict[str, Any],
+    methods: Sequence[Any] | dict[str, Any] | None = None,
     tokenizer: Any = None,
     level: Level = "word",
     by: By = "hide",
@@ -61,7 +66,8 @@ def evaluate_completions(
 
     model: a name, a folder, a loaded model (with its `tokenizer`), or None for SmolLM2.
     prompts: texts or `CompletionPrompt`s; `read_prompts` reads them from a file.
-    methods: names, methods or functions, as `named_rankings` takes them; "random" is added.
+    methods: names, methods or functions, as `named_rankings` takes them; "random" is added. By
+        default those of `DEFAULT_RANKINGS`; what the model cannot be explained by is left out.
     level, by, score: what a source is, how it is taken away, and what is measured.
     ablations, hidden: LDS is taken over so many random ablations, each of this share; 0 leaves LDS
         and the drop out.
@@ -93,7 +99,7 @@ def evaluate_completions(
     items = tuple(CompletionPrompt(p) if isinstance(p, str) else p for p in prompts)
     if not items:
         raise InputError("There are no prompts to evaluate on.")
-    rankings = named_rankings(methods, by=by, score=score)
+    rankings = named_rankings(methods or DEFAULT_RANKINGS, by=by, score=score)
     judge = CompletionJudge(
         model=checked_generator(model),
         tokenizer=tokenizer,
