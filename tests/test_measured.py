@@ -151,7 +151,7 @@ def test_the_vectors_sum_to_what_the_block_computes(
     after = recorded(layers, lambda layer: layer.next, lambda: run(model, inputs, options))
     assert len(parts) == len(after) == len(layers)
     for inside, (given, output), layer in zip(parts, after, layers, strict=True):
-        rows = torch.arange(len(inside.given))
+        rows = torch.arange(len(inside.inputs))
         vectors = inside.add_residual(inside.attended(rows), rows)
         scale = float(given.abs().max())
         assert torch.allclose(vectors.sum(1) + inside.bias, given[0], atol=2e-5 * scale)

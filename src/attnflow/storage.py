@@ -117,8 +117,8 @@ def read(path: PathLike, kind: str) -> tuple[dict[str, Any], Arrays]:
             f"{__version__} reads format {FORMAT}. Use the version that wrote it, or a newer one."
         )
     if stamp["kind"] != kind:
-        held = str(stamp["kind"])[:100]
-        raise FileError(f"{shorten(str(source))} holds a {held}, not a {kind}.")
+        content = str(stamp["kind"])[:100]
+        raise FileError(f"{shorten(str(source))} holds a {content}, not a {kind}.")
     for array in arrays.values():
         array.flags.writeable = False
     return head, arrays

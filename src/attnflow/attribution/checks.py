@@ -25,11 +25,11 @@ def checked_layers(layers: object) -> tuple[int, ...]:
     >>> checked_layers([1, 3])
     (1, 3)
     """
-    listed = list(layers) if isinstance(layers, Iterable) else []
+    items = list(layers) if isinstance(layers, Iterable) else []
     numbers = [
-        number for number in map(whole_number, listed) if number is not None and 0 <= number < 2**31
+        number for number in map(whole_number, items) if number is not None and 0 <= number < 2**31
     ]
-    if not numbers or len(numbers) != len(listed):
+    if not numbers or len(numbers) != len(items):
         raise InputError(
             f"layers are whole numbers from 1, one for each layer of values; got {shorten(layers)}."
         )
@@ -84,10 +84,10 @@ def checked_steps(steps: object) -> tuple[str, ...]:
     >>> checked_steps(["merge_words()"])
     ('merge_words()',)
     """
-    listed = tuple(steps) if isinstance(steps, (list, tuple)) else (steps,)
-    if not all(isinstance(step, str) for step in listed):
+    names = tuple(steps) if isinstance(steps, (list, tuple)) else (steps,)
+    if not all(isinstance(step, str) for step in names):
         raise InputError(f"steps are texts, one for each operation; got {shorten(steps)}.")
-    return listed
+    return names
 
 
 def checked_provenance(provenance: object) -> Mapping[str, Any]:

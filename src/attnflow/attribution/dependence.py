@@ -61,13 +61,13 @@ def dependence_of(
     differs = np.asarray(rows)[:, None] != np.asarray(other_rows)[None, :]
     if not differs.any():
         return None
-    own, held = _shares(values), _shares(others)
-    empty = np.abs(held).sum(axis=-1) == 0
+    own, comparison = _shares(values), _shares(others)
+    empty = np.abs(comparison).sum(axis=-1) == 0
     total = np.zeros(values.shape[:2])
     count = np.zeros(values.shape[:2])
-    for k in range(held.shape[1]):  # one at a time: all differences at once may not fit
+    for k in range(comparison.shape[1]):  # one at a time: all differences at once may not fit
         counts = differs[None, :, k] & ~empty[:, k, None]
-        total += counts * np.abs(own - held[:, k, None]).sum(axis=-1) / 2
+        total += counts * np.abs(own - comparison[:, k, None]).sum(axis=-1) / 2
         count += counts
     counted = own.any(axis=-1) & (count > 0)
     return np.divide(total, count, out=np.ones_like(total), where=counted)

@@ -50,15 +50,15 @@ def normalize(result: Attribution, how: Normalization) -> Attribution:
     if not isinstance(how, str) or how not in ("sum", "max"):
         hint = did_you_mean(str(how), ("sum", "max"))
         raise MethodError(f"Unknown normalization {shorten(how)}.{hint} Allowed: 'sum', 'max'.")
-    changed: dict[str, Any] = {"values": shares(result.values, how)}
+    fields: dict[str, Any] = {"values": shares(result.values, how)}
     if result.elsewhere is not None:
         sizes = row_sizes(result.values, how)
-        changed["elsewhere"] = np.divide(
+        fields["elsewhere"] = np.divide(
             result.elsewhere, sizes, out=result.elsewhere.copy(), where=sizes > 0
         )
     if result.bounds is not None:
-        changed |= share_bounds(result.values, result.bounds, how)._asdict()
-    return replace(result, **changed, steps=(*result.steps, f"normalize({how!r})"))
+        fields |= share_bounds(result.values, result.bounds, how)._asdict()
+    return replace(result, **fields, steps=(*result.steps, f"normalize({how!r})"))
 
 
 def merge_words(result: Attribution) -> Attribution:
@@ -113,26 +113,26 @@ def sum_spans(result: Attribution, spans: Mapping[str, Span]) -> Attribution:
 
 def without(result: Attribution, sources: Sequence[TokenRef] | TokenRef) -> Attribution:
     """The other sources, scaled up to the size that all had."""
-    gone = result.sources.occurrences_of(sources, required=True)
-    rest = [k for k in range(len(result.sources)) if k not in set(gone)]
-    if not gone or not rest:
+    indices = result.sources.occurrences_of(sources, required=True)
+    rest = [k for k in range(len(result.sources)) if k not in set(indices)]
+    if not indices or not rest:
         raise TargetError(
-            f"without({shorten(sources)}) would leave out {len(gone)} of {len(result.sources)} "
+            f"without({shorten(sources)}) would leave out {len(indices)} of {len(result.sources)} "
             f"sources; they are {result.sources.listing()}."
         )
-    changed: dict[str, Any] = {"values": scale_rest(result.values, rest)}
+    fields: dict[str, Any] = {"values": scale_rest(result.values, rest)}
     if result.bounds is not None:
-        changed |= rest_bounds(result.values, result.bounds, rest)._asdict()
+        fields |= rest_bounds(result.values, result.bounds, rest)._asdict()
     single = isinstance(sources, str) or whole_number(sources) is not None
-    listed: list[Any] = [sources] if single else list(sources)  # type: ignore[arg-type]
+    references: list[Any] = [sources] if single else list(sources)  # type: ignore[arg-type]
     return replace(
         result,
-        **changed,
+        **fields,
         saturated=None if result.saturated is None else result.saturated[:, :, rest],
         elsewhere=_elsewhere_without(result, rest),
         dependence=None,
         sources=result.sources.select(rest),
-        steps=(*result.steps, f"without({shorten(listed)})"),
+        steps=(*result.steps, f"without({shorten(references)})"),
     )
 
 
@@ -141,13 +141,13 @@ def minus(result: Attribution, baseline: Attribution, name: str, match: str) -> 
     _check_baseline(result, baseline, match)
     bounds, other = result.bounds, baseline.bounds
     both = result.elsewhere is not None and baseline.elsewhere is not None
-    changed: dict[str, Any] = {"lower": None, "upper": None}
+    fields: dict[str, Any] = {"lower": None, "upper": None}
     if bounds is not None and other is not None:
-        changed = difference_bounds(bounds, other)._asdict()
+        fields = difference_bounds(bounds, other)._asdict()
     return replace(
         result,
         values=result.values - baseline.values,
-        **changed,
+        **fields,
         saturated=None,
         dependence=None,
         elsewhere=result.elsewhere - baseline.elsewhere if both else None,  # type: ignore[operator]
@@ -158,10 +158,10 @@ def minus(result: Attribution, baseline: Attribution, name: str, match: str) -> 
 def _elsewhere_without(result: Attribution, rest: Sequence[int]) -> Values | None:
     """What is elsewhere when only these sources stay: also all of a row with nothing left."""
     empty = ~result.values[:, :, list(rest)].any(axis=-1)
-    lost = np.where(empty, result.values.sum(axis=-1), 0.0)
-    if result.elsewhere is None and not lost.any():
+    mass = np.where(empty, result.values.sum(axis=-1), 0.0)
+    if result.elsewhere is None and not mass.any():
         return None
-    return lost if result.elsewhere is None else result.elsewhere + lost
+    return mass if result.elsewhere is None else result.elsewhere + mass
 
 
 def _check_baseline(result: Attribution, baseline: Attribution, match: str) -> None:

@@ -126,14 +126,14 @@ def rest_bounds(values: Values, bounds: Bounds, rest: Sequence[int]) -> Bounds:
     With G the size of what is left out and R that of the other sources that stay, a scaled value
     is v (1 + G / (|v| + R)). Its size rises with |v| and G and falls with R.
     """
-    gone = np.setdiff1d(np.arange(values.shape[-1]), rest)
-    least_gone = bounds.least[:, :, gone].sum(axis=-1, keepdims=True)
-    most_gone = bounds.most[:, :, gone].sum(axis=-1, keepdims=True)
+    absent = np.setdiff1d(np.arange(values.shape[-1]), rest)
+    least_absent = bounds.least[:, :, absent].sum(axis=-1, keepdims=True)
+    most_absent = bounds.most[:, :, absent].sum(axis=-1, keepdims=True)
     some = Bounds(bounds.lower[:, :, list(rest)], bounds.upper[:, :, list(rest)])
     fewest, greatest = _of_others(some.least, np.add), _of_others(some.most, np.add)
 
     def scaled(end: Values, shrinks: NDArray[np.bool_]) -> Values:
-        left_out = np.where(shrinks, least_gone, most_gone)
+        left_out = np.where(shrinks, least_absent, most_absent)
         others = np.where(shrinks, greatest, fewest)
         return end + end * _over(left_out, np.abs(end) + others)
 

@@ -212,9 +212,9 @@ class Attribution:
             )
         return self.layers.index(layer)
 
-    def _cut(self, where: Any, **changed: Any) -> Attribution:
+    def _cut(self, where: Any, **fields: Any) -> Attribution:
         arrays = {name: array[where] for name, array in self.arrays().items()}
-        return replace(self, **arrays, **changed)
+        return replace(self, **arrays, **fields)
 
     # -- rescaling ----------------------------------------------------------------------------
 

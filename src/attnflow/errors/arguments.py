@@ -71,9 +71,9 @@ def check_fields(value: Any) -> None:
     }
     for one in fields(value):
         hint = annotations.get(one.name, _UNKNOWN)
-        given = getattr(value, one.name)
-        if hint is not _UNKNOWN and not _fits(given, hint):
-            raise InputError(_sentence(kind.__name__, one.name, given, hint))
+        field_value = getattr(value, one.name)
+        if hint is not _UNKNOWN and not _fits(field_value, hint):
+            raise InputError(_sentence(kind.__name__, one.name, field_value, hint))
 
 
 def _check(function: str, name: str, value: Any, hint: Any, signature: inspect.Signature) -> None:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from attnflow.errors import FileError, InputError
-from attnflow.evaluation.results import RANDOM, Record, metrics_of, references_of
+from attnflow.evaluation.records import RANDOM, Record, metrics_of, references_of
 
 __all__ = ["Journal", "fingerprint"]
 

@@ -18,7 +18,7 @@ from attnflow.evaluation.faithfulness import Curves, Faithfulness
 from attnflow.evaluation.importance import Importance, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.metrics import kendall, spearman
-from attnflow.evaluation.results import RANDOM, Record
+from attnflow.evaluation.records import RANDOM, Record
 from attnflow.hosts.capture import capture
 from attnflow.methods import Flow, Method, Requirements, quiet_about_limits
 from attnflow.progress import Progress, ProgressCallback, tell
@@ -86,8 +86,8 @@ class Judge:
                 reasons[name] = str(error)
         tell(self.progress, "trying the methods", len(methods), len(methods))
         if len(reasons) == len(methods):
-            listed = " ".join(f"{name}: {reason}" for name, reason in reasons.items())
-            raise ModelError(f"No method can be run on this model. {listed}")
+            refusals = " ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise ModelError(f"No method can be run on this model. {refusals}")
         return reasons
 
     def record(self, number: int, text: str, methods: Mapping[str, Method]) -> Record:

@@ -20,7 +20,8 @@ from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.importance.passes import Passes
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.judge import RANDOM_ORDERS, Judge
-from attnflow.evaluation.results import Evaluation, Record
+from attnflow.evaluation.records import Record
+from attnflow.evaluation.results import Evaluation
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_model
 from attnflow.methods import METHODS, Method, make_method

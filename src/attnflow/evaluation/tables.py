@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from attnflow.evaluation import table as numbers
-from attnflow.evaluation.results import FAITHFUL, RANDOM, Evaluation, Metric, agreement
+from attnflow.evaluation.records import FAITHFUL, RANDOM, Metric, agreement
+from attnflow.evaluation.results import Evaluation
 from attnflow.evaluation.table import Cell, Table
 
 __all__ = ["heading", "markdown_of", "panels_of", "tables_of"]

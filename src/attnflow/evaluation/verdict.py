@@ -8,20 +8,57 @@ many is always a little ahead.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from attnflow.evaluation.metrics import PairedDifference
-from attnflow.evaluation.results import FAITHFULNESS, RANDOM, Evaluation
+from attnflow.evaluation.metrics import PairedDifference, Summary
+from attnflow.evaluation.records import FAITHFULNESS, FEW, RANDOM, Record, clear_sign, omissions
 
-__all__ = ["beating", "sentences"]
+__all__ = ["Comparisons", "beating", "sentences"]
 
-_LEVEL: Final = 0.05
-_FEW: Final = 30  # texts below which intervals are too wide to tell much
 _PLAIN: Final = ("rollout", "flow")
 _SATURATED: Final = 0.5  # share of saturated values, or of collapsed texts, that is told
 
 
-def sentences(evaluation: Evaluation) -> tuple[str, ...]:
+class Comparisons(Protocol):
+    """What a verdict is made of: an `Evaluation`, or anything that answers the same questions."""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The rows that are methods."""
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What the methods were correlated with."""
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """One for each text."""
+
+    @property
+    def used(self) -> tuple[Record, ...]:
+        """Those of texts that could be used."""
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Methods that could not be run, with the reason."""
+
+    def summary(self, row: str, metric: str) -> Summary:
+        """The mean over texts with its interval."""
+
+    def compare(self, row: str, other: str, metric: str) -> PairedDifference:
+        """The mean difference on the same texts: row − other."""
+
+    def saturation(self, method: str) -> float | None:
+        """The mean share of saturated values; None if the method is no flow."""
+
+    def collapse(self, method: str) -> float:
+        """The share of the texts in which the method's rows hardly depend on the target."""
+
+    def accuracy(self) -> float | None:
+        """How often the model's answer is the text's label; None where labels say nothing of it."""
+
+
+def sentences(evaluation: Comparisons) -> tuple[str, ...]:
     """The verdict, the most important first."""
     ranked = sorted(evaluation.methods, key=lambda m: -evaluation.summary(m, FAITHFULNESS).mean)
     over_random = {
@@ -37,16 +74,14 @@ def sentences(evaluation: Evaluation) -> tuple[str, ...]:
     )
 
 
-def _clear(evaluation: Evaluation, difference: PairedDifference) -> int:
+def _clear(evaluation: Comparisons, difference: PairedDifference) -> int:
     """1 or -1 where the difference is clearly above or below zero, 0 where chance could make it."""
-    if not difference.n or difference.p >= _LEVEL / len(evaluation.methods):
-        return 0
-    return 1 if difference.low > 0 else -1 if difference.high < 0 else 0
+    return clear_sign(difference, len(evaluation.methods))
 
 
-def _most_faithful(evaluation: Evaluation, ranked: Sequence[str], any_clear: bool) -> list[str]:
+def _most_faithful(evaluation: Comparisons, ranked: Sequence[str], any_clear: bool) -> list[str]:
     count = len(evaluation.used)
-    if not any_clear and count < _FEW:
+    if not any_clear and count < FEW:
         return [f"{count} texts are too few to tell any method from a random order."]
     if not any_clear:
         return [
@@ -64,7 +99,7 @@ def _most_faithful(evaluation: Evaluation, ranked: Sequence[str], any_clear: boo
     return [trust, *_lead(evaluation, ranked)]
 
 
-def _lead(evaluation: Evaluation, ranked: Sequence[str]) -> list[str]:
+def _lead(evaluation: Comparisons, ranked: Sequence[str]) -> list[str]:
     """How far the best is ahead of the others."""
     best, *others = ranked
     level = [m for m in others if not _clear(evaluation, evaluation.compare(best, m, FAITHFULNESS))]
@@ -78,7 +113,7 @@ def _lead(evaluation: Evaluation, ranked: Sequence[str]) -> list[str]:
     return [f"It is clearly ahead of the next, {others[0]}: by {_in_numbers(lead)}."]
 
 
-def beating(evaluation: Evaluation, others: Sequence[str]) -> list[str]:
+def beating(evaluation: Comparisons, others: Sequence[str]) -> list[str]:
     """Methods clearly better than all these in comprehensiveness and in sufficiency."""
     return [
         method
@@ -92,7 +127,7 @@ def beating(evaluation: Evaluation, others: Sequence[str]) -> list[str]:
     ]
 
 
-def _against_plain(evaluation: Evaluation) -> list[str]:
+def _against_plain(evaluation: Comparisons) -> list[str]:
     """Who is ahead of plain rollout and flow: in both metrics, or only in what they make together.
 
     The second is what "Trust ..." goes by, so that it is never said of a method that is trusted
@@ -125,7 +160,7 @@ def _against_plain(evaluation: Evaluation) -> list[str]:
     return verdict or [f"No other method is clearly more faithful than {names}."]
 
 
-def _agrees(evaluation: Evaluation, measure: str) -> str:
+def _agrees(evaluation: Comparisons, measure: str) -> str:
     metric = f"{measure} spearman"
     ranked = sorted(evaluation.methods, key=lambda m: -_or_last(evaluation.summary(m, metric).mean))
     best, mean = ranked[0], evaluation.summary(ranked[0], metric)
@@ -152,7 +187,7 @@ def _not_above_random(over_random: Mapping[str, int]) -> list[str]:
     return verdict
 
 
-def _limits(evaluation: Evaluation) -> list[str]:
+def _limits(evaluation: Comparisons) -> list[str]:
     saturated = [
         f"{method} is saturated: {share:.0%} of its values at the highest layer would be the same "
         "for any other target, so it says which tokens pass anything on, not what was drawn on."
@@ -168,9 +203,9 @@ def _limits(evaluation: Evaluation) -> list[str]:
     return saturated
 
 
-def _remarks(evaluation: Evaluation) -> list[str]:
+def _remarks(evaluation: Comparisons) -> list[str]:
     remarks = []
-    if len(evaluation.used) < _FEW:
+    if len(evaluation.used) < FEW:
         remarks.append(f"Intervals are wide with {len(evaluation.used)} texts: add some.")
     accuracy = evaluation.accuracy()
     if accuracy is not None:
@@ -178,14 +213,7 @@ def _remarks(evaluation: Evaluation) -> list[str]:
             f"The model's answer is the label of {accuracy:.1%} of the texts; what is explained "
             "is its answer, right or wrong."
         )
-    remarks += [f"Left out, {method}: {reason}" for method, reason in evaluation.refused.items()]
-    reasons = [record.left_out for record in evaluation.records if record.left_out]
-    if reasons:
-        remarks.append(
-            f"{len(reasons)} of {len(evaluation.records)} texts were left out; the first: "
-            f"{reasons[0]}"
-        )
-    return remarks
+    return [*remarks, *omissions(evaluation.refused, evaluation.records, "texts")]
 
 
 def _in_numbers(difference: PairedDifference) -> str:

@@ -78,13 +78,13 @@ def completion_rows(
     """
     longest = max(lengths)
     ids = sequences[:, : prompt + longest]
-    written = torch.ones_like(ids[:, prompt:])
+    completion = torch.ones_like(ids[:, prompt:])
     explained = torch.zeros(len(ids), longest, device=ids.device)
     for example, length in enumerate(lengths):
         explained[example, :length] = 1.0
     text = PredictingRows(
         ids=ids[:, :-1],
-        mask=torch.cat([mask, written], dim=1)[:, :-1],
+        mask=torch.cat([mask, completion], dim=1)[:, :-1],
         first=prompt - 1,
         tokens=ids[:, prompt:],
         explained=explained,

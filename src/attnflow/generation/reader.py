@@ -120,19 +120,8 @@ class Reader:
     ) -> Attribution:
         """The rows of one example as a result."""
         values, elsewhere = cache.rows(example, len(ids))
-        return Attribution(
-            values=values,
-            layers=cache.layers,
-            targets=self._targets(prompt, ids),
-            sources=self.tokens(prompt),
-            method=method,
-            elsewhere=elsewhere,
-            provenance={
-                **provenance_of(self.model, cache.dtype),
-                **self._about(prompt, ids),
-                **notes,
-            },
-        )
+        frame = self._frame(prompt, ids, cache.dtype, notes)
+        return Attribution(values, cache.layers, method=method, elsewhere=elsewhere, **frame)
 
     def from_rows(
         self,
@@ -149,20 +138,19 @@ class Reader:
         if isinstance(method, GradientAttention):
             values, elsewhere = method.without_sink(values, elsewhere, sink)
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return Attribution(
-            values=values,
-            layers=rows.layers,
-            targets=self._targets(prompt, ids),
-            sources=self.tokens(prompt),
-            method=method,
-            elsewhere=elsewhere,
-            provenance={
-                **provenance_of(self.model, dtype),
-                **self._about(prompt, ids),
-                "sink": sink,
-                **notes,
-            },
-        )
+        frame = self._frame(prompt, ids, dtype, {"sink": sink, **notes})
+        return Attribution(values, rows.layers, method=method, elsewhere=elsewhere, **frame)
+
+    def _frame(
+        self, prompt: list[int], ids: list[int], dtype: str, notes: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The axes of a result, and what it says of the model and the text."""
+        about = {**provenance_of(self.model, dtype), **self._about(prompt, ids), **notes}
+        return {
+            "targets": self._targets(prompt, ids),
+            "sources": self.tokens(prompt),
+            "provenance": about,
+        }
 
     # -- after the fact -----------------------------------------------------------------------
 

@@ -98,15 +98,15 @@ class RolloutCache(AttentionObserver):
             if own.number < self.rollout.start_layer:
                 self._add_own(own, first, last, 1.0)  # layers below the start count as identity
                 return
-            taken = self._taken(_mixed(visible, self.rollout.heads), first, offset)
-            drawn = self._drawn(taken, own, offset, last)
-            width = drawn.shape[-1]
+            matrix = self._matrix(_mixed(visible, self.rollout.heads), first, offset)
+            product = self._product(matrix, own, offset, last)
+            width = product.shape[-1]
             if own.below is None:
-                own.rows[:, first:last, :width] = drawn * (1 - own.share)
+                own.rows[:, first:last, :width] = product * (1 - own.share)
                 self._add_own(own, first, last, own.share)
             else:
                 below = own.below.rows[:, first:last, :width]
-                own.rows[:, first:last, :width] = drawn.lerp(below, own.share)
+                own.rows[:, first:last, :width] = product.lerp(below, own.share)
 
     def end_layer(self, layer: RecordedLayer) -> None:
         """The layer's new rows are complete."""
@@ -132,7 +132,7 @@ class RolloutCache(AttentionObserver):
 
     # -- one matrix ---------------------------------------------------------------------------
 
-    def _taken(self, weights: Tensor, first: int, offset: int) -> Tensor:
+    def _matrix(self, weights: Tensor, first: int, offset: int) -> Tensor:
         """The layer's matrix before the residual: what Mixing.matrices() does, in place."""
         mass = weights.sum(dim=-1)
         padded = self._padded_queries(weights, first)
@@ -170,16 +170,16 @@ class RolloutCache(AttentionObserver):
                 if own is not None:
                     weights[example, column - first, column - offset] = own
 
-    def _drawn(self, taken: Tensor, layer: _LayerRows, offset: int, last: int) -> Tensor:
-        """taken @ rows below, only as many columns as these rows can reach."""
+    def _product(self, matrix: Tensor, layer: _LayerRows, offset: int, last: int) -> Tensor:
+        """matrix @ rows below, only as many columns as these rows can reach."""
         if layer.below is not None:
             width = self.prompt + 1 if last > self.prompt else last
-            return taken @ layer.below.rows[:, offset:last, :width]
-        drawn = taken.new_zeros(*taken.shape[:2], self.prompt + 1)
+            return matrix @ layer.below.rows[:, offset:last, :width]
+        product = matrix.new_zeros(*matrix.shape[:2], self.prompt + 1)
         inside = max(min(last, self.prompt) - offset, 0)
-        drawn[..., offset : offset + inside] = taken[..., :inside]
-        drawn[..., self.prompt] = taken[..., inside:].sum(dim=-1)
-        return drawn
+        product[..., offset : offset + inside] = matrix[..., :inside]
+        product[..., self.prompt] = matrix[..., inside:].sum(dim=-1)
+        return product
 
     def _add_own(self, layer: _LayerRows, first: int, last: int, share: float) -> None:
         """The residual's part where the layer below is the input: a position's own column."""
@@ -190,11 +190,11 @@ class RolloutCache(AttentionObserver):
 
     def check(self, length: int) -> None:
         """That every layer saw every position once, and every row was whole."""
-        seen = {layer.filled for layer in self._layers.values()}
-        if len(self._layers) != len(self._shares) or seen != {length}:
+        lengths = {layer.filled for layer in self._layers.values()}
+        if len(self._layers) != len(self._shares) or lengths != {length}:
             raise CaptureError(
                 f"{len(self._layers)} of {len(self._shares)} layers with attention were seen, over "
-                f"{sorted(seen)} positions where {length} were expected; nothing is returned, "
+                f"{sorted(lengths)} positions where {length} were expected; nothing is returned, "
                 "because a rollout over missing layers or positions would be wrong."
             )
         tolerance = ROW_TOLERANCE.get(self.dtype, 1e-4)
@@ -217,9 +217,9 @@ class RolloutCache(AttentionObserver):
         The first row is that of the prompt's last position, which predicts the first token.
         """
         first, padding = self.prompt - 1, self.padding[example]
-        kept = [layer for layer in self._layers.values() if layer.number in self.layers]
-        found = torch.stack([layer.rows[example, first : first + count] for layer in kept])
-        values = found.double().cpu().numpy()
+        layers = [layer for layer in self._layers.values() if layer.number in self.layers]
+        rows = torch.stack([layer.rows[example, first : first + count] for layer in layers])
+        values = rows.double().cpu().numpy()
         if self.rollout.receptive_field == UNIFORM_BASELINE:
             values = values / self._uniform(padding, count)
         return values[..., padding:-1].copy(), values[..., -1].copy()
@@ -227,14 +227,14 @@ class RolloutCache(AttentionObserver):
     def _uniform(self, padding: int, count: int) -> NDArray[np.float64]:
         """The rollout of uniform causal attention, its generated columns pooled like ours."""
         prompt = self.prompt - padding
-        used = len(self._shares) - len(self.layers)
+        below = len(self._shares) - len(self.layers)
         rows = range(prompt - 1, prompt - 1 + count)
-        whole = uniform_rollout(self._shares[used:], prompt + count, rows)
+        uniform = uniform_rollout(self._shares[below:], prompt + count, rows)
         pooled = np.concatenate(
             [
-                np.ones((*whole.shape[:2], padding)),
-                whole[..., :prompt],
-                whole[..., prompt:].sum(axis=-1, keepdims=True),
+                np.ones((*uniform.shape[:2], padding)),
+                uniform[..., :prompt],
+                uniform[..., prompt:].sum(axis=-1, keepdims=True),
             ],
             axis=-1,
         )

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 EmbeddingSite = Literal["words", "stream"]
-Kept = tuple[tuple[int, ...], ...]
+Positions = tuple[tuple[int, ...], ...]
 Texts = Sequence[str]
 _ALTERNATIVES = 5  # choices a prediction names
 _SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
@@ -47,16 +47,26 @@ _SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
 class Batch:
     """Some examples as the model takes them.
 
-    `kept[b]` are the positions of example b that are not padding; None keeps all of them. The
+    `positions[b]` are those of example b that are not padding; None keeps all of them. The
     same for the decoder's side of an encoder–decoder. `words[b]` is the word each position is a
     piece of, where the tokenizer tells.
     """
 
     inputs: Mapping[str, Tensor]
     size: int
-    kept: Kept | None = None
-    decoder_kept: Kept | None = None
+    positions: Positions | None = None
+    decoder_positions: Positions | None = None
     words: tuple[tuple[int | None, ...], ...] | None = None
+
+    def positions_of(self, example: int, length: int, *, decoder: bool = False) -> tuple[int, ...]:
+        """The positions of one example that are no padding, of the `length` that were run.
+
+        >>> batch = Batch({}, size=2, positions=((0, 1), (0, 1, 2)))
+        >>> batch.positions_of(0, length=3), batch.positions_of(0, length=2, decoder=True)
+        ((0, 1), (0, 1))
+        """
+        positions = self.decoder_positions if decoder else self.positions
+        return tuple(range(length)) if positions is None else positions[example]
 
 
 @dataclass(frozen=True)
@@ -216,8 +226,7 @@ class Adapter(ABC):
 
         `length` is the number of positions that attention was seen over, padding included.
         """
-        kept = batch.kept[example] if batch.kept else range(length)
-        return Tokens(tuple(f"position {k}" for k in kept))
+        return Tokens(tuple(f"position {k}" for k in batch.positions_of(example, length)))
 
     def name_decoder_positions(
         self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int

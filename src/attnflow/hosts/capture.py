@@ -206,7 +206,9 @@ def _traces(
     with at_rest(model), differentiable(model, recorder.wants_gradients):
         outputs = adapter.run(model, batch.inputs, recorder)
         check_layers(adapter, model, recorder)
-        batch = batch if batch.kept is not None else replace(batch, kept=recorder.kept)
+        batch = (
+            batch if batch.positions is not None else replace(batch, positions=recorder.positions)
+        )
         scores = adapter.scores(model, tokenizer, outputs, batch)
         if request.position is not None:
             scores = [_scores_at(one, request.position, model) for one in scores]

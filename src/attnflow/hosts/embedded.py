@@ -70,7 +70,7 @@ class EmbeddedAdapter(Adapter):
         return _TextBatch(
             {"input_ids": torch.tensor(rows), "attention_mask": mask},
             size=len(texts),
-            kept=kept_positions(mask),
+            positions=kept_positions(mask),
             texts=tuple(tuple(words) for _, words in encoded),
         )
 

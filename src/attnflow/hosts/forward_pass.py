@@ -74,10 +74,10 @@ class ForwardPass:
         """One example's trace; its rows are checked here, at the cost of one sum."""
         layers = self.recorder.layers
         length = layers[0].weights.shape[-1]
-        kept = _positions(self.batch.kept, example, length)
+        positions = np.array(self.batch.positions_of(example, length))
         weights = self.recorder.stacked()[:, example]
-        if len(kept) < length:
-            weights = weights[:, :, kept[:, None], kept]
+        if len(positions) < length:
+            weights = weights[:, :, positions[:, None], positions]
         numbers = [layer.number for layer in layers if layer.number is not None]
         numbered = len(numbers) == len(layers) and numbers == sorted(set(numbers))
         return AttentionTrace.from_arrays(
@@ -86,18 +86,20 @@ class ForwardPass:
             layers=numbers if numbered else None,
             sinks=_sinks(self.recorder, weights),
             prediction=self._prediction(example),
-            gradients=self._gradients(example, kept),
-            measured=self._measured(example, kept),
+            gradients=self._gradients(example, positions),
+            measured=self._measured(example, positions),
             **self._about(example),
         )
 
-    def _gradients(self, example: int, kept: NDArray[np.intp]) -> NDArray[np.float32] | None:
+    def _gradients(self, example: int, positions: NDArray[np.intp]) -> NDArray[np.float32] | None:
         if self.gradients is None:
             return None
-        return np.stack([x[example][:, kept[:, None], kept] for x in self.gradients.layers])
+        return np.stack(
+            [x[example][:, positions[:, None], positions] for x in self.gradients.layers]
+        )
 
     def _measured(
-        self, example: int, kept: NDArray[np.intp]
+        self, example: int, positions: NDArray[np.intp]
     ) -> dict[str, NDArray[np.float32]] | None:
         """Every measurement of every layer, padding trimmed."""
         measured: dict[str, NDArray[np.float32]] = {}
@@ -108,14 +110,16 @@ class ForwardPass:
                     f"of {type(self.model).__name__}; a result over the rest would be wrong."
                 )
             array = np.stack([layer[example] for layer in layers])
-            measured[name] = array[:, kept] if array.ndim == 2 else array[:, kept[:, None], kept]
+            measured[name] = (
+                array[:, positions] if array.ndim == 2 else array[:, positions[:, None], positions]
+            )
         return measured
 
     def _composed_trace(self, example: int) -> AttentionTrace:
         """An encoder–decoder: its three attentions as one graph over both sides' tokens."""
         lengths = {layer.stage: layer.weights.shape[-2] for layer in self.recorder.layers}
-        encoder = _positions(self.batch.kept, example, lengths["encoder"])
-        decoder = _positions(self.batch.decoder_kept, example, lengths["decoder"])
+        encoder = np.array(self.batch.positions_of(example, lengths["encoder"]))
+        decoder = np.array(self.batch.positions_of(example, lengths["decoder"], decoder=True))
         queries = {"encoder": encoder, "decoder": decoder, "cross": decoder}
         keys = {"encoder": encoder, "decoder": decoder, "cross": encoder}
         layers = [
@@ -168,12 +172,6 @@ class ForwardPass:
             "copy": False,  # nobody else holds what was recorded
             "provenance": about,
         }
-
-
-def _positions(
-    kept: tuple[tuple[int, ...], ...] | None, example: int, length: int
-) -> NDArray[np.intp]:
-    return np.arange(length) if kept is None else np.array(kept[example])
 
 
 def _sinks(recorder: Recorder, weights: NDArray[np.float32]) -> NDArray[np.float32] | None:

@@ -87,15 +87,15 @@ class Intervention:
 
         `first` is the place of the first of these queries among the layer's `total` ones.
         """
-        hidden = self._mask("hide_keys", stage, keys, len(query), query.device)
-        if hidden is None:
+        keys_to_hide = self._mask("hide_keys", stage, keys, len(query), query.device)
+        if keys_to_hide is None:
             return mask
         lowest = torch.finfo(query.dtype).min
         if mask is None:
             mask = query.new_zeros(len(query), 1, query.shape[-2], keys)
         elif mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, lowest)
-        mask = mask[..., :keys].masked_fill(hidden[:, None, None, :], lowest)
+        mask = mask[..., :keys].masked_fill(keys_to_hide[:, None, None, :], lowest)
         if stage == "cross":
             return mask
         own = torch.arange(query.shape[-2], device=query.device) + first + keys - total

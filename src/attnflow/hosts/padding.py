@@ -16,10 +16,10 @@ def kept_positions(mask: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
     """The positions of each example that are not padding; None if there is no mask."""
     if mask is None or mask.ndim != 2:
         return None
-    kept = tuple(tuple(torch.nonzero(row)[:, 0].tolist()) for row in mask)
-    if not all(kept):
+    positions = tuple(tuple(torch.nonzero(row)[:, 0].tolist()) for row in mask)
+    if not all(positions):
         raise TokensError("An example consists of padding only; nothing is left to explain.")
-    return kept
+    return positions
 
 
 def padding_to_the_right(
@@ -31,12 +31,12 @@ def padding_to_the_right(
     left-padded example would not be the example alone. Rolled, it is.
     """
     mask = inputs.get(mask_name)
-    moved = dict(inputs)
+    aligned = dict(inputs)
     if mask is None or mask.ndim != 2 or bool(mask[:, 0].all()):
-        return moved
+        return aligned
     shifts = mask.long().argmax(dim=1)
     for name, value in inputs.items():
         if value.shape == mask.shape and name.startswith("decoder_") == (prefix == "decoder_"):
             rows = [row.roll(-int(k)) for row, k in zip(value, shifts, strict=True)]
-            moved[name] = torch.stack(rows)
-    return moved
+            aligned[name] = torch.stack(rows)
+    return aligned

@@ -76,7 +76,7 @@ class Recorder(AttentionObserver):
     `record` names what is wanted beside the weights. An adapter that can measure hands each layer's
     measurements, (batch, n, n) or (batch, n), to `measure`. `watch`, where set, is told every
     layer's weights and values. `disturb` asks the adapter to make attention uniform before it is
-    used: the check that what is shown is what the model uses. `kept` are the positions of each
+    used: the check that what is shown is what the model uses. `positions` are those of each
     example that are no padding, for a host that learns of its padding only while it runs.
     `progress` is told how far a long measurement is.
     """
@@ -94,7 +94,7 @@ class Recorder(AttentionObserver):
         self.disturb = disturb
         self.progress = progress
         self.expected = expected or 0
-        self.kept: tuple[tuple[int, ...], ...] | None = None
+        self.positions: tuple[tuple[int, ...], ...] | None = None
         self.record = tuple(record)
         self.dtype = ""
         self.layers: list[LayerWeights] = []
@@ -179,5 +179,7 @@ class Recorder(AttentionObserver):
         reduced = self.reduce(weights)
         rows = self.room(reduced.shape)
         rows[:] = reduced
-        used = (weights if in_graph is None else in_graph,) if self.wants_gradients else ()
-        self.layers.append(LayerWeights(rows, stage, number, sink, used))
+        in_graph_parts = (
+            (weights if in_graph is None else in_graph,) if self.wants_gradients else ()
+        )
+        self.layers.append(LayerWeights(rows, stage, number, sink, in_graph_parts))

@@ -40,11 +40,12 @@ REFUSED: dict[str, str] = {
 }
 
 
-def refuse_by_name(kind: str, shown: str) -> None:
+def refuse_by_name(kind: str, model_name: str) -> None:
     """Raise for a model that is known to have no fixed attention graph."""
     reason = REFUSED.get(kind)
     if reason is not None:
         raise UnsupportedModelError(
-            f"{shown} cannot be explained by rollout or flow: it {reason}. Use a model with global "
-            "attention, such as BERT, ViT or a Llama; gradient-based methods work on this one."
+            f"{model_name} cannot be explained by rollout or flow: it {reason}. Use a model with "
+            "global attention, such as BERT, ViT or a Llama; gradient-based methods work on this "
+            "one."
         )

@@ -65,7 +65,7 @@ def _ask(recorder: Recorder) -> Any:
         arguments = inspect.signature(module.forward).bind(*inputs, **options).arguments
         _refuse_cross_attention(arguments["query"], arguments["key"])
         if arguments.get("key_padding_mask") is not None:
-            recorder.kept = _kept(arguments["key_padding_mask"])
+            recorder.positions = _positions(arguments["key_padding_mask"])
         if recorder.disturb:  # a query of zeros scores every key alike, whatever its bias adds
             zeros = torch.zeros_like(arguments["query"])
             options = {**options, "query": zeros} if "query" in options else options
@@ -86,7 +86,7 @@ def _refuse_cross_attention(query: Tensor, key: Tensor) -> None:
     )
 
 
-def _kept(mask: Tensor) -> tuple[tuple[int, ...], ...]:
+def _positions(mask: Tensor) -> tuple[tuple[int, ...], ...]:
     """Positions that are no padding: torch marks those that are by True, or by minus infinity."""
     padding = mask if mask.dtype == torch.bool else mask == -torch.inf
     return kept_positions(~padding.reshape(-1, padding.shape[-1])) or ()

@@ -312,8 +312,8 @@ def _resolve_layers(
     if layers is None:
         return available
     plain: Any = layers.tolist() if hasattr(layers, "tolist") else layers
-    listed = list(plain) if isinstance(plain, (Sequence, range, set)) else [plain]
-    numbers = [whole_number(number) for number in listed]
+    items = list(plain) if isinstance(plain, (Sequence, range, set)) else [plain]
+    numbers = [whole_number(number) for number in items]
     resolved = tuple(available[-1] if number == -1 else number for number in numbers)
     if not resolved or any(number not in available for number in resolved):
         raise InputError(
@@ -351,8 +351,8 @@ def attribution_of(
     columns = selection.columns
     dependence = None
     if not only_selected_columns:
-        held = compared or Compared(selection.rows, values)
-        dependence = dependence_of(values, held.values, selection.rows, held.rows)
+        comparison = compared or Compared(selection.rows, values)
+        dependence = dependence_of(values, comparison.values, selection.rows, comparison.rows)
     arrays: dict[str, Any] = {"values": values, **bounds}
     if columns is not None and not only_selected_columns:
         arrays = {name: array[..., list(columns)] for name, array in arrays.items()}

@@ -76,16 +76,16 @@ class GradientRollout(Method):
         relevance = np.eye(trace.length)
         rows, others = list(selection.rows), spread(trace.length)
         grown: dict[int, Matrix] = {}
-        held: dict[int, Matrix] = {}
+        comparison: dict[int, Matrix] = {}
         for number in selection.available:
             index = trace.layers.index(number)
             if trace.encoder_length is not None and trace.stages and trace.stages[index] == "cross":
                 relevance = _crossed(relevance, weighted[index], trace.encoder_length)
             else:
                 relevance = relevance + weighted[index] @ relevance
-            grown[number], held[number] = relevance[rows], relevance[others]
+            grown[number], comparison[number] = relevance[rows], relevance[others]
         values = np.stack([grown[number] for number in selection.layers])
-        compared = Compared(others, np.stack([held[number] for number in selection.layers]))
+        compared = Compared(others, np.stack([comparison[number] for number in selection.layers]))
         return attribution_of(self, trace, values, selection, compared=compared)
 
     @property
@@ -148,8 +148,8 @@ class GradientFlow(Flow):
     ) -> NDArray[np.bool_]:
         """A flow may also fill its own target's row, and that does say something about it."""
         received = capacities[0].sum(axis=0)[list(columns)]
-        sent = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
-        return np.asarray(received[None, None, :] <= sent[:, :, None])
+        passed_on = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
+        return np.asarray(received[None, None, :] <= passed_on[:, :, None])
 
 
 def _check_score(score: object) -> None:

@@ -24,7 +24,7 @@ __all__ = ["ONE_STEP", "Heads", "Mixing", "Residual", "checked_heads", "mix_head
 Heads = str | int | tuple[float, ...]
 Residual = float | tuple[float, ...] | str | None
 ONE_STEP = "one-step"
-_NAMED = ("mean", "max", "min")
+_WAYS = ("mean", "max", "min")
 _FIELDS = ("column", "element")
 
 
@@ -274,11 +274,11 @@ def checked_heads(heads: object) -> Heads:
     """
     heads = _scalar(heads)
     if isinstance(heads, str):
-        if heads in _NAMED:
+        if heads in _WAYS:
             return heads
         raise MethodError(
-            f"Unknown heads={shorten(heads)}.{did_you_mean(heads, _NAMED)} Allowed are "
-            f"{', '.join(map(repr, _NAMED))}, the number of one head, or one weight for each head."
+            f"Unknown heads={shorten(heads)}.{did_you_mean(heads, _WAYS)} Allowed are "
+            f"{', '.join(map(repr, _WAYS))}, the number of one head, or one weight for each head."
         )
     if _is_number(heads):
         number = float(heads)  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ def checked_heads(heads: object) -> Heads:
         if weights and all(np.isfinite(w) and w >= 0 for w in weights) and sum(weights) > 0:
             return weights
     raise MethodError(
-        f"heads={shorten(heads)} is none of {', '.join(map(repr, _NAMED))}, the number of one head "
+        f"heads={shorten(heads)} is none of {', '.join(map(repr, _WAYS))}, the number of one head "
         "(from 0), or a list of weights, one for each head, not negative and not all 0."
     )
 

@@ -157,8 +157,8 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
             options[key] = parse_value(after)
         elif key:
             earlier = options[key]
-            listed = earlier if isinstance(earlier, list) else [earlier]
-            options[key] = [*listed, parse_value(part)]
+            values = earlier if isinstance(earlier, list) else [earlier]
+            options[key] = [*values, parse_value(part)]
         else:
             raise MethodError(
                 f"{shorten(text)}: options follow the method's name as NAME:key=value,key=value, "

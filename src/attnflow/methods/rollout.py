@@ -93,11 +93,11 @@ class Rollout(MixingMethod):
         """The rollout of these layers, rows of these targets."""
         tops = None if self.top_head is None else _rows_of(self._with_top_head(), trace)
         rolled = roll_out(trace, _rows_of(self, trace), selection, tops)
-        values, (others, held) = rolled.values, rolled.compared
+        values, (others, comparison) = rolled.values, rolled.compared
         if self.receptive_field == UNIFORM_BASELINE:
             values = values / self._uniform(trace, selection, selection.rows)
-            held = held / self._uniform(trace, selection, others)
-        return attribution_of(self, trace, values, selection, compared=Compared(others, held))
+            comparison = comparison / self._uniform(trace, selection, others)
+        return attribution_of(self, trace, values, selection, compared=Compared(others, comparison))
 
     @property
     def receptive_fields(self) -> tuple[str, ...]:

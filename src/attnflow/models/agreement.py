@@ -183,7 +183,7 @@ def _located(path: Path, number: int, row: _Row, first: int) -> Example:
     return Example(words, row.label, subject=subject)
 
 
-def distinct(examples: Iterable[Example], taken: set[Words] | None = None) -> list[Example]:
+def distinct(examples: Iterable[Example], exclude: set[Words] | None = None) -> list[Example]:
     """One example for each word sequence that is not taken, with its most frequent label.
 
     >>> len(distinct([Example(("a",), 0), Example(("a",), 0), Example(("b",), 1)]))
@@ -192,7 +192,7 @@ def distinct(examples: Iterable[Example], taken: set[Words] | None = None) -> li
     votes: dict[Words, Counter[int]] = {}
     first: dict[Words, Example] = {}
     for example in examples:
-        if taken is None or example.words not in taken:
+        if exclude is None or example.words not in exclude:
             first.setdefault(example.words, example)
             votes.setdefault(example.words, Counter())[example.label] += 1
     return [

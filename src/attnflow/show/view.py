@@ -39,7 +39,7 @@ View = dict[str, Any]
 Numbers = NDArray[np.floating[Any]]
 
 _DENSE = 1_000_000  # values of one result up to which every one of them is kept: 2.7 MB of base64
-_KEPT = 64  # of a larger one, the strongest sources of each target
+_STRONGEST = 64  # of a larger one, the strongest sources of each target
 _GRAPH_EDGES = 60_000  # what can be drawn, and cut in a reader's browser without a pause
 _STEPS = 32_767  # of a signed 16-bit number
 _UNSIGNED = 65_535
@@ -198,7 +198,7 @@ def _prefix_items(sources: Tokens, targets: Tokens) -> list[dict[str, Any]]:
 
 
 def _result(result: Attribution) -> dict[str, Any]:
-    dense = result.values.size <= _DENSE or len(result.sources) <= _KEPT
+    dense = result.values.size <= _DENSE or len(result.sources) <= _STRONGEST
     pack = _dense_layer if dense else _sparse_layer
     gap = None
     if result.lower is not None and result.upper is not None:
@@ -228,11 +228,11 @@ def _dense_layer(values: Numbers) -> dict[str, Any]:
 
 def _sparse_layer(values: Numbers) -> dict[str, Any]:
     """The strongest of each row, in the order of the sources; `rest` is the sum of the others."""
-    index = np.sort(np.argpartition(-np.abs(values), _KEPT, axis=1)[:, :_KEPT], axis=1)
+    index = np.sort(np.argpartition(-np.abs(values), _STRONGEST, axis=1)[:, :_STRONGEST], axis=1)
     strongest = np.take_along_axis(values, index, axis=1)
     scale = _scale(strongest)
     return {
-        "kept": _KEPT,
+        "kept": _STRONGEST,
         "index": _text(index, np.uint16),
         "scale": _text(scale, np.float32),
         "values": _text(_steps(strongest, scale), np.int16),

@@ -44,8 +44,8 @@ def common_tokens(tokens: Sequence[str], words: Collection[str] | None = None) -
     >>> common_tokens(["the", "key", "."]).tolist()
     [True, False, True]
     """
-    listed = FUNCTION_WORDS if words is None else {word.strip().lower() for word in words}
-    return np.array([_is_common(text, listed) for text in surfaces(tokens)], dtype=bool)
+    vocabulary = FUNCTION_WORDS if words is None else {word.strip().lower() for word in words}
+    return np.array([_is_common(text, vocabulary) for text in surfaces(tokens)], dtype=bool)
 
 
 def _is_common(surface: str, words: Collection[str]) -> bool:

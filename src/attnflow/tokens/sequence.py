@@ -28,7 +28,7 @@ __all__ = ["TokenRef", "Tokens"]
 TokenRef = int | str
 """How a user names a position: by number (negative: from the end) or by the token itself."""
 
-_LISTED = 60  # error messages list this many tokens before they cut the list short
+_LONGEST_LIST = 60  # error messages list this many tokens before they cut the list short
 
 
 @dataclass(frozen=True)
@@ -218,10 +218,10 @@ class Tokens(Sequence[str]):
 
     def listing(self) -> str:
         """The tokens with their positions, as error messages show them."""
-        pairs = zip(self.positions[:_LISTED], self.texts, strict=False)
+        pairs = zip(self.positions[:_LONGEST_LIST], self.texts, strict=False)
         entries = [f"{position} {shorten(token, 40)}" for position, token in pairs]
-        if len(self) > _LISTED:
-            entries.append(f"... ({len(self) - _LISTED} more)")
+        if len(self) > _LONGEST_LIST:
+            entries.append(f"... ({len(self) - _LONGEST_LIST} more)")
         return ", ".join(entries)
 
     def groups(self) -> list[list[int]]:
@@ -319,15 +319,15 @@ def _listed(name: str, values: object) -> tuple[Any, ...]:
         ) from error
 
 
-def _numbers(name: str, numbers: Iterable[Any], *, or_none: bool = False) -> tuple[Any, ...]:
+def _numbers(name: str, entries: Iterable[Any], *, or_none: bool = False) -> tuple[Any, ...]:
     """Whole numbers of at least 0, or None where allowed."""
-    checked = []
-    for entry in numbers:
+    numbers = []
+    for entry in entries:
         number = whole_number(entry)
         if (number is None or number < 0) and not (or_none and entry is None):
             raise TokensError(
                 f"{name} are whole numbers from 0{', or None' if or_none else ''}; got "
                 f"{shorten(entry)}."
             )
-        checked.append(number)
-    return tuple(checked)
+        numbers.append(number)
+    return tuple(numbers)

@@ -176,13 +176,13 @@ def checked_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
     if layers is None:
         return tuple(range(1, count + 1))
     several = isinstance(layers, Iterable) and getattr(layers, "ndim", 1) == 1
-    listed: list[Any] = list(layers) if several else [layers]
-    numbers = tuple(whole_number(number) or 0 for number in listed)
+    items: list[Any] = list(layers) if several else [layers]
+    numbers = tuple(whole_number(number) or 0 for number in items)
     increasing = numbers == tuple(sorted(set(numbers)))
     if len(numbers) != count or not increasing or numbers[0] < 1 or numbers[-1] >= 2**31:
         raise WeightsError(
             f"layers must be {count} increasing numbers counted from 1, one for each layer of "
-            f"weights; got {shorten(listed)}."
+            f"weights; got {shorten(items)}."
         )
     return numbers
 

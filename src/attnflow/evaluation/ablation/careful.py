@@ -5,7 +5,6 @@ Both are measured on the model, at a number of passes that does not grow with th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from attnflow.errors import MethodError, ModelError
-from attnflow.evaluation.ablation.measured import MeasuredMethod
+from attnflow.evaluation.ablation.measured import AblationTask, MeasuredMethod
 from attnflow.evaluation.ablation.passes import CompletionAblation, log_odds
 from attnflow.evaluation.ablation.sources import Sources
 from attnflow.generation.gradient_rows import can_explain_rows, completion_rows
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.visibility import visibility
-from attnflow.progress import ProgressCallback, tell
+from attnflow.progress import tell
 
 __all__ = ["Careful", "Visibility"]
 
@@ -47,18 +46,12 @@ class Visibility(MeasuredMethod):
         super().__post_init__()
         _check_count("steps", self.steps)
 
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        columns: Sequence[int],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
-        targets = _targets(columns, self.joint)
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
+        targets = task.targets(joint=self.joint)
         rows = []
         for number, target in enumerate(targets):
-            rows.append(_visibility(ablation, sources, target, self.steps))
-            tell(progress, self.name, number + 1, len(targets))
+            rows.append(_visibility(task, target, self.steps))
+            tell(task.progress, self.name, number + 1, len(targets))
         return np.stack(rows), self.steps * len(targets)
 
 
@@ -87,41 +80,29 @@ class Careful(MeasuredMethod):
         _check_count("steps", self.steps)
         _check_count("verify", self.verify)
 
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        columns: Sequence[int],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
-        targets = _targets(columns, self.joint)
-        attention = _gradient_attention(ablation, sources, targets)
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
+        targets = task.targets(joint=self.joint)
+        attention = _gradient_attention(task, targets)
         rows = []
         for number, target in enumerate(targets):
-            faded = _visibility(ablation, sources, target, self.steps)
+            faded = _visibility(task, target, self.steps)
             predicted = (_shares(attention[number]) + _shares(faded)) / 2
-            rows.append(self._verified(ablation, sources, target, predicted))
-            tell(progress, self.name, number + 1, len(targets))
+            rows.append(self._verified(task, target, predicted))
+            tell(task.progress, self.name, number + 1, len(targets))
         return np.stack(rows), (1 + self.steps + self.verify) * len(targets)
 
-    def _verified(
-        self, ablation: CompletionAblation, sources: Sources, target: list[int], predicted: Floats
-    ) -> Floats:
+    def _verified(self, task: AblationTask, target: list[int], predicted: Floats) -> Floats:
         """The strongest sources hidden one by one; the rest scaled to what that showed."""
         best = np.argsort(-predicted, kind="stable")[: self.verify]
-        sets = [(), *(sources.positions[k] for k in best.tolist())]
-        log_probs = ablation.token_log_probs(sets)[:, target].sum(axis=1)
+        sets = [(), *(task.sources.positions[k] for k in best.tolist())]
+        log_probs = task.ablation.token_log_probs(sets)[:, target].sum(axis=1)
         odds = log_odds(log_probs)
-        lost = odds[0] - odds[1:]
+        losses = odds[0] - odds[1:]
         square = float((predicted[best] ** 2).sum())
-        unit = max(0.0, float((lost * predicted[best]).sum()) / square) if square > 0 else 0.0
+        unit = max(0.0, float((losses * predicted[best]).sum()) / square) if square > 0 else 0.0
         values = unit * predicted
-        values[best] = (values[best] + lost) / 2
+        values[best] = (values[best] + losses) / 2
         return values
-
-
-def _targets(columns: Sequence[int], joint: bool) -> list[list[int]]:
-    return [list(columns)] if joint else [[column] for column in columns]
 
 
 def _shares(values: Floats) -> Floats:
@@ -134,10 +115,9 @@ def _ids(ablation: CompletionAblation) -> torch.Tensor:
     return torch.tensor(ids, device=ablation.model.device)
 
 
-def _visibility(
-    ablation: CompletionAblation, sources: Sources, target: list[int], steps: int
-) -> Floats:
+def _visibility(task: AblationTask, target: list[int], steps: int) -> Floats:
     """One value for each source: the sum over its tokens."""
+    ablation, sources = task.ablation, task.sources
     _check_model(ablation)
     ids, start = _ids(ablation), len(ablation.prompt_ids)
     fading = torch.zeros(len(ids) - 1, dtype=torch.bool, device=ids.device)
@@ -147,10 +127,9 @@ def _visibility(
     return _summed(values.double().cpu().numpy(), sources)
 
 
-def _gradient_attention(
-    ablation: CompletionAblation, sources: Sources, targets: list[list[int]]
-) -> Floats:
+def _gradient_attention(task: AblationTask, targets: list[list[int]]) -> Floats:
     """(targets, sources), from one pass over the completion."""
+    ablation, sources = task.ablation, task.sources
     _check_model(ablation)
     ids, start = _ids(ablation)[None], len(ablation.prompt_ids)
     mask = torch.ones_like(ids[:, :start])

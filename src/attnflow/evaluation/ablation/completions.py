@@ -41,9 +41,9 @@ def greedy_completion(
             seed=None,
         )[0]
     two_stacks = adapter_for(model).facts(model).encoder_decoder
-    written = sequence[1 if two_stacks else len(prompt_ids) :].tolist()
+    completion = sequence[1 if two_stacks else len(prompt_ids) :].tolist()
     ends = end_tokens(model, options)
-    for k, token in enumerate(written):
+    for k, token in enumerate(completion):
         if token in ends or (stop is not None and stop in tokenizer.decode([token])):
-            return written[:k], False
-    return written, True
+            return completion[:k], False
+    return completion, True

@@ -26,7 +26,7 @@ from attnflow.evaluation.ablation.rankings import CompletionCase, Ranking
 from attnflow.evaluation.ablation.regression import random_ablations
 from attnflow.evaluation.ablation.sources import Sources, prompt_tokens
 from attnflow.evaluation.metrics import area
-from attnflow.evaluation.results import Record
+from attnflow.evaluation.records import Record
 from attnflow.generation.prompts import encode_prompts
 from attnflow.generation.request import completion_ids
 from attnflow.hosts.facts import ModelFacts
@@ -80,7 +80,7 @@ class CompletionJudge:
         try:
             return self._judged(number, prompt)
         except _LeftOutError as error:
-            return Record(number=number, answer=error.written, left_out=str(error))
+            return Record(number=number, answer=error.answer, left_out=str(error))
         except (InputError, ModelError) as error:
             return Record(number=number, left_out=str(error))
 
@@ -102,7 +102,7 @@ class CompletionJudge:
         if len(sources) < 2:
             raise InputError(f"The prompt has only one {self.level} that can be a source.")
         places = TrueSources.of(prompt, text, sources)
-        completion, written = self._completion(ids, prompt)
+        completion, answer = self._completion(ids, prompt)
         case = self._case(number, ids, completion, sources)
         scores, seconds = self._scores(case)
         base = float(case.ablation.log_probs([()])[0])
@@ -116,7 +116,7 @@ class CompletionJudge:
                 rows.setdefault(name, {}).update(values)
         return Record(
             number=number,
-            answer=written,
+            answer=answer,
             probability=float(np.exp(base)),
             scores=rows,
             seconds=seconds,
@@ -131,13 +131,13 @@ class CompletionJudge:
         completion, cut_off = greedy_completion(
             self.model, self.tokenizer, ids, max_new_tokens=self.max_new_tokens, stop=self.stop
         )
-        written = str(self.tokenizer.decode(completion))
+        answer = str(self.tokenizer.decode(completion))
         if not completion:
-            raise _LeftOutError("The model ended at once.", written)
+            raise _LeftOutError("The model ended at once.", answer)
         expected = prompt.expected
-        if expected is not None and not is_answered(expected, written, cut_off=cut_off):
-            raise _LeftOutError(f"The model wrote {written!r} and not {expected!r}.", written)
-        return completion, written
+        if expected is not None and not is_answered(expected, answer, cut_off=cut_off):
+            raise _LeftOutError(f"The model wrote {answer!r} and not {expected!r}.", answer)
+        return completion, answer
 
     def _case(
         self, number: int, ids: list[int], completion: list[int], sources: Sources
@@ -179,13 +179,13 @@ class CompletionJudge:
             row[list(strongest(values, self.top))] = True
         log_probs = case.ablation.log_probs(sources.hidden(np.concatenate([choice, tops])))
         response = self._response(np.append(log_probs, base))
-        without, whole = response[len(choice) : -1], response[-1]
+        without, with_all = response[len(choice) : -1], response[-1]
         return {
             name: {
                 "lds": linear_datamodeling_score(values, choice, response[: len(choice)]),
-                "drop": float(whole - lost),
+                "drop": float(with_all - rest),
             }
-            for (name, values), lost in zip(scores.items(), without, strict=True)
+            for (name, values), rest in zip(scores.items(), without, strict=True)
         }
 
     def _response(self, log_probs: Floats) -> Floats:
@@ -235,6 +235,6 @@ class CompletionJudge:
 class _LeftOutError(InputError):
     """A prompt that does not count, and what the model wrote."""
 
-    def __init__(self, reason: str, written: str) -> None:
+    def __init__(self, reason: str, answer: str) -> None:
         super().__init__(reason)
-        self.written = written
+        self.answer = answer

@@ -42,12 +42,30 @@ from attnflow.tokens.units import Level, check_level
 
 __all__ = [
     "AblationRegression",
+    "AblationTask",
     "LeaveOneOut",
     "MeasuredMethod",
 ]
 
 Floats = NDArray[np.float64]
 _WHOLE_MODEL = 0  # the number of the one layer
+
+
+@dataclass(frozen=True, eq=False)
+class AblationTask:
+    """What a method measures: which tokens of a completion, on which sources.
+
+    columns: the completion's tokens that are explained, by number from 0.
+    """
+
+    ablation: CompletionAblation
+    sources: Sources
+    columns: tuple[int, ...]
+    progress: ProgressCallback | None = None
+
+    def targets(self, *, joint: bool) -> list[list[int]]:
+        """The tokens of each row of a result: all in one, or each alone."""
+        return [list(self.columns)] if joint else [[column] for column in self.columns]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +122,7 @@ class MeasuredMethod(ABC):
             raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
         prompt_ids = encoded.prompts()[0].ids
         facts = adapter_for(model).facts(model)
-        written = completion_ids(tokenizer, completion, facts)
+        completion_row = completion_ids(tokenizer, completion, facts)
         tokens, special = prompt_tokens(tokenizer, prompt_ids)
         if spans is not None:
             sources = Sources.of_spans(tokens, spans)
@@ -116,12 +134,12 @@ class MeasuredMethod(ABC):
                 special=special if tokenizer is not None else (),
                 exclude_first=not facts.encoder_decoder,
             )
-        names = prompt_tokens(tokenizer, written)[0]
+        names = prompt_tokens(tokenizer, completion_row)[0]
         needs_blank = self.by == "replace" and blank is None and tokenizer is not None
         ablation = CompletionAblation(
             model=model,
             prompt_ids=prompt_ids,
-            completion_ids=written,
+            completion_ids=completion_row,
             targets=None if targets is None else names.indices_of(targets),
             by=self.by,
             blank=blank_token(tokenizer) if needs_blank else blank,
@@ -138,16 +156,16 @@ class MeasuredMethod(ABC):
         progress: ProgressCallback | None = None,
     ) -> Attribution:
         """The same on an ablation that is prepared; `names` are the completion's tokens."""
-        written = names or prompt_tokens(None, ablation.completion_ids)[0]
-        columns = list(range(len(written)) if ablation.targets is None else ablation.targets)
+        completion = names or prompt_tokens(None, ablation.completion_ids)[0]
+        columns = list(range(len(completion)) if ablation.targets is None else ablation.targets)
         start = sources.length
         if self.joint:
-            joined = "".join(written.select(columns).surfaces()).strip() or "completion"
+            joined = "".join(completion.select(columns).surfaces()).strip() or "completion"
             targets = Tokens((joined,), (start,))
         else:
-            texts = tuple(written[k] for k in columns)
+            texts = tuple(completion[k] for k in columns)
             targets = Tokens(texts, tuple(start + k for k in columns))
-        values, passes = self._values(ablation, sources, columns, progress)
+        values, passes = self._values(AblationTask(ablation, sources, tuple(columns), progress))
         dtype = str(next(ablation.model.parameters()).dtype).removeprefix("torch.")
         return Attribution(
             values=values[None],
@@ -164,24 +182,13 @@ class MeasuredMethod(ABC):
         )
 
     @abstractmethod
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        columns: Sequence[int],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
         """(targets, sources), and how many passes it took."""
 
-    def _responses(
-        self,
-        ablation: CompletionAblation,
-        sets: Sequence[Sequence[int]],
-        columns: Sequence[int],
-        progress: ProgressCallback | None,
-    ) -> Floats:
-        """(sets, targets)."""
-        log_probs = ablation.token_log_probs(sets, progress=progress)[:, list(columns)]
+    def _responses(self, task: AblationTask, sets: Sequence[Sequence[int]]) -> Floats:
+        """(sets, targets): what is measured with each set of positions taken away."""
+        log_probs = task.ablation.token_log_probs(sets, progress=task.progress)
+        log_probs = log_probs[:, list(task.columns)]
         if self.joint:
             log_probs = log_probs.sum(axis=1, keepdims=True)
         return log_odds(log_probs) if self.score == "log-odds" else log_probs
@@ -208,15 +215,9 @@ class LeaveOneOut(MeasuredMethod):
 
     name: ClassVar[str] = "leave-one-out"
 
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        columns: Sequence[int],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
-        sets = [(), *sources.positions]
-        responses = self._responses(ablation, sets, columns, progress)
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
+        sets = [(), *task.sources.positions]
+        responses = self._responses(task, sets)
         return np.ascontiguousarray((responses[0] - responses[1:]).T), len(sets)
 
 
@@ -253,15 +254,10 @@ class AblationRegression(MeasuredMethod):
                 "penalty of at least 0."
             )
 
-    def _values(
-        self,
-        ablation: CompletionAblation,
-        sources: Sources,
-        columns: Sequence[int],
-        progress: ProgressCallback | None,
-    ) -> tuple[Floats, int]:
-        choice = random_ablations(self.samples, len(sources), hidden=self.hidden, seed=self.seed)
-        responses = self._responses(ablation, sources.hidden(choice), columns, progress)
+    def _values(self, task: AblationTask) -> tuple[Floats, int]:
+        count = len(task.sources)
+        choice = random_ablations(self.samples, count, hidden=self.hidden, seed=self.seed)
+        responses = self._responses(task, task.sources.hidden(choice))
         visible = (~choice).astype(np.float64)
         return np.stack([lasso(visible, y, alpha=self.alpha) for y in responses.T]), len(choice)
 

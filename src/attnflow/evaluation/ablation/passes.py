@@ -179,10 +179,10 @@ class CompletionAblation:
         """Whether what stands before a change is run only once: tried, not assumed."""
         if self._two_stacks or not self._only_keys_and_values():
             return False
-        whole = self._variant(())
-        expected = self._forward([whole], None)
+        prompt = self._variant(())
+        expected = self._forward([prompt], None)
         start = len(self.prompt_ids) - 1
-        return bool(np.abs(self._forward([whole], start) - expected).max() <= _SAME)
+        return bool(np.abs(self._forward([prompt], start) - expected).max() <= _SAME)
 
     # -- how it is run ------------------------------------------------------------------------
 
@@ -201,27 +201,27 @@ class CompletionAblation:
         stateful = bool(getattr(self.model, "_is_stateful", False))
         return "past_key_values" in self._accepts and not stateful and kinds <= _CACHEABLE
 
-    def _variant(self, hidden: tuple[int, ...]) -> _Variant:
+    def _variant(self, positions: tuple[int, ...]) -> _Variant:
         prompt = tuple(int(token) for token in self.prompt_ids)
-        if hidden and not 0 <= hidden[0] <= hidden[-1] < len(prompt):
+        if positions and not 0 <= positions[0] <= positions[-1] < len(prompt):
             raise InputError(
-                f"Only prompt positions 0 to {len(prompt) - 1} can be taken away; got {hidden}."
+                f"Only prompt positions 0 to {len(prompt) - 1} can be taken away; got {positions}."
             )
-        written = () if self._two_stacks else tuple(int(t) for t in self.completion_ids[:-1])
-        gone = set(hidden)
-        first = hidden[0] if hidden else len(prompt)
-        visible = (True,) * (len(prompt) + len(written))
+        completion = () if self._two_stacks else tuple(int(t) for t in self.completion_ids[:-1])
+        absent = set(positions)
+        first = positions[0] if positions else len(prompt)
+        visible = (True,) * (len(prompt) + len(completion))
         if self.by == "delete":
-            rest = tuple(token for k, token in enumerate(prompt) if k not in gone)
+            rest = tuple(token for k, token in enumerate(prompt) if k not in absent)
             if not rest:
                 raise InputError("All tokens of the prompt would be deleted; leave one.")
-            return _Variant((*rest, *written), (True,) * (len(rest) + len(written)), first)
+            return _Variant((*rest, *completion), (True,) * (len(rest) + len(completion)), first)
         if self.by == "replace":
             blank = int(self.blank) if self.blank is not None else 0
-            changed = tuple(blank if k in gone else token for k, token in enumerate(prompt))
-            return _Variant((*changed, *written), visible, first)
-        shown = tuple(k not in gone for k in range(len(visible)))
-        return _Variant((*prompt, *written), shown, first)
+            tokens = tuple(blank if k in absent else token for k, token in enumerate(prompt))
+            return _Variant((*tokens, *completion), visible, first)
+        mask = tuple(k not in absent for k in range(len(visible)))
+        return _Variant((*prompt, *completion), mask, first)
 
     def _batches(self, variants: Sequence[_Variant]) -> Iterator[list[int]]:
         """Variants of one length together, those that change late apart from those that do early.
@@ -266,8 +266,8 @@ class CompletionAblation:
             else:
                 logits = self._continued(ids, mask, start or 0)
         rows = logits[:, -len(self.completion_ids) :].float().log_softmax(dim=-1)
-        written = torch.tensor(list(self.completion_ids), device=device)
-        index = written.expand(len(variants), -1).unsqueeze(-1)
+        completion = torch.tensor(list(self.completion_ids), device=device)
+        index = completion.expand(len(variants), -1).unsqueeze(-1)
         return rows.gather(-1, index).squeeze(-1).double().cpu().numpy()
 
     def _continued(self, ids: Tensor, mask: Tensor, start: int) -> Tensor:
@@ -318,7 +318,7 @@ class CompletionAblation:
                 f"{type(self.model).__name__} names no decoder_start_token_id in its config."
             )
         row = [int(start), *(int(token) for token in self.completion_ids[:-1])]
-        written = torch.tensor(row, device=ids.device).expand(len(ids), -1)
+        completion = torch.tensor(row, device=ids.device).expand(len(ids), -1)
         return self.model(
-            input_ids=ids, attention_mask=mask, decoder_input_ids=written, use_cache=False
+            input_ids=ids, attention_mask=mask, decoder_input_ids=completion, use_cache=False
         ).logits

@@ -143,7 +143,7 @@ def _answer(prompt: str, row: Mapping[str, Any]) -> CharSpan | None:
     return places[0], places[0] + len(str(text))
 
 
-def is_answered(expected: str, written: str, *, cut_off: bool) -> bool:
+def is_answered(expected: str, completion: str, *, cut_off: bool) -> bool:
     """Whether a completion gives the expected answer, articles and punctuation aside.
 
     cut_off: the completion ended because it was long enough; then it may be the beginning of the
@@ -154,8 +154,8 @@ def is_answered(expected: str, written: str, *, cut_off: bool) -> bool:
     >>> is_answered("Madrid", " Mad", cut_off=True), is_answered("Madrid", " Mad", cut_off=False)
     (True, False)
     """
-    right, reply = _normal(expected), _normal(written)
-    begins = cut_off and bool(written.strip()) and expected.startswith(written.strip())
+    right, reply = _normal(expected), _normal(completion)
+    begins = cut_off and bool(completion.strip()) and expected.startswith(completion.strip())
     return (bool(right) and f" {right} " in f" {reply} ") or begins
 
 

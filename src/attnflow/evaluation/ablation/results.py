@@ -12,11 +12,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import InputError, did_you_mean
 from attnflow.evaluation.ablation.metrics import bootstrap_ratio
 from attnflow.evaluation.ablation.rankings import RANDOM
 from attnflow.evaluation.metrics import PairedDifference, Summary, compare_paired, summarize
-from attnflow.evaluation.results import Metric, Record
+from attnflow.evaluation.records import FEW, Metric, Record, check_name, clear_sign, omissions
 from attnflow.evaluation.table import Cell, Table
 
 __all__ = ["METRICS", "CompletionEvaluation"]
@@ -36,8 +35,6 @@ METRICS: Final = (
 )
 _ABLATED: Final = METRICS[:4]
 _KNOWN: Final = METRICS[4:]
-_LEVEL: Final = 0.05
-_FEW: Final = 30  # prompts below which intervals are too wide to tell much
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,17 +60,14 @@ class CompletionEvaluation:
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Those that were measured on some prompt."""
-        measured = {name for r in self.used for row in r.scores.values() for name in row}
-        return tuple(metric for metric in METRICS if metric.name in measured)
+        names = {name for r in self.used for row in r.scores.values() for name in row}
+        return tuple(metric for metric in METRICS if metric.name in names)
 
     def values(self, row: str, metric: str) -> Floats:
         """One value for each prompt that was used; nan where it is undefined."""
         rows = {name for record in self.used for name in record.scores}
-        names = [each.name for each in METRICS]
-        for kind, value, allowed in (("row", row, sorted(rows)), ("metric", metric, names)):
-            if value not in allowed:
-                hint = did_you_mean(value, allowed)
-                raise InputError(f"No {kind} {value!r}.{hint} There are {', '.join(allowed)}.")
+        check_name("row", row, sorted(rows))
+        check_name("metric", metric, [each.name for each in METRICS])
         scores = [record.scores.get(row, {}).get(metric, math.nan) for record in self.used]
         return np.array(scores, dtype=np.float64)
 
@@ -96,12 +90,12 @@ class CompletionEvaluation:
 
     def tables(self) -> tuple[Table, ...]:
         """Agreement with ablations, known answers, differences from random, costs."""
-        measured = set(self.metrics)
+        names = set(self.metrics)
         parts = (("Against ablations", _ABLATED), ("Known answers", _KNOWN))
         tables = [
-            self._means(title, tuple(metric for metric in group if metric in measured))
+            self._means(title, tuple(metric for metric in group if metric in names))
             for title, group in parts
-            if measured & set(group)
+            if names & set(group)
         ]
         rows = {row: (Cell(self.seconds(row)),) for row in self.methods}
         return (*tables, Table("cost", "Cost", ("seconds a prompt",), rows))
@@ -143,10 +137,7 @@ class CompletionEvaluation:
         """1 or -1 where the LDS differs clearly, 0 where chance could make the difference."""
         if row == other:
             return 0
-        difference = self.compare(row, other, "lds")
-        if not difference.n or difference.p >= _LEVEL / max(1, len(self.methods) - 1):
-            return 0
-        return 1 if difference.low > 0 else -1 if difference.high < 0 else 0
+        return clear_sign(self.compare(row, other, "lds"), max(1, len(self.methods) - 1))
 
     def _worse_than_random(self) -> list[str]:
         if "lds" not in {metric.name for metric in self.metrics}:
@@ -156,16 +147,9 @@ class CompletionEvaluation:
 
     def _remarks(self) -> list[str]:
         sentences = []
-        if len(self.used) < _FEW:
+        if len(self.used) < FEW:
             sentences.append(f"Intervals are wide with {len(self.used)} prompts: add some.")
-        sentences += [f"Left out, {row}: {reason}" for row, reason in self.refused.items()]
-        reasons = [record.left_out for record in self.records if record.left_out]
-        if reasons:
-            sentences.append(
-                f"{len(reasons)} of {len(self.records)} prompts were left out; the first: "
-                f"{reasons[0]}"
-            )
-        return sentences
+        return [*sentences, *omissions(self.refused, self.records, "prompts")]
 
     def to_markdown(self) -> str:
         """The whole evaluation as a page."""

@@ -18,7 +18,7 @@ from attnflow.evaluation.ablation.rankings import RANDOM, Ranking, named_ranking
 from attnflow.evaluation.ablation.results import CompletionEvaluation
 from attnflow.evaluation.fingerprint import digest_of, digest_of_tokenizer, digest_of_weights
 from attnflow.evaluation.journal import Journal
-from attnflow.evaluation.results import Record
+from attnflow.evaluation.records import Record
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_language_model
 from attnflow.hosts.transformers.generate import checked_generator
@@ -173,12 +173,8 @@ def _usable(records: Sequence[Record]) -> int:
 
 def _first_usable(records: Sequence[Record], goal: int) -> list[Record]:
     """All records up to the one that reaches the goal: a longer journal may hold more."""
-    taken: list[Record] = []
-    for record in records:
-        if _usable(taken) >= goal:
-            break
-        taken.append(record)
-    return taken
+    count = next((k for k in range(len(records)) if _usable(records[:k]) >= goal), len(records))
+    return list(records[:count])
 
 
 def _missing(rankings: Mapping[str, Ranking], rows: set[str]) -> dict[str, str]:

@@ -96,8 +96,8 @@ class Sources:
         parts = documents if level == "document" and documents is not None else inside
         framing = frozenset(_special(tokens) if special is None else special)
         excluded = framing | ({0} if exclude_first else set())
-        whole = level == "document" and documents is not None
-        text_units = _units(tokens, level, parts, framing, whole=whole)
+        parts_are_units = level == "document" and documents is not None
+        text_units = _units(tokens, level, parts, framing, parts_are_units=parts_are_units)
         if exclude_last_word:
             last = split_units(tokens, "word", framing=framing)
             excluded |= set(last[-1].tokens) if last else set()
@@ -136,8 +136,8 @@ class Sources:
 
     def containing(self, positions: Sequence[int]) -> tuple[int, ...]:
         """Which sources hold one of these positions."""
-        wanted = set(positions)
-        return tuple(k for k, own in enumerate(self.positions) if wanted & set(own))
+        members = set(positions)
+        return tuple(k for k, own in enumerate(self.positions) if members & set(own))
 
     def scores(self, result: Attribution | ArrayLike) -> Floats:
         """One score for each source: the sum over its tokens and over the targets of a result.
@@ -213,10 +213,10 @@ def _units(
     parts: Sequence[CharSpan] | None,
     framing: frozenset[int],
     *,
-    whole: bool,
+    parts_are_units: bool,
 ) -> list[Unit]:
-    """`whole`: each part is a unit as it is."""
-    if not whole or parts is None:
+    """`parts_are_units`: each part is a unit as it is."""
+    if not parts_are_units or parts is None:
         return split_units(tokens, level, inside=parts, framing=framing)
     spelled = surfaces(tokens)
     text = "".join(spelled)

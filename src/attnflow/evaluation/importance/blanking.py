@@ -61,13 +61,13 @@ class BlankOut(Measure):
 
     def _hidden(self, text: Text, ids: TokenIds) -> list[int]:
         if isinstance(self.keep, str):
-            hidden = text.is_word
+            is_blanked = text.is_word
         else:
-            hidden = np.array([token not in self.keep for token in text.tokens])
-        hidden = hidden & (text.row["input_ids"] != ids.blanks.get("mask", -1))
+            is_blanked = np.array([token not in self.keep for token in text.tokens])
+        is_blanked = is_blanked & (text.row["input_ids"] != ids.blanks.get("mask", -1))
         if self.by == "delete" and len(text.tokens) < 2:
             return []  # an empty text is no text
-        return np.flatnonzero(hidden).tolist()
+        return np.flatnonzero(is_blanked).tolist()
 
 
 def check_blank(ids: TokenIds, by: BlankToken) -> None:

@@ -131,8 +131,8 @@ class IntegratedGradients(Measure):
         from captum.attr import IntegratedGradients as Captum
 
         embedding = passes.adapter.embedding(passes.model, "words")
-        hidden = np.flatnonzero(text.is_word).tolist()
-        blank = blanked(text.row, hidden, passes.ids, self.blank)
+        words = np.flatnonzero(text.is_word).tolist()
+        blank = blanked(text.row, words, passes.ids, self.blank)
         (_, batch), (_, start) = (next(passes.batches([row])) for row in (text.row, blank))
         attributed = Captum(self._scores(passes, text, answer)).attribute(
             embedding(batch.inputs["input_ids"]).detach(),

@@ -85,8 +85,8 @@ def clean_wiki_text(text: str) -> str:
     'Rome is the capital of Italy. '
     """
     text = html.unescape(html.unescape(text))
-    gone = r"<!--.*?-->|<math>.*?</math>|<ref[^>]*?/>|<ref.*?</ref>|<table.*?</table>"
-    text = re.sub(gone, " ", text, flags=re.DOTALL)
+    markup = r"<!--.*?-->|<math>.*?</math>|<ref[^>]*?/>|<ref.*?</ref>|<table.*?</table>"
+    text = re.sub(markup, " ", text, flags=re.DOTALL)
     for _ in range(4):  # templates stand in templates
         text = re.sub(r"\{\{[^{}]*\}\}|\{\|[^{}]*\|\}", " ", text)
     spaces = r"\[\[(?:Image|File|Category|[a-z-]{2,12}):[^\[\]]*(?:\[\[[^\]]*\]\][^\[\]]*)*\]\]"
@@ -109,22 +109,22 @@ def passages(path: Path, part: Part) -> list[CompletionPrompt]:
     rng = random.Random(_SEED)
     pages = _pages(_read(path))
     rng.shuffle(pages)
-    chosen: dict[Part, list[str]] = {name: [] for name in PARTS}
+    passages: dict[Part, list[str]] = {name: [] for name in PARTS}
     for title, text in pages:
         if ":" in title or text[:12].upper().startswith("#REDIRECT"):
             continue
         paragraphs = list(_paragraphs(text))
         if not paragraphs:
             continue
-        chosen[part_of(title)].append(_broken_off(rng, rng.choice(paragraphs)))
-        if all(len(texts) >= _PASSAGES for texts in chosen.values()):
+        passages[part_of(title)].append(_broken_off(rng, rng.choice(paragraphs)))
+        if all(len(texts) >= _PASSAGES for texts in passages.values()):
             break
-    if not chosen[part]:
+    if not passages[part]:
         raise InputError(
             f"{path.name!r} holds no paragraph of {_PARAGRAPH[0]} to {_PARAGRAPH[1]} plain words "
             f"for the {part} part."
         )
-    ends = [text.split()[-_PASSAGE_WORDS:] for text in chosen[part][:_PASSAGES]]
+    ends = [text.split()[-_PASSAGE_WORDS:] for text in passages[part][:_PASSAGES]]
     return [CompletionPrompt(" ".join(words)) for words in ends]
 
 
@@ -177,7 +177,7 @@ def questions(path: Path, part: Part) -> list[CompletionPrompt]:
     rng = random.Random(_SEED)
     rows = _question_rows(path)
     paragraphs = {(row["article"], row["paragraph"]): row["context"] for row in rows}
-    chosen: dict[Part, list[CompletionPrompt]] = {name: [] for name in PARTS}
+    prompts_of: dict[Part, list[CompletionPrompt]] = {name: [] for name in PARTS}
     for row in rows:
         own = _crop(row["context"], _DOCUMENT_WORDS, row["start"])
         answer = row["answer"]
@@ -188,19 +188,19 @@ def questions(path: Path, part: Part) -> list[CompletionPrompt]:
             for key, text in paragraphs.items()
             if key != (row["article"], row["paragraph"]) and answer.lower() not in text.lower()
         ]
-        drawn = [_crop(text, _DOCUMENT_WORDS) for text in rng.sample(others, min(30, len(others)))]
-        fitting = [text for text in drawn if 25 <= len(text.split()) <= _DOCUMENT_WORDS + 10]
+        crops = [_crop(text, _DOCUMENT_WORDS) for text in rng.sample(others, min(30, len(others)))]
+        fitting = [text for text in crops if 25 <= len(text.split()) <= _DOCUMENT_WORDS + 10]
         documents = fitting[: _DOCUMENTS - 1]
         place = rng.randrange(_DOCUMENTS)
         documents.insert(place, own)
         if len(documents) == _DOCUMENTS:
             prompt = _among_documents(documents, place, row["question"], answer)
-            chosen[part_of(row["question"])].append(prompt)
-    for prompts in chosen.values():
+            prompts_of[part_of(row["question"])].append(prompt)
+    for prompts in prompts_of.values():
         rng.shuffle(prompts)
-    if not chosen[part]:
+    if not prompts_of[part]:
         raise InputError(f"{path.name!r} holds no question for the {part} part.")
-    return chosen[part]
+    return prompts_of[part]
 
 
 def _question_rows(path: Path) -> list[dict[str, Any]]:

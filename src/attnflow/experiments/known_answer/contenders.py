@@ -6,18 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from attnflow.methods import (
-    Alti,
-    Flow,
-    GradientFlow,
-    GradientRollout,
-    MeasuredResidualRollout,
-    Method,
-    NormRollout,
-    Raw,
-    Rollout,
-    ValueZeroingRollout,
-)
+from attnflow import methods
+from attnflow.methods import Flow, Method, Raw, Rollout
 from attnflow.methods.mixing import ONE_STEP
 
 __all__ = ["CONTENDERS", "DEFAULT", "DEFAULT_METHOD", "RELATIVES", "Contender"]
@@ -65,10 +55,10 @@ CONTENDERS: Mapping[str, Contender] = {
 
 
 RELATIVES: Mapping[str, Method] = {
-    "gradient-rollout": GradientRollout(),
-    "gradient-flow": GradientFlow(),
-    "measured-residual": MeasuredResidualRollout(),
-    "norm-rollout": NormRollout(kind="residual"),
-    "alti": Alti(),
-    "value-zeroing": ValueZeroingRollout(),
+    "gradient-rollout": methods.GradientRollout(),
+    "gradient-flow": methods.GradientFlow(),
+    "measured-residual": methods.MeasuredResidualRollout(),
+    "norm-rollout": methods.NormRollout(kind="residual"),
+    "alti": methods.Alti(),
+    "value-zeroing": methods.ValueZeroingRollout(),
 }

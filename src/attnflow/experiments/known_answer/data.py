@@ -38,6 +38,7 @@ class _Kind:
     answers: Sequence[str]
 
 
+# The two wordings are alike line by line because they ask for the same four facts in other words.
 _WORDINGS: dict[Wording, tuple[str, tuple[_Kind, ...]]] = {
     "development": (
         "Context: {}\n{}",

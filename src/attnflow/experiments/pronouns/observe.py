@@ -83,8 +83,8 @@ class Reading:
     @property
     def unseen(self) -> tuple[str, ...]:
         """Antecedents that stand after the pronoun, where a causal model cannot see them."""
-        gone = np.isnan(next(iter(self.attributions.values()))[0])
-        return tuple(w for w, no in zip(self.sentence.antecedents, gone, strict=True) if no)
+        missing = np.isnan(next(iter(self.attributions.values()))[0])
+        return tuple(w for w, no in zip(self.sentence.antecedents, missing, strict=True) if no)
 
 
 @dataclass(frozen=True, eq=False)

@@ -201,10 +201,11 @@ def _summary_of(readings: Sequence[Reading], frames: Sequence[Frame]) -> list[st
     sentences = [_in_words(reading) for reading in detailed(readings) if not reading.unseen]
     both = [frame for frame in frames if len(frame.readings) > 1]
     if both:
-        moved = sum(len({_preferred(r) for r in frame.readings}) == 1 for frame in both)
+        constant = sum(len({_preferred(r) for r in frame.readings}) == 1 for frame in both)
         sentences.append(
-            f"In {moved} of {len(both)} frames the preferred pronoun goes with the same antecedent "
-            "when the genders are exchanged; in the others the model prefers one pronoun as such."
+            f"In {constant} of {len(both)} frames the preferred pronoun goes with the same "
+            "antecedent when the genders are exchanged; in the others the model prefers one "
+            "pronoun as such."
         )
     return sentences
 

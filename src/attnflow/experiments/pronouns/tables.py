@@ -139,10 +139,10 @@ def standing(question: Question, methods: Sequence[str]) -> str:
         for name, test in tests.items()
         if test.difference > 0 and test.p < CLEAR
     ]
-    listed = ", ".join(f"{name} {_in_words(shares[name])}" for name in (*methods, fixed))
+    sentence = ", ".join(f"{name} {_in_words(shares[name])}" for name in (*methods, fixed))
     return (
-        f"At the last layer the preferred antecedent {question.what}: {listed}. Clearly above the "
-        f"better fixed choice, pair by pair: {', '.join(above) or 'none'}."
+        f"At the last layer the preferred antecedent {question.what}: {sentence}. Clearly above "
+        f"the better fixed choice, pair by pair: {', '.join(above) or 'none'}."
     )
 
 

@@ -159,7 +159,9 @@ def _questions(winogender: Winogender) -> list[Question]:
     if not frames:
         return []
     originals = _as_frames(winogender.framed)
-    bound = {id(one): np.array(frame.binding) for one, frame in zip(originals, frames, strict=True)}
+    bindings = {
+        id(one): np.array(frame.binding) for one, frame in zip(originals, frames, strict=True)
+    }
     return [
         Question(
             "agreement",
@@ -181,7 +183,7 @@ def _questions(winogender: Winogender) -> list[Question]:
             "original",
             "is the one bound, in the sentence as it is",
             originals,
-            lambda frame, name: agreement(frame.leans(name)[0], bound[id(frame)]),
+            lambda frame, name: agreement(frame.leans(name)[0], bindings[id(frame)]),
             "The method's lean is that of the sentence with its occupation and participant; the "
             "binding is that of the same sentence with a man and a woman in the two roles.",
         ),
@@ -275,10 +277,10 @@ def findings(winogender: Winogender) -> tuple[str, ...]:
             "the same role however the genders are laid; in the others it does not."
         )
         sentences += [standing(q, winogender.methods) for q in _questions(winogender)]
-    lost = len(winogender.pairs) - len(winogender.telling_pairs)
-    if lost:
+    equal = len(winogender.pairs) - len(winogender.telling_pairs)
+    if equal:
         sentences.append(
-            f"{lost} of {len(winogender.pairs)} pairs with different referents are the same text "
+            f"{equal} of {len(winogender.pairs)} pairs with different referents are the same text "
             "up to the pronoun: no method and no causal model could tell them apart."
         )
     return tuple(sentences)

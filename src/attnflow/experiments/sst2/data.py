@@ -37,10 +37,10 @@ def check_labels(examples: Sequence[LabelledText], names: Sequence[str]) -> None
     """
     for example in examples:
         if example.label is not None and _class_of(example.label, names) is None:
-            listed = ", ".join(f"{k} ({name})" for k, name in enumerate(names))
+            labels = ", ".join(f"{k} ({name})" for k, name in enumerate(names))
             where = f"Line {example.line}" if example.line else f"{example.text[:60]!r}"
             raise InputError(
-                f"{where} has the label {example.label!r}; the model's labels are {listed}. Texts "
+                f"{where} has the label {example.label!r}; the model's labels are {labels}. Texts "
                 "without labels need a header without 'label'."
             )
 

@@ -78,9 +78,9 @@ class Sst2(SampledExperiment):
             return names.index(label)
         if label.isdecimal() and int(label) < len(names):
             return int(label)
-        listed = ", ".join(f"{k} ({name})" for k, name in enumerate(names))
+        labels = ", ".join(f"{k} ({name})" for k, name in enumerate(names))
         raise InputError(
-            f"label={self.label!r}:{did_you_mean(label, names)} The model's labels are {listed}."
+            f"label={self.label!r}:{did_you_mean(label, names)} The model's labels are {labels}."
         )
 
 

@@ -262,5 +262,5 @@ def _beats_raw(agreement: Agreement, name: str, method: str) -> str:
     others = {k: t for k, t in leads.items() if k > 1 and not (t.difference > 0 and t.p < CLEAR)}
     if not others:
         return f"{name}: {method} beats raw attention at every layer from 2 to 6."
-    listed = ", ".join(f"{k} ({decimals(t.difference)}, p = {t.p:.3f})" for k, t in others.items())
-    return f"{name}: {method} does not clearly beat raw attention at layer {listed}."
+    layers = ", ".join(f"{k} ({decimals(t.difference)}, p = {t.p:.3f})" for k, t in others.items())
+    return f"{name}: {method} does not clearly beat raw attention at layer {layers}."

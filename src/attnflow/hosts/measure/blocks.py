@@ -72,7 +72,7 @@ class Parts:
     norms: tuple[nn.LayerNorm, ...] = ()
 
 
-def declared_parts(base: nn.Module, model_type: str, shown: str) -> list[Parts]:
+def declared_parts(base: nn.Module, model_type: str, model_name: str) -> list[Parts]:
     """The parts of every block of a declared family; other models are refused by name."""
     for plan in DECLARED.get(model_type, ()):
         try:
@@ -81,9 +81,10 @@ def declared_parts(base: nn.Module, model_type: str, shown: str) -> list[Parts]:
         except AttributeError:
             continue
     raise UnsupportedModelError(
-        f"{shown} (model type {model_type!r}) cannot be taken apart: where its blocks keep their "
-        f"projection and norms is not declared. Declared are {', '.join(DECLARED)}. Gradients "
-        "(record=('gradients',)) and value zeroing (record=('value-zeroing',)) need no declaration."
+        f"{model_name} (model type {model_type!r}) cannot be taken apart: where its blocks keep "
+        f"their projection and norms is not declared. Declared are {', '.join(DECLARED)}. "
+        "Gradients (record=('gradients',)) and value zeroing (record=('value-zeroing',)) need no "
+        "declaration."
     )
 
 
@@ -93,13 +94,13 @@ def _parts(block: nn.Module, plan: BlockPlan) -> Parts:
 
 
 @contextmanager
-def watched_blocks(blocks: Sequence[Parts], recorder: Recorder, shown: str) -> Iterator[None]:
+def watched_blocks(blocks: Sequence[Parts], recorder: Recorder, model_name: str) -> Iterator[None]:
     """Measure what the recorder was asked for on every block, as it ends."""
     names = [name for name in recorder.record if name in BLOCK_MEASURES]
     if not names:
         yield
         return
-    _refuse_missing_norms(blocks, names, shown)
+    _refuse_missing_norms(blocks, names, model_name)
     watch = _Watch(recorder, names)
     with undone() as changes:
         for parts in blocks:
@@ -111,12 +112,12 @@ def watched_blocks(blocks: Sequence[Parts], recorder: Recorder, shown: str) -> I
         yield
 
 
-def _refuse_missing_norms(blocks: Sequence[Parts], names: Sequence[str], shown: str) -> None:
+def _refuse_missing_norms(blocks: Sequence[Parts], names: Sequence[str], model_name: str) -> None:
     after_norm = [name for name in names if name in _AFTER_A_NORM]
     if after_norm and not all(parts.norms for parts in blocks):
         raise UnsupportedModelError(
-            f"{shown} normalises before attention, not after it, so there is no LayerNorm to fold "
-            f"into {' and '.join(map(repr, after_norm))}: its own is inside the values "
+            f"{model_name} normalises before attention, not after it, so there is no LayerNorm to "
+            f"fold into {' and '.join(map(repr, after_norm))}: its own is inside the values "
             "already. Use 'norms-residual' (NormRollout(kind='residual')) or 'alti'."
         )
 

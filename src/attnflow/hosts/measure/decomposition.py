@@ -35,9 +35,9 @@ class FixedNorm:
     output: Tensor
 
     @classmethod
-    def of(cls, norm: nn.LayerNorm, given: Tensor, output: Tensor) -> FixedNorm:
+    def of(cls, norm: nn.LayerNorm, inputs: Tensor, output: Tensor) -> FixedNorm:
         """From what the module was given and gave, (n, width) each."""
-        spread = (given.float().var(dim=-1, unbiased=False) + norm.eps).sqrt()
+        spread = (inputs.float().var(dim=-1, unbiased=False) + norm.eps).sqrt()
         return cls(spread, norm.weight.float(), output.float())
 
     def __call__(self, vectors: Tensor, rows: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class BlockState:
     a pre-norm block has none.
     """
 
-    given: Tensor  # (n, width): the block's input, which the residual carries on
+    inputs: Tensor  # (n, width): the block's input, which the residual carries on
     weights: Tensor  # (heads, n, n)
     projected: Tensor  # (heads, n, width): each head's values through its part of W_O
     bias: Tensor  # (width,): b_O
@@ -63,7 +63,7 @@ class BlockState:
     @classmethod
     def of(
         cls,
-        given: Tensor,
+        inputs: Tensor,
         weights: Tensor,
         values: Tensor,
         projection: Tensor,
@@ -77,8 +77,8 @@ class BlockState:
         heads = len(weights)
         shared = values.float().repeat_interleave(heads // len(values), dim=0)
         by_head = projection.float().reshape(heads, shared.shape[-1], -1)
-        offset = torch.zeros_like(given[0]) if bias is None else bias
-        return cls(given.float(), weights.float(), shared @ by_head, offset.float(), norms)
+        offset = torch.zeros_like(inputs[0]) if bias is None else bias
+        return cls(inputs.float(), weights.float(), shared @ by_head, offset.float(), norms)
 
     def attended(self, rows: Tensor) -> Tensor:
         """F: (targets, sources, width)."""
@@ -86,7 +86,7 @@ class BlockState:
 
     def add_residual(self, vectors: Tensor, rows: Tensor) -> Tensor:
         """The target's own input, added in place to what it has from itself."""
-        vectors[torch.arange(len(rows), device=rows.device), rows] += self.given[rows]
+        vectors[torch.arange(len(rows), device=rows.device), rows] += self.inputs[rows]
         return vectors
 
 
@@ -100,34 +100,34 @@ def measure_block(inside: BlockState, names: Collection[str]) -> dict[str, Tenso
     """
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     for rows in _rows(inside):
-        for name, found in _measured_rows(inside, rows).items():
+        for name, values in _measured_rows(inside, rows).items():
             if name in parts:
-                parts[name].append(found)
-    return {name: torch.cat(found) for name, found in parts.items()}
+                parts[name].append(values)
+    return {name: torch.cat(values) for name, values in parts.items()}
 
 
 def _rows(inside: BlockState) -> Iterator[Tensor]:
-    length, width = inside.given.shape
-    everyone = torch.arange(length, device=inside.given.device)
+    length, width = inside.inputs.shape
+    everyone = torch.arange(length, device=inside.inputs.device)
     yield from everyone.split(max(1, _NUMBERS_AT_ONCE // (length * width)))
 
 
 def _measured_rows(inside: BlockState, rows: Tensor) -> dict[str, Tensor]:
     vectors = inside.attended(rows)
-    found = {"norms": vectors.norm(dim=-1)}
+    measurements = {"norms": vectors.norm(dim=-1)}
     vectors = inside.add_residual(vectors, rows)
-    found["norms-residual"] = vectors.norm(dim=-1)
+    measurements["norms-residual"] = vectors.norm(dim=-1)
     if inside.norms:
         first, last = inside.norms
         vectors = first(vectors, rows)
-        found["norms-layernorm"] = vectors.norm(dim=-1)
-        found["alti"] = _nearer(vectors, first.output[rows])
+        measurements["norms-layernorm"] = vectors.norm(dim=-1)
+        measurements["alti"] = _nearer(vectors, first.output[rows])
         vectors = last(vectors, rows)
-        found["norms-encoder"] = vectors.norm(dim=-1)
+        measurements["norms-encoder"] = vectors.norm(dim=-1)
     else:
-        found["alti"] = _nearer(vectors, vectors.sum(dim=1) + inside.bias)
-    found["residual-share"] = _own_share(vectors, rows)
-    return found
+        measurements["alti"] = _nearer(vectors, vectors.sum(dim=1) + inside.bias)
+    measurements["residual-share"] = _own_share(vectors, rows)
+    return measurements
 
 
 def _nearer(vectors: Tensor, output: Tensor) -> Tensor:
@@ -140,6 +140,6 @@ def _own_share(vectors: Tensor, rows: Tensor) -> Tensor:
     """‖own‖ / (‖own‖ + ‖sum of all others‖); a position without any vector is its own."""
     own = vectors[torch.arange(len(rows), device=rows.device), rows]
     others = (vectors.sum(dim=1) - own).norm(dim=-1)
-    kept = own.norm(dim=-1)
-    whole = kept + others
-    return torch.where(whole > 0, kept / whole.clamp(min=torch.finfo(whole.dtype).tiny), 1.0)
+    own_norm = own.norm(dim=-1)
+    total = own_norm + others
+    return torch.where(total > 0, own_norm / total.clamp(min=torch.finfo(total.dtype).tiny), 1.0)

@@ -23,12 +23,12 @@ Choice = Answer | Sequence[Answer] | None
 
 
 @contextmanager
-def differentiable(model: nn.Module, wanted: bool) -> Iterator[None]:
+def differentiable(model: nn.Module, enabled: bool) -> Iterator[None]:
     """A graph for one pass, also of a model whose parameters are frozen; their flags come back.
 
     Only gradients of the weights are computed later: no parameter's `.grad` is touched.
     """
-    if not wanted:
+    if not enabled:
         with torch.no_grad():
             yield
         return
@@ -77,10 +77,10 @@ def gradients_of(
     total = torch.stack(
         [one.score(k, score) for one, k in zip(scores, choices, strict=True) if one]
     ).sum()
-    used = [part for layer in recorder.layers for part in layer.in_graph]
-    if not total.requires_grad or not all(part.requires_grad for part in used):
+    weights = [part for layer in recorder.layers for part in layer.in_graph]
+    if not total.requires_grad or not all(part.requires_grad for part in weights):
         raise _not_in_graph(model)
-    gradients = iter(torch.autograd.grad(total, used, allow_unused=True))
+    gradients = iter(torch.autograd.grad(total, weights, allow_unused=True))
     return [
         _joined([next(gradients) for _ in layer.in_graph], layer.weights.shape, model)
         for layer in recorder.layers

@@ -80,18 +80,20 @@ class TransformersAdapter(Adapter):
                 f"Prepared inputs need one of {', '.join(map(repr, _INPUTS))}; got "
                 f"{', '.join(map(shorten, inputs)) or 'none'}."
             )
-        moved = on_device(inputs, device_of(model))
-        _check_ranks(moved)
-        moved = padding_to_the_right(moved, "attention_mask")
-        moved = padding_to_the_right(moved, "decoder_attention_mask", prefix="decoder_")
+        tensors = on_device(inputs, device_of(model))
+        _check_ranks(tensors)
+        tensors = padding_to_the_right(tensors, "attention_mask")
+        tensors = padding_to_the_right(tensors, "decoder_attention_mask", prefix="decoder_")
         for name in ("input_ids", "decoder_input_ids"):
-            if name in moved:
-                _check_length(model, moved[name].shape[1], self.facts(model))
+            if name in tensors:
+                _check_length(model, tensors[name].shape[1], self.facts(model))
         return Batch(
-            moved,
-            size=len(next(moved[name] for name in _INPUTS if name in moved)),
-            kept=kept_positions(moved.get("attention_mask")) if "input_ids" in moved else None,
-            decoder_kept=kept_positions(moved.get("decoder_attention_mask")),
+            tensors,
+            size=len(next(tensors[name] for name in _INPUTS if name in tensors)),
+            positions=kept_positions(tensors.get("attention_mask"))
+            if "input_ids" in tensors
+            else None,
+            decoder_positions=kept_positions(tensors.get("decoder_attention_mask")),
         )
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
@@ -140,11 +142,11 @@ class TransformersAdapter(Adapter):
     ) -> Tokens:
         """Word pieces, patches, or moments of sound."""
         if "input_ids" in batch.inputs:
-            kept = batch.kept[example] if batch.kept else tuple(range(length))
-            tokens = tokens_of(tokenizer, batch.inputs["input_ids"][example][list(kept)].tolist())
+            positions = list(batch.positions_of(example, length))
+            tokens = tokens_of(tokenizer, batch.inputs["input_ids"][example][positions].tolist())
             if batch.words is None:
                 return tokens
-            return replace(tokens, words=tuple(batch.words[example][k] for k in kept))
+            return replace(tokens, words=tuple(batch.words[example][k] for k in positions))
         if "pixel_values" in batch.inputs:
             return name_patches(_config(model), batch.inputs["pixel_values"], length)
         if "input_features" in batch.inputs:
@@ -157,8 +159,8 @@ class TransformersAdapter(Adapter):
         """The decoder's word pieces."""
         if "decoder_input_ids" not in batch.inputs:
             return super().name_decoder_positions(model, tokenizer, batch, example, length)
-        kept = batch.decoder_kept[example] if batch.decoder_kept else tuple(range(length))
-        return tokens_of(tokenizer, batch.inputs["decoder_input_ids"][example][list(kept)].tolist())
+        positions = list(batch.positions_of(example, length, decoder=True))
+        return tokens_of(tokenizer, batch.inputs["decoder_input_ids"][example][positions].tolist())
 
     def embedding(self, model: nn.Module, at: EmbeddingSite) -> nn.Module:
         """The model's own word embedding, or the last module before its first block."""
@@ -176,9 +178,9 @@ class TransformersAdapter(Adapter):
     def token_ids(self, model: nn.Module, tokenizer: Any) -> TokenIds:
         """What the tokenizer names; a word it does not know is still a word."""
         ids = {name: getattr(tokenizer, f"{name}_token_id", None) for name in _TOKENS}
-        named = {name: int(number) for name, number in ids.items() if number is not None}
-        blanks = {name: named[name] for name in _TOKENS[:3] if name in named}
-        return TokenIds(blanks, frozenset(named[name] for name in named if name != "unk"))
+        numbers = {name: int(number) for name, number in ids.items() if number is not None}
+        blanks = {name: numbers[name] for name in _TOKENS[:3] if name in numbers}
+        return TokenIds(blanks, frozenset(numbers[name] for name in numbers if name != "unk"))
 
     def facts(self, model: nn.Module) -> ModelFacts:
         """From the config, the class and the attention modules; no list of names."""
@@ -211,7 +213,7 @@ class TransformersAdapter(Adapter):
         mask = batch.inputs.get("attention_mask", torch.ones_like(ids))
         tokens = torch.cat([ids[:, 1:], ids[:, :1]], dim=1)
         for example, choice in enumerate(choices):
-            last = batch.kept[example][-1] if batch.kept else ids.shape[1] - 1
+            last = batch.positions_of(example, ids.shape[1])[-1]
             tokens[example, last] = choice
         rows = PredictingRows(ids, mask, first=0, tokens=tokens, explained=mask.float())
         return gradient_rows(cast(PreTrainedModel, model), rows).values
@@ -229,15 +231,15 @@ class TransformersAdapter(Adapter):
 @contextmanager
 def _measuring(tower: PreTrainedModel, recorder: Recorder, session: Session) -> Iterator[None]:
     """What is asked for beside the weights: blocks taken apart, layers replayed."""
-    config, shown = _config(tower), type(tower).__name__
+    config, name = _config(tower), type(tower).__name__
     with ExitStack() as stack:
         if set(recorder.record) & set(BLOCK_MEASURES):
-            parts = declared_parts(tower.base_model, config.model_type, shown)
-            stack.enter_context(watched_blocks(parts, recorder, shown))
+            parts = declared_parts(tower.base_model, config.model_type, name)
+            stack.enter_context(watched_blocks(parts, recorder, name))
         if VALUE_ZEROING in recorder.record:
             if is_encoder_decoder(tower):
                 raise UnsupportedModelError(
-                    f"{shown} is an encoder–decoder: a layer of its decoder attends twice, so "
+                    f"{name} is an encoder–decoder: a layer of its decoder attends twice, so "
                     "zeroing a value in it is not one thing. Gradient methods work on it."
                 )
             stack.enter_context(replayed(outermost_layers(tower), recorder, session))

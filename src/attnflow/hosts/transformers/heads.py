@@ -50,7 +50,7 @@ def _class_position(batch: Batch, example: int, facts: ModelFacts) -> int:
     words = row == row if facts.pad_token is None else row != facts.pad_token
     tokens = torch.nonzero(words)[:, 0].tolist()
     last = tokens[-1] if tokens else len(row) - 1
-    positions = _positions(batch.kept, example, len(row))
+    positions = batch.positions_of(example, len(row))
     if last not in positions:
         raise TokensError(
             f"The model reads its class from position {last}, the last that is not its padding "
@@ -68,7 +68,7 @@ def _token_classes(logits: Tensor, batch: Batch, example: int, names: Names) -> 
     """
     if logits.ndim != 3 or logits.shape[-1] < 2:
         return None
-    rows = logits[example][_positions(batch.kept, example, logits.shape[1])]
+    rows = logits[example][list(batch.positions_of(example, logits.shape[1]))]
     best = rows.float().softmax(dim=-1).max(dim=-1)
     usual = best.indices.mode().values
     certainty = best.values + (best.indices != usual).float()  # any other before the usual one
@@ -82,7 +82,7 @@ def _masked_word(
     mask, ids = getattr(tokenizer, "mask_token_id", None), batch.inputs.get("input_ids")
     if mask is None or ids is None:
         return None
-    positions = _positions(batch.kept, example, ids.shape[1])
+    positions = list(batch.positions_of(example, ids.shape[1]))
     masks = torch.nonzero(ids[example][positions] == mask)[:, 0].tolist()
     if not masks:
         return None
@@ -91,14 +91,8 @@ def _masked_word(
 
 def _next_word(logits: Tensor, batch: Batch, example: int, names: Names) -> Scores:
     decoder = "decoder_input_ids" in batch.inputs
-    kept = batch.decoder_kept if decoder else batch.kept
-    positions = _positions(kept, example, logits.shape[1])
+    positions = batch.positions_of(example, logits.shape[1], decoder=decoder)
     return Scores(logits[example, positions[-1]], len(positions) - 1, names)
-
-
-def _positions(kept: Sequence[Sequence[int]] | None, example: int, length: int) -> list[int]:
-    """The positions of an example that are not padding; all of them where nothing says."""
-    return list(range(length)) if kept is None else list(kept[example])
 
 
 def _class_names(names: Any, ids: Sequence[int]) -> list[str]:

@@ -150,9 +150,9 @@ def _attend(
     output = output + (on_diagonal[..., None] * difference).transpose(1, 2)
     if output.requires_grad:
         rows.order.append(module)
-        used = weights.detach()
+        constant = weights.detach()
         output.register_hook(
-            lambda gradient: rows.add(module, used, _weight_gradient(gradient, constant_value))
+            lambda gradient: rows.add(module, constant, _weight_gradient(gradient, constant_value))
         )
     return output, None
 

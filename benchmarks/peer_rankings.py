@@ -1,0 +1,207 @@
+"""Each peer as a ranking of the same sources: one function each.
+
+A ranking gives one score for each prompt token or each source. The peers run as they are on PyPI,
+with their own defaults. What had to be bent is said beside it: two of them put every prompt into a
+chat template, and none knows the words of our prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attnflow.evaluation.ablation import CompletionPrompt
+from attnflow.evaluation.ablation.passes import blank_token
+from attnflow.evaluation.ablation.rankings import CompletionCase, Ranking
+
+__all__ = ["PEERS", "trained_at2"]
+
+Floats = NDArray[np.float64]
+_STEPS = 32
+_ABLATIONS = 32
+
+
+def flashtrace(case: CompletionCase) -> Floats:
+    """FlashTrace's public call, for the completion as one span, prompt as it is."""
+    from flashtrace import FlashTrace
+
+    tracer = FlashTrace(case.model, case.tokenizer, recompute_attention=True)
+    last = len(case.completion_ids) - 1
+    result = tracer.trace(prompt=_prompt(case), target=_completion(case), output_span=(0, last))
+    return np.asarray(result.scores)
+
+
+def context_cite(case: CompletionCase) -> Floats:
+    """ContextCite with 32 ablations; a partition of its own kind gives it our sources."""
+    from context_cite import ContextCiter
+    from context_cite.context_partitioner import BaseContextPartitioner
+
+    ids, sources, tokenizer = case.prompt_ids, case.sources, case.tokenizer
+
+    class Partition(BaseContextPartitioner):  # type: ignore[misc]
+        num_sources = len(sources)
+
+        def split_context(self) -> None:
+            """Nothing is to be split: the sources are there."""
+
+        def get_source(self, index: int) -> str:
+            return sources.names[index]
+
+        def get_context(self, mask: NDArray[np.bool_] | None = None) -> str:
+            away = set() if mask is None else {p for own in sources.hidden(~mask) for p in own}
+            return str(tokenizer.decode([t for i, t in enumerate(ids) if i not in away]))
+
+    class Plain(ContextCiter):  # type: ignore[misc]
+        """Without the chat template, which our prompts are not written for."""
+
+        def _get_prompt_ids(self, mask: Any = None, return_prompt: bool = False) -> Any:
+            prompt = self.partitioner.get_context(mask)
+            own = self.tokenizer.encode(prompt, add_special_tokens=False)
+            return (own, prompt) if return_prompt else own
+
+    padding_left = copy(tokenizer)
+    padding_left.padding_side = "left"
+    citer = Plain(
+        case.model,
+        padding_left,
+        _prompt(case),
+        "",
+        partitioner=Partition(_prompt(case)),
+        num_ablations=_ABLATIONS,
+        batch_size=8,
+    )
+    citer._cache["output"] = _prompt(case) + _completion(case)
+    return np.asarray(citer.get_attributions(verbose=False))
+
+
+def integrated_gradients(case: CompletionCase) -> Floats:
+    """captum's integrated gradients of the log-probability, from the blank token's embedding."""
+    from captum.attr import LayerIntegratedGradients
+
+    ids = torch.tensor([case.prompt_ids], device=case.model.device)
+    method = LayerIntegratedGradients(_log_prob(case), case.model.get_input_embeddings())
+    values = method.attribute(
+        ids,
+        baselines=torch.full_like(ids, blank_token(case.tokenizer)),
+        n_steps=_STEPS,
+        internal_batch_size=8,
+    )
+    prompt = values.sum(-1)[0, : len(case.prompt_ids)]  # the completion's embeddings stay
+    return np.asarray(prompt.detach().cpu(), dtype=np.float64)
+
+
+def feature_ablation(case: CompletionCase) -> Floats:
+    """captum's feature ablation: every source in turn is replaced by the blank token."""
+    from captum.attr import FeatureAblation
+
+    ids = torch.tensor([case.prompt_ids], device=case.model.device)
+    groups = torch.full_like(ids, len(case.sources))  # what is no source is a feature of its own
+    for number, positions in enumerate(case.sources.positions):
+        groups[0, list(positions)] = number
+    values = FeatureAblation(_log_prob(case)).attribute(
+        ids,
+        baselines=blank_token(case.tokenizer),
+        feature_mask=groups,
+        perturbations_per_eval=8,
+    )
+    first = [positions[0] for positions in case.sources.positions]
+    return np.asarray(values[0, first].detach().cpu(), dtype=np.float64)
+
+
+def trained_at2(
+    model: Any, tokenizer: Any, prompts: Sequence[CompletionPrompt], cases: int
+) -> Ranking:
+    """AT2's estimator, trained by its own trainer on prompts that are not reported.
+
+    Its published estimators are for other models. Each prompt is followed by 16 tokens of the
+    model's own, each of them a target, over 32 ablations.
+    """
+    from at2.attribution import AT2Attributor
+    from at2.attribution.features import AttentionFeatureExtractor
+    from at2.attribution.trainer import LinearScoreEstimatorTrainer
+    from at2.tasks import AttributionTask
+    from datasets import Dataset
+
+    class Task(AttributionTask):  # type: ignore[misc]
+        """A prompt without a chat template, whose sources are token ranges."""
+
+        def __init__(self, text: str, ranges: list[tuple[int, int]] | None) -> None:
+            options = {"max_new_tokens": 16, "do_sample": False}
+            super().__init__(model, tokenizer, generate_kwargs=options)
+            self._text, self._ranges = text, ranges
+
+        @property
+        def input_text(self) -> str:
+            return self._text
+
+        def _get_source_token_ranges(self) -> list[tuple[int, int]]:
+            length = len(self.get_input_tokens()["input_ids"])
+            return self._ranges or [(k, k + 1) for k in range(1, length)]
+
+        @property
+        def target_token_range(self) -> tuple[int, int]:
+            return self.generation_token_start, self.generation_token_end
+
+    config = model.config
+    features = AttentionFeatureExtractor(
+        config.num_hidden_layers, config.num_attention_heads, config.model_type
+    )
+    dataset = Dataset.from_dict({"text": [prompt.prompt for prompt in prompts[:cases]]})
+    trainer = LinearScoreEstimatorTrainer(
+        Path(mkdtemp()),
+        dataset,
+        model,
+        tokenizer,
+        lambda example, *_: Task(example["text"], None),
+        feature_extractor=features,
+        split_target_by="token",
+        num_masks=_ABLATIONS,
+    )
+    trainer.generate(batch_size=1)  # in batches it would pad on the wrong side
+    trainer.compute_features_and_outputs(batch_size=8)
+    estimator = trainer.train(
+        batch_size=min(64, len(dataset)), device=str(model.device), print_every=10_000
+    )
+
+    def at2(case: CompletionCase) -> Floats:
+        task = Task(_prompt(case), [(own[0], own[-1] + 1) for own in case.sources.positions])
+        task.set_generation(_completion(case))
+        return np.asarray(AT2Attributor(task, estimator).get_attribution_scores())
+
+    return at2
+
+
+def _prompt(case: CompletionCase) -> str:
+    return str(case.tokenizer.decode(case.prompt_ids))
+
+
+def _completion(case: CompletionCase) -> str:
+    return str(case.tokenizer.decode(case.completion_ids))
+
+
+def _log_prob(case: CompletionCase) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The log-probability of the completion after a batch of prompts."""
+    completion = torch.tensor([case.completion_ids], device=case.model.device)
+
+    def score(prompts: torch.Tensor) -> torch.Tensor:
+        own = completion.expand(len(prompts), -1)
+        logits = case.model(input_ids=torch.cat([prompts, own], dim=1)).logits
+        predicting = logits[:, prompts.shape[1] - 1 : -1].float().log_softmax(-1)
+        return predicting.gather(2, own[:, :, None]).sum(dim=(1, 2))
+
+    return score
+
+
+PEERS: dict[str, Ranking] = {
+    "FlashTrace": flashtrace,
+    "ContextCite, 32 passes": context_cite,
+    "captum integrated gradients": integrated_gradients,
+    "captum feature ablation": feature_ablation,
+}

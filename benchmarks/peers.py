@@ -1,0 +1,79 @@
+"""attnflow and its peers on the same prompts, held against the same ablations.
+
+    make bench-peers DATA=folder    # the folder holds running text, as for `experiment ablation`
+
+Facts (which word states the answer?) and running text, SmolLM2. Every peer runs as it is on PyPI,
+in an environment of its own. The table gives each method's agreement with ablations and its cost in
+seconds for a prompt; the second one its paired difference from attnflow's default.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from peer_rankings import PEERS, trained_at2
+
+from attnflow.evaluation.ablation.run import evaluate_completions
+from attnflow.experiments.ablation.data import PARTS
+from attnflow.experiments.ablation.observe import KINDS, prompts_of
+from attnflow.experiments.ablation.tables import differences_table, kind_table
+from attnflow.hosts.load import load_language_model
+from attnflow.storage import write_text
+
+_TRAINING_PROMPTS = 64
+_OWN = (
+    *("default", "careful", "visibility", "ablation-regression:samples=32"),
+    *("ablation-regression:samples=64", "leave-one-out", "raw-mean"),
+)
+
+
+def rankings(model: Any, tokenizer: Any, data: Path | None) -> dict[str, Any]:
+    """Ours by name, theirs by function, the default first."""
+    training = [*(prompts_of("text", "development", data) or []), *_development_facts()]
+    at2 = trained_at2(model, tokenizer, training, _TRAINING_PROMPTS)
+    return {**{name: name for name in _OWN}, **PEERS, "AT2": at2}
+
+
+def _development_facts() -> list[Any]:
+    return prompts_of("facts", "development", None) or []
+
+
+def main() -> None:
+    """Print both tables for each kind of data there is, and write them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", default=None, help="a causal language model; default: SmolLM2")
+    parser.add_argument("--data", type=Path, default=None, help="folder with running text")
+    parser.add_argument("--part", choices=PARTS, default="development")
+    parser.add_argument("--samples", type=int, default=30)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--output", type=Path, default=Path("out/peers"))
+    options = parser.parse_args()
+    loaded = load_language_model(options.model)
+    model = loaded.model.float().to(options.device)
+    methods = rankings(model, loaded.tokenizer, options.data)
+    pages = []
+    for kind in ("facts", "text"):
+        prompts = prompts_of(kind, options.part, options.data)
+        if prompts is None:
+            continue
+        evaluation = evaluate_completions(
+            model,
+            prompts,
+            tokenizer=loaded.tokenizer,
+            methods=methods,
+            samples=options.samples,
+            **KINDS[kind].options,
+        )
+        for table in (kind_table(kind, evaluation), differences_table(kind, evaluation)):
+            pages.append("\n".join(table.markdown()))
+            print(pages[-1], flush=True)
+    options.output.mkdir(parents=True, exist_ok=True)
+    write_text(options.output / "peers.md", "\n\n".join(pages))
+
+
+if __name__ == "__main__":
+    main()
