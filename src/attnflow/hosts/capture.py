@@ -14,6 +14,7 @@ from attnflow.errors import InputError, TokensError, UnsupportedModelError, shor
 from attnflow.errors.arguments import checked_arguments
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.hosts.adapter import Batch, Scores
+from attnflow.hosts.factored import Form, capture_in_factors, chosen_form, single_example
 from attnflow.hosts.forward_pass import ForwardPass, Gradients, check_layers, provenance_of
 from attnflow.hosts.load import resolve_model
 from attnflow.hosts.measure.gradients import Choice, choose_answers, differentiable
@@ -46,6 +47,7 @@ def capture(
     answer: int | str | None = None,
     position: int | None = None,
     score: ScoreName = LOG_PROB,
+    form: Form = "auto",
     progress: ProgressCallback | None = None,
 ) -> AttentionTrace:
     """The attention of one forward pass over a text or over prepared inputs of one example.
@@ -63,6 +65,9 @@ def capture(
     position: where the answer is read, for a model that has one for each token; by default the
         surest one that differs from the usual label.
     score: what gradients are taken of, the answer's "log-prob" or its "logit".
+    form: "weights" keeps n × n weights, "factors" each layer's queries and keys instead (a
+        `FactoredTrace`), while the model's own fused attention runs. "auto" takes factors where
+        the weights would take more than a quarter of the free memory, or 4 GB.
     decoder_text: what the decoder of an encoder–decoder has written so far.
     progress: called with a `Progress` while "value-zeroing" is measured, which takes long.
 
@@ -83,7 +88,7 @@ def capture(
     else:
         decoder_texts = None if decoder_text is None else [checked_text(decoder_text)]
         batch = adapter.encode(host, tokenizer, [checked_text(text)], decoder_texts)
-    request = _Request.checked(methods, heads, record, answer, position, score)
+    request = _Request.checked(methods, heads, record, answer, position, score, form)
     return _traces(host, tokenizer, adapter, batch, request, progress)[0]
 
 
@@ -100,6 +105,7 @@ def capture_batch(
     record: Sequence[str] = (),
     answer: int | str | Sequence[int | str] | None = None,
     score: ScoreName = LOG_PROB,
+    form: Form = "auto",
     progress: ProgressCallback | None = None,
 ) -> list[AttentionTrace]:
     """Several examples in one forward pass; each trace is as if its example had been alone.
@@ -123,7 +129,7 @@ def capture_batch(
             [checked_text(text) for text in texts],
             None if decoder_texts is None else [checked_text(text) for text in decoder_texts],
         )
-    request = _Request.checked(methods, heads, record, answer, None, score)
+    request = _Request.checked(methods, heads, record, answer, None, score, form)
     return _traces(host, tokenizer, adapter, batch, request, progress)
 
 
@@ -136,6 +142,8 @@ class _Request:
     answer: Choice
     position: int | None
     score: ScoreName = LOG_PROB
+    form: Form = "weights"
+    methods: tuple[Method, ...] = ()
 
     @classmethod
     def checked(
@@ -146,6 +154,7 @@ class _Request:
         answer: Choice,
         position: int | None,
         score: ScoreName,
+        form: Form,
     ) -> _Request:
         names = checked_record(record)
         heads = None if heads is None else checked_heads(heads)
@@ -168,7 +177,7 @@ class _Request:
                 f"answer={shorten(answer)} chooses what gradients are taken of; ask for them with "
                 "record=('gradients',)."
             )
-        return cls(heads, names, answer, position, score)
+        return cls(heads, names, answer, position, score, form, tuple(methods))
 
     def with_full_gradients(self) -> _Request:
         """The same where gradient attention must be read off the gradients of all weights."""
@@ -176,6 +185,11 @@ class _Request:
             return self
         record = tuple(dict.fromkeys((*self.record, GRADIENTS)))
         return replace(self, heads=None, record=record)
+
+    def answer_of(self, example: int) -> Choice:
+        """The answer that gradients of one example are taken of."""
+        several = isinstance(self.answer, Sequence) and not isinstance(self.answer, str)
+        return self.answer[example] if several else self.answer  # type: ignore[index]
 
     @property
     def recorded(self) -> tuple[str, ...]:
@@ -196,6 +210,20 @@ def _traces(
     request: _Request,
     progress: ProgressCallback | None,
 ) -> list[AttentionTrace]:
+    if _form(adapter, model, batch, request) == "factors":
+        kinds = [name for name in request.record if name in (GRADIENTS, GRADIENT_ATTENTION)]
+        return [
+            capture_in_factors(
+                adapter,
+                model,
+                tokenizer,
+                single_example(batch, example),
+                gradient_kind=kinds[0] if kinds else None,
+                answer=request.answer_of(example),
+                score=request.score,
+            )
+            for example in range(batch.size)
+        ]
     by_rows = GRADIENT_ATTENTION in request.record and adapter.explains_rows(model)
     request = request if by_rows else request.with_full_gradients()
     _refuse_unmeasured(adapter, model, request.measurements)
@@ -221,6 +249,26 @@ def _traces(
             for layer, gradient in zip(recorder.layers, gradients.layers, strict=True)
         ]
     return ForwardPass(model, tokenizer, adapter, batch, recorder, scores, gradients).traces()
+
+
+def _form(adapter: Adapter, model: nn.Module, batch: Batch, request: _Request) -> Form:
+    """Weights or factors; what is measured inside a layer has a number for each pair."""
+    kinds = {GRADIENTS, GRADIENT_ATTENTION} & set(request.record)
+    needs_matrix = bool(request.methods) and requirements_of(request.methods).needs_matrix
+    by_rows = GRADIENT_ATTENTION not in kinds or adapter.explains_rows(model)
+    return chosen_form(
+        adapter,
+        model,
+        batch,
+        request.form,
+        needs_matrix=needs_matrix
+        or bool(request.measurements)
+        or len(kinds) > 1
+        or not by_rows
+        or request.position is not None,
+        arrays=1 + len(kinds),
+        mixed=request.heads is not None,
+    )
 
 
 def _add_rows(

@@ -17,14 +17,18 @@ from attnflow.kernels.factors import Factors
 __all__ = [
     "gradient_rows_down",
     "log_sum_exp",
+    "row_sums",
     "rows_down",
+    "sees_something",
     "spans_up",
+    "weight_columns",
     "weight_rows",
 ]
 
 _ROWS = 128  # queries of a block
 _NUMBERS = 2**21  # numbers of a block over all heads: 8 MB, which a processor's cache holds in part
 _NUMBERS_ON_DEVICE = 2**27  # an accelerator wants large blocks
+_ROWS_OF_COLUMNS = 4096  # queries at a time where only a few keys count
 _EMPTY = -1e30  # a score that no exponential feels; -inf less -inf would be no number
 
 
@@ -70,10 +74,47 @@ def gradient_rows_down(layer: Factors, sums: Tensor, vectors: Tensor, shares: Te
 def weight_rows(
     layer: Factors, sums: Tensor, rows: Tensor, *, with_gradient: bool = False
 ) -> Tensor:
-    """`(heads, rows, n)`: the weights of these queries, times their gradients where asked."""
+    """`(heads, rows, n)`: the weights of these queries, times their gradients where asked.
+
+    sums: (heads, rows), the log-sum-exp of these rows.
+    """
     every = slice(0, layer.length)
-    weights = _weights(layer, sums, rows, every)
+    weights = _scores(layer, rows, every).sub_(sums[..., None]).exp_()
     return weights.mul_(_changes(layer, rows, every)) if with_gradient else weights
+
+
+def row_sums(layer: Factors, rows: Tensor) -> Tensor:
+    """`(heads, rows)`: the log-sum-exp of these rows alone."""
+    sums = _scores(layer, rows, slice(0, layer.length)).logsumexp(dim=-1)
+    sums = sums.masked_fill_(sums < _EMPTY / 2, 0.0)
+    return sums if layer.sink is None else torch.logaddexp(sums, layer.sink.to(sums)[:, None])
+
+
+def weight_columns(layer: Factors, sums: Tensor, columns: Tensor, shares: Tensor) -> Tensor:
+    """`(n, columns)` in float64: the mixed weights of all queries on these keys."""
+    mixed = torch.empty(layer.length, len(columns), dtype=torch.float64, device=sums.device)
+    for first in range(0, layer.length, _ROWS_OF_COLUMNS):
+        rows = slice(first, min(first + _ROWS_OF_COLUMNS, layer.length))
+        scores = _raw_scores(layer, rows, layer.key[:, columns])
+        scores.masked_fill_(_unseen_pairs(layer, rows, columns), _EMPTY)
+        weights = scores.sub_(sums[:, rows, None]).exp_()
+        mixed[rows] = torch.einsum("h,hrc->rc", shares.to(torch.float64), weights.double())
+    return mixed
+
+
+def sees_something(layer: Factors) -> Tensor:
+    """`(n,)`: true for queries that see at least one key."""
+    if layer.hidden is None:
+        return torch.ones(layer.length, dtype=torch.bool, device=layer.query.device)
+    counts = torch.cat([torch.zeros_like(layer.hidden[:1]).long(), (~layer.hidden).cumsum(0)])
+    places = torch.arange(layer.length, device=layer.query.device)
+    begin = torch.zeros_like(places)
+    end = torch.full_like(places, layer.length)
+    if layer.band.before is not None:
+        begin = (places - layer.band.before).clamp(min=0)
+    if layer.band.after is not None:
+        end = (places + layer.band.after + 1).clamp(max=layer.length)
+    return counts[end] > counts[begin]
 
 
 Rows = slice | Tensor
@@ -92,12 +133,16 @@ def _tiles(layer: Factors) -> Iterator[tuple[slice, slice]]:
 
 def _scores(layer: Factors, rows: Rows, columns: slice) -> Tensor:
     """`(heads, rows, columns)` in float32, what a query does not see far below zero."""
-    query, key = layer.query[:, rows].float(), layer.key[:, columns].float()
-    scores = _grouped_product(query * layer.scale, key)
-    if layer.softcap is not None:
-        scores = scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
+    scores = _raw_scores(layer, rows, layer.key[:, columns])
     hidden = _unseen(layer, rows, columns)
     return scores if hidden is None else scores.masked_fill_(hidden, _EMPTY)
+
+
+def _raw_scores(layer: Factors, rows: Rows, key: Tensor) -> Tensor:
+    scores = _grouped_product(layer.query[:, rows].float() * layer.scale, key.float())
+    if layer.softcap is None:
+        return scores
+    return scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
 
 
 def _grouped_product(rows: Tensor, columns: Tensor) -> Tensor:
@@ -115,15 +160,21 @@ def _unseen(layer: Factors, rows: Rows, columns: slice) -> Tensor | None:
     )
     if inside and layer.hidden is None:
         return None
-    keys = torch.arange(columns.start, columns.stop, device=device)
-    queries = torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows
-    distance = keys[None] - queries[:, None]
+    return _unseen_pairs(layer, rows, torch.arange(columns.start, columns.stop, device=device))
+
+
+def _unseen_pairs(layer: Factors, rows: Rows, keys: Tensor) -> Tensor:
+    """True (rows, keys) where a query does not see a key."""
+    band = layer.band
+    if isinstance(rows, slice):
+        rows = torch.arange(rows.start, rows.stop, device=keys.device)
+    distance = keys[None] - rows[:, None]
     unseen = torch.zeros_like(distance, dtype=torch.bool)
     if band.before is not None:
         unseen |= distance < -band.before
     if band.after is not None:
         unseen |= distance > band.after
-    return unseen if layer.hidden is None else unseen | layer.hidden[columns]
+    return unseen if layer.hidden is None else unseen | layer.hidden[keys]
 
 
 def _weights(layer: Factors, sums: Tensor, rows: Rows, columns: slice) -> Tensor:

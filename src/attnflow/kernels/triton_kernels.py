@@ -9,13 +9,16 @@ result and the parts are added afterwards, so results do not depend on the order
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from attnflow.kernels.factors import Factors
 
@@ -42,9 +45,13 @@ class Tiles:
     stages: int = 2
 
 
-SPANS_UP = Tiles()
-ROWS_DOWN = Tiles()
-GRADIENT_ROWS_DOWN = Tiles(heads=1)
+# Fastest of some forty shapes on an H200 with eight key heads of four query heads, width 128.
+SPANS_UP = Tiles(128, 64, heads=4, warps=8, stages=3)
+ROWS_DOWN = Tiles(128, 64, heads=4, warps=8, stages=2)
+GRADIENT_ROWS_DOWN = Tiles(128, 64, heads=2, warps=8, stages=2)
+# For wider heads, smaller chips and float32, whose tiles take more memory.
+_SMALLER = (Tiles(64, 64, heads=2, warps=4, stages=2), Tiles(64, 32, heads=1, warps=4, stages=1))
+_SMALLEST = Tiles(32, 32, heads=1, warps=4, stages=1)
 
 
 @triton.jit
@@ -57,8 +64,17 @@ def _log2_scores(products, scale2, cap2, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def _seen(queries, keys, n, before, after, hidden, BEFORE: tl.constexpr, AFTER: tl.constexpr,
-          HIDDEN: tl.constexpr):
+def _seen(
+    queries,
+    keys,
+    n,
+    before,
+    after,
+    hidden,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    HIDDEN: tl.constexpr,
+):
     """Which of these keys these queries see; both broadcast against each other."""
     seen = (keys < n) & (queries < n)
     if BEFORE:
@@ -76,7 +92,9 @@ def _tile(base, positions, width, stride_n, stride_d, n, D: tl.constexpr, CHECKE
     columns = tl.arange(0, D)
     places = base + positions[:, None].to(tl.int64) * stride_n + columns[None, :] * stride_d
     if CHECKED:
-        return tl.load(places, mask=(positions[:, None] < n) & (columns[None, :] < width), other=0.0)
+        return tl.load(
+            places, mask=(positions[:, None] < n) & (columns[None, :] < width), other=0.0
+        )
     return tl.load(places)
 
 
@@ -275,7 +293,7 @@ def _rows_down_kernel(
 def log_sum_exp(layer: Factors) -> Tensor:
     """`(heads, n)` in float32, sinks included, as `blocks.log_sum_exp` gives it."""
     out = torch.empty(layer.heads, layer.length, device=layer.query.device, dtype=torch.float32)
-    tile = 64
+    tile = 32 if layer.query.dtype == torch.float32 else 64
     grid = (triton.cdiv(layer.length, tile), layer.heads)
     _log_sum_exp_kernel[grid](
         layer.query, layer.key, _hidden(layer), out, layer.length, layer.query.shape[2],
@@ -292,15 +310,14 @@ def spans_up(
 ) -> Tensor:
     """`(n, spans)`: the weighted mean of the heads' attention times the spans."""
     parts = [
-        _spans_up(layer, sums, part, shares, tiles) for part in spans.split(_WIDEST, dim=1)
+        _fitting(tiles, layer, partial(_spans_up, layer, sums, part, shares))
+        for part in spans.split(_WIDEST, dim=1)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _spans_up(
-    layer: Factors, sums: Tensor, spans: Tensor, shares: Tensor, tiles: Tiles
-) -> Tensor:
-    heads, (n, count) = _heads_at_once(layer, tiles), spans.shape
+def _spans_up(layer: Factors, sums: Tensor, spans: Tensor, shares: Tensor, tiles: Tiles) -> Tensor:
+    (n, count), heads = spans.shape, _heads_at_once(layer, tiles)
     columns = _padded(count)
     padded = torch.nn.functional.pad(spans.to(_operand(layer)), (0, columns - count))
     out = spans.new_empty(layer.heads // heads, n, count, dtype=torch.float32)
@@ -321,7 +338,10 @@ def rows_down(
     layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles = ROWS_DOWN
 ) -> Tensor:
     """`(targets, n)`: vectors times the weighted mean of the heads' attention."""
-    parts = [_rows_down(layer, sums, v, shares, tiles, False) for v in vectors.split(_TARGETS)]
+    parts = [
+        _fitting(tiles, layer, partial(_rows_down, layer, sums, part, shares, False))
+        for part in vectors.split(_TARGETS)
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -329,12 +349,15 @@ def gradient_rows_down(
     layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles = GRADIENT_ROWS_DOWN
 ) -> Tensor:
     """`(targets, n)`: vectors times what each weight adds to the score, where it raises it."""
-    parts = [_rows_down(layer, sums, v, shares, tiles, True) for v in vectors.split(_TARGETS)]
+    parts = [
+        _fitting(tiles, layer, partial(_rows_down, layer, sums, part, shares, True))
+        for part in vectors.split(_TARGETS)
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _rows_down(
-    layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles, gradient: bool
+    layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, gradient: bool, tiles: Tiles
 ) -> Tensor:
     heads, (count, n) = _heads_at_once(layer, tiles), vectors.shape
     targets, width = _padded(count), layer.query.shape[2]
@@ -354,6 +377,17 @@ def _rows_down(
         GRADIENT=gradient, STAGES=tiles.stages, num_warps=tiles.warps, **_flags(layer),
     )  # fmt: skip
     return out.sum(dim=0).mul_(largest)
+
+
+def _fitting(tiles: Tiles, layer: Factors, launch: Callable[[Tiles], Tensor]) -> Tensor:
+    """The product with these tiles, or with smaller ones where the chip cannot hold them."""
+    exact = layer.query.dtype == torch.float32
+    for shape in () if exact else (tiles, *_SMALLER):
+        try:
+            return launch(shape)
+        except OutOfResources:
+            continue
+    return launch(_SMALLEST)
 
 
 def _heads_at_once(layer: Factors, tiles: Tiles) -> int:
