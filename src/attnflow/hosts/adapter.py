@@ -292,9 +292,16 @@ class Adapter(ABC):
         return False
 
     def run_in_factors(
-        self, model: nn.Module, inputs: Mapping[str, Tensor], gradient_kind: str | None = None
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        gradient_kind: str | None = None,
+        spans: Any = None,
     ) -> Any:
-        """One forward pass of one example by the model's own fused attention, factors kept."""
+        """One forward pass of one example by the model's own fused attention, factors kept.
+
+        spans: passed by every layer as it runs (`pass_layer`), where nothing is to be kept.
+        """
         raise UnsupportedModelError(
             f"The adapter for {self.name} keeps weights, not factors; use form='weights'."
         )

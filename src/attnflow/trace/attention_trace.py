@@ -149,7 +149,7 @@ class AttentionTrace:
 
     def weight_rows(self, index: int, rows: NDArray[np.intp] | slice) -> NDArray[np.floating[Any]]:
         """`(heads, rows, n)`: the weights of these rows of the layer at this index."""
-        return self.weights[index, :, rows]
+        return self.weights[index][:, rows]
 
     def stage(self, name: str) -> AttentionTrace:
         """One attention of an encoder–decoder: "encoder" and "decoder" over their own tokens,

@@ -225,11 +225,17 @@ class TransformersAdapter(Adapter):
         return "input_ids" in inputs and not is_encoder_decoder(model) and uses_the_interface(host)
 
     def run_in_factors(
-        self, model: nn.Module, inputs: Mapping[str, Tensor], gradient_kind: str | None = None
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        gradient_kind: str | None = None,
+        spans: Any = None,
     ) -> FactoredRun:
         """Through our attention function, which calls the fused kernel that torch would take."""
         held = HeldFactors(
-            gradients=gradient_kind is not None, own_rows=gradient_kind == GRADIENT_ATTENTION
+            gradients=gradient_kind is not None,
+            own_rows=gradient_kind == GRADIENT_ATTENTION,
+            spans=spans,
         )
         return FactoredRun(_tower(cast(PreTrainedModel, model), inputs), held).run(inputs)
 

@@ -86,7 +86,7 @@ class HeldFactors:
         index = getattr(module, "layer_idx", None)
         self.numbers.append(None if index is None else int(index) + 1)
         if self.spans is not None:
-            self.spans.pass_layer(FactoredLayer(layer, sums))
+            self.spans.pass_layer(FactoredLayer(layer, sums), self.numbers[-1])
             return
         if module in self.factors:
             raise UnsupportedModelError(

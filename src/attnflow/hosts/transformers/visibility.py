@@ -30,7 +30,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from attnflow.hosts.restore import exclusive
 from attnflow.hosts.transformers.attention import eager_function, point_at
-from attnflow.hosts.transformers.row_gradients import log_probability
+from attnflow.hosts.transformers.row_gradients import has_own_softmax, log_probability
 
 __all__ = ["fading_biases", "visibility"]
 
@@ -46,7 +46,7 @@ def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     bias = _BIASES.get(module)
-    if bias is None or _has_own_softmax(module, options):
+    if bias is None or has_own_softmax(module, options):
         eager = eager_function(module)
         return eager(module, query, key, value, _additive(mask, query, key, bias), **options)
     scale = options.get("scaling")
@@ -68,13 +68,6 @@ def _attend(
         scale=scale,
     )[..., :width]
     return output.transpose(1, 2).contiguous(), None
-
-
-def _has_own_softmax(module: nn.Module, options: dict[str, Any]) -> bool:
-    """Whether scores are capped or a learned sink takes part, so that fused attention differs."""
-    caps = (options.get("softcap"), getattr(module, "attn_logit_softcapping", None))
-    sinks = (options.get("s_aux"), getattr(module, "sinks", None))
-    return any(one is not None for one in (*caps, *sinks))
 
 
 def _additive(mask: Any, query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
