@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -43,16 +42,24 @@ class FactoredLayer:
     """The factors of a layer, its rows' log-sum-exp, and the way products are formed.
 
     sums: (heads, n), where the model's own attention gave it; else it is computed when needed.
+    aside: keep them in the host's memory until then.
 
     >>> layer = FactoredLayer(Factors(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), scale=1.0))
     >>> layer.array(layer.times(layer.unit_rows([2]), LayerMix((1.0,), residual=0.25))).round(2)
     array([[0.25, 0.25, 0.5 ]])
     """
 
-    def __init__(self, factors: Factors, sums: Tensor | None = None, way: Way | None = None):
+    def __init__(
+        self,
+        factors: Factors,
+        sums: Tensor | None = None,
+        way: Way | None = None,
+        *,
+        aside: bool = True,
+    ) -> None:
         self.factors = factors
         self._way: Way = way or way_for(factors.query.device)
-        self._sums = sums
+        self._sums = _aside(sums) if aside and sums is not None else sums
         self._dropping: dict[tuple[tuple[float, ...], tuple[int, ...]], _Dropping] = {}
 
     @property
@@ -84,16 +91,16 @@ class FactoredLayer:
     def sums(self) -> Tensor:
         """`(heads, n)`: the log-sum-exp of each row."""
         if self._sums is None:
-            self._sums = products_of(self._way).log_sum_exp(self.factors)
-        return self._sums
+            self._sums = _aside(products_of(self._way).log_sum_exp(self.factors))
+        return self._sums.to(self.factors.query.device, non_blocking=True)
 
-    @cached_property
-    def _mass(self) -> Tensor:
+    def _mass(self, sums: Tensor) -> Tensor:
         """`(heads, n)`: what each row's weights sum to: less than 1 where a sink takes part."""
         sink = self.factors.sink
+        seen = blocks.sees_something(self.factors).to(sums)
         if sink is None:
-            return torch.ones_like(self.sums)
-        return 1 - (sink.to(self.sums)[:, None] - self.sums).exp()
+            return seen.expand_as(sums)
+        return (1 - (sink.to(sums)[:, None] - sums).exp()) * seen
 
     def weight_rows(self, rows: Rows, *, with_gradient: bool = False) -> NDArray[np.float32]:
         """`(heads, rows, n)`: the weights of these rows, each times its gradient where asked."""
@@ -163,12 +170,13 @@ class FactoredLayer:
         return self._dropping[key]
 
     def _without(self, mix: LayerMix) -> _Dropping:
-        columns = torch.tensor(sorted(set(mix.drop)), device=self.sums.device)
+        sums = self.sums
+        columns = torch.tensor(sorted(set(mix.drop)), device=sums.device)
         shares = self._shares(mix.heads).double()
-        weights = blocks.weight_columns(self.factors, self.sums, columns, shares)
+        weights = blocks.weight_columns(self.factors, sums, columns, shares)
         own = weights[columns, torch.arange(len(columns), device=columns.device)].clone()
         weights[columns, torch.arange(len(columns), device=columns.device)] = 0.0
-        mass = shares @ self._mass.double()
+        mass = shares @ self._mass(sums).double()
         rest = mass - weights.sum(dim=1)
         if bool((rest < _LEAST_REST).any()):
             rest = self._rest(columns, shares).index_add(0, columns, own)
@@ -192,3 +200,13 @@ class FactoredLayer:
         sums = products_of(self._way).log_sum_exp(rest)
         seen = blocks.sees_something(rest)
         return shares @ ((sums - self.sums).exp() * seen).double()
+
+
+def _aside(sums: Tensor) -> Tensor:
+    """Sums of a device wait in the host's memory: layers are gone through one after the other, and
+    the device's own memory is what long texts are short of.
+    """
+    if sums.device.type != "cuda":
+        return sums
+    aside = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+    return aside.copy_(sums, non_blocking=True)

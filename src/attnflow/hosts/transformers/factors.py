@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -43,6 +43,14 @@ _CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are 
 _AGREEMENT = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
+class _Difference(NamedTuple):
+    """How far a layer's output is from that of its factors, and how large it is."""
+
+    name: str
+    off: Tensor
+    size: Tensor
+
+
 @dataclass(eq=False)
 class HeldFactors:
     """What is kept of one forward pass, layer by layer.
@@ -59,6 +67,8 @@ class HeldFactors:
     factors: dict[nn.Module, Factors] = field(default_factory=dict)
     sums: dict[nn.Module, Tensor] = field(default_factory=dict)
     numbers: list[int | None] = field(default_factory=list)
+    bands: dict[tuple[int, bool], Band] = field(default_factory=dict)
+    checks: list[_Difference] = field(default_factory=list)
     leaf: Tensor = field(default_factory=lambda: torch.empty(0))
     dtype: torch.dtype = torch.float32
     causal: bool = False
@@ -75,6 +85,20 @@ class HeldFactors:
             FactoredLayer(layer, self.sums.get(module)) for module, layer in self.factors.items()
         ]
 
+    def check(self) -> None:
+        """That the factors gave every layer's own output; looked at once, at the end."""
+        if not self.checks:
+            return
+        offs = torch.stack([one.off / one.size for one in self.checks]).tolist()
+        limit = _AGREEMENT.get(self.dtype, 1e-3)
+        for one, off in zip(self.checks, offs, strict=True):
+            if not off <= limit:
+                raise UnsupportedModelError(
+                    f"{one.name} computes its attention in a way that is not known here: its "
+                    f"output is off by {off:.3g} of its size from that of its queries and keys, "
+                    f"more than {limit:g}. Use form='weights'."
+                )
+
     def cut(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """The embedded tokens as the leaf of the graph."""
         self.leaf = output.detach().requires_grad_()
@@ -86,7 +110,7 @@ class HeldFactors:
         index = getattr(module, "layer_idx", None)
         self.numbers.append(None if index is None else int(index) + 1)
         if self.spans is not None:
-            self.spans.pass_layer(FactoredLayer(layer, sums), self.numbers[-1])
+            self.spans.pass_layer(FactoredLayer(layer, sums, aside=False), self.numbers[-1])
             return
         if module in self.factors:
             raise UnsupportedModelError(
@@ -110,9 +134,10 @@ def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     held = _HELD.get(module)
-    if held is None or held.thread != threading.get_ident():
+    # the backward pass of a device runs in a thread of its own
+    if held is None or not (held.going_back or held.thread == threading.get_ident()):
         return eager_function(module)(module, query, key, value, mask, **options)
-    layer = _factors(module, query[0], key[0], mask, options)
+    layer = _factors(module, query[0], key[0], mask, options, held.bands)
     if held.own_rows:
         output, sums = constant_others(layer, value[0])
     else:
@@ -120,7 +145,7 @@ def _attend(
     plain = replace(layer, query=layer.query.detach(), key=layer.key.detach())
     if held.going_back:
         return _arranged(output), None  # computed again for the backward pass: it is kept already
-    _check(module, plain, value[0].detach(), output.detach(), sums)
+    held.checks.append(_difference(module, plain, value[0].detach(), output.detach(), sums))
     if held.gradients:
         plain = replace(plain, value=value[0].detach())
     held.add(module, plain, sums)
@@ -153,7 +178,12 @@ def _sampled(length: int, device: torch.device) -> Tensor:
 
 
 def _factors(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Any, options: dict[str, Any]
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Any,
+    options: dict[str, Any],
+    bands: dict[tuple[int, bool], Band],
 ) -> Factors:
     """What the module was given, with its scale, cap and sink as its own options name them."""
     if options.get("position_bias") is not None or query.shape[1:] != key.shape[1:]:
@@ -168,11 +198,15 @@ def _factors(
     sink = getattr(module, "sinks", None) if options.get("s_aux") is None else options["s_aux"]
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", False) if causal is None else causal
+    place = (id(mask), bool(causal))
+    band = bands.get(place)
+    if band is None:  # asked once for each mask: looking at it waits for the device
+        band = bands[place] = _band(module, mask, query.shape[1], bool(causal))
     return Factors(
         query,
         key,
         scale=float(query.shape[-1] ** -0.5 if scale is None else scale),
-        band=_band(module, mask, query.shape[1], bool(causal)),
+        band=band,
         softcap=getattr(module, "attn_logit_softcapping", None) if cap is None else cap,
         sink=None if sink is None else sink.detach(),
     )
@@ -217,22 +251,16 @@ def _no_band(module: nn.Module) -> UnsupportedModelError:
     )
 
 
-def _check(
+def _difference(
     module: nn.Module, layer: Factors, value: Tensor, output: Tensor, sums: Tensor | None
-) -> None:
-    """That the factors give the layer's own output, at the sampled rows."""
+) -> _Difference:
+    """How far the factors' output is from the layer's own, at the sampled rows."""
     rows = _sampled(layer.length, value.device)
     totals = row_sums(layer, rows) if sums is None else sums[:, rows]
     weights = weight_rows(layer, totals, rows)
     expected = weights @ value.float().repeat_interleave(layer.groups, dim=0)
     off = (expected - output[:, rows].float()).abs().amax()
-    limit = _AGREEMENT.get(output.dtype, 1e-3) * expected.abs().amax()
-    if bool(off > limit):
-        raise UnsupportedModelError(
-            f"{type(module).__name__} computes its attention in a way that is not known here: its "
-            f"output differs from that of its queries and keys by {float(off):.3g}. Use "
-            "form='weights'."
-        )
+    return _Difference(type(module).__name__, off, expected.abs().amax().clamp(min=1e-30))
 
 
 @contextmanager
@@ -284,6 +312,7 @@ class FactoredRun:
             options["logits_to_keep"] = 1
         with holding_factors(self.model, self.held), self._head_watched():
             self.outputs = self.model(**inputs, **options)
+        self.held.check()
         return self
 
     @contextmanager
