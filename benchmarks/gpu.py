@@ -186,7 +186,7 @@ def lengths_measured(model: LlamaForCausalLM, lengths: list[int]) -> list[dict[s
     """Prefill, spans and rows at every length."""
     rows = []
     for length in lengths:
-        inputs, repeats = prompt(length), 1 if length > 100_000 else 3
+        inputs, repeats = prompt(length), 2 if length > 100_000 else 3
         ways: dict[str, Callable[[], object]] = {
             "prefill": partial(prefill, model, inputs),
             "spans": partial(roll_out_spans, model, inputs, spans_of(length)),

@@ -38,7 +38,10 @@ def test_it_is_right_on_classic_sentences(text: str, label: str) -> None:
     assert result.prediction.label == label
     assert result.prediction.probability > 0.7
     assert result.targets[result.prediction.position] == "[CLS]"
-    assert result.values.shape == (6, len(text.split()) + 2, len(text.split()) + 2)
+    assert result.values.shape == (6, 1, len(text.split()) + 2)
+    assert len(result.top(3)) == 3
+    every = attnflow.explain(None, text, targets="all")
+    assert every.values.shape == (6, len(text.split()) + 2, len(text.split()) + 2)
 
 
 def test_it_is_the_papers_architecture() -> None:

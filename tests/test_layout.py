@@ -15,6 +15,7 @@ PACKAGE = Path(attnflow.__file__).parent
 
 # Each home may import only homes of a lower rank, and itself. Every file of src has a home here.
 RANK = {
+    "_lazy": 0,
     "_version": 0,
     "errors": 0,
     "progress": 0,

@@ -247,6 +247,33 @@ def test_rows_are_taken_in_full_precision_under_autocast() -> None:
     np.testing.assert_allclose(result.values.sum(-1) + result.elsewhere, 1, atol=2e-2)
 
 
+def test_inference_mode_is_left_where_gradients_are_taken() -> None:
+    """`with torch.inference_mode()` around generate() was a RuntimeError of torch's own."""
+    from attnflow.evaluation.ablation import Visibility
+    from attnflow.evaluation.importance import InputGradient
+
+    model = build("Llama")
+    encoder, tokenizer = tiny_encoder(head="SequenceClassification")
+
+    def results() -> list[Any]:
+        prompt = {"input_ids": torch.tensor([[5, 6, 7]])}
+        gradients = attnflow.capture(encoder, TEXT, tokenizer=tokenizer, record=["gradients"])
+        return [
+            attnflow.generate(model, prompt, max_new_tokens=3).values,
+            attnflow.explain(model, prompt).values,
+            Visibility(level="token")(model, prompt, [8, 9]).values,
+            gradients.gradients,
+            InputGradient()(encoder, [TEXT], tokenizer=tokenizer)[0].values,
+        ]
+
+    expected = results()
+    with torch.inference_mode():
+        inside = results()
+        assert torch.is_inference_mode_enabled()
+    for one, other in zip(expected, inside, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 def test_messages_need_a_chat_template() -> None:
     messages = [{"role": "user", "content": "w5"}]
     with pytest.raises(TokensError, match="no chat template; pass the prompt as one text"):

@@ -10,7 +10,8 @@ gradients or measurements beside the weights: `GradientRollout`, `GradientFlow`,
 `MeasuredResidualRollout`, `NormRollout`, `Alti`, `ValueZeroingRollout`.
 
 `capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
-does, without any model. `explain` does all of it in one call. `generate` continues a prompt and
+does, without any model. `explain` does all of it in one call; `ask` answers a question from
+documents and names those it drew on. `generate` continues a prompt and
 attributes every new token to it; `explain_completion` does so for a text that is there already.
 `evaluate_methods` says which method to trust for a model and its texts.
 
@@ -27,7 +28,7 @@ from attnflow._version import __version__
 from attnflow.errors import renamed
 
 if TYPE_CHECKING:
-    from attnflow.api import explain, explain_completion, generate
+    from attnflow.api import Answer, ask, explain, explain_completion, generate
     from attnflow.attribution import Attribution
     from attnflow.errors import AttnflowError
     from attnflow.evaluation import evaluate_methods
@@ -64,12 +65,15 @@ _HOME = {
     "Alti": "methods",
     "ValueZeroingRollout": "methods",
     "Method": "methods",
+    "ask": "api",
+    "Answer": "api",
     "explain": "api",
     "generate": "api",
     "explain_completion": "api",
     "evaluate_methods": "evaluation",
     "capture": "hosts.capture",
     "capture_batch": "hosts.capture",
+    "Confirmation": "attribution",
     "Tokens": "tokens",
     "Prediction": "trace",
     "AttnflowError": "errors",
@@ -90,12 +94,15 @@ __all__ = [
     "Alti",
     "ValueZeroingRollout",
     "Method",
+    "ask",
+    "Answer",
     "explain",
     "generate",
     "explain_completion",
     "evaluate_methods",
     "capture",
     "capture_batch",
+    "Confirmation",
     "Tokens",
     "Prediction",
     "AttnflowError",
@@ -108,9 +115,12 @@ __all__ = [
 _SUBMODULES = {
     **{
         name: f"attnflow.{name}"
-        for name in ("errors", "evaluation", "experiments", "generation", "hosts", "maxflow")
+        for name in (
+            *("attribution", "errors", "evaluation", "experiments", "generation", "graph", "hosts"),
+            *("maxflow", "methods", "models", "progress", "show", "storage", "testing", "tokens"),
+            "trace",
+        )
     },
-    **{name: f"attnflow.{name}" for name in ("methods", "models", "show", "testing", "tokens")},
     "plots": "attnflow.show.plots",
 }
 

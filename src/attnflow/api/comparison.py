@@ -22,19 +22,21 @@ if TYPE_CHECKING:
 
 __all__ = ["FLOW_TOKENS", "Comparison", "compare", "continued", "usual_methods"]
 
+HEADS_TOKENS = 48  # up to here the weights of every head are shown
 FLOW_TOKENS = 128  # up to here the flows of all pairs take seconds, and everybody wants to see them
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The results of several methods about the same targets, and the graph under them."""
+    """The results of several methods about the same targets, and the graph and heads under them."""
 
     results: tuple[Attribution, ...]
     graph: LayeredGraph | None = None
+    trace: AttentionTrace | None = None
 
     def view(self, *, title: str | None = None, image: Any = None) -> View:
         """The document the viewer shows."""
-        return view(self.results, title=title, graph=self.graph, image=image)
+        return view(self.results, title=title, graph=self.graph, image=image, trace=self.trace)
 
 
 def usual_methods(length: int) -> tuple[Method, ...]:
@@ -76,7 +78,8 @@ def compare(
     )
     applied = usual_methods(trace.length) if methods is None else tuple(methods)
     results = tuple(_apply(method, trace, progress) for method in applied)
-    return Comparison(results, _graph(trace, applied, results[0]))
+    heads = _all_heads(loaded, text, trace) if decoder_text is None else None
+    return Comparison(results, _graph(trace, applied, results[0]), heads)
 
 
 def continued(
@@ -125,6 +128,17 @@ def continued(
 def _apply(method: Method, trace: AttentionTrace, progress: ProgressCallback | None) -> Attribution:
     tell(progress, method.name, 0, 1)
     return method(trace, progress=progress)
+
+
+def _all_heads(loaded: Loaded, text: Any, trace: AttentionTrace) -> AttentionTrace | None:
+    """Every head by itself, where they are few enough to look at: one more pass."""
+    from attnflow.hosts.capture import capture
+
+    if trace.length > HEADS_TOKENS or trace.encoder_length is not None:
+        return None
+    if trace.weights.shape[1] > 1:
+        return trace
+    return capture(loaded.model, text, tokenizer=loaded.tokenizer)
 
 
 def _graph(

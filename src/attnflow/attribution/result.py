@@ -7,9 +7,11 @@ tells the way it was made; choosing (`row`, `layer`) shows in the axes.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -25,8 +27,10 @@ from attnflow.attribution.checks import (
     checked_provenance,
     checked_steps,
 )
+from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
 from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
+from attnflow.attribution.words import title_in_words
 from attnflow.errors import (
     FileError,
     InputError,
@@ -78,6 +82,8 @@ class Attribution:
     `elsewhere[layer, target]` is what falls on positions that are not among the sources, such as
     the generated tokens when the sources are a prompt's. `dependence[layer, target]`, from 0 to 1,
     is how far the target's row differs from the rows of other targets; see `collapsed`.
+    `confirmation` says what the answer loses when the strongest sources are hidden, where that was
+    measured; it stays as it is whatever is done to the values.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
@@ -101,6 +107,7 @@ class Attribution:
     steps: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     dependence: Values | None = None
+    confirmation: Confirmation | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", checked_layers(self.layers))
@@ -110,6 +117,8 @@ class Attribution:
             checked_array(name, array, shape, truth=name == "saturated")
         check_bounds(self.values, self.lower, self.upper)
         object.__setattr__(self, "steps", checked_steps(self.steps))
+        if not isinstance(self.confirmation, Confirmation | None):
+            raise InputError(f"confirmation is a Confirmation; got {shorten(self.confirmation)}.")
         provenance = dict(checked_provenance(self.provenance))
         object.__setattr__(self, "provenance", MappingProxyType(provenance))
 
@@ -204,7 +213,7 @@ class Attribution:
     def _layer_index(self, number: int) -> int:
         layer = whole_number(number)
         if layer == -1:
-            return len(self.layers) - 1
+            return self.layers.index(max(self.layers))  # whatever order they were asked for in
         if layer is None or layer not in self.layers:
             raise InputError(
                 f"There is no layer {shorten(number)} in this result; it has "
@@ -281,35 +290,37 @@ class Attribution:
 
     @property
     def title(self) -> str:
-        """The method and every step after it: what a figure or a file is headed with."""
+        """The method and every step after it, in words: what a figure or a page is headed with."""
+        return title_in_words(self.method, self.steps)
+
+    @property
+    def recipe(self) -> str:
+        """The same as code, with every option: how to make this result again."""
         return " · ".join([repr(self.method), *self.steps])
 
     def __repr__(self) -> str:
         layers, targets, sources = self.values.shape
         axes = f"{layers} layers × {targets} targets × {sources} sources"
-        return f"<Attribution {axes}, {self.title}>"
+        return f"<Attribution {axes}, {self.recipe}>"
 
     def _repr_html_(self) -> str:
         from attnflow.show import static_html
 
-        return static_html.attribution_table(
-            self.values,
-            layers=self.layers,
-            targets=self.targets,
-            sources=self.sources,
-            title=self.title,
-            remarks=self._remarks(),
-        )
+        return static_html.result_html(self)
 
     def _remarks(self) -> list[str]:
         """What a reader of the highest layer should know beside the numbers."""
         remarks = [f"the model says {self.prediction}"] if self.prediction else []
-        if self.saturated is not None and self.saturated[-1].any():
-            share, layer = self.saturated[-1].mean(), self.layers[-1]
-            remarks.append(f"{share:.0%} at layer {layer} are saturated: the same for any target")
-        if self.layers[-1] in self.collapsed:
+        if self.confirmation is not None:
+            remarks.append(str(self.confirmation))
+        highest = max(self.layers)
+        saturated = None if self.saturated is None else self.saturated[self._layer_index(-1)]
+        if saturated is not None and saturated.any():
+            share = saturated.mean()
+            remarks.append(f"{share:.0%} at layer {highest} are saturated: the same for any target")
+        if highest in self.collapsed:
             remarks.append(
-                f"at layer {self.layers[-1]} the rows have collapsed: they are nearly the same for "
+                f"at layer {highest} the rows have collapsed: they are nearly the same for "
                 "any target"
             )
         return remarks
@@ -392,7 +403,9 @@ class Attribution:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote; it is checked as a new result is."""
+        """Read what `save` wrote, or the first result of a page's JSON; both are checked."""
+        if (page := _page_result(path)) is not None:
+            return page  # type: ignore[return-value]
         header, arrays = storage.read(path, "Attribution")
         with storage.unpacking(path):
             return cls(
@@ -408,6 +421,7 @@ class Attribution:
                 ),
                 steps=header["steps"],
                 provenance=header["provenance"],
+                confirmation=_loaded_confirmation(header),
             )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -425,7 +439,22 @@ class Attribution:
             "prediction": self.prediction.to_dict() if self.prediction else None,
             "steps": list(self.steps),
             "provenance": dict(self.provenance),
+            "confirmation": self.confirmation.to_dict() if self.confirmation else None,
         }
+
+
+def _page_result(path: str | os.PathLike[str]) -> Attribution | None:
+    """The first result of a view document, the JSON that the page hands out; None for any other."""
+    file = Path(path)
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    with file.open("rb") as content:
+        if b'"attnflow-view"' not in content.read(200):
+            return None
+    from attnflow.show.view import results_of
+
+    with storage.unpacking(path):
+        return results_of(json.loads(file.read_bytes()))[0]
 
 
 def _loaded_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -439,13 +468,20 @@ def _loaded_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]
     return dict(arrays)
 
 
-def _loaded_method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
-    from attnflow.methods import METHODS, method_from_dict
+def _loaded_confirmation(header: Mapping[str, Any]) -> Confirmation | None:
+    """Files of 0.1.0 have none."""
+    record = header.get("confirmation")
+    return None if record is None else Confirmation.from_dict(record)
 
-    if isinstance(record["name"], str) and record["name"] not in METHODS:
+
+def _loaded_method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
+    from attnflow.methods import MEASURED_METHODS, METHODS, method_from_dict
+
+    known = {*METHODS, *MEASURED_METHODS}
+    if isinstance(record["name"], str) and record["name"] not in known:
         raise FileError(
             f"{shorten(str(path))} was made by the method {shorten(record['name'])}, which is not "
-            f"known here.{did_you_mean(record['name'], METHODS)} If it is a method of yours, "
+            f"known here.{did_you_mean(record['name'], sorted(known))} If it is a method of yours, "
             "import the module that registers it (attnflow.methods.METHODS.register) first."
         )
     return method_from_dict(record)

@@ -12,16 +12,20 @@ from rich.markup import escape
 from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import Span
 from attnflow.cli.options import (
+    CarefulOption,
     ChatOption,
+    ConfirmOption,
     JsonOption,
     MaxNewTokensOption,
     MethodOption,
     ModelOption,
     OptionOption,
     OutputOption,
+    RatherThanOption,
     SamplingSeedOption,
     check_text,
-    parse_method,
+    parse_completion_method,
+    parse_span,
     parse_target,
     prepare_models,
 )
@@ -30,7 +34,7 @@ from attnflow.errors import InputError
 from attnflow.show import terminal
 from attnflow.tokens.common_words import common_tokens
 
-__all__ = ["generate"]
+__all__ = ["generate", "say_if_preparing"]
 
 _BASELINES = {"auto": None, "neutral": "neutral", "none": None}
 
@@ -46,6 +50,19 @@ def generate(
             help="Show this generated token (its text, or its position) at every layer.",
         ),
     ] = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--targets",
+            "--target",
+            metavar="TOKEN|PHRASE|START:END|answer",
+            help="Explain only this part of what is written: a token's number or text, a phrase, "
+            "or 'answer' for all of it as one; repeatable.",
+        ),
+    ] = None,
+    rather_than: RatherThanOption = None,
+    careful: CarefulOption = False,
+    confirm: ConfirmOption = True,
     method: MethodOption = None,
     option: OptionOption = None,
     baseline: Annotated[
@@ -91,7 +108,7 @@ def generate(
     _check_numbers(top, temperature, seed)
     if option and method is None:
         raise InputError("--option is for a method you name; add --method rollout.")
-    applied = None if method is None else parse_method(method, option)
+    applied = None if method is None else parse_completion_method(method, option)
     subtracted = _baseline(baseline)
     spans = dict(map(_parse_span, span or []))
     if output is not None:
@@ -100,12 +117,16 @@ def generate(
     from attnflow.api import generate as run
 
     console = Console(highlight=False)
-    _say_if_preparing(model)
+    say_if_preparing(model)
     result: Attribution = run(
         model,
         prompt,
         max_new_tokens=max_new_tokens,
         method=applied,
+        careful=careful,
+        targets=None if targets is None else [parse_span(target) for target in targets],
+        contrast=rather_than,
+        confirm=confirm,
         baseline=cast("Any", subtracted),
         chat=chat,
         seed=seed,
@@ -167,6 +188,8 @@ def _show(
         console.print(terminal.layers_table([strongest], names=names, console=console))
     one = _one_layer(result, layer)
     console.print(terminal.completion_table(one, k=top, words=words, hide=hide, console=console))
+    if result.confirmation is not None:
+        console.print(escape(str(result.confirmation)), soft_wrap=True)
 
 
 def _one_layer(result: Attribution, layer: str) -> Attribution:
@@ -204,8 +227,9 @@ def _parse_span(text: str) -> tuple[str, Span]:
     return name, place
 
 
-def _say_if_preparing(model: str | None) -> None:
-    if model is not None:
+def say_if_preparing(model: str | None) -> None:
+    """Say so when the first use of SmolLM2 takes longer."""
+    if model is not None and model.lower() != "smollm2":
         return
     from attnflow.models.smollm2 import prepared_folder
 

@@ -26,7 +26,7 @@ from attnflow.errors import (
 from attnflow.hosts.adapter import Adapter, Batch, Scores
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.measure.gradients import Choice, choose_answers
-from attnflow.hosts.restore import at_rest
+from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.trace import FactoredTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, ScoreName
 from attnflow.trace.factored_trace import size_in_words, weights_size
@@ -61,7 +61,8 @@ def capture_in_factors(
     """One example as a trace in factors."""
     length = next(iter(batch.inputs.values())).shape[1]
     with told_memory(model, length), at_rest(model), torch.set_grad_enabled(bool(gradient_kind)):
-        run = adapter.run_in_factors(model, batch.inputs, gradient_kind)
+        inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
+        run = adapter.run_in_factors(model, inputs, gradient_kind)
         scores = _scores(adapter, model, tokenizer, run.outputs, batch, length)
         if gradient_kind == GRADIENTS:
             (choice,) = choose_answers([scores], answer, model)
@@ -73,7 +74,7 @@ def capture_in_factors(
     _check_layers(adapter, model, held)
     about = provenance_of(model, str(held.dtype).removeprefix("torch."))
     if gradient_kind == GRADIENTS and scores is not None:
-        about["gradients_of"] = scores.names([choice])[0]
+        about["gradients_of"] = scores.label(choice)
     numbers = [number for number in held.numbers if number is not None]
     numbered = len(numbers) == len(held.numbers) and numbers == sorted(set(numbers))
     with torch.no_grad():

@@ -1,14 +1,15 @@
 """Rollout of every target onto a few spans of sources, in one forward pass and linear memory.
 
 The spans go up with the model: let C be token × span, 1 where a token belongs to a span. Then
-`C ← (1 - r) W C + r C` at every layer, and after the last one C is the exact rollout of every target
-onto the spans. Nothing of a layer is kept once it is passed: what is held is C and one layer.
+`C ← (1 - r) W C + r C` at every layer, and after the last one C is the exact rollout of every
+target onto the spans. Nothing of a layer is kept once it is passed: what is held is C and one
+layer. The pass ends with the highest layer's attention: nothing above it is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.operations import resolve_spans
-from attnflow.errors import MethodError
+from attnflow.errors import CaptureError, MethodError
 from attnflow.errors.arguments import checked_arguments
 from attnflow.hosts.adapter import Adapter, Batch
 from attnflow.hosts.capture import Model
@@ -92,6 +93,11 @@ class SpansGoingUp:
     number: int = 0
     way: str = ""
 
+    @property
+    def arrived(self) -> bool:
+        """Whether the highest layer was passed."""
+        return self.passed == self.count
+
     def pass_layer(self, layer: FactoredLayer, number: int | None) -> None:
         """One layer's matrix times what has come up to it."""
         share = float(self.rollout.residual_shares(self.count)[self.passed])
@@ -120,18 +126,22 @@ def _run(
             "capture(model, text)."
         )
     length, layers = len(names), adapter.expected_layers(model)
-    state = torch.zeros(length, len(members), device=next(model.parameters()).device)
+    belongs = np.zeros((length, len(members)), dtype=np.float32)
     for column, positions in enumerate(members):
-        state[list(positions), column] = 1.0
-    rest = sorted(set(range(length)).difference(*members))
-    if rest:
-        outside = state.new_zeros(length, 1)
-        outside[rest] = 1.0
-        state = torch.cat([state, outside], dim=1)
+        belongs[positions, column] = 1.0
+    outside = ~belongs.any(axis=1)
+    if outside.any():
+        belongs = np.column_stack([belongs, outside]).astype(np.float32)
+    state = torch.from_numpy(belongs).to(next(model.parameters()).device)
     drop = tuple(names.occurrences_of(rollout.drop, required=True)) if rollout.drop else ()
     going_up = SpansGoingUp(rollout, state, drop, int(layers or 0))
     with told_memory(model, length), at_rest(model), torch.no_grad():
         adapter.run_in_factors(model, batch.inputs, spans=going_up)
+    if not going_up.arrived:
+        raise CaptureError(
+            f"{type(model).__name__} has {layers} layers with attention and {going_up.passed} were "
+            "seen; a result over missing layers would be wrong."
+        )
     return going_up
 
 
@@ -146,20 +156,19 @@ def _result(
     count = len(members)
     elsewhere = values[..., count:].sum(axis=-1)
     sources = Tokens(tuple(members), tuple(names.positions[k[0]] for k in members.values()))
+    facts = adapter_for(model).facts(model)
     dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
-    return replace(
-        Attribution(
-            values=np.ascontiguousarray(values[..., :count]),
-            layers=(going_up.number,),
-            targets=names,
-            sources=sources,
-            method=rollout,
-            elsewhere=elsewhere,
-            provenance={
-                **provenance_of(model, dtype),
-                "kind": "causal",
-                "attention": f"factors, {going_up.way}",
-            },
-        ),
+    return Attribution(
+        values=values[..., :count],
+        layers=(going_up.number,),
+        targets=names,
+        sources=sources,
+        method=rollout,
+        elsewhere=elsewhere,
         steps=(f"spans({', '.join(map(repr, members))})",),
+        provenance={
+            **provenance_of(model, dtype),
+            "kind": "causal" if facts.causal else "bidirectional",
+            "attention": f"factors, {going_up.way}",
+        },
     )

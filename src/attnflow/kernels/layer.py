@@ -17,7 +17,7 @@ from attnflow.kernels.dispatch import WAYS, Way, products_of, way_for
 from attnflow.kernels.factors import Factors
 from attnflow.trace.factors import LayerMix
 
-__all__ = ["FactoredLayer"]
+__all__ = ["FactoredLayer", "aside"]
 
 Rows = Sequence[int] | NDArray[np.intp]
 _FEW_ROWS = 256  # whose sums are computed alone rather than those of the whole layer
@@ -42,7 +42,6 @@ class FactoredLayer:
     """The factors of a layer, its rows' log-sum-exp, and the way products are formed.
 
     sums: (heads, n), where the model's own attention gave it; else it is computed when needed.
-    aside: keep them in the host's memory until then.
 
     >>> layer = FactoredLayer(Factors(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), scale=1.0))
     >>> layer.array(layer.times(layer.unit_rows([2]), LayerMix((1.0,), residual=0.25))).round(2)
@@ -54,12 +53,10 @@ class FactoredLayer:
         factors: Factors,
         sums: Tensor | None = None,
         way: Way | None = None,
-        *,
-        aside: bool = True,
     ) -> None:
         self.factors = factors
         self._way: Way = way or way_for(factors.query.device)
-        self._sums = _aside(sums) if aside and sums is not None else sums
+        self._sums = sums
         self._dropping: dict[tuple[tuple[float, ...], tuple[int, ...]], _Dropping] = {}
 
     @property
@@ -91,7 +88,7 @@ class FactoredLayer:
     def sums(self) -> Tensor:
         """`(heads, n)`: the log-sum-exp of each row."""
         if self._sums is None:
-            self._sums = _aside(products_of(self._way).log_sum_exp(self.factors))
+            self._sums = aside(products_of(self._way).log_sum_exp(self.factors))
         return self._sums.to(self.factors.query.device, non_blocking=True)
 
     def _mass(self, sums: Tensor) -> Tensor:
@@ -202,11 +199,11 @@ class FactoredLayer:
         return shares @ ((sums - self.sums).exp() * seen).double()
 
 
-def _aside(sums: Tensor) -> Tensor:
+def aside(sums: Tensor) -> Tensor:
     """Sums of a device wait in the host's memory: layers are gone through one after the other, and
     the device's own memory is what long texts are short of.
     """
     if sums.device.type != "cuda":
         return sums
-    aside = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-    return aside.copy_(sums, non_blocking=True)
+    waiting = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+    return waiting.copy_(sums, non_blocking=True)

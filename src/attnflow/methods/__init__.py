@@ -27,11 +27,13 @@ from attnflow.methods.measured import (
     ValueZeroingRollout,
 )
 from attnflow.methods.registry import (
+    MEASURED_METHODS,
     METHODS,
     MethodRegistry,
     OptionHelp,
     describe_options,
     make_method,
+    measured_method,
     method_from_dict,
     parse_method,
     parse_value,
@@ -39,6 +41,7 @@ from attnflow.methods.registry import (
 from attnflow.methods.rollout import Raw, Rollout
 
 __all__ = [
+    "MEASURED_METHODS",
     "METHODS",
     "Alti",
     "Execution",
@@ -60,6 +63,7 @@ __all__ = [
     "attribution_of",
     "describe_options",
     "make_method",
+    "measured_method",
     "method_from_dict",
     "parse_method",
     "parse_value",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ __all__ = [
     "Requirements",
     "Selection",
     "attribution_of",
+    "check_score",
     "checked_flag",
     "checked_start",
     "checked_trace",
@@ -285,6 +286,16 @@ def checked_start(start: object) -> int:
             f"start_layer={shorten(start)}: it is the number of a layer, counted from 1."
         )
     return number
+
+
+def check_score(score: object) -> None:
+    """That gradients can be taken of this.
+
+    >>> check_score("log-prob")
+    """
+    if not isinstance(score, str) or score not in get_args(ScoreName):
+        allowed = ", ".join(map(repr, get_args(ScoreName)))
+        raise MethodError(f"score={shorten(score)} is none of {allowed}.")
 
 
 def checked_flag(name: str, value: object) -> bool:

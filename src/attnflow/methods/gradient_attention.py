@@ -16,13 +16,14 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
+    check_score,
     checked_start,
     required,
 )
 from attnflow.methods.factored import check_gradients, gradient_rows, mean_weights
 from attnflow.methods.sinks import find_sink
 from attnflow.trace import AttentionTrace, FactoredTrace
-from attnflow.trace.extras import GRADIENT_ATTENTION
+from attnflow.trace.extras import GRADIENT_ATTENTION, LOG_PROB, ScoreName
 
 __all__ = ["GradientAttention"]
 
@@ -42,6 +43,8 @@ class GradientAttention(Method):
     makes them shares.
 
     start_layer: the first layer that counts.
+    score: what gradients are taken of: the answer's "log-prob", or its "logit", the number before
+        the softmax.
     drop_sink: leave out the position on which the model parks attention it does not need, where
         one is found; what falls on it is counted in `elsewhere`. The provenance names it.
 
@@ -53,9 +56,11 @@ class GradientAttention(Method):
 
     name: ClassVar[str] = "gradient-attention"
     start_layer: int = 1
+    score: ScoreName = LOG_PROB
     drop_sink: bool = True
 
     def __post_init__(self) -> None:
+        check_score(self.score)
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
         if not isinstance(self.drop_sink, bool):
             raise MethodError(f"drop_sink is True or False; got {shorten(self.drop_sink)}.")
@@ -63,7 +68,7 @@ class GradientAttention(Method):
     @property
     def requires(self) -> Requirements:
         """The products of weights and gradients, which capture forms row by row."""
-        return Requirements(record=(GRADIENT_ATTENTION,), needs_matrix=False)
+        return Requirements(record=(GRADIENT_ATTENTION,), score=self.score, needs_matrix=False)
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
@@ -91,9 +96,11 @@ class GradientAttention(Method):
     ) -> tuple[Values, Values]:
         """What falls on the sink goes elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
 
-        A sink among generated tokens is no column here and is elsewhere already.
+        A sink among generated tokens is no column here and is elsewhere already. The only source
+        there is stays, whatever it is.
         """
-        if not self.drop_sink or sink is None or not 0 <= sink < values.shape[-1]:
+        columns = values.shape[-1]
+        if not self.drop_sink or sink is None or not 0 <= sink < columns or columns == 1:
             return values, elsewhere
         rest = values.copy()
         rest[..., sink] = 0.0

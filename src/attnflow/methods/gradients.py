@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import frexp, ldexp
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, spread
-from attnflow.errors import MethodError, shorten
 from attnflow.methods.base import (
     Compared,
     Execution,
@@ -25,6 +24,7 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
+    check_score,
     checked_start,
     required,
 )
@@ -65,7 +65,7 @@ class GradientRollout(Method):
     score: ScoreName = LOG_PROB
 
     def __post_init__(self) -> None:
-        _check_score(self.score)
+        check_score(self.score)
         object.__setattr__(self, "heads", checked_heads(self.heads))
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
 
@@ -123,7 +123,7 @@ class GradientFlow(Flow):
 
     def __post_init__(self, threads: int | None) -> None:
         super().__post_init__(threads)
-        _check_score(self.score)
+        check_score(self.score)
 
     def mixed(self, trace: AttentionTrace) -> Matrix:
         """Weights times gradients, what is negative dropped, heads mixed."""
@@ -155,12 +155,6 @@ class GradientFlow(Flow):
         received = capacities[0].sum(axis=0)[list(columns)]
         passed_on = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
         return np.asarray(received[None, None, :] <= passed_on[:, :, None])
-
-
-def _check_score(score: object) -> None:
-    if not isinstance(score, str) or score not in get_args(ScoreName):
-        allowed = ", ".join(map(repr, get_args(ScoreName)))
-        raise MethodError(f"score={shorten(score)} is none of {allowed}.")
 
 
 def _gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:

@@ -88,21 +88,23 @@ def named_models(names: Sequence[str]) -> list[OfferedModel]:
     """Hugging Face names or folders; loaded now: a mistake is told before the first visit."""
     from attnflow.hosts.load import load_model
 
-    return [_named(name, load_model(name)) for name in names]
+    return [_offered(name, load_model(name)) for name in names]
 
 
-def _named(name: str, loaded: Loaded) -> OfferedModel:
+def _offered(name: str, loaded: Loaded) -> OfferedModel:
+    from attnflow.hosts.registry import adapter_for
+
     if loaded.tokenizer is None:
         raise InputError(
             f"--model {name!r} reads no text (it has no tokenizer), and the page takes text. "
             "For images use attnflow.explain(...).to_html()."
         )
-    model: Any = loaded.model
+    model = loaded.model
     generates = bool(getattr(model, "can_generate", lambda: False)())
     return OfferedModel(
         name=Path(name).name if Path(name).is_dir() else name,  # not where it lies
         about=f"{type(model).__name__}, named when this server was started.",
-        explains=not getattr(model.config, "is_encoder_decoder", False),
+        explains=not adapter_for(model).facts(model).encoder_decoder,
         generates=generates,
         load=lambda: loaded,
     )

@@ -5,6 +5,7 @@ Both are measured on the model, at a number of passes that does not grow with th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,7 +48,7 @@ class Visibility(MeasuredMethod):
         _check_count("steps", self.steps)
 
     def _values(self, task: AblationTask) -> tuple[Floats, int]:
-        targets = task.targets(joint=self.joint)
+        targets = task.targets
         rows = []
         for number, target in enumerate(targets):
             rows.append(_visibility(task, target, self.steps))
@@ -81,8 +82,8 @@ class Careful(MeasuredMethod):
         _check_count("verify", self.verify)
 
     def _values(self, task: AblationTask) -> tuple[Floats, int]:
-        targets = task.targets(joint=self.joint)
-        attention = _gradient_attention(task, targets)
+        targets = task.targets
+        attention = _gradient_attention(task)
         rows = []
         for number, target in enumerate(targets):
             faded = _visibility(task, target, self.steps)
@@ -91,11 +92,11 @@ class Careful(MeasuredMethod):
             tell(task.progress, self.name, number + 1, len(targets))
         return np.stack(rows), (1 + self.steps + self.verify) * len(targets)
 
-    def _verified(self, task: AblationTask, target: list[int], predicted: Floats) -> Floats:
+    def _verified(self, task: AblationTask, target: Sequence[int], predicted: Floats) -> Floats:
         """The strongest sources hidden one by one; the rest scaled to what that showed."""
         best = np.argsort(-predicted, kind="stable")[: self.verify]
         sets = [(), *(task.sources.positions[k] for k in best.tolist())]
-        log_probs = task.ablation.token_log_probs(sets)[:, target].sum(axis=1)
+        log_probs = task.ablation.token_log_probs(sets)[:, list(target)].sum(axis=1)
         odds = log_odds(log_probs)
         losses = odds[0] - odds[1:]
         square = float((predicted[best] ** 2).sum())
@@ -115,7 +116,7 @@ def _ids(ablation: CompletionAblation) -> torch.Tensor:
     return torch.tensor(ids, device=ablation.model.device)
 
 
-def _visibility(task: AblationTask, target: list[int], steps: int) -> Floats:
+def _visibility(task: AblationTask, target: Sequence[int], steps: int) -> Floats:
     """One value for each source: the sum over its tokens."""
     ablation, sources = task.ablation, task.sources
     _check_model(ablation)
@@ -127,7 +128,7 @@ def _visibility(task: AblationTask, target: list[int], steps: int) -> Floats:
     return _summed(values.double().cpu().numpy(), sources)
 
 
-def _gradient_attention(task: AblationTask, targets: list[list[int]]) -> Floats:
+def _gradient_attention(task: AblationTask) -> Floats:
     """(targets, sources), from one pass over the completion."""
     ablation, sources = task.ablation, task.sources
     _check_model(ablation)
@@ -136,7 +137,7 @@ def _gradient_attention(task: AblationTask, targets: list[list[int]]) -> Floats:
     length = len(ablation.completion_ids)
     rows = completion_rows(ablation.model, ids, mask, start, [length])
     values, _ = rows.of(0, length)
-    tokens = [values[-1, target].sum(axis=0) for target in targets]
+    tokens = [values[-1, list(target)].sum(axis=0) for target in task.targets]
     return np.stack([_summed(each, sources) for each in tokens])
 
 

@@ -32,12 +32,13 @@ from attnflow.evaluation.ablation.sources import (
     content_spans,
     prompt_tokens,
 )
-from attnflow.generation.prompts import encode_prompts
+from attnflow.generation.prompts import Prompt, encode_prompts
 from attnflow.generation.request import completion_ids
+from attnflow.generation.targets import CompletionTarget, TargetRef, resolve_targets
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.progress import ProgressCallback
-from attnflow.tokens import TokenRef, Tokens
+from attnflow.tokens import Tokens
 from attnflow.tokens.units import Level, check_level
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "AblationTask",
     "LeaveOneOut",
     "MeasuredMethod",
+    "measure_completion",
 ]
 
 Floats = NDArray[np.float64]
@@ -55,17 +57,13 @@ _WHOLE_MODEL = 0  # the number of the one layer
 class AblationTask:
     """What a method measures: which tokens of a completion, on which sources.
 
-    columns: the completion's tokens that are explained, by number from 0.
+    targets: of each row of a result the completion's tokens that it is about, by number from 0.
     """
 
     ablation: CompletionAblation
     sources: Sources
-    columns: tuple[int, ...]
+    targets: tuple[tuple[int, ...], ...]
     progress: ProgressCallback | None = None
-
-    def targets(self, *, joint: bool) -> list[list[int]]:
-        """The tokens of each row of a result: all in one, or each alone."""
-        return [list(self.columns)] if joint else [[column] for column in self.columns]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +74,9 @@ class MeasuredMethod(ABC):
     by: how a source is taken away: "hide", "replace" or "delete".
     score: what is measured: "log-prob" or "log-odds".
     joint: whether all completion tokens are one target.
+
+    >>> LeaveOneOut(level="sentence", joint=True).to_dict()["options"]["level"]
+    'sentence'
     """
 
     name: ClassVar[str]
@@ -103,7 +104,7 @@ class MeasuredMethod(ABC):
         *,
         tokenizer: Any = None,
         chat: bool = False,
-        targets: Sequence[TokenRef] | TokenRef | None = None,
+        targets: Sequence[TargetRef] | TargetRef | None = None,
         spans: Mapping[str, Span] | None = None,
         blank: int | None = None,
         batch_tokens: int | None = None,
@@ -113,7 +114,8 @@ class MeasuredMethod(ABC):
 
         prompt: a text, a conversation of messages, or prepared inputs with `input_ids`.
         completion: the text as it follows the prompt, with its leading space, or its token ids.
-        targets: only these completion tokens, by number from 0 or by name; default: all.
+        targets: only these parts of the completion: tokens by number from 0 or by name, phrases,
+            slices, or "answer" for all of it as one; default: every token.
         spans: named spans of the prompt as sources, in place of the method's `level`.
         blank: with by="replace", the id of the blank token; default: the tokenizer's.
         """
@@ -140,12 +142,12 @@ class MeasuredMethod(ABC):
             model=model,
             prompt_ids=prompt_ids,
             completion_ids=completion_row,
-            targets=None if targets is None else names.indices_of(targets),
             by=self.by,
             blank=blank_token(tokenizer) if needs_blank else blank,
             batch_tokens=batch_tokens,
         )
-        return self.measure(ablation, sources, names=names, progress=progress)
+        explained = None if targets is None else resolve_targets(names, targets)
+        return self.measure(ablation, sources, names=names, targets=explained, progress=progress)
 
     def measure(
         self,
@@ -153,24 +155,27 @@ class MeasuredMethod(ABC):
         sources: Sources,
         *,
         names: Tokens | None = None,
+        targets: Sequence[CompletionTarget] | None = None,
         progress: ProgressCallback | None = None,
     ) -> Attribution:
         """The same on an ablation that is prepared; `names` are the completion's tokens."""
         completion = names or prompt_tokens(None, ablation.completion_ids)[0]
-        columns = list(range(len(completion)) if ablation.targets is None else ablation.targets)
-        start = sources.length
+        if targets is None:
+            targets = resolve_targets(completion, ablation.targets)
         if self.joint:
+            columns = tuple(dict.fromkeys(k for target in targets for k in target.tokens))
             joined = "".join(completion.select(columns).surfaces()).strip() or "completion"
-            targets = Tokens((joined,), (start,))
-        else:
-            texts = tuple(completion[k] for k in columns)
-            targets = Tokens(texts, tuple(start + k for k in columns))
-        values, passes = self._values(AblationTask(ablation, sources, tuple(columns), progress))
+            targets = [CompletionTarget(joined, columns)]
+        rows = tuple(target.tokens for target in targets)
+        values, passes = self._values(AblationTask(ablation, sources, rows, progress))
         dtype = str(next(ablation.model.parameters()).dtype).removeprefix("torch.")
         return Attribution(
             values=values[None],
             layers=(_WHOLE_MODEL,),
-            targets=targets,
+            targets=Tokens(
+                tuple(target.text for target in targets),
+                tuple(sources.length + target.tokens[0] for target in targets),
+            ),
             sources=sources.tokens,
             method=self,  # type: ignore[arg-type]
             provenance={
@@ -187,10 +192,8 @@ class MeasuredMethod(ABC):
 
     def _responses(self, task: AblationTask, sets: Sequence[Sequence[int]]) -> Floats:
         """(sets, targets): what is measured with each set of positions taken away."""
-        log_probs = task.ablation.token_log_probs(sets, progress=task.progress)
-        log_probs = log_probs[:, list(task.columns)]
-        if self.joint:
-            log_probs = log_probs.sum(axis=1, keepdims=True)
+        tokens = task.ablation.token_log_probs(sets, progress=task.progress)
+        log_probs = np.stack([tokens[:, list(row)].sum(axis=1) for row in task.targets], axis=1)
         return log_odds(log_probs) if self.score == "log-odds" else log_probs
 
     def to_dict(self) -> dict[str, Any]:
@@ -260,6 +263,33 @@ class AblationRegression(MeasuredMethod):
         responses = self._responses(task, task.sources.hidden(choice))
         visible = (~choice).astype(np.float64)
         return np.stack([lasso(visible, y, alpha=self.alpha) for y in responses.T]), len(choice)
+
+
+def measure_completion(
+    method: MeasuredMethod,
+    model: Any,
+    prompt: Prompt,
+    ids: Sequence[int],
+    *,
+    tokenizer: Any = None,
+    targets: Sequence[CompletionTarget] | None = None,
+    progress: ProgressCallback | None = None,
+) -> Attribution:
+    """The same on a prompt that is encoded; what a chat template put there is no source."""
+    tokens, special = prompt_tokens(tokenizer, prompt.ids)
+    template = [k for k, is_form in enumerate(prompt.form or ()) if is_form]
+    sources = Sources.of_tokens(
+        tokens,
+        level=method.level if tokenizer is not None or method.level != "word" else "token",
+        special=(*special, *template),
+        exclude_first=not adapter_for(model).facts(model).encoder_decoder,
+    )
+    blank = blank_token(tokenizer) if method.by == "replace" and tokenizer is not None else None
+    ablation = CompletionAblation(
+        model=model, prompt_ids=prompt.ids, completion_ids=ids, by=method.by, blank=blank
+    )
+    names = prompt_tokens(tokenizer, ids)[0]
+    return method.measure(ablation, sources, names=names, targets=targets, progress=progress)
 
 
 def _contents(tokens: Tokens, prompt: Any, chat: bool) -> list[tuple[int, int]] | None:

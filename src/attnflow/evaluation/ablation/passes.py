@@ -21,6 +21,7 @@ from transformers import DynamicCache
 
 from attnflow.errors import InputError, ModelError, TokensError, did_you_mean
 from attnflow.hosts.adapter import device_of
+from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.progress import ProgressCallback, tell
 
@@ -174,6 +175,11 @@ class CompletionAblation:
         empty = np.empty((0, len(self.completion_ids)))
         return np.stack([rows[key] for key in keys]) if keys else empty
 
+    def at_once(self, sets: Sequence[Sequence[int]]) -> Floats:
+        """The same for a few sets in one forward pass, without asking what could be cached."""
+        variants = [self._variant(tuple(sorted(set(map(int, each))))) for each in sets]
+        return self._forward(variants, None)
+
     @cached_property
     def takes_prefix_from_cache(self) -> bool:
         """Whether what stands before a change is run only once: tried, not assumed."""
@@ -186,9 +192,9 @@ class CompletionAblation:
 
     # -- how it is run ------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _two_stacks(self) -> bool:
-        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+        return adapter_for(self.model).facts(self.model).encoder_decoder
 
     @cached_property
     def _accepts(self) -> frozenset[str]:

@@ -58,7 +58,16 @@ class CompletionPrompt:
 
 
 def read_prompts(path: Path) -> list[CompletionPrompt]:
-    """The prompts of a file, in its order; errors name the line."""
+    """The prompts of a file, in its order; errors name the line.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name, "prompts.jsonl")
+    >>> _ = path.write_text('{"prompt": "Tom lives in Rome."}', encoding="utf-8")
+    >>> read_prompts(path)[0].prompt
+    'Tom lives in Rome.'
+    >>> folder.cleanup()
+    """
     if not path.is_file():
         raise FileError(f"There is no file {str(path)!r} to read prompts from.")
     suffix = path.suffix.lower()

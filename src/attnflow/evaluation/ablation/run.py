@@ -75,6 +75,15 @@ def evaluate_completions(
     chat: put each prompt into the model's chat template, whose own tokens are no sources.
     samples: use only so many of the prompts that can be used; default: all.
     resume: a file that every prompt's result is kept in; if it is there, the run goes on after it.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> prompts = ["the keys to the cabinets", "the author talked to sara"]
+    >>> evaluation = evaluate_completions(
+    ...     model, prompts, methods=["raw"], tokenizer=tokenizer, ablations=8, max_new_tokens=2
+    ... )
+    >>> evaluation.methods
+    ('raw', 'random')
     """
     if model is None or isinstance(model, (str, os.PathLike)):
         model, own_tokenizer = load_language_model(model)

@@ -147,7 +147,7 @@ class Sources:
         """
         if isinstance(result, Attribution):
             own = result.provenance.get(SOURCE_TOKENS)
-            values = result.values[-1].sum(axis=0)
+            values = result.layer(-1).values[0].sum(axis=0)
             if own is not None and [tuple(each) for each in own] == list(self.positions):
                 return np.asarray(values, dtype=np.float64)
             return self._of_tokens(values, result.sources.positions)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from attnflow.attribution import Contribution
 from attnflow.errors import InputError, MethodError, did_you_mean
@@ -87,6 +87,10 @@ class Measure(ABC):
     """What all measures share: the score they are about, and being callable.
 
     score: "probability" of the choice, or its "logit".
+
+    >>> from attnflow.evaluation.importance import MEASURES
+    >>> issubclass(MEASURES["blank-out"], Measure)
+    True
     """
 
     name: ClassVar[str]
@@ -186,14 +190,28 @@ class Task:
         Where a variant keeps the positions of its text, its answer is read where the text's is.
         """
         originals = [self.texts[k].row for k in texts]
+
+        def score(r: int, scores: Scores) -> float:
+            if scores.each is not None and not keeps_positions:
+                raise MethodError(
+                    "This model has an answer for each token, and by='delete' moves tokens away "
+                    "from theirs. Take by='unk', by='mask' or by='pad'."
+                )
+            return float(self.score_of(scores, texts[r]))
+
         return self.passes.read(
             rows,
-            lambda r, scores: float(score_of(scores, self.answers[texts[r]].choice, self.score)),
+            score,
             stage=self.stage,
             progress=self.progress,
             forward=forward,
             read_as=originals if keeps_positions else None,
         )
+
+    def score_of(self, scores: Scores, text: int) -> Tensor:
+        """The score of a text's answer, read where the text as it is has it."""
+        answer = self.answers[text]
+        return score_of(scores, answer.choice, self.score, answer.position)
 
     def effects(
         self, places: Sequence[tuple[int, int]], scores: Sequence[float], *, signed: bool

@@ -41,12 +41,14 @@ class Text:
     is_word: NDArray[np.bool_]
 
 
-def score_of(scores: Scores, choice: int, kind: Score) -> Tensor:
-    """The logit or the probability of one choice.
+def score_of(scores: Scores, choice: int, kind: Score, position: int | None = None) -> Tensor:
+    """The logit or the probability of one choice; at a position, where each has an answer.
 
     In double precision: near 1, single precision has steps of 6e-8, and small effects of
     different words would come out equal.
     """
+    if scores.each is not None and position is not None:
+        scores = scores.at(position)  # by itself it is the surest, which a change may move
     logits = scores.logits.double()
     if kind == "logit":
         return logits[choice]

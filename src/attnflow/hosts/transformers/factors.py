@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,26 +21,30 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import AttentionInterface
 
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.restore import Changes, exclusive
-from attnflow.hosts.transformers.attention import eager_function, point_at
+from attnflow.hosts.transformers.attention import own_attention, point_at
 from attnflow.hosts.transformers.fused import attend
 from attnflow.hosts.transformers.own_rows import constant_others
 from attnflow.hosts.transformers.row_gradients import log_probability
 from attnflow.kernels.blocks import row_sums, weight_rows
 from attnflow.kernels.factors import Band, Factors
-from attnflow.kernels.layer import FactoredLayer
+from attnflow.kernels.layer import FactoredLayer, aside
 
-__all__ = ["FactoredRun", "HeldFactors", "holding_factors"]
+__all__ = ["FactoredRun", "HeldFactors", "SpansArrived", "holding_factors"]
 
 _NAME = "attnflow_factors"
 _ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time
 _CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are held to its output
 _AGREEMENT = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+
+class SpansArrived(Exception):
+    """Spans have passed the highest layer: what the model would compute above it is not needed."""
 
 
 class _Difference(NamedTuple):
@@ -83,7 +87,7 @@ class HeldFactors:
             )
         return [
             FactoredLayer(layer, self.sums.get(module)) for module, layer in self.factors.items()
-        ]
+        ]  # a layer that gave no sums computes them when they are needed
 
     def check(self) -> None:
         """That the factors gave every layer's own output; looked at once, at the end."""
@@ -110,7 +114,7 @@ class HeldFactors:
         index = getattr(module, "layer_idx", None)
         self.numbers.append(None if index is None else int(index) + 1)
         if self.spans is not None:
-            self.spans.pass_layer(FactoredLayer(layer, sums, aside=False), self.numbers[-1])
+            self.spans.pass_layer(FactoredLayer(layer, sums), self.numbers[-1])
             return
         if module in self.factors:
             raise UnsupportedModelError(
@@ -119,7 +123,7 @@ class HeldFactors:
             )
         self.factors[module] = layer
         if sums is not None:
-            self.sums[module] = sums
+            self.sums[module] = aside(sums)
 
     def add_gradient(self, module: nn.Module, gradient: Tensor) -> None:
         """The gradient of a layer's output, (1, n, heads, width), as the backward pass meets it."""
@@ -128,6 +132,7 @@ class HeldFactors:
 
 
 _HELD: WeakKeyDictionary[nn.Module, HeldFactors] = WeakKeyDictionary()
+_THREADS: set[int] = set()  # that hold factors just now
 
 
 def _attend(
@@ -136,7 +141,7 @@ def _attend(
     held = _HELD.get(module)
     # the backward pass of a device runs in a thread of its own
     if held is None or not (held.going_back or held.thread == threading.get_ident()):
-        return eager_function(module)(module, query, key, value, mask, **options)
+        return own_attention(module)(module, query, key, value, mask, **options)
     layer = _factors(module, query[0], key[0], mask, options, held.bands)
     if held.own_rows:
         output, sums = constant_others(layer, value[0])
@@ -149,6 +154,8 @@ def _attend(
     if held.gradients:
         plain = replace(plain, value=value[0].detach())
     held.add(module, plain, sums)
+    if held.spans is not None and held.spans.arrived:
+        raise SpansArrived
     arranged = _arranged(output)
     if held.gradients and arranged.requires_grad:
         arranged.register_hook(partial(held.add_gradient, module))
@@ -160,8 +167,12 @@ def _arranged(output: Tensor) -> Tensor:
     return output[None].transpose(1, 2).contiguous()
 
 
-def _mask(*, mask_function: Any, kv_length: int, device: Any = "cpu", **options: Any) -> Tensor:
+def _mask(*, mask_function: Any, kv_length: int, device: Any = "cpu", **options: Any) -> Any:
     """`(rows, keys)`: what a few rows of a text may see, in place of the mask of all of them."""
+    if threading.get_ident() not in _THREADS:  # another thread runs the model meanwhile
+        return eager_mask(
+            mask_function=mask_function, kv_length=kv_length, device=device, **options
+        )
     rows = _sampled(kv_length, torch.device(device))
     keys = torch.arange(kv_length, device=rows.device)
     zero = torch.zeros((), dtype=torch.long, device=rows.device)
@@ -258,7 +269,8 @@ def _difference(
     rows = _sampled(layer.length, value.device)
     totals = row_sums(layer, rows) if sums is None else sums[:, rows]
     weights = weight_rows(layer, totals, rows)
-    expected = weights @ value.float().repeat_interleave(layer.groups, dim=0)
+    grouped = weights.view(len(value), -1, layer.length)
+    expected = (grouped @ value.float()).view(layer.heads, len(rows), -1)
     off = (expected - output[:, rows].float()).abs().amax()
     return _Difference(type(module).__name__, off, expected.abs().amax().clamp(min=1e-30))
 
@@ -276,6 +288,8 @@ def holding_factors(model: PreTrainedModel, held: HeldFactors) -> Iterator[None]
         if any(module in _HELD for module in modules):
             raise CaptureError(f"This {type(model).__name__} is being captured already.")
         changes.add(lambda: [_HELD.pop(module, None) for module in modules])
+        changes.add(lambda: _THREADS.discard(threading.get_ident()))
+        _THREADS.add(threading.get_ident())
         for module in modules:
             _HELD[module] = held
         point_at(model, _NAME, changes)
@@ -311,7 +325,8 @@ class FactoredRun:
         if "logits_to_keep" in _parameters(self.model):
             options["logits_to_keep"] = 1
         with holding_factors(self.model, self.held), self._head_watched():
-            self.outputs = self.model(**inputs, **options)
+            with suppress(SpansArrived):
+                self.outputs = self.model(**inputs, **options)
         self.held.check()
         return self
 

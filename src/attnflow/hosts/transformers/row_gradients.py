@@ -18,9 +18,10 @@ cache of those before them, so that never more than a part of the rows is in mem
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -31,19 +32,26 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.restore import exclusive
-from attnflow.hosts.transformers.attention import eager_function, point_at
+from attnflow.hosts.restore import exclusive, ordinary
+from attnflow.hosts.transformers.attention import eager_function, own_attention, point_at
 from attnflow.hosts.transformers.fused_rows import FusedRows, LayerRows
+from attnflow.trace.extras import LOG_PROB, ScoreName
 
-__all__ = ["PredictingRows", "RowContributions", "gradient_rows", "rows_are_exact"]
+__all__ = [
+    "NO_CONTRAST",
+    "PredictingRows",
+    "RowContributions",
+    "gradient_rows",
+    "rows_are_exact",
+]
 
 _NAME = "attnflow_row_gradients"
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
 _MOST_ROWS = 512  # that run at once beside the cache
 _SAME = 1e-3  # how far recomputed weights may be from the model's own, as a share of the largest
 
-Score = Callable[[Tensor, Tensor], Tensor]
-"""Logits (batch, rows, vocabulary) and the tokens that follow (batch, rows) to one score each."""
+NO_CONTRAST = -1
+"""In the place of a token's id: its score is held against no other's."""
 
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -57,6 +65,12 @@ def logit(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.float().gather(-1, tokens[..., None]).squeeze(-1)
 
 
+_SCORES: dict[ScoreName, Callable[[Tensor, Tensor], Tensor]] = {
+    "log-prob": log_probability,
+    "logit": logit,
+}
+
+
 @dataclass(frozen=True, eq=False)
 class PredictingRows:
     """Texts of one length, and what their positions from `first` on predict.
@@ -64,7 +78,8 @@ class PredictingRows:
     ids, mask: (batch, length), padding has the mask 0. tokens: (batch, length - first), the token
     whose score each row explains. explained: the same shape, 0 for rows that do not count, such as
     those after the end of a shorter text. cache: keys and values of the positions before `first`,
-    if they are at hand.
+    if they are at hand. contrasts: the shape of `tokens`, the token whose score is subtracted, or
+    NO_CONTRAST.
     """
 
     ids: Tensor
@@ -73,26 +88,44 @@ class PredictingRows:
     tokens: Tensor
     explained: Tensor | None = None
     cache: Any = None
+    contrasts: Tensor | None = None
 
     @property
     def length(self) -> int:
         """Positions, padding included."""
         return int(self.ids.shape[1])
 
+    def ordinary(self) -> PredictingRows:
+        """The same without tensors that were made in inference mode."""
+        explained = None if self.explained is None else ordinary(self.explained)
+        ids, mask, tokens = map(ordinary, (self.ids, self.mask, self.tokens))
+        return replace(self, ids=ids, mask=mask, tokens=tokens, explained=explained)
+
     def positions(self) -> Tensor:
         """The position each token has in its own text, as generate() counts."""
         return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
+
+    def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
+        """`(batch, rows)`: what each of these rows is explained by, 0 where it does not count."""
+        score = _SCORES[name]
+        scores = score(logits, self.tokens[:, rows])
+        if self.contrasts is not None:
+            others = self.contrasts[:, rows]
+            difference = scores - score(logits, others.clamp(min=0))
+            scores = torch.where(others == NO_CONTRAST, scores, difference)
+        return scores if self.explained is None else scores * self.explained[:, rows]
 
 
 class RowContributions(NamedTuple):
     """Gradient attention of some rows, and where they attend.
 
     values: (layers, batch, rows, keys). weights: (batch, rows, keys), the mean weight over all
-    layers and heads.
+    layers and heads. log_probs: (batch, rows), of the token that each row is about.
     """
 
     values: Tensor
     weights: Tensor
+    log_probs: Tensor
 
 
 @dataclass(eq=False)
@@ -104,6 +137,7 @@ class _Rows:
     weights: Tensor | None = None
     reported: int = 0
     order: list[nn.Module] = field(default_factory=list)
+    thread: int = field(default_factory=threading.get_ident)
 
     def add_weights(self, module: nn.Module, weights: Tensor, gradient: Tensor) -> None:
         product = weights.float() * gradient.float()
@@ -118,7 +152,7 @@ class _Rows:
         part = rows.contributions
         self.contributions[place] = part if earlier is None else earlier.add_(part)
 
-    def take(self) -> RowContributions:
+    def take(self, log_probs: Tensor) -> RowContributions:
         """What every layer reported."""
         if self.reported < len(self.order) or self.weights is None:
             raise CaptureError(
@@ -129,6 +163,7 @@ class _Rows:
         return RowContributions(
             torch.stack([self.contributions[module] for module in places]),
             self.weights / len(self.order),
+            log_probs,
         )
 
 
@@ -139,12 +174,12 @@ def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention in which other positions are constants, watched on its way back."""
-    attend = eager_function(module)
     rows = _ROWS.get(module)
-    if rows is None:
-        return attend(module, query, key, value, mask, **options)
+    if rows is None or rows.thread != threading.get_ident():
+        return own_attention(module)(module, query, key, value, mask, **options)
     if not has_own_softmax(module, options):
         return _attend_fused(module, rows, query, key, value, mask, options), None
+    attend = eager_function(module)
     count, length = query.shape[-2], key.shape[-2]
     own = torch.arange(length - count, length, device=query.device)
     constant_key, constant_value = key.detach(), value.detach()
@@ -313,7 +348,7 @@ def rows_are_exact(model: PreTrainedModel, layers: int | None) -> bool:
 def gradient_rows(
     model: PreTrainedModel,
     text: PredictingRows,
-    score: Score = log_probability,
+    score: ScoreName = LOG_PROB,
     *,
     summed: bool = False,
 ) -> RowContributions:
@@ -321,6 +356,7 @@ def gradient_rows(
 
     summed: only the sum over all layers is kept, as one layer.
     """
+    text = text.ordinary()
     cache = text.cache if text.cache is not None else _prefix(model, text)
     parts: list[RowContributions] = []
     step = _rows_at_once(model, text)
@@ -328,11 +364,13 @@ def gradient_rows(
         end = min(begin + step, text.length)
         part = _part(model, text, cache, begin, end, score, summed)
         unseen = (0, text.length - end)
-        parts.append(RowContributions(*(nn.functional.pad(array, unseen) for array in part)))
+        values, weights = (nn.functional.pad(array, unseen) for array in part[:2])
+        parts.append(RowContributions(values, weights, part.log_probs))
         _detach(cache)
     return RowContributions(
         torch.cat([part.values for part in parts], dim=2),
         torch.cat([part.weights for part in parts], dim=1),
+        torch.cat([part.log_probs for part in parts], dim=1),
     )
 
 
@@ -368,7 +406,7 @@ def _part(
     cache: Any,
     begin: int,
     end: int,
-    score: Score,
+    score: ScoreName,
     summed: bool,
 ) -> RowContributions:
     """Rows of the positions from begin up to end; their keys are added to the cache."""
@@ -381,12 +419,9 @@ def _part(
             past_key_values=cache,
             use_cache=True,
         ).logits
-        rows_of_part = slice(begin - text.first, end - text.first)
-        scores = score(logits, text.tokens[:, rows_of_part])
-        if text.explained is not None:
-            scores = scores * text.explained[:, rows_of_part]
-        torch.autograd.grad(scores.sum(), leaf())
-        return rows.take()
+        part = slice(begin - text.first, end - text.first)
+        torch.autograd.grad(text.scores(logits, part, score).sum(), leaf())
+        return rows.take(log_probability(logits.detach(), text.tokens[:, part]))
 
 
 @contextmanager
@@ -429,5 +464,6 @@ def cropped(cache: Any, length: int) -> Any:
         return None
     cut = DynamicCache()
     for number, layer in enumerate(layers):
-        cut.update(layer.keys[..., :length, :], layer.values[..., :length, :], number)
+        keys, values = ordinary(layer.keys), ordinary(layer.values)
+        cut.update(keys[..., :length, :], values[..., :length, :], number)
     return cut

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,16 @@ from attnflow.errors import TokensError, shorten
 from attnflow.hosts.facts import ModelFacts
 from attnflow.tokens import Tokens
 
-__all__ = ["after_start", "decoder_inputs", "prefix_ids", "tokenize", "tokens_of", "words_of"]
+__all__ = [
+    "after_start",
+    "decoder_inputs",
+    "padded",
+    "prefix_ids",
+    "shifted_input",
+    "tokenize",
+    "tokens_of",
+    "words_of",
+]
 
 _NO_TOKENIZER = (
     "A text needs the model's tokenizer: pass tokenizer=AutoTokenizer.from_pretrained(...), or "
@@ -26,8 +35,24 @@ def tokenize(tokenizer: Any, texts: Sequence[str]) -> Any:
         raise TokensError(_NO_TOKENIZER)
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise TokensError(f"tokenizer={shorten(tokenizer)} is no tokenizer. {_NO_TOKENIZER}")
+    if len(texts) > 1 and getattr(tokenizer, "pad_token_id", None) is None:
+        return tokenizer(list(texts))  # `padded` fills it up
     options = {"padding": True, "padding_side": "right"} if len(texts) > 1 else {}
     return tokenizer(list(texts), return_tensors="pt", **options)
+
+
+def padded(encoded: Any, facts: ModelFacts) -> Mapping[str, Tensor]:
+    """Texts of a tokenizer that has no padding token, filled up on the right, with their mask."""
+    rows = encoded["input_ids"]
+    if isinstance(rows, Tensor):
+        return encoded
+    longest = max(map(len, rows))
+    fill = {"input_ids": facts.pad_token or 0}
+    masks = {"attention_mask": [[1] * len(row) for row in rows]}
+    return {
+        name: torch.tensor([[*row, *[fill.get(name, 0)] * (longest - len(row))] for row in lines])
+        for name, lines in {**encoded, **masks}.items()
+    }
 
 
 def words_of(encoded: Any, texts: Sequence[str]) -> tuple[tuple[int | None, ...], ...] | None:
@@ -92,6 +117,13 @@ def decoder_inputs(
         "decoder_input_ids": torch.tensor(ids),
         "decoder_attention_mask": torch.tensor(mask),
     }
+
+
+def shifted_input(ids: Tensor, facts: ModelFacts) -> Tensor:
+    """The input behind the start token, its last token left out: what such a decoder reads."""
+    if facts.start_token is None:
+        raise TokensError("The model names no token to start its decoder with.")
+    return torch.cat([torch.full_like(ids[:, :1], facts.start_token), ids[:, :-1]], dim=1)
 
 
 def after_start(ids: list[int], facts: ModelFacts) -> list[int]:
