@@ -32,7 +32,7 @@ from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, ScoreName
 from attnflow.trace.factored_trace import size_in_words, weights_size
 
 if TYPE_CHECKING:
-    from attnflow.hosts.transformers.factors import HeldFactors
+    from attnflow.hosts.transformers.factors import FactorRecording
 
 __all__ = [
     "Form",
@@ -63,6 +63,7 @@ def capture_in_factors(
     with told_memory(model, length), at_rest(model), torch.set_grad_enabled(bool(gradient_kind)):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
         run = adapter.run_in_factors(model, inputs, gradient_kind)
+        run.recording.check()
         scores = _scores(adapter, model, tokenizer, run.outputs, batch, length)
         if gradient_kind == GRADIENTS:
             (choice,) = choose_answers([scores], answer, model)
@@ -70,31 +71,31 @@ def capture_in_factors(
         elif gradient_kind == GRADIENT_ATTENTION:
             (choice,) = choose_answers([scores], answer, model)
             run.go_back_by_rows(batch.inputs["input_ids"][0], choice)
-    held: HeldFactors = run.held
-    _check_layers(adapter, model, held)
-    about = provenance_of(model, str(held.dtype).removeprefix("torch."))
+    recording: FactorRecording = run.recording
+    _check_layers(adapter, model, recording)
+    about = provenance_of(model, str(recording.dtype).removeprefix("torch."))
     if gradient_kind == GRADIENTS and scores is not None:
         about["gradients_of"] = scores.label(choice)
-    numbers = [number for number in held.numbers if number is not None]
-    numbered = len(numbers) == len(held.numbers) and numbers == sorted(set(numbers))
+    numbers = [number for number in recording.numbers if number is not None]
+    numbered = len(numbers) == len(recording.numbers) and numbers == sorted(set(numbers))
     with torch.no_grad():
         return FactoredTrace(
-            held.layers(),
+            recording.layers(),
             adapter.name_positions(model, tokenizer, batch, 0, length),
             layers=numbers if numbered else None,
-            kind="causal" if held.causal else "bidirectional",
+            kind="causal" if recording.causal else "bidirectional",
             prediction=None if scores is None else scores.prediction(),
             gradient_kind=gradient_kind,
             provenance=about,
         )
 
 
-def _check_layers(adapter: Adapter, model: nn.Module, held: HeldFactors) -> None:
+def _check_layers(adapter: Adapter, model: nn.Module, recording: FactorRecording) -> None:
     expected = adapter.expected_layers(model)
-    if not held.numbers or (expected is not None and len(held.numbers) != expected):
+    if not recording.numbers or (expected is not None and len(recording.numbers) != expected):
         raise CaptureError(
             f"{type(model).__name__} has {expected or 'some'} layers with attention and "
-            f"{len(held.numbers)} were seen; a result over missing layers would be wrong."
+            f"{len(recording.numbers)} were seen; a result over missing layers would be wrong."
         )
 
 
@@ -179,9 +180,11 @@ def single_example(batch: Batch, example: int) -> Batch:
             raise InputError("Factors of several examples are captured from input_ids only.")
         return batch
     shape = batch.inputs["input_ids"].shape
-    positions = list(range(shape[1])) if batch.positions is None else list(batch.positions[example])
+    every = range(shape[1])
+    positions = list(every) if batch.positions is None else list(batch.positions[example])
+    part = slice(None) if len(positions) == shape[1] else positions
     inputs = {
-        name: tensor[example : example + 1][:, positions] if tensor.shape[:2] == shape else tensor
+        name: tensor[example : example + 1][:, part] if tensor.shape[:2] == shape else tensor
         for name, tensor in batch.inputs.items()
         if name != "attention_mask"
     }

@@ -2,7 +2,7 @@
 
 The spans go up with the model: let C be token × span, 1 where a token belongs to a span. Then
 `C ← (1 - r) W C + r C` at every layer, and after the last one C is the exact rollout of every
-target onto the spans. Nothing of a layer is kept once it is passed: what is held is C and one
+target onto the spans. Nothing of a layer is kept once it is passed: what is in memory is C and one
 layer. The pass ends with the highest layer's attention: nothing above it is needed.
 """
 
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.operations import resolve_spans
+from attnflow.attribution.rescaling import resolve_spans
 from attnflow.errors import CaptureError, MethodError
 from attnflow.errors.arguments import checked_arguments
-from attnflow.hosts.adapter import Adapter, Batch
+from attnflow.hosts.adapter import Adapter, Batch, device_of
 from attnflow.hosts.capture import Model
 from attnflow.hosts.factored import single_example, told_memory
 from attnflow.hosts.forward_pass import provenance_of
@@ -68,13 +68,8 @@ def roll_out_spans(
         batch = adapter.wrap(host, text)
     else:
         batch = adapter.encode(host, tokenizer, [checked_text(text)])
-    single = single_example(batch, 0)
-    length = int(single.inputs["input_ids"].shape[1])
-    names = adapter.name_positions(host, tokenizer, single, 0, length)
-    members = resolve_spans(names, spans)
     applied = Rollout() if rollout is None else rollout
-    going_up = _run(adapter, host, single, applied, names, list(members.values()))
-    return _result(host, applied, names, members, going_up)
+    return _Passage(adapter, host, tokenizer, single_example(batch, 0), applied).result(spans)
 
 
 @dataclass(eq=False)
@@ -110,14 +105,68 @@ class SpansGoingUp:
         self.state = layer.spans(self.state, LayerMix(shares, share, self.drop))
 
 
-def _run(
-    adapter: Adapter,
-    model: nn.Module,
-    batch: Batch,
-    rollout: Rollout,
-    names: Tokens,
-    members: Sequence[Sequence[int]],
-) -> SpansGoingUp:
+@dataclass(frozen=True, eq=False)
+class _Passage:
+    """One example of a model, and the rollout that goes up with it."""
+
+    adapter: Adapter
+    model: nn.Module
+    tokenizer: Any
+    batch: Batch
+    rollout: Rollout
+
+    def result(self, spans: Mapping[str, Any]) -> Attribution:
+        """The device computes while names are looked up; then it is waited for."""
+        _check_linear(self.rollout)
+        by_text = [*spans.values(), *self.rollout.drop] if isinstance(spans, Mapping) else []
+        places = self._names() if any(isinstance(x, str) for x in by_text) else self._numbers()
+        members = resolve_spans(places, spans)
+        drop = places.occurrences_of(self.rollout.drop, required=True) if self.rollout.drop else ()
+        layers = self.adapter.expected_layers(self.model)
+        state = _indicators(list(members.values()), self._length).to(device_of(self.model))
+        going_up = SpansGoingUp(self.rollout, state, tuple(drop), int(layers or 0))
+        with told_memory(self.model, self._length), at_rest(self.model), torch.no_grad():
+            run = self.adapter.run_in_factors(self.model, self.batch.inputs, spans=going_up)
+            names, about = self._names(), self._about(going_up)
+            run.recording.check()
+        if not going_up.arrived:
+            raise CaptureError(
+                f"{type(self.model).__name__} has {layers} layers with attention and "
+                f"{going_up.passed} were seen; a result over missing layers would be wrong."
+            )
+        values = going_up.state.double().cpu().numpy()[None]
+        return Attribution(
+            values=values[..., : len(members)],
+            layers=(going_up.number,),
+            targets=names,
+            sources=Tokens(tuple(members), tuple(k[0] for k in members.values())),
+            method=self.rollout,
+            elsewhere=values[..., len(members) :].sum(axis=-1),
+            steps=(f"spans({', '.join(map(repr, members))})",),
+            provenance=about,
+        )
+
+    @property
+    def _length(self) -> int:
+        return int(self.batch.inputs["input_ids"].shape[1])
+
+    def _numbers(self) -> Tokens:
+        return Tokens(("",) * self._length)
+
+    def _names(self) -> Tokens:
+        return self.adapter.name_positions(self.model, self.tokenizer, self.batch, 0, self._length)
+
+    def _about(self, going_up: SpansGoingUp) -> dict[str, Any]:
+        dtype = str(getattr(self.model, "dtype", "")).removeprefix("torch.")
+        causal = self.adapter.facts(self.model).causal
+        return {
+            **provenance_of(self.model, dtype),
+            "kind": "causal" if causal else "bidirectional",
+            "attention": f"factors, {going_up.way}",
+        }
+
+
+def _check_linear(rollout: Rollout) -> None:
     linear = not rollout.discard and rollout.receptive_field is None and rollout.top_head is None
     if not linear or rollout.heads in ("max", "min"):
         raise MethodError(
@@ -125,50 +174,14 @@ def _run(
             "out discard, receptive_field, top_head and heads='max' or 'min'; or apply it to "
             "capture(model, text)."
         )
-    length, layers = len(names), adapter.expected_layers(model)
+
+
+def _indicators(members: Sequence[Sequence[int]], length: int) -> Tensor:
+    """`(n, spans)`: 1 where a position belongs to a span; one more column for those of none."""
     belongs = np.zeros((length, len(members)), dtype=np.float32)
     for column, positions in enumerate(members):
         belongs[positions, column] = 1.0
     outside = ~belongs.any(axis=1)
     if outside.any():
         belongs = np.column_stack([belongs, outside]).astype(np.float32)
-    state = torch.from_numpy(belongs).to(next(model.parameters()).device)
-    drop = tuple(names.occurrences_of(rollout.drop, required=True)) if rollout.drop else ()
-    going_up = SpansGoingUp(rollout, state, drop, int(layers or 0))
-    with told_memory(model, length), at_rest(model), torch.no_grad():
-        adapter.run_in_factors(model, batch.inputs, spans=going_up)
-    if not going_up.arrived:
-        raise CaptureError(
-            f"{type(model).__name__} has {layers} layers with attention and {going_up.passed} were "
-            "seen; a result over missing layers would be wrong."
-        )
-    return going_up
-
-
-def _result(
-    model: nn.Module,
-    rollout: Rollout,
-    names: Tokens,
-    members: Mapping[str, Sequence[int]],
-    going_up: SpansGoingUp,
-) -> Attribution:
-    values = going_up.state.double().cpu().numpy()[None]
-    count = len(members)
-    elsewhere = values[..., count:].sum(axis=-1)
-    sources = Tokens(tuple(members), tuple(names.positions[k[0]] for k in members.values()))
-    facts = adapter_for(model).facts(model)
-    dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
-    return Attribution(
-        values=values[..., :count],
-        layers=(going_up.number,),
-        targets=names,
-        sources=sources,
-        method=rollout,
-        elsewhere=elsewhere,
-        steps=(f"spans({', '.join(map(repr, members))})",),
-        provenance={
-            **provenance_of(model, dtype),
-            "kind": "causal" if facts.causal else "bidirectional",
-            "attention": f"factors, {going_up.way}",
-        },
-    )
+    return torch.from_numpy(belongs)

@@ -153,7 +153,7 @@ def _grouped_product(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _unseen(layer: Factors, rows: Rows, columns: slice) -> Tensor | None:
-    """True (rows, columns) where a query does not see a key; None where all are seen."""
+    """True (rows, columns) where a query does not see a key; None where all are visible."""
     band, device = layer.band, layer.query.device
     inside = isinstance(rows, slice) and band.covers(
         rows.start, rows.stop, columns.start, columns.stop

@@ -25,7 +25,7 @@ class Band:
 
     @classmethod
     def causal(cls, window: int | None = None) -> Band:
-        """Nothing later; with a window, only the latest so many keys, the query's own among them."""
+        """Nothing later; with a window, only the latest so many keys, the query's own included."""
         return cls(None if window is None else window - 1, 0)
 
     def keys_of(self, first: int, last: int, length: int) -> tuple[int, int]:

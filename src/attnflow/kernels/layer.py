@@ -94,10 +94,10 @@ class FactoredLayer:
     def _mass(self, sums: Tensor) -> Tensor:
         """`(heads, n)`: what each row's weights sum to: less than 1 where a sink takes part."""
         sink = self.factors.sink
-        seen = blocks.sees_something(self.factors).to(sums)
+        visible = blocks.sees_something(self.factors).to(sums)
         if sink is None:
-            return seen.expand_as(sums)
-        return (1 - (sink.to(sums)[:, None] - sums).exp()) * seen
+            return visible.expand_as(sums)
+        return (1 - (sink.to(sums)[:, None] - sums).exp()) * visible
 
     def weight_rows(self, rows: Rows, *, with_gradient: bool = False) -> NDArray[np.float32]:
         """`(heads, rows, n)`: the weights of these rows, each times its gradient where asked."""
@@ -195,8 +195,8 @@ class FactoredLayer:
         )
         rest = replace(self.factors, hidden=hidden.index_fill(0, columns, True), sink=None)
         sums = products_of(self._way).log_sum_exp(rest)
-        seen = blocks.sees_something(rest)
-        return shares @ ((sums - self.sums).exp() * seen).double()
+        visible = blocks.sees_something(rest)
+        return shares @ ((sums - self.sums).exp() * visible).double()
 
 
 def aside(sums: Tensor) -> Tensor:

@@ -111,12 +111,12 @@ def rows_from_the_top(
     order: list[int] = []
     for level in range(max(levels), 0, -1):
         index = indices[level - 1]
-        moved = None if vectors is None else step(index, vectors)
+        lower = None if vectors is None else step(index, vectors)
         if level in levels:
             started = (top or step)(index, where.unit_rows(rows))
-            moved = started if moved is None else where.join([moved, started])
+            lower = started if lower is None else where.join([lower, started])
             order.append(level)
-        vectors = moved
+        vectors = lower
     parts = where.array(vectors).reshape(len(order), len(rows), trace.length)
     return dict(zip(order, parts, strict=True))
 

@@ -87,7 +87,7 @@ class GradientAttention(Method):
         indices = [trace.layers.index(number) for number in selection.available]
         if not isinstance(trace, FactoredTrace):
             recorded = required(self, trace, GRADIENT_ATTENTION)
-            return recorded[indices][:, list(selection.rows)]
+            return recorded[indices][:, list(selection.rows)].astype(np.float64)
         check_gradients(self, trace, GRADIENT_ATTENTION)
         return np.stack([gradient_rows(trace, k, selection.rows, "mean") for k in indices])
 

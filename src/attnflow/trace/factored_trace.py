@@ -114,8 +114,8 @@ class FactoredTrace(AttentionTrace):
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    @property
-    def weights(self) -> NDArray[np.floating[Any]]:  # type: ignore[override]
+    @property  # type: ignore[misc]  # a refusal in place of a field
+    def weights(self) -> NDArray[np.floating[Any]]:
         """There are none; the error says what they would take."""
         size = weights_size(len(self.layers), self.heads, self.length)
         raise MatrixError(

@@ -30,7 +30,7 @@ from attnflow.hosts.padding import kept_positions, padding_to_the_right
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.refusals import refuse_by_name
 from attnflow.hosts.transformers.attention import attending, eager, uses_the_interface
-from attnflow.hosts.transformers.factors import FactoredRun, HeldFactors
+from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
 from attnflow.hosts.transformers.facts import facts_of, is_encoder_decoder
 from attnflow.hosts.transformers.heads import read_scores
 from attnflow.hosts.transformers.images import name_patches
@@ -255,12 +255,12 @@ class TransformersAdapter(Adapter):
         spans: Any = None,
     ) -> FactoredRun:
         """Through our attention function, which calls the fused kernel that torch would take."""
-        held = HeldFactors(
+        recording = FactorRecording(
             gradients=gradient_kind is not None,
             own_rows=gradient_kind == GRADIENT_ATTENTION,
             spans=spans,
         )
-        return FactoredRun(_tower(cast(PreTrainedModel, model), inputs), held).run(inputs)
+        return FactoredRun(_tower(cast(PreTrainedModel, model), inputs), recording).run(inputs)
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

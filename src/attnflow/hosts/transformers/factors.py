@@ -35,7 +35,7 @@ from attnflow.kernels.blocks import row_sums, weight_rows
 from attnflow.kernels.factors import Band, Factors
 from attnflow.kernels.layer import FactoredLayer, aside
 
-__all__ = ["FactoredRun", "HeldFactors", "SpansArrived", "holding_factors"]
+__all__ = ["FactoredRun", "FactorRecording", "SpansArrived", "holding_factors"]
 
 _NAME = "attnflow_factors"
 _ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time
@@ -43,7 +43,7 @@ _CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are 
 _AGREEMENT = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
-class SpansArrived(Exception):
+class SpansArrived(Exception):  # noqa: N818 - no error: the pass has done its work
     """Spans have passed the highest layer: what the model would compute above it is not needed."""
 
 
@@ -56,7 +56,7 @@ class _Difference(NamedTuple):
 
 
 @dataclass(eq=False)
-class HeldFactors:
+class FactorRecording:
     """What is kept of one forward pass, layer by layer.
 
     gradients: whether values and output gradients are kept too. own_rows: hold the keys and values
@@ -131,34 +131,35 @@ class HeldFactors:
         self.factors[module] = replace(layer, gradient=gradient[0].detach().transpose(0, 1))
 
 
-_HELD: WeakKeyDictionary[nn.Module, HeldFactors] = WeakKeyDictionary()
+_RECORDINGS: WeakKeyDictionary[nn.Module, FactorRecording] = WeakKeyDictionary()
 _THREADS: set[int] = set()  # that hold factors just now
 
 
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    held = _HELD.get(module)
+    recording = _RECORDINGS.get(module)
     # the backward pass of a device runs in a thread of its own
-    if held is None or not (held.going_back or held.thread == threading.get_ident()):
+    if recording is None or not (recording.going_back or recording.thread == threading.get_ident()):
         return own_attention(module)(module, query, key, value, mask, **options)
-    layer = _factors(module, query[0], key[0], mask, options, held.bands)
-    if held.own_rows:
+    sums: Tensor | None
+    layer = _factors(module, query[0], key[0], mask, options, recording.bands)
+    if recording.own_rows:
         output, sums = constant_others(layer, value[0])
     else:
         output, sums = attend(layer, value[0])
     plain = replace(layer, query=layer.query.detach(), key=layer.key.detach())
-    if held.going_back:
+    if recording.going_back:
         return _arranged(output), None  # computed again for the backward pass: it is kept already
-    held.checks.append(_difference(module, plain, value[0].detach(), output.detach(), sums))
-    if held.gradients:
+    recording.checks.append(_difference(module, plain, value[0].detach(), output.detach(), sums))
+    if recording.gradients:
         plain = replace(plain, value=value[0].detach())
-    held.add(module, plain, sums)
-    if held.spans is not None and held.spans.arrived:
+    recording.add(module, plain, sums)
+    if recording.spans is not None and recording.spans.arrived:
         raise SpansArrived
     arranged = _arranged(output)
-    if held.gradients and arranged.requires_grad:
-        arranged.register_hook(partial(held.add_gradient, module))
+    if recording.gradients and arranged.requires_grad:
+        arranged.register_hook(partial(recording.add_gradient, module))
     return arranged, None
 
 
@@ -176,8 +177,8 @@ def _mask(*, mask_function: Any, kv_length: int, device: Any = "cpu", **options:
     rows = _sampled(kv_length, torch.device(device))
     keys = torch.arange(kv_length, device=rows.device)
     zero = torch.zeros((), dtype=torch.long, device=rows.device)
-    seen = mask_function(zero, zero, rows[:, None], keys[None])
-    return torch.as_tensor(seen, device=rows.device).expand(len(rows), kv_length)
+    visible = mask_function(zero, zero, rows[:, None], keys[None])
+    return torch.as_tensor(visible, device=rows.device).expand(len(rows), kv_length)
 
 
 AttentionInterface.register(_NAME, _attend)
@@ -237,12 +238,12 @@ def _band(module: nn.Module, mask: Any, length: int, causal: bool) -> Band:
     band = Band(None if everything[0] else before, None if everything[1] else after)
     keys = torch.arange(length, device=mask.device)[None]
     queries = torch.tensor(rows, device=mask.device)[:, None]
-    seen = torch.ones_like(mask, dtype=torch.bool)
+    visible = torch.ones_like(mask, dtype=torch.bool)
     if band.before is not None:
-        seen = seen & (keys >= queries - band.before)
+        visible = visible & (keys >= queries - band.before)
     if band.after is not None:
-        seen = seen & (keys <= queries + band.after)
-    if not torch.equal(seen, mask.bool()):
+        visible = visible & (keys <= queries + band.after)
+    if not torch.equal(visible, mask.bool()):
         raise _no_band(module)
     return band
 
@@ -276,7 +277,7 @@ def _difference(
 
 
 @contextmanager
-def holding_factors(model: PreTrainedModel, held: HeldFactors) -> Iterator[None]:
+def holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iterator[None]:
     """Every attention of the model is held as factors; then all is as it was.
 
     With gradients each block of the model is computed a second time on the way back instead of
@@ -285,16 +286,16 @@ def holding_factors(model: PreTrainedModel, held: HeldFactors) -> Iterator[None]
     """
     with exclusive(model) as changes:
         modules = list(model.modules())
-        if any(module in _HELD for module in modules):
+        if any(module in _RECORDINGS for module in modules):
             raise CaptureError(f"This {type(model).__name__} is being captured already.")
-        changes.add(lambda: [_HELD.pop(module, None) for module in modules])
+        changes.add(lambda: [_RECORDINGS.pop(module, None) for module in modules])
         changes.add(lambda: _THREADS.discard(threading.get_ident()))
         _THREADS.add(threading.get_ident())
         for module in modules:
-            _HELD[module] = held
+            _RECORDINGS[module] = recording
         point_at(model, _NAME, changes)
-        if held.gradients:
-            changes.hook(model.get_input_embeddings().register_forward_hook, held.cut)
+        if recording.gradients:
+            changes.hook(model.get_input_embeddings().register_forward_hook, recording.cut)
             for module in modules:
                 if isinstance(module, GradientCheckpointingLayer):
                     _compute_again(module, changes)
@@ -315,20 +316,24 @@ class FactoredRun:
     """
 
     model: PreTrainedModel
-    held: HeldFactors
+    recording: FactorRecording
     outputs: Any = None
     hidden: Tensor | None = None
 
     def run(self, inputs: Mapping[str, Tensor]) -> FactoredRun:
         """One forward pass; of a language model's scores only those of the last position."""
-        options = {"use_cache": False} if "use_cache" in _parameters(self.model) else {}
+        options: dict[str, Any] = (
+            {"use_cache": False} if "use_cache" in _parameters(self.model) else {}
+        )
         if "logits_to_keep" in _parameters(self.model):
             options["logits_to_keep"] = 1
-        with holding_factors(self.model, self.held), self._head_watched():
-            with suppress(SpansArrived):
-                self.outputs = self.model(**inputs, **options)
-        self.held.check()
-        return self
+        with (
+            suppress(SpansArrived),
+            holding_factors(self.model, self.recording),
+            self._head_watched(),
+        ):
+            self.outputs = self.model(**inputs, **options)
+        return self  # `recording.check()` waits for the device: whoever asked does it
 
     @contextmanager
     def _head_watched(self) -> Iterator[None]:
@@ -341,8 +346,8 @@ class FactoredRun:
 
     def go_back(self, root: Tensor, gradient: Tensor | None = None) -> None:
         """A gradient runs down to the embedded tokens; each layer's is kept on its way."""
-        with holding_factors(self.model, replace(self.held, going_back=True)):
-            torch.autograd.grad(root, self.held.leaf, gradient)
+        with holding_factors(self.model, replace(self.recording, going_back=True)):
+            torch.autograd.grad(root, self.recording.leaf, gradient)
 
     def go_back_by_rows(self, ids: Tensor, last: int) -> None:
         """The gradient of each position's own answer, which is the token that follows it."""

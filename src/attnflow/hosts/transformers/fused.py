@@ -104,10 +104,10 @@ def _rows(layer: Factors, value: Tensor, first: int, last: int, begin: int, end:
     scores = layer.query[:, first:last] @ keys.transpose(1, 2) * layer.scale
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
-    seen = _visible(layer.band, first, last, begin, end, value.device)
+    visible = _visible(layer.band, first, last, begin, end, value.device)
     if layer.hidden is not None:
-        seen = seen & ~layer.hidden[None, begin:end]
-    scores = scores.float().masked_fill(~seen, torch.finfo(torch.float32).min)
+        visible = visible & ~layer.hidden[None, begin:end]
+    scores = scores.float().masked_fill(~visible, torch.finfo(torch.float32).min)
     if layer.sink is not None:
         column = layer.sink.float()[:, None, None].expand(-1, last - first, 1)
         scores = torch.cat([scores, column], dim=-1)
@@ -123,9 +123,9 @@ def _visible(
         torch.arange(begin, end, device=device)[None]
         - torch.arange(first, last, device=device)[:, None]
     )
-    seen = torch.ones_like(distance, dtype=torch.bool)
+    visible = torch.ones_like(distance, dtype=torch.bool)
     if band.before is not None:
-        seen &= distance >= -band.before
+        visible &= distance >= -band.before
     if band.after is not None:
-        seen &= distance <= band.after
-    return seen
+        visible &= distance <= band.after
+    return visible

@@ -67,8 +67,8 @@ class FusedRows:
         )
         weight = torch.cat([w[..., torch.arange(rows), own] for w in self._weights()], dim=1)
         change = (self.query.detach() * (key - key.detach())).sum(dim=-1).float() * self.scale
-        moved = (value.detach() - output).float() * change[..., None]
-        return weight[..., None] * (moved + (value - value.detach()).float())
+        shift = (value.detach() - output).float() * change[..., None]
+        return weight[..., None] * (shift + (value - value.detach()).float())
 
     @torch.no_grad()
     def _weights(self) -> Iterator[Tensor]:

@@ -33,9 +33,9 @@ def constant_others(layer: Factors, value: Tensor) -> tuple[Tensor, Tensor]:
         own, passed = _own_scores(layer, keys)
         weight = (own - sums).exp()[..., None]
     change = (layer.query.detach() * (keys - keys.detach())).sum(dim=-1) * layer.scale * passed
-    moved = weight * (values.detach() - output.detach()).float() * change.float()[..., None]
-    moved = moved + weight * (values - values.detach()).float()
-    return output + moved.to(output.dtype), sums
+    shift = weight * (values.detach() - output.detach()).float() * change.float()[..., None]
+    shift = shift + weight * (values - values.detach()).float()
+    return output + shift.to(output.dtype), sums
 
 
 def _own_scores(layer: Factors, keys: Tensor) -> tuple[Tensor, Tensor]:
