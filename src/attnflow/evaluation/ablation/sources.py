@@ -181,7 +181,7 @@ def prompt_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[Tokens, tuple[int
     if tokenizer is None:
         return Tokens(tuple(map(str, ids))), ()
     names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]
-    added = getattr(tokenizer, "get_added_vocab", dict)()
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     special = {*tokenizer.all_special_ids, *(k for name, k in added.items() if is_special(name))}
     return Tokens(tuple(names)), tuple(k for k, token in enumerate(ids) if token in special)
 

@@ -233,7 +233,7 @@ def _one_for_each(
     number = whole_number(answer)
     if number is not None:
         return [number] * count
-    if answer is None or isinstance(answer, (bool, str)):
+    if answer is None or isinstance(answer, (bool, int, str)):
         return [answer] * count
     if len(answer) != count:
         raise InputError(f"answer has {len(answer)} choices for {count} texts; give one for each.")
