@@ -26,9 +26,10 @@ from attnflow.methods.base import (
     checked_start,
 )
 from attnflow.methods.capacities import CapacityKind, gradient_weighted
+from attnflow.methods.factored import check_gradients, gradient_steps, roll_out_factors
 from attnflow.methods.flow import Flow
 from attnflow.methods.mixing import Heads, Residual, checked_heads
-from attnflow.trace import AttentionTrace
+from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import GRADIENTS, LOG_PROB, ScoreName
 
 __all__ = ["GradientFlow", "GradientRollout"]
@@ -70,6 +71,10 @@ class GradientRollout(Method):
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """R after each of these layers, rows of these targets."""
+        if isinstance(trace, FactoredTrace):
+            check_gradients(self, trace, GRADIENTS)
+            rolled = roll_out_factors(trace, selection, gradient_steps(trace, self.heads))
+            return attribution_of(self, trace, rolled.values, selection, compared=rolled.compared)
         weighted = gradient_weighted(self, trace, self.heads)
         relevance = np.eye(trace.length)
         rows, others = list(selection.rows), spread(trace.length)
@@ -89,7 +94,7 @@ class GradientRollout(Method):
     @property
     def requires(self) -> Requirements:
         """Gradients of the score; a gradient belongs to one head."""
-        return Requirements(heads=None, record=(GRADIENTS,), score=self.score)
+        return Requirements(heads=None, record=(GRADIENTS,), score=self.score, needs_matrix=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,7 +153,7 @@ class Mixing:
     ) -> NDArray[np.float64]:
         """`(rows, n)`: these rows of `mixed(trace)[index]`."""
         self._check_heads(trace)
-        rows = trace.weights[index : index + 1, :, _as_slice(places)]
+        rows = trace.weight_rows(index, _as_slice(places))[None]
         if trace.mixed_heads is None:
             return mix_heads(rows, self.heads)[0]
         return rows[0, 0].astype(np.float64)
