@@ -115,12 +115,13 @@ def test_explain_shades_the_text_only_with_colour(
     monkeypatch.delenv("NO_COLOR", raising=False)
     if not colour:
         monkeypatch.setenv("NO_COLOR", "1")
-    assert _run(["explain", "the key to the cabinets of the editors"]) == 0
+    assert _run(["explain", "the key to the cabinets of the editors", "--table"]) == 0
     shown = capsys.readouterr().out
     assert bool(COLOUR.search(shown)) is colour
     lines = CODES.sub("", shown).splitlines()
     assert any(line.startswith("[CLS] the key to") for line in lines) is colour
-    assert all(cell_len(line) <= 40 for line in lines if "Rollout(" not in line)
+    sentences = ("“", "The model says", "Rollout,", "most at layer")
+    assert all(cell_len(line) <= 40 for line in lines if not line.startswith(sentences))
     assert sum(bool(re.search(r"^ *cabinets +\.\d", line)) for line in lines) == 1
 
 
@@ -152,12 +153,14 @@ def test_large_numbers_do_not_run_into_their_neighbours() -> None:
     )
 
 
-def test_nothing_is_shaded_where_all_is_below_zero() -> None:
-    """The most negative value was the darkest."""
+def test_what_is_below_zero_has_the_other_colour() -> None:
+    """The most negative value was the darkest blue, as if it were the strongest source."""
     result = values_of([[[-0.5, -0.1]]])
     text = terminal.shaded_text(result, console=coloured())
     assert text is not None
-    assert {str(span.style) for span in text.spans} == {"#111111 on #ffffff"}
+    backgrounds = [str(span.style).split(" on #")[1] for span in text.spans]
+    assert all(int(colour[:2], 16) > int(colour[4:], 16) for colour in backgrounds)  # red over blue
+    assert max(backgrounds) == backgrounds[1]  # the weaker one is the lighter one
 
 
 def test_the_highest_layer_is_shown_whatever_the_order() -> None:

@@ -148,7 +148,7 @@ def ask(
     """
     if not isinstance(question, str) or not question.strip():
         raise InputError(f"A question is a text that is not empty; got {shorten(question)}.")
-    listed = named_documents(documents)
+    collection = named_documents(documents)
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.hosts.load import load_language_model
 
@@ -165,15 +165,15 @@ def ask(
     }
     result = _first_line(
         generate(
-            model, _prompt(question, listed, templated), method=method, stream=stream, **shared
+            model, _prompt(question, collection, templated), method=method, stream=stream, **shared
         ),
         templated,
     )
-    answer = Answer(question, listed, mark_documents(result, listed, tokenizer))
+    answer = Answer(question, collection, mark_documents(result, collection, tokenizer))
     if not confirm:
         return answer
     omissions = _confirm(model, answer, templated, shared)
-    return Answer(question, listed, answer.result, omissions)
+    return Answer(question, collection, answer.result, omissions)
 
 
 def _prompt(question: str, documents: Sequence[Document], chat: bool) -> str:
@@ -208,10 +208,10 @@ def _confirm(
 ) -> tuple[Omission, ...]:
     """Each document that is named, left out: the model asked again, and the first answer's odds."""
     names = [source.name for statement in answer.statements for source in statement.sources[:2]]
-    named = list(dict.fromkeys(names))[:_MOST_CONFIRMED]
-    factors = _less_likely(model, shared["tokenizer"], answer, named)
+    strongest = list(dict.fromkeys(names))[:_MOST_CONFIRMED]
+    factors = _less_likely(model, shared["tokenizer"], answer, strongest)
     omissions = []
-    for name, factor in zip(named, factors, strict=True):
+    for name, factor in zip(strongest, factors, strict=True):
         others = [document for document in answer.documents if document.name != name]
         again = _first_line(generate(model, _prompt(answer.question, others, chat), **shared), chat)
         text = str(again.provenance["completion"]).strip()

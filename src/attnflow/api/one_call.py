@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnflow.evaluation.ablation import MeasuredMethod
     from attnflow.hosts.next_token import NextToken
 
-__all__ = ["explain"]
+__all__ = ["default_method", "explain", "with_confirmation"]
 
 
 @renamed_arguments(target="targets", layer="layers", of="answer")
@@ -106,7 +106,7 @@ def explain(
             progress=progress,
         )
     if confirm and next_token is not None:
-        result = _confirmed(result, host, next_token, tokenizer)
+        result = with_confirmation(result, host, next_token, tokenizer)
     return result.merge_words() if words else result
 
 
@@ -148,12 +148,15 @@ def _next_token(
     return next_token(model, text, tokenizer, answer)
 
 
-def _confirmed(
+def with_confirmation(
     result: Attribution, model: Any, next_token: NextToken, tokenizer: Any
 ) -> Attribution:
+    """The result with what the next token loses without the strongest sources of its row."""
     from attnflow.evaluation.ablation import confirm_completion
 
+    position = next_token.prediction.position
+    row = result.row(position) if position in result.targets.positions else result
     confirmation = confirm_completion(
-        result, model, next_token.ids, [next_token.choice], tokenizer=tokenizer
+        row, model, next_token.ids, [next_token.choice], tokenizer=tokenizer
     )
     return replace(result, confirmation=confirmation)

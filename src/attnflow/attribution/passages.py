@@ -136,15 +136,15 @@ def rank_passages(
     A share is of what they draw on all passages; what speaks against the answer (negative values)
     counts as nothing.
     """
-    listed = passages_of(result) if passages is None else passages
+    candidates = passages_of(result) if passages is None else passages
     index = len(result.layers) - 1 if layer == -1 else result.layers.index(layer)
     values = np.maximum(result.values[index, list(rows)], 0.0).sum(axis=0)
-    sums = np.array([values[list(passage.columns)].sum() for passage in listed])
+    sums = np.array([values[list(passage.columns)].sum() for passage in candidates])
     total = float(sums.sum())
     if total <= 0:
         return ()
     order = np.argsort(-sums, kind="stable").tolist()
-    return tuple(_ranked(listed[k], k, float(sums[k]) / total, values) for k in order)
+    return tuple(_ranked(candidates[k], k, float(sums[k]) / total, values) for k in order)
 
 
 def statements_of(result: Attribution) -> tuple[Statement, ...]:

@@ -7,11 +7,9 @@ tells the way it was made; choosing (`row`, `layer`) shows in the axes.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -19,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
-from attnflow.attribution import operations
+from attnflow.attribution import files, operations
 from attnflow.attribution.checks import (
     check_bounds,
     checked_array,
@@ -32,11 +30,9 @@ from attnflow.attribution.dependence import COLLAPSED
 from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
 from attnflow.attribution.words import title_in_words
 from attnflow.errors import (
-    FileError,
     InputError,
     TargetError,
     did_you_mean,
-    optional_import,
     shorten,
     whole_number,
 )
@@ -56,8 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["MEAN_OVER_LAYERS", "Attribution", "Contribution", "Normalization"]
 
 MEAN_OVER_LAYERS = 0  # the number of the one layer of such a mean; real layers count from 1
-_ARRAYS = ("values", "lower", "upper", "saturated")  # layer × target × source
-_ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
 
 
 class Contribution(NamedTuple):
@@ -113,7 +107,7 @@ class Attribution:
         object.__setattr__(self, "layers", checked_layers(self.layers))
         expected = (len(self.layers), len(self.targets), len(self.sources))
         for name, array in self.arrays().items():
-            shape = expected if name in _ARRAYS else expected[:2]
+            shape = expected if name in files.ARRAYS else expected[:2]
             checked_array(name, array, shape, truth=name == "saturated")
         check_bounds(self.values, self.lower, self.upper)
         object.__setattr__(self, "steps", checked_steps(self.steps))
@@ -311,6 +305,11 @@ class Attribution:
     def _remarks(self) -> list[str]:
         """What a reader of the highest layer should know beside the numbers."""
         remarks = [f"the model says {self.prediction}"] if self.prediction else []
+        if self.prediction is not None and self.prediction.pooled:
+            remarks.append(
+                "the answer is read from the mean of all positions: no row of one position is its "
+                "explanation"
+            )
         if self.confirmation is not None:
             remarks.append(str(self.confirmation))
         highest = max(self.layers)
@@ -353,6 +352,7 @@ class Attribution:
         result = self if target is None else self.row(target)
         return kinds[kind](result if layer is None else result.layer(layer), ax=ax)
 
+    @checked_arguments
     def to_html(self, *, title: str | None = None, image: Any = None) -> str:
         """The interactive viewer with this result inside, as one HTML file that fetches nothing.
 
@@ -376,112 +376,29 @@ class Attribution:
 
     def to_pandas(self) -> pd.DataFrame:
         """One row for each value: layer, target, source, their positions, value and bounds."""
-        pandas = optional_import("pandas", extra="pandas", purpose="to_pandas()")
-        layer, target, source = (index.ravel() for index in np.indices(self.values.shape))
-        columns: dict[str, Any] = {
-            "layer": np.array(self.layers)[layer],
-            "target_position": np.array(self.targets.positions)[target],
-            "target": np.array(self.targets.texts, dtype=object)[target],
-            "source_position": np.array(self.sources.positions)[source],
-            "source": np.array(self.sources.texts, dtype=object)[source],
-            "value": self.values.ravel(),
-        }
-        for name in _ARRAYS[1:]:
-            if (array := getattr(self, name)) is not None:
-                columns[name] = array.ravel()
-        return pandas.DataFrame(columns)
+        return files.data_frame(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: nested lists with the axes layer, target, source."""
         arrays = {name: array.tolist() for name, array in self.arrays().items()}
-        return {**self._header(), **arrays}
+        return {**files.header_of(self), **arrays}
 
     @checked_arguments
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to .safetensors or .json; `load` gives the same bits back."""
-        storage.write(path, "Attribution", self._header(), self.arrays())
+        storage.write(path, "Attribution", files.header_of(self), self.arrays())
 
     @classmethod
+    @checked_arguments
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote, or the first result of a page's JSON; both are checked."""
-        if (page := _page_result(path)) is not None:
+        if (page := files.page_result(path)) is not None:
             return page  # type: ignore[return-value]
         header, arrays = storage.read(path, "Attribution")
         with storage.unpacking(path):
-            return cls(
-                **_loaded_arrays(arrays),
-                layers=header["layers"],
-                targets=Tokens.from_dict(header["targets"]),
-                sources=Tokens.from_dict(header["sources"]),
-                method=_loaded_method(path, header["method"]),
-                prediction=(
-                    None
-                    if header["prediction"] is None
-                    else Prediction.from_dict(header["prediction"])
-                ),
-                steps=header["steps"],
-                provenance=header["provenance"],
-                confirmation=_loaded_confirmation(header),
-            )
+            return cls(**files.fields_of(path, header, arrays))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays there are, by name: values, bounds, marks."""
-        names = (*_ARRAYS, *_ROW_ARRAYS)
+        names = (*files.ARRAYS, *files.ROW_ARRAYS)
         return {n: a for n in names if (a := getattr(self, n)) is not None}
-
-    def _header(self) -> dict[str, Any]:
-        return {
-            "axes": ["layer", "target", "source"],
-            "layers": list(self.layers),
-            "targets": self.targets.to_dict(),
-            "sources": self.sources.to_dict(),
-            "method": self.method.to_dict(),
-            "prediction": self.prediction.to_dict() if self.prediction else None,
-            "steps": list(self.steps),
-            "provenance": dict(self.provenance),
-            "confirmation": self.confirmation.to_dict() if self.confirmation else None,
-        }
-
-
-def _page_result(path: str | os.PathLike[str]) -> Attribution | None:
-    """The first result of a view document, the JSON that the page hands out; None for any other."""
-    file = Path(path)
-    if file.suffix != ".json" or not file.is_file():
-        return None
-    with file.open("rb") as content:
-        if b'"attnflow-view"' not in content.read(200):
-            return None
-    from attnflow.show.view import results_of
-
-    with storage.unpacking(path):
-        return results_of(json.loads(file.read_bytes()))[0]
-
-
-def _loaded_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays of a file, which are those of a result and no others."""
-    storage.check_dtypes(arrays, saturated=("bool",))
-    unknown = [name for name in arrays if name not in (*_ARRAYS, *_ROW_ARRAYS)]
-    if unknown:
-        raise InputError(f"there is an array that no result has, {shorten(unknown[0])}")
-    if "values" not in arrays:
-        raise KeyError("values")
-    return dict(arrays)
-
-
-def _loaded_confirmation(header: Mapping[str, Any]) -> Confirmation | None:
-    """Files of 0.1.0 have none."""
-    record = header.get("confirmation")
-    return None if record is None else Confirmation.from_dict(record)
-
-
-def _loaded_method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
-    from attnflow.methods import MEASURED_METHODS, METHODS, method_from_dict
-
-    known = {*METHODS, *MEASURED_METHODS}
-    if isinstance(record["name"], str) and record["name"] not in known:
-        raise FileError(
-            f"{shorten(str(path))} was made by the method {shorten(record['name'])}, which is not "
-            f"known here.{did_you_mean(record['name'], sorted(known))} If it is a method of yours, "
-            "import the module that registers it (attnflow.methods.METHODS.register) first."
-        )
-    return method_from_dict(record)

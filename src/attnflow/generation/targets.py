@@ -42,10 +42,10 @@ def resolve_targets(
     if targets is None:
         return tuple(CompletionTarget(text, (k,)) for k, text in enumerate(tokens))
     single = isinstance(targets, (str, slice, range)) or not isinstance(targets, Iterable)
-    listed: list[Any] = [targets] if single else list(targets)  # type: ignore[arg-type]
-    if not listed:
+    references: list[Any] = [targets] if single else list(targets)  # type: ignore[arg-type]
+    if not references:
         raise TargetError(f"No target given; choose from {_listing(tokens)}.")
-    return tuple(_resolve(tokens, each) for each in listed)
+    return tuple(_resolve(tokens, each) for each in references)
 
 
 def _resolve(tokens: Tokens, target: Any) -> CompletionTarget:
@@ -116,8 +116,8 @@ class Contrast:
             raise TokensError("A contrast is a text, which needs tokenizer=....")
         first, *_ = target.tokens
         other = _ids_in_place(tokenizer, text, names.surfaces()[first])
-        said = [ids[k] for k in target.tokens]
-        pairs = zip(target.tokens, said, other, strict=False)
+        own = [ids[k] for k in target.tokens]
+        pairs = zip(target.tokens, own, other, strict=False)
         differing = [(number, instead) for number, token, instead in pairs if token != instead]
         if not differing:
             raise InputError(

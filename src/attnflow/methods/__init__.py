@@ -14,12 +14,12 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
-    quiet_about_limits,
     requirements_of,
 )
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradient_attention import GradientAttention
 from attnflow.methods.gradients import GradientFlow, GradientRollout
+from attnflow.methods.limits import quiet_about_limits
 from attnflow.methods.measured import (
     Alti,
     MeasuredResidualRollout,
@@ -39,6 +39,7 @@ from attnflow.methods.registry import (
     parse_value,
 )
 from attnflow.methods.rollout import Raw, Rollout
+from attnflow.methods.shapley_flow import ShapleyFlow
 
 __all__ = [
     "MEASURED_METHODS",
@@ -59,6 +60,7 @@ __all__ = [
     "Requirements",
     "Rollout",
     "Selection",
+    "ShapleyFlow",
     "ValueZeroingRollout",
     "attribution_of",
     "describe_options",

@@ -110,20 +110,20 @@ def _sentences(result: Attribution, rows: Sequence[int]) -> list[str]:
         statements = statements_of(result)
         if any(len(statement.sources) > 1 for statement in statements):
             return [str(statement) for statement in statements[:_SENTENCES]]
-    listed = [sources_sentence(result, [row], k=2) for row in rows[:_SENTENCES]]
+    sentences = [sources_sentence(result, [row], k=2) for row in rows[:_SENTENCES]]
     more = len(rows) - _SENTENCES
-    return [*listed, *([f"… and {more} more targets: result.row(...)."] if more > 0 else [])]
+    return [*sentences, *([f"… and {more} more targets: result.row(...)."] if more > 0 else [])]
 
 
 def _reading(result: Attribution, rows: Sequence[int]) -> list[str]:
     """The shaded text or the image, the legend, and the numbers folded away."""
-    shown = rows if result.prediction is None else _predicting(result, rows)
-    about = f"{result.title}, {place_of(result.layers[-1])}. {_UNITS[unit_of(result)]}"
+    rows_to_show = rows if result.prediction is None else _predicting(result, rows)
+    about = f"{result.title}, {place_of(max(result.layers))}. {_UNITS[unit_of(result)]}"
     parts = []
     if result.sources.grid is not None:
-        parts.append(_map(result, shown[0]))
+        parts.append(_map(result, rows_to_show[0]))
     else:
-        row = word_row(result, shown)
+        row = word_row(result, rows_to_show)
         parts.append(f"<div style='margin:8px 0'>{_shaded(result, row)}</div>")
         parts.append(_table(row))
     more = "The interactive view: result.viewer()."
@@ -189,7 +189,7 @@ def _map(result: Attribution, row: int) -> str:
     """What one target draws on over the patches of an image, as a picture of its own."""
     grid = result.sources.grid
     assert grid is not None  # the caller has looked
-    patches: NDArray[np.float64] = result.values[-1, row, grid.prefix :]
+    patches: NDArray[np.float64] = result.layer(-1).values[0, row, grid.prefix :]
     shares = patches.reshape(grid.rows, grid.columns) / (float(np.abs(patches).max()) or 1.0)
     small = enlarge(np.maximum(shares, 0.0), grid.rows * 12, grid.columns * 12)
     pixels = 255 + (np.array(_DEEP) - 255) * small[..., None]

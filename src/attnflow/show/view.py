@@ -36,8 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.errors import FileError, InputError
 from attnflow.attribution.passages import DOCUMENTS, passages_of
+from attnflow.errors import FileError, InputError
 from attnflow.graph import LayeredGraph
 from attnflow.show.png import picture_address
 from attnflow.show.sentences import caveats, unit_of
@@ -232,7 +232,7 @@ def _heads(trace: AttentionTrace | None) -> dict[str, Any] | None:
         return None
     if trace.weights.size > _HEAD_WEIGHTS or trace.weights.shape[2] != trace.weights.shape[3]:
         return None
-    layers, heads, length, _ = trace.weights.shape
+    _, heads, length, _ = trace.weights.shape
     return {
         "layers": list(trace.layers),
         "heads": heads,

@@ -55,12 +55,14 @@ def named_documents(documents: Documents) -> tuple[Document, ...]:
     entries = list(documents.items()) if isinstance(documents, Mapping) else list(documents)
     if not entries:
         raise InputError("documents is empty; give at least one text.")
-    listed = tuple(_document(number, entry) for number, entry in enumerate(entries, start=1))
-    names = [document.name for document in listed]
+    documents_in_order = tuple(
+        _document(number, entry) for number, entry in enumerate(entries, start=1)
+    )
+    names = [document.name for document in documents_in_order]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"Two documents are called {shorten(twice)}; give each its own name.")
-    return listed
+    return documents_in_order
 
 
 def _document(number: int, entry: object) -> Document:

@@ -38,6 +38,15 @@ def confirm_completion(
 
     Where the log-probabilities of the completion are known from the explanation itself, this is
     one forward pass. Sources are ranked by the sum over the result's targets at its highest layer.
+
+    >>> from attnflow import explain_completion
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> ids = [3, 4, 5, 6]  # the author talked to
+    >>> result = explain_completion(model, {"input_ids": [ids]}, [7], tokenizer=tokenizer)
+    >>> confirmation = confirm_completion(result, model, ids, [7], tokenizer=tokenizer, top=1)
+    >>> confirmation.targets, len(confirmation.sources), len(confirmation.log_probs_without)
+    (('sara',), 1, 1)
     """
     if (whole_number(top) or 0) < 1:
         raise InputError(f"top is how many sources are hidden, at least 1; got {top!r}.")
@@ -51,12 +60,12 @@ def confirm_completion(
     else:
         rows = ablation.at_once([(), hidden])
     numbers = list(range(len(completion_ids)) if tokens is None else tokens)
-    written = prompt_tokens(tokenizer, [completion_ids[k] for k in numbers])[0]
+    target_tokens = prompt_tokens(tokenizer, [completion_ids[k] for k in numbers])[0]
     before, after = (tuple(row[numbers].clip(max=0.0).tolist()) for row in rows)
     return Confirmation(
         sources=tuple(_readable(sources.names[k]) for k in ranked),
         positions=tuple(sources.positions[k] for k in ranked),
-        targets=written.text,
+        targets=target_tokens.text,
         log_probs=before,
         log_probs_without=after,
         by=ablation.by,

@@ -17,6 +17,7 @@ from attnflow.evaluation.ablation.sources import Sources
 from attnflow.generation.prompts import Prompt
 from attnflow.generation.reader import Reader
 from attnflow.generation.request import CompletionRequest
+from attnflow.generation.targets import ANSWER
 from attnflow.methods import (
     MEASURED_METHODS,
     METHODS,
@@ -28,6 +29,7 @@ from attnflow.methods import (
     parse_method,
 )
 from attnflow.methods.mixing import ONE_STEP
+from attnflow.trace.extras import GRADIENTS
 
 __all__ = ["DEFAULT", "RANDOM", "CompletionCase", "Ranking", "named_rankings"]
 
@@ -70,7 +72,9 @@ class CompletionCase:
         self, method: Method | None, baseline: Literal["neutral"] | None = None
     ) -> Attribution:
         """What explain_completion() gives for this case; None is its default method."""
-        request = CompletionRequest.of(self.model, method, baseline, "prompt")
+        one_pass = method is not None and GRADIENTS in method.requires.record
+        targets = ANSWER if one_pass else None  # one gradient of the whole answer
+        request = CompletionRequest.of(self.model, method, baseline, "prompt", targets)
         reader = Reader(self.model, self.tokenizer, request)
         return reader.read(Prompt(self.prompt_ids), self.completion_ids, {"streamed": False})
 

@@ -41,6 +41,7 @@ from attnflow.hosts.transformers.row_gradients import (
     rows_are_exact,
 )
 from attnflow.hosts.transformers.texts import (
+    check_vocabulary,
     decoder_inputs,
     padded,
     shifted_input,
@@ -100,6 +101,8 @@ class TransformersAdapter(Adapter):
         for name in ("input_ids", "decoder_input_ids"):
             if name in tensors:
                 _check_length(model, tensors[name].shape[1], facts)
+        if "input_ids" in tensors:
+            check_vocabulary(_tower(cast(PreTrainedModel, model), tensors), tensors["input_ids"])
         positions = (
             kept_positions(tensors.get("attention_mask")) if "input_ids" in tensors else None
         )
