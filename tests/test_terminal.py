@@ -115,12 +115,13 @@ def test_explain_shades_the_text_only_with_colour(
     monkeypatch.delenv("NO_COLOR", raising=False)
     if not colour:
         monkeypatch.setenv("NO_COLOR", "1")
-    assert _run(["explain", "the key to the cabinets of the editors"]) == 0
+    assert _run(["explain", "the key to the cabinets of the editors", "--table"]) == 0
     shown = capsys.readouterr().out
     assert bool(COLOUR.search(shown)) is colour
     lines = CODES.sub("", shown).splitlines()
     assert any(line.startswith("[CLS] the key to") for line in lines) is colour
-    assert all(cell_len(line) <= 40 for line in lines if "Rollout(" not in line)
+    sentences = ("“", "The model says", "Rollout,", "most at layer")
+    assert all(cell_len(line) <= 40 for line in lines if not line.startswith(sentences))
     assert sum(bool(re.search(r"^ *cabinets +\.\d", line)) for line in lines) == 1
 
 

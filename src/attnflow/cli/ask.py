@@ -31,7 +31,7 @@ from attnflow.show.sentences import place_of
 if TYPE_CHECKING:
     from attnflow.api import Answer
 
-__all__ = ["ask"]
+__all__ = ["ask", "show_answer"]
 
 
 def ask(
@@ -88,13 +88,13 @@ def ask(
     if as_json:
         print_json(answer.to_dict())
     else:
-        _show(answer)
+        show_answer(answer, Console(highlight=False))
     if output is not None:
         _write(answer, output)
 
 
-def _show(answer: Answer) -> None:
-    console = Console(highlight=False)
+def show_answer(answer: Answer, console: Console) -> None:
+    """The answer, then a line for each statement with the sentence it came from."""
     console.print(Text(answer.text, style="bold"))
     console.print()
     for statement in answer.statements:

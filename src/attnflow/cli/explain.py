@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from attnflow.attribution import Attribution
+from attnflow.cli.documents import read_text
 from attnflow.cli.options import (
     AnswerOption,
     CarefulOption,
     ConfirmOption,
     DecoderTextOption,
+    FileOption,
     JsonOption,
     LayersOption,
     MethodOption,
@@ -23,6 +26,7 @@ from attnflow.cli.options import (
     OptionOption,
     OutputOption,
     RatherThanOption,
+    TableOption,
     TargetsOption,
     WordsOption,
     check_text,
@@ -45,6 +49,7 @@ from attnflow.errors import AttributionWarning, InputError, SaturationWarning
 from attnflow.methods import Flow, Method
 from attnflow.methods.rows import pooled_row
 from attnflow.show import terminal
+from attnflow.show.sentences import place_of, sources_sentence
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
@@ -58,7 +63,10 @@ _LONG = 20.0  # seconds after which people want to know how many more
 
 
 def explain(
-    text: Annotated[str, typer.Argument(help="The text to explain.")],
+    text: Annotated[
+        str | None, typer.Argument(help="The text to explain; - reads standard input.")
+    ] = None,
+    file: FileOption = None,
     model: ModelOption = None,
     method: MethodOption = None,
     targets: TargetsOption = None,
@@ -82,6 +90,7 @@ def explain(
         bool,
         typer.Option("--all-targets", help="Explain every position; needs --json or --output."),
     ] = False,
+    table: TableOption = False,
     as_json: JsonOption = False,
     output: OutputOption = None,
     figure: Annotated[
@@ -96,6 +105,7 @@ def explain(
 
     Without --method it is the default of `attnflow.explain`: what agrees best with ablations.
     """
+    text = read_text(text, file)
     choice = _choice(method, option, figure)
     all_targets = all_targets or figure == "pairs"
     several = all_targets or len(targets or []) > 1
@@ -105,7 +115,8 @@ def explain(
     if careful:
         _check_careful(choice, targets, layers, cut, figure, all_targets)
         result = _carefully(loaded, text, answer, rather_than, confirm)
-        _deliver(result.merge_words() if words else result, [], as_json, output, figure, None)
+        result = result.merge_words() if words else result
+        _deliver(result, [], as_json, output, figure, None, table, bool(layers))
         return
     applied = choice or _default(loaded)
     trace = _capture(loaded, text, decoder_text, applied, answer, rather_than)
@@ -123,7 +134,8 @@ def explain(
     if confirm and not targets and rather_than is None:
         result = _confirmed(result, loaded, text, answer)
     result = result.merge_words() if words else result
-    _deliver(result, remarks, as_json, output, figure, None if words else trace)
+    behind = None if words else trace
+    _deliver(result, remarks, as_json, output, figure, behind, table, bool(layers))
 
 
 def _choice(method: str | None, option: list[str] | None, figure: str | None) -> Method | None:
@@ -140,6 +152,8 @@ def _deliver(
     output: Path | None,
     figure: str | None,
     trace: AttentionTrace | None,
+    table: bool,
+    every_layer: bool,
 ) -> None:
     """Print the result, or write it; what the method warns of goes beside it."""
     in_table = not as_json and output is None
@@ -152,7 +166,7 @@ def _deliver(
     elif output is not None:
         write_result(result, output, figure=figure, trace=trace)
     else:
-        _show(result, saturation)
+        _show(result, saturation, table=table, every_layer=every_layer)
 
 
 def _check_request(
@@ -309,23 +323,35 @@ def _tell_estimate(
         typer.echo(f"attnflow: this will take about {duration}.", err=True)
 
 
-def _show(result: Attribution, saturation: str) -> None:
+def _show(result: Attribution, saturation: str, *, table: bool, every_layer: bool) -> None:
+    """What must be known first, the answer and its sources in a sentence, the text; the table."""
     console = Console(highlight=False)
+    if saturation:
+        console.print(saturation, style="yellow", soft_wrap=True)
+    predicting = result.prediction is not None and (
+        result.prediction.position == result.targets.positions[0]
+    )
     if result.prediction is not None:
-        console.print(f"prediction: [bold]{escape(str(result.prediction))}[/bold]")
-    console.print(f"target: {result.targets.positions[0]} {escape(repr(result.targets[0]))}")
-    console.print(escape(result.title), style="dim", soft_wrap=True)
+        console.print(f"The model says [bold]{escape(str(result.prediction))}[/bold].")
+    subject = result.prediction.label if predicting and result.prediction else None
+    sentence = sources_sentence(result, k=4, subject=subject)
+    console.print(Text(sentence), soft_wrap=True)
     console.print()
     shaded = terminal.shaded_text(result, console=console)
     if shaded is not None:
         console.print(shaded)
         console.print()
-    console.print(terminal.layers_table([result], names=[result.method.name], console=console))
-    console.print(terminal.contributions(result))
+    if table:
+        most = None if every_layer else terminal.MOST_LAYERS
+        names = [result.title]
+        console.print(terminal.layers_table([result], names=names, console=console, most=most))
+        console.print(terminal.contributions(result))
+    place = place_of(result.layers[-1])
+    position = f"{result.targets.text[0]}, position {result.targets.positions[0]}"
+    about = f"{result.title}, {place}, read at {position}. --table shows every layer."
+    console.print(Text(about, style="dim"), soft_wrap=True)
     if result.confirmation is not None:
         console.print(escape(str(result.confirmation)), soft_wrap=True)
-    if saturation:
-        console.print(saturation, style="yellow")
 
 
 def _show_cut(

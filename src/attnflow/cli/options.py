@@ -24,6 +24,7 @@ __all__ = [
     "ChatOption",
     "ConfirmOption",
     "DecoderTextOption",
+    "FileOption",
     "FolderOption",
     "JsonOption",
     "LayersOption",
@@ -38,6 +39,7 @@ __all__ = [
     "RatherThanOption",
     "SamplingSeedOption",
     "SeedOption",
+    "TableOption",
     "TargetsOption",
     "WordsOption",
     "check_model_name",
@@ -79,11 +81,19 @@ def _check_seed(seed: int | None) -> int | None:
     return seed
 
 
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="FILE", help="Read it from this file instead."),
+]
+TableOption = Annotated[
+    bool, typer.Option("--table", help="Show the numbers too, a column for each layer.")
+]
 ModelOption = Annotated[
     str | None,
     typer.Option(
         callback=check_model_name,
-        help="A Hugging Face name or a local folder; default: a model that comes with attnflow.",
+        help="A Hugging Face name, a local folder, smollm2 or verb-number; the last two come with "
+        "attnflow, and one of them is the default.",
     ),
 ]
 ModelsOption = Annotated[

@@ -38,7 +38,7 @@ def report(
     ] = None,
     model: ModelOption = None,
     method: MethodsOption = None,
-    max_new_tokens: MaxNewTokensOption = 12,
+    max_new_tokens: MaxNewTokensOption = 20,
     chat: ChatOption = False,
     title: Annotated[str | None, typer.Option(help="The heading; default: the text.")] = None,
 ) -> None:

@@ -321,4 +321,9 @@ class Reader:
 
     def _about(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
         text = None if self.tokenizer is None else self.tokenizer.decode(ids)
-        return {"prompt_length": len(prompt), "completion": text, "kind": "causal"}
+        return {
+            "prompt_length": len(prompt),
+            "completion": text,
+            "completion_ids": list(ids),
+            "kind": "causal",
+        }

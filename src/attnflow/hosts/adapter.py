@@ -319,6 +319,25 @@ class Adapter(ABC):
         """
         raise UnsupportedModelError(f"{type(model).__name__} has no row for each answer.")
 
+    def holds_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+        """Whether `run_in_factors` can run this model on these inputs."""
+        return False
+
+    def run_in_factors(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        gradient_kind: str | None = None,
+        spans: Any = None,
+    ) -> Any:
+        """One forward pass of one example by the model's own fused attention, factors kept.
+
+        spans: passed by every layer as it runs (`pass_layer`), where nothing is to be kept.
+        """
+        raise UnsupportedModelError(
+            f"The adapter for {self.name} keeps weights, not factors; use form='weights'."
+        )
+
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Scores | None]:

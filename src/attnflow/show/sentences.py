@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
 from attnflow.errors import TokensError
 from attnflow.tokens import Tokens
+from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.text import join, visible
 
 __all__ = ["WordRow", "caveats", "place_of", "sources_sentence", "unit_of", "word_row"]
 
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _WORTH_SAYING = 0.1  # the share of saturated flows from which a reader is told first
 _NO_NEWS = 0.005  # a share that rounds to 0 %
 
@@ -81,9 +83,18 @@ def word_row(result: Attribution, rows: Sequence[int] = (0,), *, layer: int = -1
 
 
 def sources_sentence(
-    result: Attribution, rows: Sequence[int] = (0,), *, k: int = 3, layer: int = -1
+    result: Attribution,
+    rows: Sequence[int] = (0,),
+    *,
+    k: int = 3,
+    layer: int = -1,
+    subject: str | None = None,
+    common: bool | Collection[str] = True,
 ) -> str:
     """What these targets came from: "*Russia* came from *Putin* (71 %)".
+
+    subject: what the sentence is about, if not the targets' own words, such as a prediction.
+    common: False leaves out punctuation and function words, a list leaves out its words.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["a", "key"])
@@ -91,16 +102,21 @@ def sources_sentence(
     '“key” came from “key” (75 %) and “a” (25 %).'
     """
     row = word_row(result, rows, layer=layer)
+    name = row.target if subject is None else subject
     order = _order(row)
+    if common is not True:
+        plain = [name.rstrip(_SUPERSCRIPTS) for name in row.names]
+        skipped = common_tokens(plain, None if common is False else common)
+        order = [n for n in order if not skipped[n]]
     raising = [n for n in order if row.values[n] > 0 and not _is_nothing(row, n)][:k]
     lowering = [n for n in order if row.values[n] < 0][: max(1, k - 1)]
     parts = []
     if raising:
-        parts.append(f"“{row.target}” came from {_listing(row, raising)}")
+        parts.append(f"“{name}” came from {_listing(row, raising)}")
     if lowering and row.unit == "difference":
-        verb = "and was held back by" if parts else f"“{row.target}” was held back by"
+        verb = "and was held back by" if parts else f"“{name}” was held back by"
         parts.append(f"{verb} {_listing(row, lowering)}")
-    return f"{' '.join(parts) or f'“{row.target}” draws on nothing here'}."
+    return f"{' '.join(parts) or f'“{name}” draws on nothing here'}."
 
 
 def caveats(result: Attribution, rows: Sequence[int] | None = None) -> list[str]:

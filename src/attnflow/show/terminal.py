@@ -25,6 +25,7 @@ from attnflow.show.static_html import shade
 from attnflow.tokens.common_words import common_tokens
 
 __all__ = [
+    "MOST_LAYERS",
     "completion_table",
     "contributions",
     "cut_table",
@@ -34,15 +35,21 @@ __all__ = [
     "strongest_sources",
 ]
 
+MOST_LAYERS = 12
+"""How many layers a table shows when nobody asked for more."""
 _TOKEN_WIDTH = 16
 _CELL = 4  # " .37", " 1.0"
 _GAP = 2
 
 
 def layers_table(
-    results: Sequence[Attribution], *, names: Sequence[str], console: Console
+    results: Sequence[Attribution],
+    *,
+    names: Sequence[str],
+    console: Console,
+    most: int | None = None,
 ) -> RenderableType:
-    """The sources of one target at every layer, one block for each result.
+    """The sources of one target at every layer, or at `most` of them, a block for each result.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
@@ -55,9 +62,10 @@ def layers_table(
       key   .75
     <BLANKLINE>
     """
-    tokens = [_fit(token) for token in results[0].sources.text]
+    tokens = [_fit(token) for token in results[0].sources.names]
     label = max(len("layer"), *map(cell_len, tokens))
-    layers = _thinned(results[0].layers, (console.width - label) // _CELL)
+    room = (console.width - label) // _CELL
+    layers = _thinned(results[0].layers, room if most is None else min(room, most))
     block = _CELL * len(layers)
     per_line = max(1, (console.width - label) // (block + _GAP))
     groups = [range(k, min(k + per_line, len(results))) for k in range(0, len(results), per_line)]
@@ -96,7 +104,7 @@ def _blocks(
 
 
 def shaded_text(result: Attribution, *, console: Console) -> Text | None:
-    """The text, each token shaded by what the one target draws on it at the highest layer.
+    """The text, each token shaded by what the targets together draw on it at the top.
 
     None where there would be nothing to see: without colour, or where the sources are patches.
 
@@ -108,7 +116,7 @@ def shaded_text(result: Attribution, *, console: Console) -> Text | None:
     """
     if console.no_color or console.color_system is None or result.sources.grid is not None:
         return None
-    values = result.layer(-1).values[0, 0]
+    values = result.layer(-1).values[0].sum(axis=0)
     strongest = _strongest(values)
     text = Text()
     for surface, value in zip(result.sources.surfaces(), values.tolist(), strict=True):

@@ -29,6 +29,7 @@ class OfferedModel:
     explains: bool
     generates: bool
     load: Callable[[], Loaded] = field(repr=False)
+    chats: bool = False
     examples: tuple[str, ...] = ()
 
     @cached_property
@@ -43,6 +44,7 @@ class OfferedModel:
             "about": self.about,
             "explains": self.explains,
             "generates": self.generates,
+            "chats": self.chats,
             "examples": list(self.examples),
         }
 
@@ -74,6 +76,7 @@ def embedded_models() -> list[OfferedModel]:
                 about="A small language model that continues a prompt.",
                 explains=True,
                 generates=True,
+                chats=True,
                 load=lambda: load_language_model(None),
                 examples=(
                     "My name is Putin, I am from",
@@ -106,5 +109,6 @@ def _offered(name: str, loaded: Loaded) -> OfferedModel:
         about=f"{type(model).__name__}, named when this server was started.",
         explains=not adapter_for(model).facts(model).encoder_decoder,
         generates=generates,
+        chats=generates and bool(getattr(loaded.tokenizer, "chat_template", None)),
         load=lambda: loaded,
     )

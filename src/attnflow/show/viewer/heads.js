@@ -4,6 +4,7 @@
 
   const { make, colours, sharpen, visible } = attnflow;
   const THUMB = 44;
+  const LABEL = 84; // room for names beside and below the large one
 
   class HeadGrid {
     constructor(heads, names) {
@@ -38,9 +39,11 @@
       return this.heads.weights[layer][(head * n + i) * n + j] / 255;
     }
 
-    paint(canvas, layer, head, size, look) {
+    paint(canvas, layer, head, size, look, label = 0) {
       const n = this.heads.length;
-      const pen = sharpen(canvas, size, size);
+      const pen = sharpen(canvas, size + label, size + label);
+      if (label) this.writeNames(pen, size, look);
+      pen.translate(label, 0);
       const cell = size / n;
       for (let i = 0; i < n; i++) {
         for (let j = 0; j < n; j++) {
@@ -52,6 +55,23 @@
       }
     }
 
+    writeNames(pen, size, look) {
+      const cell = size / this.heads.length;
+      pen.fillStyle = look.ink;
+      pen.font = `12px ${getComputedStyle(this.root).fontFamily}`;
+      pen.textBaseline = "middle";
+      this.names.forEach((name, k) => {
+        const text = name.length > 12 ? `${name.slice(0, 11)}…` : name;
+        pen.textAlign = "right";
+        pen.fillText(text, LABEL - 6, (k + 0.5) * cell);
+        pen.save();
+        pen.translate(LABEL + (k + 0.5) * cell, size + 6);
+        pen.rotate(-Math.PI / 3);
+        pen.fillText(text, 0, 0);
+        pen.restore();
+      });
+    }
+
     draw() {
       if (this.root.clientWidth === 0) return;
       const look = colours(this.root);
@@ -60,8 +80,8 @@
         this.paint(one.canvas, one.layer, one.head, THUMB, look);
         one.button.setAttribute("aria-pressed", one.layer === layer && one.head === head ? "true" : "false");
       }
-      this.size = Math.min(this.root.clientWidth, 30 * this.heads.length, 420);
-      this.paint(this.large, layer, head, this.size, look);
+      this.size = Math.min(this.root.clientWidth - LABEL, 26 * this.heads.length, 420);
+      this.paint(this.large, layer, head, this.size, look, LABEL);
       this.said.textContent = this.describe();
       this.large.setAttribute("aria-label", this.said.textContent);
     }
@@ -84,7 +104,7 @@
     point(event) {
       const box = this.large.getBoundingClientRect();
       const n = this.heads.length;
-      const [i, j] = [event.clientY - box.top, event.clientX - box.left].map((v) => Math.max(0, Math.min(n - 1, Math.floor((v / this.size) * n))));
+      const [i, j] = [event.clientY - box.top, event.clientX - box.left - LABEL].map((v) => Math.max(0, Math.min(n - 1, Math.floor((v / this.size) * n))));
       const weight = this.weight(...this.chosen, i, j);
       this.said.textContent = `“${this.names[i]}” looks at “${this.names[j]}”: ${Math.round(100 * weight)} % of its attention.`;
     }

@@ -3,7 +3,7 @@
 (function (attnflow) {
   "use strict";
 
-  const { make, visible, breakLines } = attnflow;
+  const { make, visible, breakLines, isFraming } = attnflow;
   const LINE = 30; // pixels; the style sheet says the same
   const BEYOND = 6; // lines kept above and below what is seen
   let counter = 0;
@@ -117,7 +117,7 @@
 
     token(k, text) {
       const item = this.items[k];
-      const blank = item.text.trim() === "" ? " af-blank" : "";
+      const blank = isFraming(item.text) ? " af-blank" : "";
       const kind = blank + (item.target === null ? " af-source-only" : item.source === null ? " af-written" : "");
       const made = make("span", {
         class: `af-token${kind}`,

@@ -291,6 +291,18 @@
       this.details.open = state.details;
     }
 
+    // The result in short: what is held against the run after it.
+    inShort() {
+      const reckoning = this.reckon();
+      const { words, total, unit, peak } = reckoning;
+      const passages = this.rankedPassages(reckoning);
+      const lead = this.sentence(reckoning, passages).text;
+      const answer = this.completion ? this.answer.texts.join("").trim() : (this.view.prediction?.label ?? "");
+      const named = passages.map(({ name, share }) => ({ name, text: measure(share, 1, "share") }));
+      const sources = words.slice(0, 12).map((word) => ({ name: word.name, text: this.number(word.value, total, unit, peak) }));
+      return { title: this.view.title, answer, lead, sources: [...named, ...sources] };
+    }
+
     // -- reckoning ------------------------------------------------------------------------------
 
     // What the rows draw on, by source and by word, with what a share is a share of.
@@ -440,10 +452,12 @@
       this.beside.update({ passages: this.rankedPassages(reckoning), words: this.measured(words, total, unit, peak), total, unit, cuttable: false, source: null });
     }
 
-    updateDetails({ words, row, total, unit, peak }) {
+    updateDetails({ words }) {
       const { layer, mean, top, least, hideCommon } = this.state;
       const where = mean ? "mean of layers" : `layer ${this.result.layers[layer]} of ${this.result.layers.at(-1)}`;
       this.summary.textContent = `Details: ${this.result.title}, ${where}`;
+      this.note(words);
+      if (!this.details.open) return; // drawn when it is looked at
       const listed = words.flatMap((word) => word.columns).sort((a, b) => a - b);
       const rows = top === null && least === 0 && !hideCommon ? Array.from(this.names.keys()) : listed;
       const grid = this.result.layers.map((_, k) => (this.result.unpacked.has(k) ? this.result.sum(k, this.rows) : null));
@@ -451,7 +465,6 @@
       for (const one of grid) if (one) for (const j of rows) strongest = Math.max(strongest, one[j]);
       this.map.update({ rows, grid, least: LEAST, layers: this.result.layers, at: mean ? null : layer, names: this.names, strongest });
       if (this.state.hovered === null) this.updateGraph();
-      this.note(words);
     }
 
     updateGraph() {
