@@ -237,11 +237,12 @@ def test_a_word_may_be_named() -> None:
 # -- encoder–decoders ---------------------------------------------------------------------------
 
 
-def tokenizer_with(before: list[str], after: list[str]) -> Any:
-    """A word tokenizer that frames a text with these special tokens."""
+def tokenizer_with(before: list[str], after: list[str], shift: int = 0) -> Any:
+    """A word tokenizer that frames a text with these special tokens; w5 is number 5 + shift."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    names = ["<pad>", "<s>", "</s>", "<unk>", *[f"w{k}" for k in range(4, 64)]]
+    words = [f"w{k}" for k in range(4, 64)]
+    names = ["<pad>", "<s>", "</s>", "<unk>", *words[60 - shift :], *words[: 60 - shift]]
     raw = Tokenizer(models.WordLevel({name: k for k, name in enumerate(names)}, "<unk>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     frame = " ".join([*before, "$A", *after])
@@ -335,16 +336,15 @@ class TwoSided:
 def test_a_completion_is_read_with_the_targets_tokenizer() -> None:
     model = next(f for f in FAMILIES if f.name == "Marian").build()
     source = tokenizer_with([], ["</s>"])
-    target = tokenizer_with([], ["</s>"])
-    target.add_tokens(["haus"])
+    target = tokenizer_with([], ["</s>"], shift=7)
     both = TwoSided(source, target)
     result = attnflow.explain_completion(
         model, "w5 w6", "w9 w10", tokenizer=both, method=attnflow.Rollout()
     )
-    assert list(result.targets) == ["w9", "w10"]
+    assert result.provenance["completion_ids"] == [16, 17]  # the target's numbers
     assert list(result.sources) == ["w5", "w6", "</s>"]
     ids = attnflow.explain_completion(
-        model, "w5 w6", [9, 10], tokenizer=both, method=attnflow.Rollout()
+        model, "w5 w6", [16, 17], tokenizer=both, method=attnflow.Rollout()
     )
     np.testing.assert_array_equal(result.values, ids.values)
 
@@ -522,3 +522,16 @@ def test_words_are_told_apart_where_the_tokenizer_ignores_spaces() -> None:
     model = next(f for f in FAMILIES if f.name == "Llama").build()
     result = attnflow.explain(model, "the keys are", tokenizer=tokenizer, words=True)
     assert [token.strip("▁ ") for token in result.sources] == ["the", "keys", "are"]
+
+
+def test_spaces_divide_words_where_pieces_carry_no_marks() -> None:
+    """All word numbers are 0 there: the whole sentence was one word."""
+    from tokenizers import Tokenizer, models, normalizers
+
+    names = ["<unk>", "the", "key", "s", "are"]
+    raw = Tokenizer(models.Unigram([(name, -1.0) for name in names], 0))
+    raw.normalizer = normalizers.Replace(" ", "")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+    model = next(f for f in FAMILIES if f.name == "Llama").build()
+    result = attnflow.explain(model, "the keys are", tokenizer=tokenizer, words=True)
+    assert len(result.sources) == 3

@@ -129,7 +129,7 @@ def test_output_goes_to_a_file(
     "method",
     [
         *("gradient-rollout", "gradient-flow", "measured-residual"),
-        *("norm-rollout", "alti", "value-zeroing"),
+        *("norm-rollout", "alti", "value-zeroing", "shapley-flow"),
     ],
 )
 def test_every_relative_by_its_name(method: str, capsys: pytest.CaptureFixture[str]) -> None:

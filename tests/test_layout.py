@@ -26,6 +26,7 @@ RANK = {
     "trace": 2,
     "attribution": 3,
     "maxflow": 4,
+    "kernels": 4,
     "methods": 5,
     "hosts": 6,
     "show": 6,
@@ -42,7 +43,7 @@ RANK = {
 # A result is loaded, drawn and shown by name: upward, inside a function, and nowhere else.
 LAZY_DOORS = {("attribution", "methods"), ("attribution", "show")}
 
-RUN_MODELS = {"hosts", "generation", "evaluation", "experiments", "models", "testing"}
+RUN_MODELS = {"kernels", "hosts", "generation", "evaluation", "experiments", "models", "testing"}
 HEAVY = {
     "torch": RUN_MODELS,
     "transformers": RUN_MODELS,

@@ -21,6 +21,7 @@ def test_the_public_names() -> None:
         "Raw",
         "Rollout",
         "Flow",
+        "ShapleyFlow",
         "GradientAttention",
         "GradientRollout",
         "GradientFlow",

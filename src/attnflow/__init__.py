@@ -4,9 +4,9 @@ Three nouns, all frozen values. An `AttentionTrace` is what one forward pass did
 weights of every layer, and the tokens. A `LayeredGraph` is the same as a flow network. An
 `Attribution` is an answer: how much each target at each layer draws on each source.
 
-Methods lead from one to the other. `Raw`, `Rollout` and `Flow` are frozen values too, and are
-called on a trace: `Rollout(residual=0.5)(trace)`. So are their stronger relatives, which need
-gradients or measurements beside the weights: `GradientRollout`, `GradientFlow`,
+Methods lead from one to the other. `Raw`, `Rollout`, `Flow` and `ShapleyFlow` are frozen values
+too, and are called on a trace: `Rollout(residual=0.5)(trace)`. So are their stronger relatives,
+which need gradients or measurements beside the weights: `GradientRollout`, `GradientFlow`,
 `MeasuredResidualRollout`, `NormRollout`, `Alti`, `ValueZeroingRollout`.
 
 `capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         NormRollout,
         Raw,
         Rollout,
+        ShapleyFlow,
         ValueZeroingRollout,
     )
     from attnflow.tokens import Tokens
@@ -57,6 +58,7 @@ _HOME = {
     "Raw": "methods",
     "Rollout": "methods",
     "Flow": "methods",
+    "ShapleyFlow": "methods",
     "GradientAttention": "methods",
     "GradientRollout": "methods",
     "GradientFlow": "methods",
@@ -87,6 +89,7 @@ __all__ = [
     "Raw",
     "Rollout",
     "Flow",
+    "ShapleyFlow",
     "GradientAttention",
     "GradientRollout",
     "GradientFlow",

@@ -149,7 +149,7 @@ def continued(
         stream=write if stream is not None or progress is not None else None,
         **shared,
     )
-    ids = loaded.tokenizer.convert_tokens_to_ids(list(first.targets.texts))
+    ids = first.provenance["completion_ids"]  # not by name: names of tokens may be ambiguous
     results = [first]
     for method in methods[1:]:
         tell(progress, "default" if method is None else method.name, 0, 1)

@@ -17,7 +17,7 @@ from attnflow.api.documents import mark_documents, prompt_with_documents
 from attnflow.api.measured import MeasuredChoice, measured_choice
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, optional_import
-from attnflow.errors.arguments import checked_arguments
+from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.methods import Method
 from attnflow.tokens.documents import Documents, named_documents
 
@@ -65,6 +65,7 @@ def generate(
 def generate(
     model: Model, prompt: Prompts, **options: Unpack[_Options]
 ) -> Attribution | list[Attribution]: ...
+@checked_arguments
 def generate(
     model: Model,
     prompt: Prompts,
@@ -131,6 +132,7 @@ def generate(
     from attnflow.generation.writer import Writer
 
     checked_new_tokens(max_new_tokens)
+    seed = None if seed is None else checked_seed(seed, least=-(2**63))
     collection = () if documents is None else named_documents(documents)
     prompt = prompt_with_documents(prompt, collection) if collection else prompt
     batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
@@ -190,12 +192,13 @@ def explain_completion(
     read_method = None if isinstance(measured, MeasuredChoice) else measured
     reader = _reader(model, tokenizer, read_method, baseline, sources, targets, contrast)
     from attnflow.generation.prompts import encode_prompts
-    from attnflow.generation.request import check_room, completion_ids
+    from attnflow.generation.request import check_completion, check_room, completion_ids
 
     batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
     if len(batch) != 1:
         raise InputError(f"explain_completion() takes one prompt; got {len(batch)}.")
     ids = completion_ids(reader.tokenizer, completion, reader.facts)
+    check_completion(reader.model, reader.facts, ids)
     check_room(reader.model, reader.facts, batch.length, len(ids))
     encoded = batch.prompts()[0]
     if isinstance(measured, MeasuredChoice):
@@ -221,11 +224,14 @@ def _reader(
     from attnflow.generation.request import CompletionRequest
     from attnflow.hosts.load import load_language_model
     from attnflow.hosts.transformers.generate import checked_generator
+    from attnflow.hosts.transformers.texts import checked_tokenizer
 
     if model is None or isinstance(model, (str, os.PathLike)):
         loaded = load_language_model(model)
         model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
     host = checked_generator(model)
+    if tokenizer is not None:
+        checked_tokenizer(tokenizer)
     request = CompletionRequest.of(host, method, baseline, sources, targets, contrast)
     return Reader(model, tokenizer, request)
 

@@ -305,6 +305,11 @@ class Attribution:
     def _remarks(self) -> list[str]:
         """What a reader of the highest layer should know beside the numbers."""
         remarks = [f"the model says {self.prediction}"] if self.prediction else []
+        if self.prediction is not None and self.prediction.pooled:
+            remarks.append(
+                "the answer is read from the mean of all positions: no row of one position is its "
+                "explanation"
+            )
         if self.confirmation is not None:
             remarks.append(str(self.confirmation))
         highest = max(self.layers)
@@ -347,6 +352,7 @@ class Attribution:
         result = self if target is None else self.row(target)
         return kinds[kind](result if layer is None else result.layer(layer), ax=ax)
 
+    @checked_arguments
     def to_html(self, *, title: str | None = None, image: Any = None) -> str:
         """The interactive viewer with this result inside, as one HTML file that fetches nothing.
 
@@ -383,6 +389,7 @@ class Attribution:
         storage.write(path, "Attribution", files.header_of(self), self.arrays())
 
     @classmethod
+    @checked_arguments
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote, or the first result of a page's JSON; both are checked."""
         if (page := files.page_result(path)) is not None:

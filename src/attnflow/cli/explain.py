@@ -47,6 +47,7 @@ from attnflow.cli.output import (
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import AttributionWarning, InputError, SaturationWarning
 from attnflow.methods import Flow, Method
+from attnflow.methods.rows import pooled_row
 from attnflow.show import terminal
 from attnflow.show.sentences import place_of, sources_sentence
 from attnflow.tokens import TokenRef
@@ -129,6 +130,7 @@ def explain(
         write_graph(applied, trace, references[0], layer, output)
         return
     result, remarks = _apply(applied, trace, references, layers)
+    result = pooled_row(result) if references is None and not every else result
     if confirm and not targets and rather_than is None:
         result = _confirmed(result, loaded, text, answer)
     result = result.merge_words() if words else result
@@ -274,9 +276,14 @@ def _confirmed(result: Attribution, loaded: Loaded, text: str, answer: int | Non
     return with_confirmation(result, loaded.model, token, loaded.tokenizer)
 
 
-def _targets_or_prediction(targets: list[str] | None, trace: AttentionTrace) -> list[TokenRef]:
+def _targets_or_prediction(
+    targets: list[str] | None, trace: AttentionTrace
+) -> list[TokenRef] | None:
+    """Where the answer is read from; None where that is the mean of all positions."""
     if targets:
         return [parse_target(target) for target in targets]
+    if trace.prediction is not None and trace.prediction.pooled:
+        return None
     return [trace.prediction.position if trace.prediction else 0]
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import FileError, InputError, did_you_mean, optional_import
+from attnflow.errors.arguments import checked_arguments
 
 __all__ = ["FORMATS", "LabelledText", "holds_prompts", "read_texts"]
 
@@ -49,7 +51,8 @@ class LabelledText:
     line: int = field(default=0, compare=False, repr=False)
 
 
-def read_texts(path: Path, *, column: str | None = None) -> list[LabelledText]:
+@checked_arguments
+def read_texts(path: str | os.PathLike[str], *, column: str | None = None) -> list[LabelledText]:
     """The texts of a file, in its order; `column` names the one they are in.
 
     >>> import tempfile
@@ -58,6 +61,7 @@ def read_texts(path: Path, *, column: str | None = None) -> list[LabelledText]:
     >>> read_texts(path)
     [LabelledText(text='a "good" film', label='1')]
     """
+    path = Path(path)
     suffix = path.suffix.lower()
     if not path.is_file():
         raise FileError(f"There is no file {str(path)!r} to read texts from.")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
+from attnflow.hosts.factored import told_memory
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.row_gradients import (
@@ -28,6 +29,8 @@ from attnflow.hosts.transformers.row_gradients import (
 )
 from attnflow.methods.sinks import find_sink
 from attnflow.trace.extras import LOG_PROB, ScoreName
+
+_MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum over layers is kept
 
 __all__ = ["LOG_PROBS", "CompletionRows", "can_explain_rows", "completion_rows", "empty_cache"]
 
@@ -108,16 +111,22 @@ def completion_rows(
         cache=None if cache is None else cropped(cache, prompt - 1),
         contrasts=_contrasts(ids[:, prompt:], contrasts),
     )
-    with at_rest(model):
-        rows = gradient_rows(model, text, score)
+    count = _layers_of(model)
+    summed = count * longest * text.length * len(ids) > _MOST_NUMBERS
+    with at_rest(model), told_memory(model, text.length):
+        rows = gradient_rows(model, text, score, summed=summed)
     return CompletionRows(
         rows=rows.values.double().cpu().numpy(),
         weights=rows.weights.double().cpu().numpy(),
         log_probs=rows.log_probs.double().cpu().numpy(),
         prompt=prompt,
         padding=(prompt - mask.sum(dim=1)).tolist(),
-        layers=tuple(range(1, len(rows.values) + 1)),
+        layers=(count,) if summed else tuple(range(1, len(rows.values) + 1)),
     )
+
+
+def _layers_of(model: Any) -> int:
+    return int(adapter_for(model).expected_layers(model) or 0)
 
 
 def _contrasts(tokens: Tensor, contrasts: Mapping[tuple[int, int], int] | None) -> Tensor | None:

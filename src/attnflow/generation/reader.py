@@ -17,7 +17,6 @@ from attnflow.generation.gradient_rows import (
     can_explain_rows,
     completion_rows,
 )
-from attnflow.generation.phrases import as_one, less_identity, rows_of
 from attnflow.generation.prompts import Prompt, neutral_ids
 from attnflow.generation.request import CompletionRequest, takes_gradients
 from attnflow.generation.rollout_cache import RolloutCache, streams
@@ -32,6 +31,7 @@ from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.transformers.texts import tokens_of
 from attnflow.methods import Flow, GradientAttention, Method, Rollout
 from attnflow.methods.limits import warn_of_limits
+from attnflow.methods.rows import as_one, less_identity, rows_of
 from attnflow.tokens import Tokens
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import LOG_PROB
@@ -321,4 +321,9 @@ class Reader:
 
     def _about(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
         text = None if self.tokenizer is None else self.tokenizer.decode(ids)
-        return {"prompt_length": len(prompt), "completion": text, "kind": "causal"}
+        return {
+            "prompt_length": len(prompt),
+            "completion": text,
+            "completion_ids": list(ids),
+            "kind": "causal",
+        }

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from attnflow.errors import InputError, MethodError, TokensError, shorten
 from attnflow.generation.gradient_rows import can_explain_rows
 from attnflow.generation.targets import TargetRef
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.texts import checked_text
-from attnflow.hosts.transformers.texts import after_start, prefix_ids
+from attnflow.hosts.transformers.texts import after_start, check_vocabulary, prefix_ids
 from attnflow.methods import GradientAttention, Method, Rollout, make_method
 from attnflow.methods.mixing import ONE_STEP
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
@@ -23,6 +25,7 @@ __all__ = [
     "CompletionRequest",
     "Sources",
     "Targets",
+    "check_completion",
     "check_room",
     "checked_new_tokens",
     "completion_ids",
@@ -72,7 +75,7 @@ class CompletionRequest:
     ) -> CompletionRequest:
         """From what generate() takes; errors name what is allowed."""
         applied = default_method(model) if method is None else make_method(method)
-        if sources not in ("prompt", "all"):
+        if not isinstance(sources, str) or sources not in ("prompt", "all"):
             raise InputError(f"sources is 'prompt' or 'all'; got {shorten(sources)}.")
         if isinstance(baseline, str) and baseline != "neutral":
             raise InputError(
@@ -127,6 +130,12 @@ def completion_ids(tokenizer: Any, completion: str | Sequence[int], facts: Model
     if not ids:
         raise TokensError(f"There is nothing to explain: the completion is {shorten(completion)}.")
     return ids
+
+
+def check_completion(model: Any, facts: ModelFacts, ids: Sequence[int]) -> None:
+    """That the model knows these tokens; the decoder of two stacks may have words of its own."""
+    if not facts.encoder_decoder:
+        check_vocabulary(model, torch.tensor(ids))
 
 
 def checked_new_tokens(count: object) -> int:

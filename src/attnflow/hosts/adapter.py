@@ -77,6 +77,7 @@ class Scores:
     them. `exclusive`: one choice is right (softmax), or any number of them (sigmoid). `each`,
     (positions, choices), are the scores of all positions where each has an answer of its own;
     `next_tokens`, of the same shape, those of a language model for what follows each position.
+    `pooled`: the answer is read from all positions together, and `position` is only the first.
 
     >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, lambda ids: [("no", "yes")[k] for k in ids])
     >>> print(scores.prediction())
@@ -89,6 +90,7 @@ class Scores:
     exclusive: bool = True
     each: Tensor | None = None
     next_tokens: Tensor | None = None
+    pooled: bool = False
 
     def at(self, position: int) -> Scores:
         """The scores that another position's answer is read from."""
@@ -163,7 +165,7 @@ class Scores:
         best = shares.topk(min(_ALTERNATIVES, len(shares)))
         names = self.names(best.indices.tolist())
         ranked = tuple(zip(names, best.values.tolist(), strict=True))
-        return Prediction(*ranked[0], self.position, ranked)
+        return Prediction(*ranked[0], self.position, ranked, self.pooled)
 
 
 @dataclass(frozen=True)
@@ -312,6 +314,25 @@ class Adapter(ABC):
         they are held against there.
         """
         raise UnsupportedModelError(f"{type(model).__name__} has no row for each answer.")
+
+    def holds_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+        """Whether `run_in_factors` can run this model on these inputs."""
+        return False
+
+    def run_in_factors(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        gradient_kind: str | None = None,
+        spans: Any = None,
+    ) -> Any:
+        """One forward pass of one example by the model's own fused attention, factors kept.
+
+        spans: passed by every layer as it runs (`pass_layer`), where nothing is to be kept.
+        """
+        raise UnsupportedModelError(
+            f"The adapter for {self.name} keeps weights, not factors; use form='weights'."
+        )
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

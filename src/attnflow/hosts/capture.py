@@ -14,6 +14,7 @@ from attnflow.errors import InputError, TokensError, UnsupportedModelError, shor
 from attnflow.errors.arguments import checked_arguments
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.hosts.adapter import Batch, Scores
+from attnflow.hosts.factored import Form, capture_in_factors, chosen_form, single_example
 from attnflow.hosts.forward_pass import (
     Explained,
     ForwardPass,
@@ -60,6 +61,7 @@ def capture(
     contrast: int | str | None = None,
     position: int | None = None,
     score: ScoreName = LOG_PROB,
+    form: Form = "auto",
     progress: ProgressCallback | None = None,
 ) -> AttentionTrace:
     """The attention of one forward pass over a text or over prepared inputs of one example.
@@ -78,6 +80,9 @@ def capture(
     position: where the answer is read, for a model that has one for each token; by default the
         surest one that differs from the usual label.
     score: what gradients are taken of, the answer's "log-prob" or its "logit".
+    form: "weights" keeps n × n weights, "factors" each layer's queries and keys instead (a
+        `FactoredTrace`), while the model's own fused attention runs. "auto" takes factors where
+        the weights would take more than a quarter of the free memory, or 4 GB.
     decoder_text: what the decoder of an encoder–decoder has written so far.
     progress: called with a `Progress` while "value-zeroing" is measured, which takes long.
 
@@ -99,6 +104,7 @@ def capture(
         decoder_texts = None if decoder_text is None else [checked_text(decoder_text)]
         batch = adapter.encode(host, tokenizer, [checked_text(text)], decoder_texts)
     request = _Request.checked(methods, heads, record, answer, contrast, position, score)
+    request = replace(request, form=form, methods=tuple(methods))
     return _traces(host, tokenizer, adapter, batch, request, progress)[0]
 
 
@@ -135,6 +141,7 @@ def capture_batch(
     record: Sequence[str] = (),
     answer: int | str | Sequence[int | str] | None = None,
     score: ScoreName = LOG_PROB,
+    form: Form = "auto",
     progress: ProgressCallback | None = None,
 ) -> list[AttentionTrace]:
     """Several examples in one forward pass; each trace is as if its example had been alone.
@@ -159,6 +166,7 @@ def capture_batch(
             None if decoder_texts is None else [checked_text(text) for text in decoder_texts],
         )
     request = _Request.checked(methods, heads, record, answer, None, None, score)
+    request = replace(request, form=form, methods=tuple(methods))
     return _traces(host, tokenizer, adapter, batch, request, progress)
 
 
@@ -173,6 +181,8 @@ class _Request:
     position: int | None
     score: ScoreName = LOG_PROB
     phrase: tuple[TokenAt, ...] = ()
+    form: Form = "weights"
+    methods: tuple[Method, ...] = ()
 
     @classmethod
     def checked(
@@ -216,6 +226,11 @@ class _Request:
         record = tuple(dict.fromkeys((*self.record, GRADIENTS)))
         return replace(self, heads=None, record=record)
 
+    def answer_of(self, example: int) -> Choice:
+        """The answer that gradients of one example are taken of."""
+        several = isinstance(self.answer, Sequence) and not isinstance(self.answer, str)
+        return self.answer[example] if several else self.answer  # type: ignore[index]
+
     def explained(self, scores: Sequence[Scores | None], model: nn.Module) -> Explained | None:
         """What gradients are taken of, where any are asked for."""
         if not {GRADIENTS, GRADIENT_ATTENTION} & set(self.record):
@@ -249,6 +264,20 @@ def _traces(
     request: _Request,
     progress: ProgressCallback | None,
 ) -> list[AttentionTrace]:
+    if _form(adapter, model, batch, request) == "factors":
+        kinds = [name for name in request.record if name in (GRADIENTS, GRADIENT_ATTENTION)]
+        return [
+            capture_in_factors(
+                adapter,
+                model,
+                tokenizer,
+                single_example(batch, example),
+                gradient_kind=kinds[0] if kinds else None,
+                answer=request.answer_of(example),
+                score=request.score,
+            )
+            for example in range(batch.size)
+        ]
     by_rows = (
         GRADIENT_ATTENTION in request.record and not request.phrase and adapter.explains_rows(model)
     )
@@ -287,6 +316,30 @@ def _traces(
         ]
     watched = ForwardPass(model, tokenizer, adapter, batch, recorder, scores, gradients, explained)
     return watched.traces()
+
+
+def _form(adapter: Adapter, model: nn.Module, batch: Batch, request: _Request) -> Form:
+    """Weights or factors; what is measured inside a layer has a number for each pair, and what is
+    asked beside a single answer's probability is followed through the weights.
+    """
+    kinds = {GRADIENTS, GRADIENT_ATTENTION} & set(request.record)
+    rows_of_others = GRADIENT_ATTENTION in kinds and (
+        request.score != LOG_PROB or not adapter.explains_rows(model)
+    )
+    special = (request.contrast, request.position, request.phrase or None)
+    return chosen_form(
+        adapter,
+        model,
+        batch,
+        request.form,
+        needs_matrix=(bool(request.methods) and requirements_of(request.methods).needs_matrix)
+        or bool(request.measurements)
+        or len(kinds) > 1
+        or rows_of_others
+        or any(one is not None for one in special),
+        arrays=1 + len(kinds),
+        mixed=request.heads is not None,
+    )
 
 
 def _scores_at(scores: Scores | None, position: int, model: nn.Module) -> Scores:

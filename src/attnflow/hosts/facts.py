@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["AnswerPosition", "ModelFacts"]
 
-AnswerPosition = Literal["first", "last", "mask", "each"]
+AnswerPosition = Literal["first", "last", "mask", "each", "mean"]
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class ModelFacts:
     causal: no position attends to a later one. False for an encoder–decoder, whose decoder is.
     encoder_decoder: the inputs are read by an encoder, the answer is written by a decoder.
     answer: the position the answer is read from: the "first", the "last" that is no padding, the
-        first "mask", or "each" where every position has an answer of its own; None where the
-        model has no head that is known.
+        first "mask", or "each" where every position has an answer of its own; "mean" where the
+        head reads the mean of all positions; None where the model has no head that is known.
     padding_side: where a batch of prompts is padded when the model writes.
     start_token: what the decoder of an encoder–decoder starts with.
     end_token: what ends a text, where the model names it.

@@ -13,6 +13,7 @@ from attnflow.attribution import Attribution
 from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import Method
+from attnflow.methods.rows import pooled_row
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
@@ -47,6 +48,8 @@ def apply_method(
     own_gradient = GRADIENTS in record or (GRADIENT_ATTENTION in record and targets is not None)
     if not each or not own_gradient:
         trace = capture(model, text, methods=[method], **options)
+        if predicting and trace.prediction is not None and trace.prediction.pooled:
+            return pooled_row(method(trace, layers=layers))
         if predicting and trace.prediction is not None:
             targets = trace.prediction.position  # the rows of others answer other questions
         return method(trace, targets=targets, layers=layers)

@@ -39,6 +39,7 @@ from attnflow.methods.registry import (
     parse_value,
 )
 from attnflow.methods.rollout import Raw, Rollout
+from attnflow.methods.shapley_flow import ShapleyFlow
 
 __all__ = [
     "MEASURED_METHODS",
@@ -59,6 +60,7 @@ __all__ = [
     "Requirements",
     "Rollout",
     "Selection",
+    "ShapleyFlow",
     "ValueZeroingRollout",
     "attribution_of",
     "describe_options",

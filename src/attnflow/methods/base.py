@@ -45,15 +45,18 @@ class Requirements:
     heads: how capture may mix the heads of each layer as it is seen; None where every head counts.
     record: what must be recorded beside the weights: "gradients", or names of measurements.
     score: what gradients are taken of; None where there are none.
+    needs_matrix: whether all weights of a layer must be there at once; a method that does without
+        also works on a trace in factors.
 
     >>> from attnflow import GradientRollout
-    >>> GradientRollout().requires
-    Requirements(heads=None, record=('gradients',), score='log-prob')
+    >>> GradientRollout().requires.record, GradientRollout().requires.needs_matrix
+    (('gradients',), False)
     """
 
     heads: Heads | None = "mean"
     record: tuple[str, ...] = ()
     score: ScoreName | None = None
+    needs_matrix: bool = True
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,7 @@ def requirements_of(methods: Iterable[Method]) -> Requirements:
 
     >>> from attnflow import Raw, Rollout
     >>> requirements_of([Raw(), Rollout(heads="max")])
-    Requirements(heads=None, record=(), score=None)
+    Requirements(heads=None, record=(), score=None, needs_matrix=False)
     """
     each = [method.requires for method in methods]
     heads = {requirement.heads for requirement in each} or {Requirements().heads}
@@ -232,6 +235,7 @@ def requirements_of(methods: Iterable[Method]) -> Requirements:
         heads=heads.pop() if len(heads) == 1 else None,
         record=tuple(dict.fromkeys(record)),
         score=scores.pop() if scores else None,
+        needs_matrix=any(requirement.needs_matrix for requirement in each),
     )
 
 

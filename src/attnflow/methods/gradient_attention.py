@@ -20,8 +20,9 @@ from attnflow.methods.base import (
     checked_start,
     required,
 )
+from attnflow.methods.factored import check_gradients, gradient_rows, mean_weights
 from attnflow.methods.sinks import find_sink
-from attnflow.trace import AttentionTrace
+from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, LOG_PROB, ScoreName
 
 __all__ = ["GradientAttention"]
@@ -67,21 +68,28 @@ class GradientAttention(Method):
     @property
     def requires(self) -> Requirements:
         """The products of weights and gradients, which capture forms row by row."""
-        return Requirements(record=(GRADIENT_ATTENTION,), score=self.score)
+        return Requirements(record=(GRADIENT_ATTENTION,), score=self.score, needs_matrix=False)
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """The running sum over layers of what was recorded, rows of these targets."""
-        recorded = required(self, trace, GRADIENT_ATTENTION)
-        indices = [trace.layers.index(number) for number in selection.available]
         rows = list(selection.rows)
-        sums = np.cumsum(recorded[indices][:, rows], axis=0, dtype=np.float64)
+        sums = np.cumsum(self._contributions(trace, selection), axis=0, dtype=np.float64)
         values = sums[[level - 1 for level in selection.levels]]
-        sink = find_sink(trace.weights[:, :, rows].mean(axis=(0, 1))) if _has_sink(trace) else None
+        sink = find_sink(_mean_weights(trace, rows)) if _has_sink(trace) else None
         values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
         result = attribution_of(self, trace, values, selection, notes={"sink": sink})
         return replace(result, elsewhere=elsewhere) if sink is not None else result
+
+    def _contributions(self, trace: AttentionTrace, selection: Selection) -> Values:
+        """`(available layers, rows, n)`: as they were recorded, or formed from the factors."""
+        indices = [trace.layers.index(number) for number in selection.available]
+        if not isinstance(trace, FactoredTrace):
+            recorded = required(self, trace, GRADIENT_ATTENTION)
+            return recorded[indices][:, list(selection.rows)].astype(np.float64)
+        check_gradients(self, trace, GRADIENT_ATTENTION)
+        return np.stack([gradient_rows(trace, k, selection.rows, "mean") for k in indices])
 
     def without_sink(
         self, values: Values, elsewhere: Values, sink: int | None
@@ -97,6 +105,13 @@ class GradientAttention(Method):
         rest = values.copy()
         rest[..., sink] = 0.0
         return rest, elsewhere + values[..., sink]
+
+
+def _mean_weights(trace: AttentionTrace, rows: list[int]) -> Values:
+    """`(rows, n)`: the mean weight over layers and heads."""
+    if isinstance(trace, FactoredTrace):
+        return mean_weights(trace, rows)
+    return trace.weights[:, :, rows].mean(axis=(0, 1))
 
 
 def _has_sink(trace: AttentionTrace) -> bool:

@@ -47,7 +47,8 @@ def warn_of_limits(result: Attribution, stacklevel: int = 2) -> None:
             warnings.warn(
                 f"{name}: at layer {layer} most flows are saturated. They equal what their source "
                 "passes on to anyone and say nothing about the target (result.saturated marks "
-                'them). Ask for lower layers, or use method="gradient-attention".',
+                'them). Ask for lower layers or for residual="one-step", whose rows differ between '
+                'targets at any depth, or use method="gradient-attention".',
                 SaturationWarning,
                 stacklevel=stacklevel + 1,
             )

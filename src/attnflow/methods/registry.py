@@ -21,6 +21,7 @@ from attnflow.methods.measured import (
     ValueZeroingRollout,
 )
 from attnflow.methods.rollout import Raw, Rollout
+from attnflow.methods.shapley_flow import ShapleyFlow
 
 __all__ = [
     "MEASURED_METHODS",
@@ -94,7 +95,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 METHODS = MethodRegistry(
     (
-        *(Raw, Rollout, Flow, GradientAttention, GradientRollout, GradientFlow),
+        *(Raw, Rollout, Flow, ShapleyFlow, GradientAttention, GradientRollout, GradientFlow),
         *(MeasuredResidualRollout, NormRollout, Alti, ValueZeroingRollout),
     )
 )

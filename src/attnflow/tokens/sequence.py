@@ -336,6 +336,9 @@ def _listed(name: str, values: object) -> tuple[Any, ...]:
 
 def _numbers(name: str, entries: Iterable[Any], *, or_none: bool = False) -> tuple[Any, ...]:
     """Whole numbers of at least 0, or None where allowed."""
+    entries = tuple(entries)
+    if set(map(type, entries)) <= {int} and min(entries, default=0) >= 0:
+        return entries  # a long text has many of them
     numbers = []
     for entry in entries:
         number = whole_number(entry)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnflow.errors import MethodError, ModelError
+from attnflow.errors import MethodError, ModelError, shorten, whole_number
 from attnflow.evaluation.ablation.measured import AblationTask, MeasuredMethod
 from attnflow.evaluation.ablation.passes import CompletionAblation, log_odds
 from attnflow.evaluation.ablation.sources import Sources
@@ -25,6 +25,7 @@ from attnflow.progress import tell
 __all__ = ["Careful", "Visibility"]
 
 Floats = NDArray[np.float64]
+_MOST = 10_000  # passes a target: more is a mistake
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,5 +156,6 @@ def _check_model(ablation: CompletionAblation) -> None:
 
 
 def _check_count(name: str, count: object) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise MethodError(f"{name} is a number of at least 1; got {count!r}.")
+    number = whole_number(count)
+    if number is None or not 1 <= number <= _MOST:
+        raise MethodError(f"{name} is a number from 1 to {_MOST:,}; got {shorten(count)}.")

@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import Span
-from attnflow.errors import MethodError, TokensError, did_you_mean
+from attnflow.errors import MethodError, TokensError
+from attnflow.errors.arguments import (
+    check_fields,
+    check_named,
+    checked_arguments,
+    checked_seed,
+)
 from attnflow.evaluation.ablation.passes import (
     By,
     CompletionAblation,
@@ -31,12 +37,15 @@ from attnflow.evaluation.ablation.sources import (
     Sources,
     content_spans,
     prompt_tokens,
+    spans_of_content,
 )
 from attnflow.generation.prompts import Prompt, encode_prompts
-from attnflow.generation.request import completion_ids
+from attnflow.generation.request import check_completion, completion_ids
 from attnflow.generation.targets import CompletionTarget, TargetRef, resolve_targets
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.transformers.generate import checked_generator
+from attnflow.hosts.transformers.texts import checked_tokenizer
 from attnflow.progress import ProgressCallback
 from attnflow.tokens import Tokens
 from attnflow.tokens.units import Level, check_level
@@ -51,6 +60,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 _WHOLE_MODEL = 0  # the number of the one layer
+_MOST = 1_000_000  # passes: more is a mistake
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +98,11 @@ class MeasuredMethod(ABC):
 
     def __post_init__(self) -> None:
         check_level(self.level)
-        for option, value, allowed in (
-            ("by", self.by, get_args(By)),
-            ("score", self.score, get_args(Score)),
-        ):
-            if value not in allowed:
-                hint = did_you_mean(str(value), allowed)
-                raise MethodError(f"{option}={value!r}.{hint} Allowed: {', '.join(allowed)}.")
+        check_named("by", self.by, get_args(By))
+        check_named("score", self.score, get_args(Score))
+        check_fields(self)
 
+    @checked_arguments
     def __call__(
         self,
         model: Any,
@@ -119,12 +126,16 @@ class MeasuredMethod(ABC):
         spans: named spans of the prompt as sources, in place of the method's `level`.
         blank: with by="replace", the id of the blank token; default: the tokenizer's.
         """
-        encoded = encode_prompts(model, tokenizer, prompt, chat=chat)
+        if tokenizer is not None:
+            checked_tokenizer(tokenizer)
+        encoded = encode_prompts(checked_generator(model), tokenizer, prompt, chat=chat)
         if len(encoded) != 1:
             raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
-        prompt_ids = encoded.prompts()[0].ids
+        (text,) = encoded.prompts()
+        prompt_ids = text.ids
         facts = adapter_for(model).facts(model)
         completion_row = completion_ids(tokenizer, completion, facts)
+        check_completion(model, facts, completion_row)
         tokens, special = prompt_tokens(tokenizer, prompt_ids)
         if spans is not None:
             sources = Sources.of_spans(tokens, spans)
@@ -132,7 +143,7 @@ class MeasuredMethod(ABC):
             sources = Sources.of_tokens(
                 tokens,
                 level=self.level,
-                inside=_contents(tokens, prompt, chat),
+                inside=_contents(tokens, prompt, chat, text.form),
                 special=special if tokenizer is not None else (),
                 exclude_first=not facts.encoder_decoder,
             )
@@ -249,9 +260,10 @@ class AblationRegression(MeasuredMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.samples, int) or self.samples < 2:
-            raise MethodError(f"samples is a number of at least 2; got {self.samples!r}.")
-        if not 0 < self.hidden < 1 or self.alpha < 0:
+        checked_seed(self.seed)
+        if not 2 <= self.samples <= _MOST:
+            raise MethodError(f"samples is a number from 2 to {_MOST:,}; got {self.samples!r}.")
+        if not 0 < self.hidden < 1 or not 0 <= self.alpha < float("inf"):
             raise MethodError(
                 f"hidden={self.hidden!r}, alpha={self.alpha!r}: a share between 0 and 1, and a "
                 "penalty of at least 0."
@@ -292,8 +304,12 @@ def measure_completion(
     return method.measure(ablation, sources, names=names, targets=targets, progress=progress)
 
 
-def _contents(tokens: Tokens, prompt: Any, chat: bool) -> list[tuple[int, int]] | None:
+def _contents(
+    tokens: Tokens, prompt: Any, chat: bool, form: Sequence[bool] | None
+) -> list[tuple[int, int]] | None:
     """Where a conversation's messages stand; None if the prompt is no conversation."""
+    if form is not None:
+        return spans_of_content(tokens, form)
     if isinstance(prompt, str):
         return content_spans(tokens, [prompt]) if chat else None
     if isinstance(prompt, Mapping):

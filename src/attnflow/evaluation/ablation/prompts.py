@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import FileError, InputError, optional_import, shorten
+from attnflow.errors.arguments import check_fields, checked_arguments
 from attnflow.tokens.units import CharSpan
 
 __all__ = ["CompletionPrompt", "is_answered", "read_prompts"]
@@ -50,16 +52,20 @@ class CompletionPrompt:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str) or not self.prompt.strip():
-            raise InputError(f"A prompt is a text; got {self.prompt!r}.")
-        spans = [self.answer, self.stated, *(self.inside or ()), *(self.documents or ())]
+            raise InputError(f"A prompt is a text; got {shorten(self.prompt)}.")
+        check_fields(self)
+        several = [spans for spans in (self.inside, self.documents) if spans is not None]
+        spans = [self.answer, self.stated, *(span for part in several for span in part)]
         for span in spans:
             if span is not None and not 0 <= span[0] < span[1] <= len(self.prompt):
                 raise InputError(
-                    f"The span {span} is no part of a prompt of {len(self.prompt)} characters."
+                    f"The span {shorten(span)} is no part of a prompt of {len(self.prompt)} "
+                    "characters."
                 )
 
 
-def read_prompts(path: Path) -> list[CompletionPrompt]:
+@checked_arguments
+def read_prompts(path: str | os.PathLike[str]) -> list[CompletionPrompt]:
     """The prompts of a file, in its order; errors name the line.
 
     >>> import tempfile
@@ -70,8 +76,9 @@ def read_prompts(path: Path) -> list[CompletionPrompt]:
     'Tom lives in Rome.'
     >>> folder.cleanup()
     """
-    if not path.is_file():
-        raise FileError(f"There is no file {str(path)!r} to read prompts from.")
+    path = Path(path)
+    if not _is_file(path):
+        raise FileError(f"There is no file {shorten(str(path))} to read prompts from.")
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         raise InputError(
@@ -82,6 +89,13 @@ def read_prompts(path: Path) -> list[CompletionPrompt]:
     if not prompts:
         raise InputError(f"{str(path)!r} holds no prompt.")
     return prompts
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _rows(path: Path, suffix: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attnflow._version import __version__
-from attnflow.errors import InputError, ModelError
+from attnflow.errors import InputError, ModelError, whole_number
+from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.evaluation.ablation.judge import LEAVE_ONE_DOCUMENT_OUT, CompletionJudge
 from attnflow.evaluation.ablation.passes import By, Score
 from attnflow.evaluation.ablation.prompts import CompletionPrompt
@@ -22,6 +23,7 @@ from attnflow.evaluation.records import Record
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_language_model
 from attnflow.hosts.transformers.generate import checked_generator
+from attnflow.hosts.transformers.texts import checked_tokenizer
 from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens.units import Level, check_level
 
@@ -32,12 +34,14 @@ DEFAULT_RANKINGS = (
     "leave-one-out",
 )
 
+_MOST = 1_000_000  # passes, tokens: more is a mistake
 _SETTINGS = (
     *("level", "by", "score", "ablations", "hidden", "top", "curves", "max_new_tokens"),
     *("stop", "exclude_last_word", "documents", "chat", "seed"),
 )
 
 
+@checked_arguments
 def evaluate_completions(
     model: Any,
     prompts: Sequence[str | CompletionPrompt],
@@ -96,6 +100,13 @@ def evaluate_completions(
         tokenizer = tokenizer or own_tokenizer
     check_level(level)
     _check_counts(ablations=ablations, top=top, max_new_tokens=max_new_tokens)
+    _check_counts(samples=1 if samples is None else samples)
+    _check_counts(batch_tokens=1 if batch_tokens is None else batch_tokens)
+    seed = checked_seed(seed)
+    if not 0 < hidden < 1:
+        raise InputError(f"hidden is a share between 0 and 1; got {hidden!r}.")
+    if tokenizer is not None:
+        checked_tokenizer(tokenizer)
     items = tuple(CompletionPrompt(p) if isinstance(p, str) else p for p in prompts)
     if not items:
         raise InputError("There are no prompts to evaluate on.")
@@ -126,8 +137,9 @@ def evaluate_completions(
 def _check_counts(**counts: int) -> None:
     for name, value in counts.items():
         least = 0 if name == "ablations" else 1
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InputError(f"{name} is a number of at least {least}; got {value!r}.")
+        number = whole_number(value)
+        if number is None or not least <= number <= _MOST:
+            raise InputError(f"{name} is a number from {least} to {_MOST:,}; got {value!r}.")
 
 
 def _run(

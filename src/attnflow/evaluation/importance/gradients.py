@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import MethodError, ModelError, optional_import
-from attnflow.evaluation.importance.base import Answer, Measure, Task, check_named
+from attnflow.errors.arguments import check_named
+from attnflow.evaluation.importance.base import Answer, Measure, Task
 from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
 from attnflow.evaluation.importance.passes import Passes, Text, score_of
 from attnflow.hosts.adapter import EmbeddingSite
@@ -54,9 +55,9 @@ class InputGradient(Measure):
     allow_noise: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_named("reduce", self.reduce, get_args(Reduce))
         check_named("at", self.at, get_args(EmbeddingSite))
+        super().__post_init__()
 
     def _measure(self, task: Task) -> list[NDArray[np.float64]]:
         passes, values = task.passes, dict[int, NDArray[np.float64]]()
@@ -108,8 +109,8 @@ class IntegratedGradients(Measure):
     signed: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_named("blank", self.blank, _BLANKS)
+        super().__post_init__()
         if not isinstance(self.steps, int) or self.steps < 1:
             raise MethodError(f"steps is a number of at least 1; got {self.steps!r}.")
 

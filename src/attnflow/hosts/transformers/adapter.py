@@ -30,6 +30,7 @@ from attnflow.hosts.padding import kept_positions, padding_to_the_right
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.refusals import refuse_by_name
 from attnflow.hosts.transformers.attention import attending, eager, uses_the_interface
+from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
 from attnflow.hosts.transformers.facts import facts_of, is_encoder_decoder
 from attnflow.hosts.transformers.heads import read_scores
 from attnflow.hosts.transformers.images import name_patches
@@ -40,6 +41,7 @@ from attnflow.hosts.transformers.row_gradients import (
     rows_are_exact,
 )
 from attnflow.hosts.transformers.texts import (
+    check_vocabulary,
     decoder_inputs,
     padded,
     shifted_input,
@@ -48,7 +50,7 @@ from attnflow.hosts.transformers.texts import (
     words_of,
 )
 from attnflow.tokens import Tokens
-from attnflow.trace.extras import MEASURES, ScoreName
+from attnflow.trace.extras import GRADIENT_ATTENTION, MEASURES, ScoreName
 
 __all__ = ["TransformersAdapter"]
 
@@ -99,6 +101,8 @@ class TransformersAdapter(Adapter):
         for name in ("input_ids", "decoder_input_ids"):
             if name in tensors:
                 _check_length(model, tensors[name].shape[1], facts)
+        if "input_ids" in tensors:
+            check_vocabulary(_tower(cast(PreTrainedModel, model), tensors), tensors["input_ids"])
         positions = (
             kept_positions(tensors.get("attention_mask")) if "input_ids" in tensors else None
         )
@@ -240,6 +244,26 @@ class TransformersAdapter(Adapter):
         explained = mask.float()
         rows = PredictingRows(ids, mask, 0, tokens, explained=explained, contrasts=others)
         return gradient_rows(cast(PreTrainedModel, model), rows, score).values
+
+    def holds_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+        """One stack of layers over word pieces, its attention looked up by name."""
+        host = cast(PreTrainedModel, model)
+        return "input_ids" in inputs and not is_encoder_decoder(model) and uses_the_interface(host)
+
+    def run_in_factors(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        gradient_kind: str | None = None,
+        spans: Any = None,
+    ) -> FactoredRun:
+        """Through our attention function, which calls the fused kernel that torch would take."""
+        recording = FactorRecording(
+            gradients=gradient_kind is not None,
+            own_rows=gradient_kind == GRADIENT_ATTENTION,
+            spans=spans,
+        )
+        return FactoredRun(_tower(cast(PreTrainedModel, model), inputs), recording).run(inputs)
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

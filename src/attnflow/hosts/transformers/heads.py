@@ -36,7 +36,7 @@ def read_scores(
     several = getattr(config, "problem_type", None) == "multi_label_classification"
     positions = [_class_position(batch, b, facts) for b in range(batch.size)]
     return [
-        Scores(row, position, classes, exclusive=not several)
+        Scores(row, position, classes, exclusive=not several, pooled=facts.answer == "mean")
         for row, position in zip(logits, positions, strict=True)
     ]
 

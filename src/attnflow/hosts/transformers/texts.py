@@ -14,6 +14,8 @@ from attnflow.tokens import Tokens
 
 __all__ = [
     "after_start",
+    "check_vocabulary",
+    "checked_tokenizer",
     "decoder_inputs",
     "padded",
     "prefix_ids",
@@ -29,12 +31,18 @@ _NO_TOKENIZER = (
 )
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str]) -> Any:
-    """With the tokenizer's special tokens; padded on the right, as left would shift positions."""
+def checked_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer, or an error that says where one comes from."""
     if tokenizer is None:
         raise TokensError(_NO_TOKENIZER)
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise TokensError(f"tokenizer={shorten(tokenizer)} is no tokenizer. {_NO_TOKENIZER}")
+    return tokenizer
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str]) -> Any:
+    """With the tokenizer's special tokens; padded on the right, as left would shift positions."""
+    checked_tokenizer(tokenizer)
     if len(texts) > 1 and getattr(tokenizer, "pad_token_id", None) is None:
         return tokenizer(list(texts))  # `padded` fills it up
     options = {"padding": True, "padding_side": "right"} if len(texts) > 1 else {}
@@ -117,6 +125,21 @@ def decoder_inputs(
         "decoder_input_ids": torch.tensor(ids),
         "decoder_attention_mask": torch.tensor(mask),
     }
+
+
+def check_vocabulary(model: Any, ids: Tensor) -> None:
+    """That the model has a vector for every one of these tokens of its input."""
+    words = model.get_input_embeddings()
+    count = getattr(words, "num_embeddings", None)
+    if count is None or ids.is_floating_point() or not ids.numel():
+        return
+    outside = ids[(ids < 0) | (ids >= count)]
+    if outside.numel():
+        raise TokensError(
+            f"The token with the number {int(outside[0])} is none of the {count} that "
+            f"{type(model).__name__} knows. The tokenizer is another model's, or tokens were added "
+            "to it and not to the model (model.resize_token_embeddings)."
+        )
 
 
 def shifted_input(ids: Tensor, facts: ModelFacts) -> Tensor:

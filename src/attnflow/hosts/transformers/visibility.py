@@ -31,7 +31,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from attnflow.hosts.restore import exclusive, ordinary
 from attnflow.hosts.transformers.attention import eager_function, own_attention, point_at
-from attnflow.hosts.transformers.row_gradients import log_probability
+from attnflow.hosts.transformers.row_gradients import has_own_softmax, log_probability
 
 __all__ = ["fading_biases", "visibility"]
 
@@ -50,7 +50,7 @@ def _attend(
     thread, bias = _BIASES.get(module, (0, None))
     if bias is None or thread != threading.get_ident():
         return own_attention(module)(module, query, key, value, mask, **options)
-    if _has_own_softmax(module, options):
+    if has_own_softmax(module, options):
         eager = eager_function(module)
         return eager(module, query, key, value, _additive(mask, query, key, bias), **options)
     scale = options.get("scaling")
@@ -72,13 +72,6 @@ def _attend(
         scale=scale,
     )[..., :width]
     return output.transpose(1, 2).contiguous(), None
-
-
-def _has_own_softmax(module: nn.Module, options: dict[str, Any]) -> bool:
-    """Whether scores are capped or a learned sink takes part, so that fused attention differs."""
-    caps = (options.get("softcap"), getattr(module, "attn_logit_softcapping", None))
-    sinks = (options.get("s_aux"), getattr(module, "sinks", None))
-    return any(one is not None for one in (*caps, *sinks))
 
 
 def _additive(mask: Any, query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows of single tokens as the row of a phrase."""
+"""Rows of single tokens as one row: of a phrase, or of an answer that all positions give."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from attnflow.attribution import Attribution
-from attnflow.methods import GradientAttention, GradientRollout
+from attnflow.methods.gradient_attention import GradientAttention
+from attnflow.methods.gradients import GradientRollout
+from attnflow.tokens import Tokens
 
-__all__ = ["as_one", "less_identity", "rows_of"]
+__all__ = ["ALL_POSITIONS", "as_one", "less_identity", "pooled_row", "rows_of"]
+
+ALL_POSITIONS = "[all positions]"
+"""The target of an answer that is read from the mean of all positions."""
 
 
 def rows_of(result: Attribution, tokens: Sequence[int]) -> Attribution:
@@ -48,3 +53,14 @@ def less_identity(result: Attribution, rows: Sequence[int]) -> Attribution:
         elif elsewhere is not None:
             elsewhere[:, k] -= 1
     return replace(result, values=values, elsewhere=elsewhere, steps=(*result.steps, "less itself"))
+
+
+def pooled_row(result: Attribution) -> Attribution:
+    """The one row of an answer that a model reads from the mean of all its positions.
+
+    >>> from attnflow import Rollout
+    >>> from attnflow.testing import random_trace
+    >>> pooled_row(Rollout()(random_trace(length=4), layers=-1)).values.shape
+    (1, 1, 4)
+    """
+    return replace(as_one(result), targets=Tokens((ALL_POSITIONS,), (0,)))
