@@ -56,7 +56,7 @@ def test_explain_shows_prediction_target_and_layers(
     assert re.search(r"layer +1 +2 +3", shown)
     assert len(re.findall(r"^ *author +\S+ +\S+ +\S+$", shown, re.MULTILINE)) == 1
     assert "\x1b" not in shown
-    table = [line for line in shown.splitlines() if re.search(r" \.\d\d| 1\.0", line)]
+    table = [line for line in shown.splitlines() if re.search(r"^ *\S+ +(\.\d\d|1\.0)", line)]
     assert all(len(line) <= 80 for line in table)
     assert _run(["explain", "--model", folder, TEXT]) == 0
     assert not re.search(r"layer +1 +2 +3", capsys.readouterr().out)  # on request only

@@ -14,7 +14,15 @@ from attnflow.tokens import Tokens
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.text import join, visible
 
-__all__ = ["WordRow", "caveats", "place_of", "sources_sentence", "unit_of", "word_row"]
+__all__ = [
+    "WordRow",
+    "caveats",
+    "is_framing",
+    "place_of",
+    "sources_sentence",
+    "unit_of",
+    "word_row",
+]
 
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _WORTH_SAYING = 0.1  # the share of saturated flows from which a reader is told first
@@ -103,7 +111,7 @@ def sources_sentence(
     """
     row = word_row(result, rows, layer=layer)
     name = row.target if subject is None else subject
-    order = _order(row)
+    order = [n for n in _order(row) if not is_framing(row.names[n])]
     if common is not True:
         plain = [name.rstrip(_SUPERSCRIPTS) for name in row.names]
         skipped = common_tokens(plain, None if common is False else common)
@@ -144,6 +152,16 @@ def caveats(result: Attribution, rows: Sequence[int] | None = None) -> list[str]
             "target. Read a lower layer or use another method."
         )
     return sentences
+
+
+def is_framing(name: str) -> bool:
+    """Whether a word is a sign of form that no person wrote: a turn of a chat, a line end alone.
+
+    >>> is_framing("<|im_start|>⁰"), is_framing("⏎⏎"), is_framing("key")
+    (True, True, False)
+    """
+    plain = name.strip().rstrip(_SUPERSCRIPTS)
+    return (plain.startswith("<|") and plain.endswith("|>")) or not plain.strip("⏎␣ \n")
 
 
 def place_of(layer: int) -> str:

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import statements_of
 from attnflow.show.png import picture_address
-from attnflow.show.sentences import caveats, place_of, sources_sentence, unit_of, word_row
+from attnflow.show.sentences import (
+    caveats,
+    is_framing,
+    place_of,
+    sources_sentence,
+    unit_of,
+    word_row,
+)
 from attnflow.tokens.patches import enlarge
 
 if TYPE_CHECKING:
@@ -105,7 +112,10 @@ def _sentences(result: Attribution, rows: Sequence[int]) -> list[str]:
     if result.sources.grid is not None:
         return []
     if len(rows) == 1:
-        return [sources_sentence(result, rows, k=4)]
+        prediction = result.prediction
+        predicting = prediction is not None and prediction.position == result.targets.positions[0]
+        subject = prediction.label if prediction is not None and predicting else None
+        return [sources_sentence(result, rows, k=4, subject=subject)]
     if "completion" in result.provenance:
         statements = statements_of(result)
         if any(len(statement.sources) > 1 for statement in statements):
@@ -139,18 +149,20 @@ def _predicting(result: Attribution, rows: Sequence[int]) -> Sequence[int]:
 def _shaded(result: Attribution, row: WordRow) -> str:
     """The text; words with a share worth seeing have a background, the rest is plain."""
     spelled = result.sources.surfaces()
-    sizes = np.sort(np.abs(row.values))[::-1]
+    pairs = zip(row.names, np.abs(row.values).tolist(), strict=True)
+    words = [0.0 if is_framing(name) else size for name, size in pairs]
+    sizes = np.sort(words)[::-1]
     strongest = float(sizes[0]) or 1.0
     faintest = max(_FAINTEST * strongest, float(sizes[min(_SHADED, len(sizes) - 1)]))
     parts: list[str] = []
     length = 0
-    for value, columns in zip(row.values.tolist(), row.columns, strict=True):
+    for value, size, columns in zip(row.values.tolist(), words, row.columns, strict=True):
         surface = "".join(spelled[column] for column in columns)
         length += len(surface)
         if length > _LONGEST:
             parts.append(" …")
             break
-        lit = abs(value) >= faintest and bool(surface.strip())
+        lit = size >= faintest and bool(surface.strip())
         number = row.number(value)
         parts.append(_word(surface, value / strongest, number) if lit else _escaped(surface))
     return "".join(parts)

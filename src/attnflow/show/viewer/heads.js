@@ -98,7 +98,7 @@
       }
       pairs.sort((a, b) => b[0] - a[0]);
       const listed = pairs.slice(0, 3).map(([w, i, j]) => `“${this.names[i]}” at “${this.names[j]}” (${Math.round(100 * w)} %)`);
-      return `Layer ${this.heads.layers[layer]}, head ${head + 1}: ${listed.join(", ")}. Rows look, columns are looked at; darker is more.`;
+      return `Layer ${this.heads.layers[layer]}, head ${head + 1}: ${listed.join(", ")}. Rows look, columns are looked at; stronger is more.`;
     }
 
     point(event) {

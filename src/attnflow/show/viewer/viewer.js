@@ -414,7 +414,9 @@
       this.answer?.update(this.rows, this.state.unit);
       this.text.update(paint);
       this.picture?.update(paint);
-      const common = { cuttable: Boolean(this.graph), source: this.state.source };
+      const comparing = this.state.other !== null && this.state.other !== this.state.result;
+      this.root.classList.toggle("af-comparing", comparing);
+      const common = { cuttable: Boolean(this.graph) && !comparing, source: this.state.source };
       this.ranking.update({ passages, words: this.measured(words, total, unit, peak), total, unit, ...common });
       this.heading.textContent = this.passages.length ? "Where it came from" : `What ${quoted(this.subject())} draws on`;
       this.updateBeside();
@@ -489,11 +491,11 @@
 
     legendText(result, unit) {
       const what = {
-        share: "darker: a larger share of all that it draws on",
-        flow: "darker: a larger flow, the most that could come through",
+        share: "stronger: a larger share of all that it draws on",
+        flow: "stronger: a larger flow, the most that could come through",
         difference: "blue raises it, orange holds it back, against the baseline",
-        none: "darker: a larger value, as the method computes it",
-        max: "darker: nearer to the strongest source, which is 1",
+        none: "stronger: a larger value, as the method computes it",
+        max: "stronger: nearer to the strongest source, which is 1",
       }[unit];
       const dots = result.record.saturated ? "; dotted: saturated, the same for any target" : "";
       return `Shading, ${what}${dots}.`;
