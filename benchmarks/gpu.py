@@ -375,7 +375,9 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
     }
     for name, label in labels.items():
         left.plot(lengths, [row[name] for row in rows], marker="o", label=label)
-        right.plot(lengths, [max(row[f"{name} GB"], 0.001) for row in rows], marker="o", label=label)
+        right.plot(
+            lengths, [max(row[f"{name} GB"], 0.001) for row in rows], marker="o", label=label
+        )
     weights = [32 * 32 * length**2 * 4 / GIGABYTE for length in lengths]
     right.plot(lengths, weights, linestyle="--", color="grey", label="the weights would take")
     left.axhline(1, color="grey", linewidth=1)
