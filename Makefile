@@ -47,6 +47,11 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/flow.py --output out/bench
 	$(BIN)/python benchmarks/memory.py --output out/bench
 	$(BIN)/python benchmarks/generation.py --output out/bench
+	$(BIN)/python benchmarks/long_context.py --output out/bench
+
+# Long contexts on a machine with CUDA: every bar of docs/long-context.md as a ratio, in one run.
+bench-gpu: $(STAMP)
+	$(BIN)/python benchmarks/gpu.py --output out/bench
 
 # Peers need packages of their own, which stay out of the environment we develop in. DATA is a folder
 # with running text, as for `attnflow experiment ablation`; without it, facts only.

@@ -375,7 +375,9 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
     }
     for name, label in labels.items():
         left.plot(lengths, [row[name] for row in rows], marker="o", label=label)
-        right.plot(lengths, [max(row[f"{name} GB"], 0.01) for row in rows], marker="o", label=label)
+        right.plot(
+            lengths, [max(row[f"{name} GB"], 0.001) for row in rows], marker="o", label=label
+        )
     weights = [32 * 32 * length**2 * 4 / GIGABYTE for length in lengths]
     right.plot(lengths, weights, linestyle="--", color="grey", label="the weights would take")
     left.axhline(1, color="grey", linewidth=1)
@@ -384,6 +386,7 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
         axes.set_xticks(lengths, [f"{int(length):,}" for length in lengths], rotation=30)
         axes.set_xlabel("tokens")
     right.set_yscale("log")
+    right.set_ylim(top=1e8)  # room for the legend
     left.set_ylabel("time, plain prefill = 1")
     right.set_ylabel("extra memory, GB")
     left.set_ylim(bottom=0)

@@ -106,8 +106,8 @@ def one_row(tokens: int = 2048, repeats: int = 3) -> str:
     off = float(abs(product[-1] - row).max())
     fast = statistics.median(times)
     return (
-        f"| one row of rollout, {tokens:,} × {LAYERS} layers ({fast:.2f} s) | {everything / fast:.0f} × "
-        f"faster than whole matrices, {off:.0e} apart | ≥ 50 × |"
+        f"| one row of rollout, {tokens:,} × {LAYERS} layers ({fast:.2f} s) | "
+        f"{everything / fast:.0f} × faster than whole matrices, {off:.0e} apart | ≥ 50 × |"
     )
 
 

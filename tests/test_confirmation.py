@@ -79,7 +79,7 @@ def test_generate_and_explain_confirm_on_request(tmp_path: Path) -> None:
     assert result.prediction is not None
     assert confirmation.probability == pytest.approx(result.prediction.probability, rel=1e-4)
     assert set(confirmation.sources) <= {"keys", "to", "the"}
-    assert str(confirmation) in result._repr_html_()
+    assert str(confirmation) in result._remarks()
     for name in ("result.json", "result.safetensors"):
         result.save(tmp_path / name)
         assert Attribution.load(tmp_path / name).confirmation == confirmation

@@ -191,7 +191,7 @@ def test_gradients_of_another_choice() -> None:
         expected = found[k].gradients
         assert expected is not None
         assert np.allclose(trace.gradients, expected, atol=1e-4 * abs(expected).max())  # type: ignore[arg-type]
-    by_explain = attnflow.explain(model, inputs, "gradient-rollout", answer=2)
+    by_explain = attnflow.explain(model, inputs, "gradient-rollout", targets="all", answer=2)
     assert np.allclose(by_explain.values, GradientRollout()(found[2]).values)
 
 

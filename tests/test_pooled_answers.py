@@ -80,3 +80,26 @@ def test_methods_are_judged_by_the_row_that_answers(pooling: str) -> None:
     row = judge._row(Rollout(), trace, lambda _: None)
     assert len(row.targets) == 1
     assert (row.targets[0] == ALL_POSITIONS) is (pooling == "mean")
+
+
+def test_the_default_follows_the_kind_of_model() -> None:
+    """Text encoders whose blocks are known are taken apart; what else does not write is not."""
+    from attnflow.api.one_call import default_method
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }  # fmt: skip
+    bert = transformers.BertConfig(vocab_size=40, **sizes)
+    vit = transformers.ViTConfig(image_size=8, patch_size=4, **sizes)
+    expected = {
+        transformers.BertForSequenceClassification(bert): "alti",
+        transformers.BertForMaskedLM(bert): "alti",
+        transformers.BertModel(bert): "rollout",  # no answer to explain
+        transformers.ViTForImageClassification(vit): "rollout",  # no evidence on images
+        classifier("mean"): "rollout",  # its blocks are not declared
+    }
+    for model, name in expected.items():
+        assert default_method(model.eval()).name == name, type(model).__name__
+    assert attnflow.explain(None, "the keys to the cabinet").method.name == "alti"

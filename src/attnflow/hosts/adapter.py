@@ -296,6 +296,10 @@ class Adapter(ABC):
                 "input gradients need no access; an adapter gives it with `run_with`."
             )
 
+    def takes_apart(self, model: nn.Module) -> bool:
+        """Whether it is a text encoder with an answer whose blocks can be taken apart."""
+        return False
+
     def explains_rows(self, model: nn.Module) -> bool:
         """Whether every position has an answer of its own whose gradient `gradient_rows` gives."""
         return False

@@ -115,6 +115,10 @@ class EmbeddedAdapter(Adapter):
         with _watched(model, blocks, Session(intervention=intervention)):
             return self.forward(model, inputs)
 
+    def takes_apart(self, model: nn.Module) -> bool:
+        """Its blocks are our own."""
+        return True
+
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Scores | None]:

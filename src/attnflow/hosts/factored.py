@@ -199,10 +199,10 @@ def told_memory(model: nn.Module, length: int) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
-        used = torch.cuda.max_memory_allocated()
+        peak = torch.cuda.max_memory_allocated()
         raise OutOfMemoryError(
             f"{type(model).__name__} over {length} tokens needs more than the device's "
-            f"{size_in_words(total)}: {size_in_words(used)} were in use at most, and "
+            f"{size_in_words(total)}: {size_in_words(peak)} were in use at most, and "
             f"{size_in_words(free)} are free. Rollout onto spans (roll_out_spans) keeps one layer "
             "at a time and needs least; otherwise shorten the text or load the model in bfloat16."
         ) from error

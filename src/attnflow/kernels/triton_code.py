@@ -159,8 +159,8 @@ def spans_up_kernel(
                 s = _log2_scores(tl.dot(q3, k, input_precision=PRECISION), scale2, cap2, CAPPED)
                 p += tl.exp2(s - l3[:, None])
             if phase != 1:
-                visible = _visible(rows[:, None], columns[None, :], n, before, after, hidden, BEFORE,
-                             AFTER, HIDDEN)  # fmt: skip
+                visible = _visible(rows[:, None], columns[None, :], n, before, after, hidden,
+                                   BEFORE, AFTER, HIDDEN)  # fmt: skip
                 p = tl.where(visible, p, 0.0)
             places = spans + columns[:, None].to(tl.int64) * S + columns_of_spans[None, :]
             if phase == 1:
@@ -235,8 +235,8 @@ def rows_down_kernel(
                     weight = tl.maximum(weight, 0.0)
                 p += weight
             if phase != 1:
-                visible = _visible(rows[None, :], keys[:, None], n, before, after, hidden, BEFORE, AFTER,
-                             HIDDEN)  # fmt: skip
+                visible = _visible(rows[None, :], keys[:, None], n, before, after, hidden,
+                                   BEFORE, AFTER, HIDDEN)  # fmt: skip
                 p = tl.where(visible, p, 0.0)
             places = vectors + rows[:, None].to(tl.int64) * T + targets[None, :]
             if phase == 1:

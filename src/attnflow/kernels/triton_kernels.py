@@ -70,11 +70,11 @@ def log_sum_exp(layer: Factors) -> Tensor:
 
 
 def spans_up(
-    layer: Factors, sums: Tensor, spans: Tensor, shares: Tensor, tiles: Tiles = SPANS_UP
+    layer: Factors, sums: Tensor, spans: Tensor, shares: Tensor, tiles: Tiles | None = None
 ) -> Tensor:
     """`(n, spans)`: the weighted mean of the heads' attention times the spans."""
     parts = [
-        _fitting(tiles, layer, partial(_spans_up, layer, sums, part, shares))
+        _fitting(tiles, SPANS_UP, layer, partial(_spans_up, layer, sums, part, shares))
         for part in spans.split(_WIDEST, dim=1)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -99,22 +99,24 @@ def _spans_up(layer: Factors, sums: Tensor, spans: Tensor, shares: Tensor, tiles
 
 
 def rows_down(
-    layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles = ROWS_DOWN
+    layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles | None = None
 ) -> Tensor:
     """`(targets, n)`: vectors times the weighted mean of the heads' attention."""
     parts = [
-        _fitting(tiles, layer, partial(_rows_down, layer, sums, part, shares, False))
+        _fitting(tiles, ROWS_DOWN, layer, partial(_rows_down, layer, sums, part, shares, False))
         for part in vectors.split(_TARGETS)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def gradient_rows_down(
-    layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles = GRADIENT_ROWS_DOWN
+    layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles | None = None
 ) -> Tensor:
     """`(targets, n)`: vectors times what each weight adds to the score, where it raises it."""
     parts = [
-        _fitting(tiles, layer, partial(_rows_down, layer, sums, part, shares, True))
+        _fitting(
+            tiles, GRADIENT_ROWS_DOWN, layer, partial(_rows_down, layer, sums, part, shares, True)
+        )
         for part in vectors.split(_TARGETS)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -143,10 +145,14 @@ def _rows_down(
     return out.sum(dim=0).mul_(largest)
 
 
-def _fitting(tiles: Tiles, layer: Factors, launch: Callable[[Tiles], Tensor]) -> Tensor:
-    """The product with these tiles, or with smaller ones where the chip cannot hold them."""
+def _fitting(
+    tiles: Tiles | None, usual: Tiles, layer: Factors, launch: Callable[[Tiles], Tensor]
+) -> Tensor:
+    """The product with these tiles; else with the usual or the next smaller that the chip holds."""
+    if tiles is not None:
+        return launch(tiles)
     exact = layer.query.dtype == torch.float32
-    for shape in () if exact else (tiles, *_SMALLER):
+    for shape in () if exact else (usual, *_SMALLER):
         try:
             return launch(shape)
         except OutOfResources:

@@ -48,6 +48,7 @@ class CompletionCase:
     >>> ablation = CompletionAblation(model=model, prompt_ids=[5, 6, 7], completion_ids=[8])
     >>> sources = Sources.of_spans(["a", "b", "c"], {"first": (0, 1), "last": (2, 3)})
     >>> case = CompletionCase(model, tokenizer, ablation, sources)
+    >>> from attnflow.evaluation.ablation import LeaveOneOut
     >>> len(case.attribution(None).sources), len(case.measured(LeaveOneOut()).sources)
     (3, 2)
     """

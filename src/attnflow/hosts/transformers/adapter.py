@@ -213,6 +213,17 @@ class TransformersAdapter(Adapter):
         with attending(tower, intervention=intervention):
             return tower(**inputs)
 
+    def takes_apart(self, model: nn.Module) -> bool:
+        """A classifier or masked language model of a declared family that reads text."""
+        host, facts, config = cast(PreTrainedModel, model), self.facts(model), _config(model)
+        encoder = not facts.causal and not facts.encoder_decoder and facts.answer is not None
+        if not encoder or hasattr(config, "patch_size") or not uses_the_interface(host):
+            return False
+        try:
+            return bool(declared_parts(host.base_model, config.model_type, type(model).__name__))
+        except UnsupportedModelError:
+            return False
+
     def explains_rows(self, model: nn.Module) -> bool:
         """A causal language model in which attention alone carries one position to another."""
         host, facts = cast(PreTrainedModel, model), self.facts(model)

@@ -1,0 +1,184 @@
+"""Products without the matrix: every way against plain loops, and plain loops against eager."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attnflow.errors import InputError
+from attnflow.kernels import blocks, loops
+from attnflow.kernels.dispatch import WAYS, products_of, way_for
+from attnflow.kernels.factors import Band, Factors
+from attnflow.kernels.layer import FactoredLayer
+from attnflow.trace.factors import LayerMix
+
+PRODUCTS = ("rows_down", "spans_up", "gradient_rows_down")
+
+
+def factors(
+    heads: int = 4, key_heads: int = 2, length: int = 37, width: int = 8, **options: Any
+) -> Factors:
+    noise = torch.Generator().manual_seed(0)
+    query, gradient = torch.randn(2, heads, length, width, generator=noise) * 2
+    key, value = torch.randn(2, key_heads, length, width, generator=noise)
+    options.setdefault("band", Band.causal())
+    return Factors(query, key, width**-0.5, value=value, gradient=gradient, **options)
+
+
+def padding(length: int = 37) -> Tensor:
+    hidden = torch.zeros(length, dtype=torch.bool)
+    hidden[:5] = hidden[20] = True
+    return hidden
+
+
+CASES = {
+    "grouped": factors(),
+    "one key head for each": factors(key_heads=4),
+    "three heads a group": factors(heads=6),
+    "window": factors(band=Band.causal(5)),
+    "bidirectional": factors(band=Band()),
+    "local": factors(band=Band(3, 3)),
+    "soft cap": factors(softcap=3.0),
+    "sink": factors(sink=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+    "padding": factors(hidden=padding()),
+    "padding and window": factors(hidden=padding(), band=Band.causal(4)),
+    "several tiles": factors(heads=2, key_heads=1, length=130, width=16),
+    "window over tiles": factors(2, 1, 100, 16, band=Band.causal(70)),
+    "uneven band": factors(2, 1, 100, 16, band=Band(40, 20)),
+}
+
+
+def vectors_for(product: str, layer: Factors) -> tuple[Tensor, Tensor]:
+    noise = torch.Generator().manual_seed(1)
+    shape = (layer.length, 5) if product == "spans_up" else (3, layer.length)
+    shares = torch.rand(layer.heads, generator=noise)
+    shares[-1] = 0.0  # a head that does not count
+    return torch.rand(shape, generator=noise), shares / shares.sum()
+
+
+def expected(product: str, layer: Factors, vectors: Tensor, shares: Tensor) -> Any:
+    return getattr(loops, product)(layer, vectors.double().numpy(), shares.double().numpy())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plain_loops_are_eager_attention(name: str) -> None:
+    """Against torch's softmax over a score matrix that is written down here again."""
+    layer = CASES[name]
+    keys = layer.key.repeat_interleave(layer.groups, dim=0)
+    scores = layer.query.double() @ keys.double().transpose(1, 2) * layer.scale
+    if layer.softcap:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    i, j = torch.meshgrid(*[torch.arange(layer.length)] * 2, indexing="ij")
+    allowed = torch.ones_like(i, dtype=torch.bool)
+    if layer.band.after is not None:
+        allowed &= j <= i + layer.band.after
+    if layer.band.before is not None:
+        allowed &= j >= i - layer.band.before
+    if layer.hidden is not None:
+        allowed &= ~layer.hidden[None]
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    if layer.sink is not None:
+        scores = torch.cat([scores, layer.sink.double()[:, None, None].expand(-1, 37, 1)], dim=-1)
+    weights = scores.softmax(dim=-1).nan_to_num()[..., : layer.length]
+    np.testing.assert_allclose(loops.weights_of(layer), weights.numpy(), atol=1e-7)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("name", CASES)
+def test_blocks_equal_plain_loops(name: str, product: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(blocks, "_ROWS", 16)
+    monkeypatch.setattr(blocks, "_NUMBERS", 2000)
+    layer = CASES[name]
+    vectors, shares = vectors_for(product, layer)
+    ours = getattr(blocks, product)(layer, blocks.log_sum_exp(layer), vectors, shares)
+    np.testing.assert_allclose(ours, expected(product, layer, vectors, shares), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_single_rows_and_columns_equal_plain_loops(name: str) -> None:
+    layer = CASES[name]
+    weights = loops.weights_of(layer)
+    rows = torch.tensor([0, 7, layer.length - 1])
+    ours = blocks.weight_rows(layer, blocks.row_sums(layer, rows), rows)
+    np.testing.assert_allclose(ours, weights[:, rows], atol=1e-6)
+    shares = torch.full((layer.heads,), 1 / layer.heads)
+    columns = blocks.weight_columns(layer, blocks.log_sum_exp(layer), rows, shares)
+    np.testing.assert_allclose(columns, weights.mean(axis=0)[:, rows], atol=1e-6)
+
+
+@pytest.mark.parametrize("drop", [(), (0,), (0, 9, 36)])
+@pytest.mark.parametrize("name", ["grouped", "window", "sink", "padding", "bidirectional"])
+def test_a_layers_matrix_with_residual_and_dropped_columns(name: str, drop: Any) -> None:
+    """Against the matrix as `Mixing` forms it, from the weights of the plain loops."""
+    layer, heads = CASES[name], (0.4, 0.3, 0.2, 0.1)
+    mixed = np.einsum("h,hij->ij", heads, loops.weights_of(layer))
+    matrix = mixed.copy()
+    matrix[:, list(drop)] = 0.0
+    for position in drop:
+        matrix[position, position] = mixed[position, position]
+    for i, (row, mass) in enumerate(zip(matrix, mixed.sum(axis=1), strict=True)):
+        if row.sum() > 0:
+            row *= mass / row.sum()
+        elif mass > 0:
+            row[i] = mass
+    matrix = 0.75 * matrix + 0.25 * np.eye(layer.length)
+    ours = FactoredLayer(layer)
+    mix = LayerMix(heads, residual=0.25, drop=drop)
+    down = ours.array(ours.times(ours.unit_rows(range(layer.length)), mix))
+    np.testing.assert_allclose(down, matrix, atol=1e-5)
+    np.testing.assert_allclose(ours.spans(torch.eye(layer.length), mix), matrix, atol=1e-5)
+
+
+def test_what_is_left_beside_a_sink_keeps_its_digits() -> None:
+    """The first position takes all but a millionth: subtraction from 1 would lose the rest."""
+    layer = factors(heads=1, key_heads=1, length=12)
+    key, query = layer.key.clone(), layer.query.clone()
+    query[..., 0], key[..., 0], key[:, 0, 0] = 1.0, 0.0, 45.0
+    layer = Factors(query, key, layer.scale)
+    weights = loops.weights_of(layer)[0]
+    assert weights[1:, 0].min() > 1 - 1e-4
+    rest = weights.copy()
+    rest[1:, 0] = 0.0
+    rest /= rest.sum(axis=1, keepdims=True)
+    ours = FactoredLayer(layer)
+    down = ours.array(ours.times(ours.unit_rows(range(12)), LayerMix((1.0,), drop=(0,))))
+    np.testing.assert_allclose(down, rest, atol=1e-4)
+
+
+def test_the_dispatch_says_what_it_chose() -> None:
+    assert way_for(torch.device("cpu")) == "blocks"
+    assert FactoredLayer(factors()).way == WAYS["blocks"]
+    assert FactoredLayer(factors(), way="loops").way == "plain loops"
+    with pytest.raises(InputError, match="'triton', 'blocks', 'loops'"):
+        products_of("cuda")  # type: ignore[arg-type]
+    layer, mix = factors(length=6), LayerMix((0.25,) * 4, 0.5)
+    by_loops, by_blocks = (FactoredLayer(layer, way=way) for way in ("loops", "blocks"))
+    rows = by_loops.unit_rows([5])
+    np.testing.assert_allclose(by_loops.times(rows, mix), by_blocks.times(rows, mix), atol=1e-6)
+
+
+def test_factors_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="a multiple of key heads; got"):
+        Factors(torch.zeros(3, 4, 8), torch.zeros(2, 4, 8), 1.0)
+    with pytest.raises(InputError, match="also need the values"):
+        Factors(torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), 1.0).gradient_factors()
+
+
+def test_triton_kernels_equal_plain_loops_in_the_interpreter() -> None:
+    """In a process of its own: the interpreter must be chosen before Triton is imported."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("triton_cases.py")
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    assert run.stdout.count("equal") == len(CASES) * (1 + 2 * len(PRODUCTS))

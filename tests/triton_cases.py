@@ -1,0 +1,33 @@
+"""The Triton kernels on small shapes, in Triton's interpreter: run by tests/test_kernels.py.
+
+TRITON_INTERPRET=1 python tests/triton_cases.py
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from test_kernels import CASES, PRODUCTS, expected, vectors_for
+
+from attnflow.kernels import blocks, triton_kernels
+from attnflow.kernels.triton_kernels import Tiles
+
+
+def main() -> None:
+    """Every case with the tiles of float32, and with tiles that sum several heads."""
+    for name, layer in CASES.items():
+        sums = triton_kernels.log_sum_exp(layer)
+        np.testing.assert_allclose(sums, blocks.log_sum_exp(layer), atol=1e-5, err_msg=name)
+        print(name, "log-sum-exp equal")
+        for product in PRODUCTS:
+            vectors, shares = vectors_for(product, layer)
+            truth = expected(product, layer, vectors, shares)
+            for tiles in (None, Tiles(32, 16, heads=4)):
+                ours = getattr(triton_kernels, product)(layer, sums, vectors, shares, tiles)
+                np.testing.assert_allclose(ours, truth, atol=2e-5, err_msg=f"{name} {product}")
+                print(name, product, tiles, "equal")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
