@@ -32,6 +32,7 @@ RANK = {
     "generation": 7,
     "evaluation": 8,
     "experiments": 9,
+    "corpus": 9,
     "api": 10,
     "web": 12,
     "cli": 13,
@@ -41,7 +42,7 @@ RANK = {
 # A result is loaded, drawn and shown by name: upward, inside a function, and nowhere else.
 LAZY_DOORS = {("attribution", "methods"), ("attribution", "show")}
 
-RUN_MODELS = {"hosts", "generation", "evaluation", "experiments", "models", "testing"}
+RUN_MODELS = {"hosts", "generation", "evaluation", "experiments", "corpus", "models", "testing"}
 HEAVY = {
     "torch": RUN_MODELS,
     "transformers": RUN_MODELS,
@@ -51,7 +52,7 @@ HEAVY = {
     "pydantic": {"web"},
     "starlette": {"web"},
     "matplotlib": {"show"},
-    "ray": set[str](),
+    "ray": {"corpus"},
 }
 MOST_TOP_LEVEL_MODULES = 12  # beside __init__ and __main__
 

@@ -108,9 +108,10 @@ __all__ = [
 _SUBMODULES = {
     **{
         name: f"attnflow.{name}"
-        for name in ("errors", "evaluation", "experiments", "generation", "hosts", "maxflow")
+        for name in ("corpus", "errors", "evaluation", "experiments", "generation", "hosts")
     },
-    **{name: f"attnflow.{name}" for name in ("methods", "models", "show", "testing", "tokens")},
+    **{name: f"attnflow.{name}" for name in ("maxflow", "methods", "models", "show", "testing")},
+    "tokens": "attnflow.tokens",
     "plots": "attnflow.show.plots",
 }
 
@@ -123,6 +124,7 @@ _EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "web"),
     "matplotlib": "plots",
     "scipy": "evaluate",
+    "pyarrow": "corpus",
 }
 
 
