@@ -19,6 +19,7 @@ import typer
 from attnflow._version import __version__
 from attnflow.cli.ablation import ablation
 from attnflow.cli.check import check
+from attnflow.cli.corpus import app as corpus
 from attnflow.cli.demo import demo
 from attnflow.cli.evaluate import evaluate
 from attnflow.cli.experiment import app as experiments
@@ -46,6 +47,7 @@ for _command in (explain, generate, report, serve, evaluate, check, methods, dem
     app.command()(_command)
 experiments.command(name="ablation")(ablation)
 app.add_typer(experiments)
+app.add_typer(corpus)
 
 
 def _show_version(requested: bool) -> None:

@@ -27,7 +27,17 @@ from attnflow import storage
 from attnflow.errors import FileError, InputError, shorten
 from attnflow.evaluation.journal import fingerprint
 
-__all__ = ["MANIFEST", "METADATA", "OutputFolder", "PartNotes", "read_manifest", "write_part"]
+__all__ = [
+    "MANIFEST",
+    "METADATA",
+    "OutputFolder",
+    "PartNotes",
+    "notes_of",
+    "part_path",
+    "read_manifest",
+    "read_notes",
+    "write_part",
+]
 
 MANIFEST = "_manifest.json"
 METADATA = b"attnflow"
@@ -72,6 +82,16 @@ def read_notes(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return notes if isinstance(notes, dict) else None
+
+
+def notes_of(path: Path) -> PartNotes | None:
+    """The counts of a part that is there and whole."""
+    notes = read_notes(path) if path.exists() else None
+    return None if notes is None else _counts(notes)
+
+
+def _counts(notes: Mapping[str, Any]) -> PartNotes:
+    return PartNotes(*(int(notes[name]) for name in ("shard", "texts", "errors", "tokens")))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -177,8 +197,7 @@ class OutputFolder:
                     f"{shorten(str(path))} belongs to another run than {MANIFEST} beside it. Move "
                     "it away, or name another folder."
                 )
-            names = ("shard", "texts", "errors", "tokens")
-            parts[int(notes["shard"])] = PartNotes(*(int(notes[name]) for name in names))
+            parts[int(notes["shard"])] = _counts(notes)
         return parts
 
     def _refuse_strangers(self) -> None:

@@ -10,9 +10,11 @@ layer            the layer that is read
 level            what a source is: token, word, sentence, document
 prediction       what the model says at the target; of a completion, the completion
 probability      of the prediction, from 0 to 1; null for completions
-sources          the strongest, strongest first: text, position (of its first token), value,
-                 share (of the row's absolute sum), and where a solver certifies them lower and
-                 upper bounds of the value, and whether it is saturated
+sources          the strongest, strongest first: text, number (among all sources, from 0),
+                 position (of its first token), value, share (of the row's absolute sum), and where
+                 a solver certifies them lower and upper bounds of the value, and whether it is
+                 saturated
+source_count     how many sources there are
 elsewhere        what falls on no source, in the unit of the values; null where it is not known
 flags            what limits the row: collapsed, saturated, alone (see docs/corpora.md)
 source_texts, values   every source and its value, where they are asked for
@@ -41,6 +43,7 @@ _MOSTLY = 0.5  # the share of saturated sources from which a row is flagged
 SOURCE = pa.struct(
     [
         pa.field("text", pa.string()),
+        pa.field("number", pa.int32()),
         pa.field("position", pa.int32()),
         pa.field("value", pa.float64()),
         pa.field("share", pa.float64()),
@@ -62,6 +65,7 @@ SCHEMA = pa.schema(
         pa.field("prediction", pa.string()),
         pa.field("probability", pa.float64()),
         pa.field("sources", pa.list_(SOURCE)),
+        pa.field("source_count", pa.int32()),
         pa.field("elsewhere", pa.float64()),
         pa.field("flags", pa.list_(pa.string())),
         pa.field("source_texts", pa.list_(pa.string())),
@@ -139,6 +143,7 @@ class _Grouped:
             "prediction": completion if prediction is None else prediction.label,
             "probability": None if prediction is None else prediction.probability,
             "sources": self._top(target, grouped, float(np.abs(values).sum())),
+            "source_count": len(self.names),
             "elsewhere": self._elsewhere(target, values, grouped),
             "flags": [*flags, *self._limits(target)],
             "source_texts": self.names if self.settings.values else None,
@@ -159,6 +164,7 @@ class _Grouped:
         return [
             {
                 "text": self.names[k],
+                "number": k,
                 "position": self.positions[k],
                 "value": float(values[k]),
                 "share": float(values[k] / size) if size > 0 else 0.0,
