@@ -25,4 +25,4 @@ def test_a_full_disk_destroys_nothing(tmp_path: Path) -> None:
 
 
 def test_every_kind_is_counted() -> None:
-    assert len(torture.KINDS) == 11
+    assert len(torture.KINDS) == 13

@@ -102,6 +102,7 @@ class RayEngine(Engine):
         context = self._data.DataContext.get_current()
         context.enable_progress_bars = False
         context.print_on_execution_start = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         items = [{name: vars(shard)[name] for name in _FIELDS} for shard in shards]
         rows = self._data.from_items(items, override_num_blocks=min(len(items), _MOST_BLOCKS))
         parts = rows.map_batches(
