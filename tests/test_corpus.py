@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import torture_corpus
 from attnflow import corpus, explain, explain_completion, generate
+from attnflow.cli.app import _run
+from attnflow.corpus import corpus_run
 from attnflow.corpus.dataset import Corpus
 from attnflow.corpus.engine import BatchBegun, PartDone
 from attnflow.corpus.files import DataFile, Problem, find_files
+from attnflow.corpus.local_engine import InlineEngine, _Assignments
 from attnflow.corpus.output_folder import PartNotes
-from attnflow.corpus.plan import Plan, ShardReader
+from attnflow.corpus.plan import Plan, Shard, ShardReader
 from attnflow.corpus.progress_report import Tally
 from attnflow.corpus.settings import Columns, Settings
+from attnflow.corpus.shard_worker import ShardWorker, load_explainer
 from attnflow.errors import FileError, InputError, StoppedError
+from attnflow.hosts.load import Loaded
 from attnflow.methods import quiet_about_limits
 from attnflow.models.verb_number import load_verb_number
 from attnflow.testing import tiny_decoder, tiny_encoder
@@ -440,3 +448,151 @@ def test_progress_counts_what_is_done() -> None:
     assert tally.add(BatchBegun(0, texts=1, tokens=5)).tokens == 35
     state = tally.add(PartDone(PartNotes(shard=0, texts=5, errors=1, tokens=40)))
     assert (state.texts, state.tokens, state.errors, state.resumed) == (7, 40, 2, 2)
+
+
+class _FakeProcess:
+    def __init__(self) -> None:
+        self.shard: Any = None
+        self.batch: tuple[int, ...] = ()
+        self.messages: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+
+
+def test_a_text_that_ends_processes_becomes_an_error_row_in_the_end() -> None:
+    process: Any = _FakeProcess()
+    shards = [Shard(0, 0, 4, 0, 0, 0), Shard(1, 4, 4, 0, 4, 0)]
+    assignments = _Assignments(shards, {})
+
+    def die_in(batch: tuple[int, ...]) -> dict[str, Any]:
+        for _ in range(3):
+            assignments.assign(process)
+            process.batch = batch
+            assignments.give_back(process, "was ended by SIGKILL")
+        assignments.assign(process)
+        assert process.shard == shards[0]
+        return process.messages[-1]
+
+    message = die_in((1, 2))
+    assert (sorted(message["careful"]), message["lethal"]) == ([1, 2], {})
+    assignments.give_back(process, "ended before any batch")
+    message = die_in((2,))
+    assert "was ended by SIGKILL, 3 times" in message["lethal"][2]
+    assignments.finish(process, PartNotes(0, 4, 1, 9))
+    assert process.shard == shards[1]
+    assert process.messages[-1]["careful"] == []
+
+
+def test_texts_under_suspicion_are_run_alone_and_lethal_ones_not_at_all(tmp_path: Path) -> None:
+    data, settings = write_texts(tmp_path), Settings(methods=("rollout",))  # type: ignore[arg-type]
+    plan = Plan.of([DataFile(data)], 10)
+    batches: list[list[int]] = []
+    worker = ShardWorker(
+        load_explainer(settings, tiny_encoder()),
+        [str(data)],
+        tmp_path,
+        {},
+        told=lambda report: batches.append(report.texts),
+    )
+    notes = worker.run(plan.shards[0], {2: "It ended the process."}, careful=[0])
+    rows = pq.read_table(tmp_path / "part-00000000.parquet").to_pylist()
+    assert notes.errors == 1
+    assert rows[2]["error"] == "It ended the process."
+    assert all(len(batch) == 1 for batch in batches)
+    assert [row["flags"] for row in rows if row["text"] in (0, 1)] == [["alone"], []]
+
+
+def test_a_full_disk_ends_the_run_and_the_next_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = tiny_encoder()
+    data = write_texts(tmp_path)
+    options: Any = {"tokenizer": tokenizer, "methods": ["raw"], "shard_size": 3}
+    corpus.run(model, data, output=tmp_path / "one", **options)
+    usual, written = pq.write_table, list[Path]()
+
+    def write(table: Any, path: Path, **more: Any) -> None:
+        written.append(path)
+        usual(table, path, **more)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", write)
+    with pytest.raises(FileError, match="the disk is full"):
+        corpus.run(model, data, output=tmp_path / "two", **options)
+    assert len(parts_of(tmp_path / "two")) == 1
+    monkeypatch.undo()
+    corpus.run(model, data, output=tmp_path / "two", **options)
+    assert parts_of(tmp_path / "two") == parts_of(tmp_path / "one")
+
+
+# -- the summary and the command --------------------------------------------------------------
+
+
+def test_the_summary_counts_what_the_rows_say(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder()
+    data = write_texts(tmp_path, [*TEXTS, "the " * 2000])
+    options: Any = {"tokenizer": tokenizer, "methods": ["rollout", "raw"], "level": "word"}
+    result = corpus.run(model, data, output=tmp_path / "out", shard_size=3, **options)
+    summary = corpus.summarize(tmp_path / "out")
+    rows = [row for row in rows_of(result) if row["error"] is None]
+    tops = {
+        name: [row["sources"][0] for row in rows if row["method"] == name]
+        for name in ("rollout", "raw")
+    }
+    for name, own in tops.items():
+        method = summary.methods[name]
+        assert method.rows == len(TEXTS)
+        assert method.strongest == Counter(source["text"] for source in own)
+        several = [row for row in rows if row["method"] == name and row["source_count"] > 1]
+        assert method.first == sum(row["sources"][0]["number"] == 0 for row in several)
+        assert method.share == pytest.approx(sum(source["share"] for source in own) / len(own))
+    same = sum(
+        a["number"] == b["number"] for a, b in zip(tops["rollout"], tops["raw"], strict=True)
+    )
+    pair = summary.pairs["rollout", "raw"]
+    assert pair.agreement == pytest.approx(same / len(TEXTS))
+    assert len(pair.examples) == len(TEXTS) - same
+    [(sentence, count)] = summary.errors.items()
+    assert (count, "tokens and" in sentence) == (1, True)
+    page = summary.to_html()
+    assert "Where methods disagree" in page
+    assert "<script" not in page
+
+
+def test_the_command_runs_and_sums_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def engine(work: Any, processes: int | None, threads: int | None) -> InlineEngine:
+        assert (processes, threads) == (2, 1)
+        return InlineEngine(work, Loaded(*load_verb_number()))
+
+    monkeypatch.setattr(corpus_run, "LocalEngine", engine)
+    data, out = write_texts(tmp_path), tmp_path / "out"
+    command = ["corpus", "run", "--data", str(data), "--output", str(out), "--method", "rollout"]
+    command += ["--method", "raw:heads=max", "--processes", "2", "--threads", "1", "--top", "2"]
+    assert _run(command) == 0
+    lines = capsys.readouterr().err.splitlines()
+    states = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [state["texts"] for state in states] == [0, len(TEXTS)]
+    assert states[-1]["tokens_per_second"] > 0
+    assert _run(command) == 0
+    assert json.loads(capsys.readouterr().err.splitlines()[0])["resumed"] == len(TEXTS)
+    assert _run([*command, "--layer", "2"]) == 2
+    assert "layer was -1 and is 2" in capsys.readouterr().err
+    assert _run(["corpus", "summary", str(out)]) == 0
+    assert "the first token is the strongest" in capsys.readouterr().out
+    assert (out / "_summary.html").is_file()
+    assert _run(["corpus", "summary", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["texts"] == len(TEXTS)
+    assert len(pq.read_table(out)) == 2 * len(TEXTS)
+
+
+def test_kills_lose_and_double_nothing() -> None:
+    assert torture_corpus.run_script("local", 9) == (9, [])
+
+
+def test_a_ray_with_two_nodes_gives_the_bytes_of_processes_though_one_dies() -> None:
+    pytest.importorskip("ray")
+    assert torture_corpus.run_script("ray", 2) == (2, [])

@@ -1,8 +1,8 @@
 """Kills of a corpus that is being explained; a script, and functions for it.
 
 `python tests/torture_corpus.py local 100` kills runs at random moments, goes on with each, and
-holds the parts against those of an uninterrupted run, byte by byte. Nine of ten runs have the
-model in the process that is killed, forked from one that has loaded everything; every tenth has worker
+holds the parts against those of an uninterrupted run, byte by byte. Nine of ten runs have the model
+in the process that is killed, forked from one that has loaded everything; every tenth has worker
 processes, and a worker or the whole run is killed. `... ray 20` kills workers and nodes of a real
 Ray with two worker nodes. Each prints `tried N, wrong M` with what was wrong.
 """

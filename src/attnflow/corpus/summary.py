@@ -216,10 +216,11 @@ def summarize(corpus: Corpus | str | os.PathLike[str]) -> Summary:
 
 def _by_target(corpus: Corpus) -> Iterator[Sequence[Row]]:
     """The rows of all methods for one text and target, which follow each other in a part."""
-    for table in corpus.tables(_COLUMNS):
-        for batch in table.to_batches(max_chunksize=1000):
-            # A batch may end between the methods of one target; parts are written whole, and the
-            # number of methods is the same for every target, so such a target is at most divided.
-            rows = batch.to_pylist()
-            for _, group in groupby(rows, key=lambda row: (row["text"], row["target_position"])):
-                yield list(group)
+    rows: Iterator[Row] = (
+        row
+        for table in corpus.tables(_COLUMNS)
+        for batch in table.to_batches(max_chunksize=1000)
+        for row in batch.to_pylist()
+    )
+    for _, group in groupby(rows, key=lambda row: (row["text"], row["target_position"])):
+        yield list(group)
