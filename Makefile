@@ -14,8 +14,7 @@ APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 .PHONY: demo serve test lint types unit browser screenshots bench bench-peers figures torture pretrained clean
 
 demo: $(STAMP)
-	$(BIN)/attnflow demo --output out/demo.png
-	$(BIN)/attnflow generate "My name is Putin, I am from" --select Russia --output out/generate.png
+	$(BIN)/attnflow demo --output out/demo
 
 serve: $(STAMP)
 	$(BIN)/attnflow serve

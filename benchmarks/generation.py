@@ -45,7 +45,8 @@ before = peak()
 """
 _WAYS = {
     "plain generate, eager": "kept = model.generate(ids, **generation.GREEDY)",
-    "attnflow, rollout": "kept = generation.explained(model, ids)",
+    "attnflow, default": "kept = generation.explained(model, ids)",
+    "attnflow, rollout": "kept = generation.explained(model, ids, method='rollout')",
     "every step's attention kept": (
         "kept = model.generate(ids, output_attentions=True, return_dict_in_generate=True, "
         "**generation.GREEDY)"
@@ -64,11 +65,11 @@ def big_model() -> tuple[Any, torch.Tensor]:
     return model, torch.randint(0, config.vocab_size, (1, PROMPT))
 
 
-def explained(model: Any, ids: torch.Tensor) -> attnflow.Attribution:
-    """The rollout of every new token, streamed."""
+def explained(model: Any, ids: torch.Tensor, **options: Any) -> attnflow.Attribution:
+    """Every new token attributed: by default gradient attention, in one pass at the end."""
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     result = attnflow.generate(
-        model, inputs, max_new_tokens=NEW, method="rollout", generate_kwargs={"pad_token_id": 0}
+        model, inputs, max_new_tokens=NEW, generate_kwargs={"pad_token_id": 0}, **options
     )
     assert isinstance(result, attnflow.Attribution)
     return result
@@ -91,32 +92,40 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, found
 
 
-def time_big_model(rounds: int) -> dict[str, float]:
-    """Plain, streamed and recomputed, in turns; the recomputed rows are compared with ours."""
+WAYS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "default, confirmed": {"confirm": True},
+    "rollout": {"method": "rollout"},
+}
+
+
+def time_big_model(rounds: int) -> tuple[dict[str, float], Any]:
+    """Plain generate() and every way of explaining it, in turns: seconds, and the rollout."""
     model, ids = big_model()
-    plain: list[float] = []
-    streamed: list[float] = []
+    times: dict[str, list[float]] = {way: [] for way in ("plain", *WAYS)}
     result: Any = None
     for _ in range(rounds):
-        plain.append(timed(lambda: model.generate(ids, **GREEDY))[0])
-        seconds, result = timed(lambda: explained(model, ids))
-        streamed.append(seconds)
+        times["plain"].append(timed(lambda: model.generate(ids, **GREEDY))[0])
+        for way, options in WAYS.items():
+            seconds, result = timed(lambda o=options: explained(model, ids, **o))  # type: ignore[misc]
+            times[way].append(seconds)
+    return {way: statistics.median(seconds) for way, seconds in times.items()}, result
+
+
+def time_recomputed(result: Any) -> tuple[float, float]:
+    """Seconds of the rollout from scratch at every step, and how far its rows are from ours."""
+    model, ids = big_model()
     text = torch.tensor([[*ids[0].tolist(), *map(int, result.targets)]])
     steps, apart = [], 0.0
     for step in np.linspace(0, NEW - 1, RECOMPUTED).astype(int).tolist():
         seconds, row = timed(lambda n=PROMPT + step: recomputed_step(model, text[:, :n]))  # type: ignore[misc]
         steps.append(seconds)
         apart = max(apart, float(np.abs(row[:PROMPT] - result.values[-1, step]).max()))
-    return {
-        "plain": statistics.median(plain),
-        "streamed": statistics.median(streamed),
-        "recomputed": statistics.fmean(steps) * NEW,
-        "apart": apart,
-    }
+    return statistics.fmean(steps) * NEW, apart
 
 
 def time_smollm2(rounds: int) -> dict[str, float] | None:
-    """SmolLM2 as a user runs it: the default method with its baseline against plain generate."""
+    """SmolLM2 as a user runs it: the default method against plain generate."""
     from attnflow.hosts.load import load_language_model
 
     try:
@@ -158,15 +167,27 @@ def peak_memory(way: str) -> float:
     return float(run.stdout.splitlines()[-1])
 
 
+def _ratios(seconds: dict[str, float]) -> list[str]:
+    """A table of each way against plain generate()."""
+    plain = seconds["plain"]
+    rows = [f"| {way} | {each:.2f} | {each / plain:.2f} × |" for way, each in seconds.items()]
+    return ["| generate(), eager | seconds | against plain |", "|---|---|---|", *rows]
+
+
 def main() -> None:
     """Measure, print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("out/bench"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only-default", action="store_true", help="only the bar of the default")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
+    big, rollout = time_big_model(arguments.rounds)
+    print("\n".join(_ratios(big)))
+    if arguments.only_default:
+        return
+    recomputed, apart = time_recomputed(rollout)
     memory = {way: peak_memory(way) for way in _WAYS}
-    big = time_big_model(arguments.rounds)
     small = time_smollm2(2 * arguments.rounds + 1)
     own, kept = (
         memory[way] - memory["plain generate, eager"]
@@ -175,16 +196,12 @@ def main() -> None:
     lines = [
         f"# Attribution while generating: {PROMPT:,} + {NEW} tokens, 12 layers × 12 heads × 768",
         "",
-        "| | seconds | against plain |",
-        "|---|---|---|",
-        f"| plain generate, eager | {big['plain']:.2f} | 1 |",
-        f"| with rollout, streamed | {big['streamed']:.2f} | "
-        f"{big['streamed'] / big['plain']:.2f} × |",
+        *_ratios(big),
         f"| rollout recomputed at each step ({RECOMPUTED} steps measured) | "
-        f"{big['recomputed']:.0f} | {big['recomputed'] / big['plain']:.1f} × |",
+        f"{recomputed:.0f} | {recomputed / big['plain']:.1f} × |",
         "",
-        f"Streaming is {big['recomputed'] / big['streamed']:.1f} × faster than recomputing; its "
-        f"rows differ by {big['apart']:.1e} at most.",
+        f"Streaming is {recomputed / big['rollout']:.1f} × faster than recomputing; its "
+        f"rows differ by {apart:.1e} at most.",
         "",
         "| | peak above the model, MB | above plain generate |",
         "|---|---|---|",

@@ -11,12 +11,13 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import attnflow
 from attnflow.errors import AttnflowError
-from attnflow.testing import random_trace
+from attnflow.testing import random_trace, tiny_decoder
 
 __all__ = ["FORMATS", "full_disks"]
 
@@ -35,9 +36,24 @@ def _command(path: Path) -> None:
         raise AttnflowError("the command failed with a sentence")
 
 
+def _report(path: Path) -> None:
+    from attnflow.cli.app import _run
+
+    if _run(["report", "the key to the cabinets", "--output", str(path)]) != 0:
+        raise AttnflowError("the command failed with a sentence")
+
+
+def _completion(path: Path) -> None:
+    model, tokenizer = tiny_decoder()
+    result = attnflow.generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=12)
+    attnflow.Attribution.save(result, path)
+
+
 FORMATS: dict[str, Callable[[Path], None]] = {
     "result.json": lambda path: _result().save(path),
     "result.safetensors": lambda path: _result().save(path),
+    "completion.json": _completion,
+    "report.html": _report,
     "trace.json": lambda path: random_trace(6, 2, 24).save(path),
     "trace.safetensors": lambda path: random_trace(6, 2, 24).save(path),
     **{f"command.{ending}": _command for ending in ("png", "svg", "pdf", "gif", "html", "json")},
@@ -47,8 +63,10 @@ FORMATS: dict[str, Callable[[Path], None]] = {
 def full_disks(folder: Path, names: Sequence[str] = ()) -> tuple[int, list[str]]:
     """How many formats were tried, by default all, and what went wrong with each."""
     names = names or tuple(FORMATS)
-    wrong = [f"{name}: {problem}" for name in names if (problem := _written(folder, name))]
-    return len(names), wrong
+    with ThreadPoolExecutor(2) as pool:  # most of the time goes into imports of new processes
+        problems = list(pool.map(lambda name: _written(folder, name), names))
+    pairs = zip(names, problems, strict=True)
+    return len(names), [f"{name}: {problem}" for name, problem in pairs if problem]
 
 
 def _written(folder: Path, name: str) -> str:

@@ -93,13 +93,26 @@ def _command_line(rng: random.Random, encoder: str, writer: str, data: Path) -> 
         few = ["--samples", rng.choice(("1", "2", "0", "x"))]
         return [command, "--data", rng.choice(files), *few, *_options(rng, _EVALUATE)]
     if command == "experiment":
-        return [command, rng.choice(("", "verb-number", "x")), *_options(rng, _EXPERIMENT)]
+        if rng.random() < 0.5:  # a language model without parts of its prompts
+            few = ["--samples", rng.choice(("1", "0", "x")), "--model", writer]
+            return [command, "ablation", *few, *_options(rng, _ABLATION)]
+        names = ("", "verb-number", "known-answer", "x")
+        return [command, rng.choice(names), *_options(rng, _EXPERIMENT)]
     if command == "serve":  # only what never gets so far as to serve
         return [command, "--no-open", "--port", rng.choice(("70000", "-1", "x", "9" * 40))]
     return [command, *_options(rng, _EXPLAIN)]
 
 
-_RARE = ("evaluate", "evaluate", "experiment", "serve", "methods", "check", "nonsense", "--version")
+_RARE = (
+    "evaluate",
+    "evaluate",
+    *("experiment",) * 3,
+    "serve",
+    "methods",
+    "check",
+    "nonsense",
+    "--version",
+)
 _MODELS = ("", " ", "./nowhere", "x" * 5000, "/", ".", "~", "\x00", "no such name")
 _OPTION = Sequence[str]
 _EXPLAIN: dict[str, _OPTION] = {
@@ -148,6 +161,16 @@ _EVALUATE: dict[str, _OPTION] = {
     "--column": ("text", "x"),
     "--output": ("out", "", "texts.txt"),
     "--json": (),
+}
+_ABLATION: dict[str, _OPTION] = {
+    "--method": ("default", "leave-one-out", "careful", "visibility", "random", *METHOD_TEXTS),
+    "--part": ("development", "held-out", "x", ""),
+    "--kind": ("facts", "text", "documents", "x", ""),
+    "--ablations": ("0", "2", *NUMBERS),
+    "--device": ("cpu", "cuda", "x", ""),
+    "--data": ("no", ".", "", "texts.txt"),
+    "--seed": NUMBERS,
+    "--output": ("out", "", "texts.txt"),
 }
 _EXPERIMENT: dict[str, _OPTION] = {
     "--samples": ("0", "-1", "x"),

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 
 import attnflow
+from attnflow.evaluation.ablation import Visibility
+from attnflow.evaluation.importance import InputGradient
 from attnflow.hosts import restore
 from attnflow.hosts.check import model_state
 from attnflow.hosts.load import load_model
-from attnflow.hosts.transformers import attention
-from attnflow.testing import tiny_encoder
+from attnflow.hosts.transformers import attention, row_gradients, visibility
+from attnflow.testing import tiny_decoder, tiny_encoder
 
 TEXT = "the author talked to sara about [MASK] book"
 
@@ -34,31 +36,43 @@ def _traces_left(model: Any, state: list[Any], handler: Any) -> list[str]:
         left.append("the model's state")
     if any(parameter.requires_grad for parameter in model.parameters()):
         left.append("flags of gradients")
-    if len(attention._POSTS) or len(restore._OWNERS):
+    if len(attention._POSTS) or len(restore._OWNERS) or attention._NAMED_BEFORE:
         left.append("a claim on the model")
+    if len(row_gradients._ROWS) or len(visibility._BIASES):
+        left.append("rows or biases of a pass")
     if signal.getsignal(signal.SIGINT) is not handler:
         left.append("a handler of signals")
     return left
 
 
 def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]]:
-    """Captures of a model in train mode, each struck by one real SIGINT at a random moment.
+    """Work on models in train mode, each struck by one real SIGINT at a random moment.
 
-    Returns how many signals were sent, how many struck a capture, and what was left behind.
+    Captures, and whatever else changes a model for a while: gradient rows, visibility, gradients of
+    the embedding. Returns how many signals were sent, how many struck, and what was left behind.
     """
     model, tokenizer = tiny_encoder()
-    model.train()
+    writer, words = tiny_decoder()
+    for one in (model, writer):
+        one.train()
+        for parameter in one.parameters():
+            parameter.requires_grad_(False)
     model.get_submodule("bert.encoder.layer.1").eval()  # modes that differ must come back too
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    both = torch.nn.ModuleList([model, writer])
 
-    def run(record: list[str]) -> None:
-        attnflow.capture(model, TEXT, tokenizer=tokenizer, record=record)
+    def capture(*record: str) -> Callable[[], object]:
+        return lambda: attnflow.capture(model, TEXT, tokenizer=tokenizer, record=record)
 
-    run([])
-    state, handler = model_state(model), signal.getsignal(signal.SIGINT)
-    kinds: list[list[str]] = [[], ["gradients"], ["alti", "value-zeroing"]]
-    longest = [_seconds(lambda kind=kind: run(kind)) for kind in kinds]
+    kinds: list[Callable[[], object]] = [
+        capture(),
+        capture("gradients"),
+        capture("alti", "value-zeroing"),
+        lambda: attnflow.generate(writer, "the keys to", tokenizer=words, max_new_tokens=3),
+        lambda: Visibility(steps=2)(writer, "the keys to", " are", tokenizer=words),
+        lambda: InputGradient()(model, [TEXT], tokenizer=tokenizer),
+    ]
+    longest = [_seconds(kind) for kind in kinds]
+    state, handler = model_state(both), signal.getsignal(signal.SIGINT)
     chance = random.Random(seed)
     struck, left = 0, []
     for k in range(count):
@@ -68,18 +82,18 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
         )
         try:
             stop.start()
-            run(kinds[kind])
+            kinds[kind]()
             after = True
             stop.join()
             time.sleep(1)  # the signal comes when the capture has ended
         except KeyboardInterrupt:
             struck += not after
         stop.join()
-        left.extend(_traces_left(model, state, handler))
+        left.extend(_traces_left(both, state, handler))
     return count, struck, left
 
 
-def _seconds(run: Callable[[], None]) -> float:
+def _seconds(run: Callable[[], object]) -> float:
     run()
     start = time.perf_counter()
     run()

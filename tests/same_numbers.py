@@ -84,7 +84,7 @@ def on_models() -> Iterator[tuple[str, Array]]:
             *("raw", "rollout", "flow", "gradient-rollout", "gradient-flow"),
             *("measured-residual", "norm-rollout", "alti", "value-zeroing"),
         ):
-            result = attnflow.explain(model, text, method, tokenizer=tokenizer)
+            result = attnflow.explain(model, text, method, targets="all", tokenizer=tokenizer)
             yield from arrays_of(f"model{k}/{method}", result)
             assert result.prediction is not None
             yield f"model{k}/{method}/prediction", np.array([result.prediction.probability])

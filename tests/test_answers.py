@@ -170,6 +170,48 @@ def test_a_position_that_has_no_answer_is_refused(tagger: tuple[Any, Any]) -> No
         attnflow.capture(None, "the keys", position=2)
 
 
+def test_gradient_attention_of_a_token_is_that_of_its_own_answer(tagger: tuple[Any, Any]) -> None:
+    """Rows of other targets were those of the surest token's answer."""
+    model, tokenizer = tagger
+    method, rows = attnflow.GradientAttention(), np.array([2, 5])
+    result = attnflow.explain(model, TEXT, method, tokenizer=tokenizer, targets=rows)
+    for row, position in enumerate(rows.tolist()):
+        trace = attnflow.capture(
+            model, TEXT, tokenizer=tokenizer, record=["gradients"], position=position
+        )
+        product = np.maximum(trace.weights * trace.gradients, 0).mean(axis=1).cumsum(axis=0)
+        np.testing.assert_allclose(result.values[:, row], product[:, position], rtol=1e-5)
+    one = attnflow.explain(model, TEXT, method, tokenizer=tokenizer, targets=np.int64(2))
+    np.testing.assert_array_equal(one.values[:, 0], result.values[:, 0])
+
+
+def test_a_token_is_judged_at_its_own_place(tagger: tuple[Any, Any]) -> None:
+    """Where a blank made another token the surest, that one's answer was read."""
+    from attnflow.evaluation.importance import BlankOut, InputGradient, IntegratedGradients
+
+    model, tokenizer = tagger
+    importance = BlankOut(signed=True)(model, [TEXT], tokenizer=tokenizer)[0]
+    encoded = tokenizer(TEXT, return_tensors="pt")
+
+    def share(ids: Tensor) -> float:
+        with torch.no_grad():
+            logits = model(input_ids=ids, attention_mask=encoded["attention_mask"]).logits[0]
+        return float(logits[importance.position].softmax(-1)[importance.choice])
+
+    for position in np.flatnonzero(np.isfinite(importance.values)).tolist():
+        ids = encoded["input_ids"].clone()
+        ids[0, position] = tokenizer.unk_token_id
+        effect = share(encoded["input_ids"]) - share(ids)
+        assert importance.values[position] == pytest.approx(effect, abs=1e-6)
+    blank = encoded["input_ids"].clone()
+    blank[0, 1:-1] = tokenizer.unk_token_id
+    path = IntegratedGradients(steps=64, signed=True)(model, [TEXT], tokenizer=tokenizer)[0]
+    assert path.values.sum() == pytest.approx(share(encoded["input_ids"]) - share(blank), abs=2e-2)
+    assert InputGradient()(model, [TEXT], tokenizer=tokenizer)[0].position == importance.position
+    with pytest.raises(attnflow.errors.MethodError, match="by='delete' moves tokens away"):
+        BlankOut(by="delete")(model, [TEXT], tokenizer=tokenizer)
+
+
 # -- answers by name ----------------------------------------------------------------------------
 
 
@@ -195,11 +237,12 @@ def test_a_word_may_be_named() -> None:
 # -- encoder–decoders ---------------------------------------------------------------------------
 
 
-def tokenizer_with(before: list[str], after: list[str]) -> Any:
-    """A word tokenizer that frames a text with these special tokens."""
+def tokenizer_with(before: list[str], after: list[str], shift: int = 0) -> Any:
+    """A word tokenizer that frames a text with these special tokens; w5 is number 5 + shift."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    names = ["<pad>", "<s>", "</s>", "<unk>", *[f"w{k}" for k in range(4, 64)]]
+    words = [f"w{k}" for k in range(4, 64)]
+    names = ["<pad>", "<s>", "</s>", "<unk>", *words[60 - shift :], *words[: 60 - shift]]
     raw = Tokenizer(models.WordLevel({name: k for k, name in enumerate(names)}, "<unk>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     frame = " ".join([*before, "$A", *after])
@@ -293,16 +336,15 @@ class TwoSided:
 def test_a_completion_is_read_with_the_targets_tokenizer() -> None:
     model = next(f for f in FAMILIES if f.name == "Marian").build()
     source = tokenizer_with([], ["</s>"])
-    target = tokenizer_with([], ["</s>"])
-    target.add_tokens(["haus"])
+    target = tokenizer_with([], ["</s>"], shift=7)
     both = TwoSided(source, target)
     result = attnflow.explain_completion(
         model, "w5 w6", "w9 w10", tokenizer=both, method=attnflow.Rollout()
     )
-    assert list(result.targets) == ["w9", "w10"]
+    assert result.provenance["completion_ids"] == [16, 17]  # the target's numbers
     assert list(result.sources) == ["w5", "w6", "</s>"]
     ids = attnflow.explain_completion(
-        model, "w5 w6", [9, 10], tokenizer=both, method=attnflow.Rollout()
+        model, "w5 w6", [16, 17], tokenizer=both, method=attnflow.Rollout()
     )
     np.testing.assert_array_equal(result.values, ids.values)
 
@@ -329,6 +371,86 @@ def test_a_batch_to_an_encoder_decoder_is_padded_on_the_right() -> None:
         assert [list(r.targets) for r in again] == [list(r.targets) for r in both]
 
 
+@pytest.mark.parametrize("name", ["BART", "T5"])
+def test_a_classifier_with_a_decoder_reads_its_end_token(name: str) -> None:
+    """It was said to read the decoder's first position, and a text could not be explained."""
+    config = next(f for f in FAMILIES if f.name == name).build().config
+    config.num_labels, config.eos_token_id = 3, 2
+    torch.manual_seed(0)
+    model: Any = getattr(transformers, f"{name.capitalize()}ForSequenceClassification")
+    model = model(config).eval()
+    tokenizer = tokenizer_with(["<s>"], ["</s>"])
+    texts = ["w5 w6 w7", "w8"]
+    long, short = attnflow.capture_batch(model, texts, tokenizer=tokenizer)
+    for trace, text in ((long, texts[0]), (short, texts[1])):
+        inputs = dict(tokenizer(text, return_tensors="pt"))
+        ids, length = inputs["input_ids"], inputs["input_ids"].shape[1]
+        logits = model(**inputs).logits[0].detach()
+        assert trace.prediction is not None
+        assert trace.prediction.probability == pytest.approx(float(logits.softmax(-1).max()), 1e-4)
+        assert trace.encoder_length == length
+        assert trace.prediction.position == trace.length - 1 == 2 * length - 1
+        assert list(trace.tokens[length + 1 :]) == list(trace.tokens[: length - 1])
+        alone = attnflow.capture(model, text, tokenizer=tokenizer)
+        np.testing.assert_allclose(trace.weights, alone.weights, atol=1e-5)
+        assert ids[0, -1] == 2
+    with pytest.raises(TokensError, match=r"end token of its input \(2\).*got \[0\]"):
+        attnflow.capture(model, {"input_ids": torch.tensor([[5, 6]])})
+    with pytest.raises(TokensError, match="no decoder that writes a text of its own"):
+        attnflow.capture(model, "w5", tokenizer=tokenizer, decoder_text="w6")
+
+
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_two_models_joined_as_encoder_and_decoder(kind: str) -> None:
+    """Their configs count layers on each side: an AttributeError before."""
+    sizes = {**SIZES, "num_hidden_layers": 2}
+    written = transformers.BertConfig(**sizes, is_decoder=True, add_cross_attention=True)
+    torch.manual_seed(0)
+    inputs = {"decoder_input_ids": torch.tensor([[1, 5, 6]])}
+    if kind == "text":
+        both = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+            transformers.BertConfig(**sizes), written
+        )
+        model: Any = transformers.EncoderDecoderModel(both).eval()
+        inputs["input_ids"] = torch.tensor([IDS])
+    else:
+        seen = transformers.ViTConfig(
+            **{k: v for k, v in sizes.items() if k != "vocab_size"}, image_size=32, patch_size=16
+        )
+        both = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(seen, written)
+        model = transformers.VisionEncoderDecoderModel(both).eval()
+        inputs["pixel_values"] = torch.randn(1, 3, 32, 32)
+    trace = attnflow.capture(model, inputs)
+    assert trace.stages == ("encoder", "encoder", *("decoder", "cross") * 2)
+    with torch.no_grad():
+        best = int(model(**inputs).logits[0, -1].argmax())
+    assert trace.prediction is not None
+    assert (trace.prediction.label, trace.prediction.position) == (str(best), trace.length - 1)
+
+
+# -- batches ------------------------------------------------------------------------------------
+
+
+def test_texts_of_a_tokenizer_without_padding_are_each_alone() -> None:
+    model = build("Llama", "CausalLM", **GROUPED)
+    tokenizer = tokenizer_with([], [])
+    tokenizer.pad_token = None
+    texts = ["w5 w6 w7", "w8"]
+    traces = attnflow.capture_batch(model, texts, tokenizer=tokenizer)
+    for trace, text in zip(traces, texts, strict=True):
+        alone = attnflow.capture(model, text, tokenizer=tokenizer)
+        assert list(trace.tokens) == list(alone.tokens)
+        assert trace.tokens.words == alone.tokens.words
+        np.testing.assert_allclose(trace.weights, alone.weights, atol=1e-5)
+
+
+def test_a_classifier_that_cannot_tell_padding_takes_one_text() -> None:
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}
+    model = build("GPT2", "SequenceClassification", **sizes)
+    with pytest.raises(TokensError, match=r"names no padding token.*one text at a time"):
+        attnflow.capture_batch(model, {"input_ids": torch.tensor([IDS, IDS])})
+
+
 # -- other hosts --------------------------------------------------------------------------------
 
 
@@ -337,6 +459,35 @@ def test_cross_attention_of_equal_length_is_no_self_attention() -> None:
     inputs = {"src": torch.randn(1, 5, 32), "tgt": torch.randn(1, 5, 32)}
     with pytest.raises(attnflow.errors.UnsupportedModelError, match="not the same positions"):
         attnflow.capture(model, inputs)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (5, 2), (5, 1)])
+def test_torchs_own_order_of_axes(shape: tuple[int, int]) -> None:
+    """(positions, batch, width) is torch's default; two of five examples came back before."""
+    layer = nn.TransformerEncoderLayer(16, 2, 24)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    states = torch.randn(*shape, 16)
+    traces = attnflow.capture_batch(model, {"src": states})
+    assert [trace.length for trace in traces] == [shape[0]] * shape[1]
+    for k, trace in enumerate(traces):
+        for alone in (states[:, k : k + 1], states[:, k]):  # a batch of one, and none at all
+            expected = attnflow.capture(model, {"src": alone}).weights
+            np.testing.assert_allclose(trace.weights, expected, atol=1e-5)
+
+
+def test_a_batch_that_is_not_seen_is_refused() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(9, 16)
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            states = self.words(ids.T)  # positions first, as they are handed in
+            return self.attention(states, states, states)[0]
+
+    with pytest.raises(attnflow.errors.CaptureError, match=r"given 5 examples.*attends over 2"):
+        attnflow.capture_batch(Turned(), {"ids": torch.ones(5, 2, dtype=torch.long)})
 
 
 def test_torch_padding_is_trimmed() -> None:
@@ -371,3 +522,16 @@ def test_words_are_told_apart_where_the_tokenizer_ignores_spaces() -> None:
     model = next(f for f in FAMILIES if f.name == "Llama").build()
     result = attnflow.explain(model, "the keys are", tokenizer=tokenizer, words=True)
     assert [token.strip("▁ ") for token in result.sources] == ["the", "keys", "are"]
+
+
+def test_spaces_divide_words_where_pieces_carry_no_marks() -> None:
+    """All word numbers are 0 there: the whole sentence was one word."""
+    from tokenizers import Tokenizer, models, normalizers
+
+    names = ["<unk>", "the", "key", "s", "are"]
+    raw = Tokenizer(models.Unigram([(name, -1.0) for name in names], 0))
+    raw.normalizer = normalizers.Replace(" ", "")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+    model = next(f for f in FAMILIES if f.name == "Llama").build()
+    result = attnflow.explain(model, "the keys are", tokenizer=tokenizer, words=True)
+    assert len(result.sources) == 3

@@ -45,6 +45,20 @@ def test_row_and_layer_are_the_right_ones() -> None:
         FLOW.row("x")
 
 
+def test_the_highest_layer_is_the_highest_in_any_order() -> None:
+    """layer(-1) was the one asked for last."""
+    every = Rollout()(TRACE)
+    turned = Rollout()(TRACE, layers=[3, 1])
+    assert turned.layers == (3, 1)
+    assert turned.layer(-1).layers == (3,)
+    np.testing.assert_array_equal(turned.layer(-1).values, every.layer(3).values)
+    assert turned.top(target=2) == every.top(target=2)
+    assert "layer 3" in turned._repr_html_()
+    marks = np.zeros((2, 5, 5), dtype=np.bool_)
+    marks[0] = True
+    assert any("100% at layer 3" in one for one in replace(turned, saturated=marks)._remarks())
+
+
 def test_top() -> None:
     best = FLOW.top(2, target="t1")
     order = np.argsort(-FLOW.values[-1, 1])
@@ -67,7 +81,7 @@ def test_normalize_keeps_bounds_around_the_value() -> None:
         assert (result.lower <= result.values + 1e-15).all()
         assert (result.values <= result.upper + 1e-15).all()
         assert result.steps == (f"normalize({how!r})",)
-        assert how in result.title
+        assert how in result.recipe
     assert np.allclose(FLOW.normalize("sum").values.sum(axis=-1), 1)
     assert np.allclose(FLOW.normalize("max").values.max(axis=-1), 1)
     with pytest.raises(MethodError, match=r"Unknown normalization 'summ'\. Did you mean 'sum'"):
@@ -123,19 +137,25 @@ def test_html_is_static_and_safe() -> None:
         tags = _Tags()
         tags.feed(result._repr_html_())
         assert not tags.open
-        assert tags.seen <= {"div", "table", "tr", "th", "td"}
+        assert tags.seen <= {
+            *("div", "span", "strong", "details", "summary", "table", "tr", "th", "td")
+        }
         assert not tags.links
 
 
 def test_html_of_a_long_result_is_cut_and_says_so() -> None:
-    result = Raw()(random_trace(layers=1, heads=1, length=200))
-    assert "200 × 200 in all" in result._repr_html_()
-    assert len(result._repr_html_()) < 200_000
+    result = Raw()(random_trace(layers=1, heads=1, length=1_000))
+    page = result._repr_html_()
+    assert "the 12 strongest of 1000 as a table" in page
+    assert "and 994 more targets" in page
+    assert len(page) < 60_000
+    one = result.row(999)._repr_html_()
+    assert len(one) < 60_000
 
 
 def test_html_says_what_is_saturated() -> None:
     deep = Flow()(random_trace(layers=6, heads=2, length=8, seed=1))
-    assert re.search(r"\d+% at layer 6 are saturated", deep._repr_html_())
+    assert re.search(r"\d+% of these flows are saturated at layer 6", deep._repr_html_())
     assert "saturated" not in deep.layer(1)._repr_html_()
 
 

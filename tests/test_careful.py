@@ -48,5 +48,5 @@ def test_the_checked_sources_are_half_measured() -> None:
 
 def test_options_are_checked() -> None:
     for method, option in ((Visibility, "steps"), (Careful, "steps"), (Careful, "verify")):
-        with pytest.raises(MethodError, match=f"{option} is a number of at least 1; got 0"):
+        with pytest.raises(MethodError, match=f"{option} is a number from 1 to 10,000; got 0"):
             method(**{option: 0})  # type: ignore[arg-type]

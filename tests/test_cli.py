@@ -48,15 +48,18 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_explain_shows_prediction_target_and_layers(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(["explain", "--model", folder, TEXT, "--method", "flow"]) == 0
+    assert _run(["explain", "--model", folder, TEXT, "--method", "flow", "--table"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"prediction: \S+ \(\d+\.\d%\)", shown)
-    assert "target: 7 '[MASK]'" in shown
-    assert "Flow(heads='mean', residual=0.5" in shown
+    assert re.search(r"The model says \S+ \(\d+\.\d%\)\.", shown)
+    assert re.search(r"^“\S+” came from “\S+” \(flow \d\.\d\d\)", shown, re.MULTILINE)
+    assert "Attention flow, layer 3, read at [MASK], position 7" in shown
     assert re.search(r"layer +1 +2 +3", shown)
     assert len(re.findall(r"^ *author +\S+ +\S+ +\S+$", shown, re.MULTILINE)) == 1
     assert "\x1b" not in shown
-    assert all(len(line) <= 80 for line in shown.splitlines() if "Flow(" not in line)
+    table = [line for line in shown.splitlines() if re.search(r" \.\d\d| 1\.0", line)]
+    assert all(len(line) <= 80 for line in table)
+    assert _run(["explain", "--model", folder, TEXT]) == 0
+    assert not re.search(r"layer +1 +2 +3", capsys.readouterr().out)  # on request only
 
 
 def test_json_is_the_whole_result(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +129,7 @@ def test_output_goes_to_a_file(
     "method",
     [
         *("gradient-rollout", "gradient-flow", "measured-residual"),
-        *("norm-rollout", "alti", "value-zeroing"),
+        *("norm-rollout", "alti", "value-zeroing", "shapley-flow"),
     ],
 )
 def test_every_relative_by_its_name(method: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +154,7 @@ def test_what_gradients_are_of_can_be_chosen(
     assert "answer=1 chooses what gradients are taken of" in capsys.readouterr().err
     encoder = ["explain", "--model", folder, TEXT, "--method", "norm-rollout:kind=encoder"]
     assert _run(encoder) == 0
-    assert "NormRollout(start_layer=1, kind='encoder')" in capsys.readouterr().out
+    assert "Norm rollout, layer" in capsys.readouterr().out
     assert _run(["explain", "the key", "--method", "norm-rollout:kind=encoder"]) == 1
     assert "VerbNumberModel normalises before attention" in capsys.readouterr().err
 

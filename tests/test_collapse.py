@@ -59,8 +59,8 @@ def test_one_row_is_held_against_others_that_were_not_asked_for() -> None:
 
 def test_what_remembers_its_target_is_not_marked() -> None:
     for result in (
-        explain(None, "the key to the cabinets", "rollout"),
-        explain(None, "the senators near the old mill", "rollout"),
+        explain(None, "the key to the cabinets", "rollout", targets="all"),
+        explain(None, "the senators near the old mill", "rollout", targets="all"),
         Rollout(residual="one-step")(sink_trace()),
         Rollout()(sink_trace(layers=3)),
         Raw()(sink_trace()),

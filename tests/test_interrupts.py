@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import attnflow
+from attnflow.hosts.intervention import Intervention
 from attnflow.hosts.load import load_model
+from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest, exclusive, undone
 from attnflow.testing import tiny_encoder
 from families import FAMILIES, words
@@ -143,6 +146,79 @@ def test_zeroing_in_one_thread_leaves_captures_in_another_alone() -> None:
         stop.set()
         other.join()
     assert errors == []
+
+
+def busy(run: Callable[[], object]) -> Callable[[], None]:
+    """Run something over and over in another thread; the function ends it."""
+    stop, errors = threading.Event(), []
+
+    def loop() -> None:
+        try:
+            while not stop.is_set():
+                run()
+        except Exception as error:
+            errors.append(error)
+
+    other = threading.Thread(target=loop)
+    other.start()
+
+    def end() -> None:
+        stop.set()
+        other.join()
+        assert errors == []
+
+    return end
+
+
+def beside(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A pass of the user's own, and something of ours on the same model."""
+    from attnflow.evaluation.ablation import Visibility
+
+    ids = torch.tensor([[3, 4, 5, 6, 7]])
+    if kind == "plain torch":
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+        plain = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        states = torch.randn(1, 5, 16)
+        return lambda: plain(
+            states[:, :3]
+        ), lambda: attnflow.capture(plain, {"src": states}).weights
+    if kind == "values zeroed":
+        own, _ = load_model(None)
+        words = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        zeroed = Intervention(zero_values=[[2, 3]])
+        run = adapter_for(own).run_with
+        return lambda: own(**words).logits, lambda: run(own, words, zeroed).logits
+    model: Any = next(f for f in FAMILIES if f.name == "Llama").build()
+    prompt = {"input_ids": ids}
+    measured = Visibility(level="token", steps=2)
+    runs: dict[str, Callable[[], Any]] = {
+        "capture": lambda: attnflow.capture(model, prompt).weights,
+        "gradient rows": lambda: attnflow.explain_completion(model, prompt, [8, 9]).values,
+        "visibility": lambda: measured(model, prompt, [8, 9]).values,
+    }
+    return lambda: model(input_ids=ids[:, :3]).logits, runs[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["capture", "gradient rows", "visibility", "plain torch", "values zeroed"]
+)
+def test_what_another_thread_does_with_the_model_is_its_own(kind: str) -> None:
+    """Passes of the user's own, beside ours: neither may change the other."""
+    user, ours = beside(kind)
+    with torch.no_grad():
+        alone, expected = user(), ours()
+
+    def check() -> None:
+        with torch.no_grad():
+            torch.testing.assert_close(user(), alone, rtol=1e-4, atol=1e-5)
+
+    end = busy(check)
+    try:
+        for _ in range(10):
+            with torch.no_grad():
+                np.testing.assert_allclose(ours(), expected, rtol=1e-4, atol=1e-6)
+    finally:
+        end()
 
 
 def test_an_error_inside_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ PACKAGE = Path(attnflow.__file__).parent
 
 # Each home may import only homes of a lower rank, and itself. Every file of src has a home here.
 RANK = {
+    "_lazy": 0,
     "_version": 0,
     "errors": 0,
     "progress": 0,
@@ -25,6 +26,7 @@ RANK = {
     "trace": 2,
     "attribution": 3,
     "maxflow": 4,
+    "kernels": 4,
     "methods": 5,
     "hosts": 6,
     "show": 6,
@@ -42,7 +44,9 @@ RANK = {
 # A result is loaded, drawn and shown by name: upward, inside a function, and nowhere else.
 LAZY_DOORS = {("attribution", "methods"), ("attribution", "show")}
 
-RUN_MODELS = {"hosts", "generation", "evaluation", "experiments", "corpus", "models", "testing"}
+RUN_MODELS = {
+    *("kernels", "hosts", "generation", "evaluation", "experiments", "corpus", "models", "testing")
+}
 HEAVY = {
     "torch": RUN_MODELS,
     "transformers": RUN_MODELS,

@@ -32,7 +32,7 @@ from attnflow.maxflow import (
     solve,
     solve_pairs,
 )
-from attnflow.maxflow.bounds import from_layer_below
+from attnflow.maxflow.bounds import ceiling, from_layer_below, reachable_ceiling
 from attnflow.maxflow.kernel import solve_run
 from attnflow.maxflow.scaling import scale
 from attnflow.maxflow.state import build_graph, new_work
@@ -323,11 +323,12 @@ def test_bounds_from_below_hold() -> None:
     for kind in KINDS.values():
         capacities = dyadic(kind(np.random.default_rng(8), 5, 9))
         flows = (everything(capacities).lower * 2.0 ** scale(capacities, 1e-6).exponent).astype(int)
-        graph = build_graph(scale(capacities, 1e-6).integers)
+        scaled = scale(capacities, 1e-6)
+        graph = build_graph(scaled.integers, columns=True)
         for layer in range(2, 6):
             for source in range(9):
                 below = flows[layer - 2, :, source]
-                lower, upper = from_layer_below(graph, layer, source, below, below)
+                lower, upper = from_layer_below(graph, scaled, layer, source, below, below)
                 assert (lower <= flows[layer - 1, :, source]).all()
                 assert (flows[layer - 1, :, source] <= upper).all()
 
@@ -342,7 +343,7 @@ def test_every_pair_starts_from_a_clean_graph(remembered: int) -> None:
     targets = np.arange(33)
     lower, upper, how = (np.zeros(33, np.int64) for _ in range(3))
     most = np.full(33, 2**60)
-    solve_run(graph, work, 5, targets, targets[::-1].copy(), most, 0, lower, upper, how)
+    solve_run(graph, work, 5, targets, targets[::-1].copy(), most, 0, False, lower, upper, how)
     np.testing.assert_array_equal(lower, upper)
     np.testing.assert_array_equal(work.residual, graph.capacity)
     np.testing.assert_array_equal(work.forward, graph.positive)
@@ -443,6 +444,60 @@ def test_bounds_enclose_the_exact_flow_on_graphs_of_every_kind() -> None:
     tally = random_graphs.check_random_graphs(120, seed=5)
     assert tally.graphs == 120
     assert not tally.wrong
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_changes_of_ends_keep_every_flow_exact(kind: str) -> None:
+    """Any order of pairs, some neighbours sharing an end: each flow equals that of the pair alone,
+    and the graph is left clean.
+    """
+    random = np.random.default_rng(21)
+    for depth, n in ((3, 6), (5, 9), (6, 70)):
+        scaled = scale(dyadic(KINDS[kind](random, depth, n)), 1e-6)
+        graph = build_graph(scaled.integers, causal=bool(scaled.causal[depth]))
+        work = new_work(graph)
+        targets, sources = random.integers(n, size=(2, 40))
+        targets[10:20], sources[20:30] = targets[10], np.sort(sources[20:30])
+        targets[30:], sources[30:] = targets[30], np.sort(sources[30:])[::-1]
+        most = reachable_ceiling(scaled, depth, targets, sources)
+        alone, lower, upper, how = (np.zeros(40, np.int64) for _ in range(4))
+        solve_run(graph, work, depth, targets, sources, most, 0, True, lower, upper, how)
+        np.testing.assert_array_equal(lower, upper)
+        np.testing.assert_array_equal(work.residual[2:depth], graph.capacity[2:depth])
+        assert not work.backward.any()
+        for k in range(40):
+            part = slice(k, k + 1)
+            solve_run(
+                graph, work, depth, targets[part], sources[part], most[part], 0, False,
+                alone[part], upper[part], how[part],
+            )  # fmt: skip
+        np.testing.assert_array_equal(lower, alone)
+
+
+def test_the_causal_ceiling_holds_and_is_where_deep_decoders_end() -> None:
+    """Against scipy; mass on a first token that leads nowhere is not counted."""
+    random = np.random.default_rng(22)
+    weights = banded(attention(random, 24, 20), 20)
+    weights[:, 1:, 0] += 1.0  # a sink
+    capacities = dyadic(with_residual(weights / weights.sum(axis=-1, keepdims=True)))
+    scaled = scale(capacities, 1e-6)
+    assert scaled.causal.all()
+    targets, sources = np.full(20, 19), np.arange(20)
+    most = reachable_ceiling(scaled, 24, targets, sources) / 2.0**scaled.exponent
+    flows = solve(capacities, layers=[24], targets=[19], sources=range(20), threads=1).lower[0, 0]
+    for source in range(20):
+        assert flows[source] == scipy_flow(capacities, 24, 19, source)
+    assert (flows <= most).all()
+    assert (flows == most).mean() > 0.5
+    loose = ceiling(scaled, 24, targets, sources) / 2.0**scaled.exponent
+    assert (most[1:] < loose[1:]).mean() > 0.5
+
+
+def test_a_capacity_that_vanishes_is_counted_as_rounded() -> None:
+    """A capacity far below the unit becomes 0; the upper bound must not forget it."""
+    capacities = np.array([[[1e300, 1e-300], [1.0, 1.0]]])
+    part = solve(capacities, layers=[1], targets=[0], sources=[1], tolerance=1e300)
+    assert part.lower[0, 0, 0] <= 1e-300 <= part.upper[0, 0, 0]
 
 
 def test_a_target_that_is_not_there_is_called_a_target() -> None:

@@ -247,6 +247,33 @@ def test_rows_are_taken_in_full_precision_under_autocast() -> None:
     np.testing.assert_allclose(result.values.sum(-1) + result.elsewhere, 1, atol=2e-2)
 
 
+def test_inference_mode_is_left_where_gradients_are_taken() -> None:
+    """`with torch.inference_mode()` around generate() was a RuntimeError of torch's own."""
+    from attnflow.evaluation.ablation import Visibility
+    from attnflow.evaluation.importance import InputGradient
+
+    model = build("Llama")
+    encoder, tokenizer = tiny_encoder(head="SequenceClassification")
+
+    def results() -> list[Any]:
+        prompt = {"input_ids": torch.tensor([[5, 6, 7]])}
+        gradients = attnflow.capture(encoder, TEXT, tokenizer=tokenizer, record=["gradients"])
+        return [
+            attnflow.generate(model, prompt, max_new_tokens=3).values,
+            attnflow.explain(model, prompt).values,
+            Visibility(level="token")(model, prompt, [8, 9]).values,
+            gradients.gradients,
+            InputGradient()(encoder, [TEXT], tokenizer=tokenizer)[0].values,
+        ]
+
+    expected = results()
+    with torch.inference_mode():
+        inside = results()
+        assert torch.is_inference_mode_enabled()
+    for one, other in zip(expected, inside, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 def test_messages_need_a_chat_template() -> None:
     messages = [{"role": "user", "content": "w5"}]
     with pytest.raises(TokensError, match="no chat template; pass the prompt as one text"):
@@ -262,6 +289,7 @@ def test_the_form_of_a_chat_stays_in_the_neutral_prompt() -> None:
     )
     messages = [{"role": "user", "content": "w5 w6"}]
     model = build("Llama")
+    model.resize_token_embeddings(70)
     prompt = encode_prompts(model, tokenizer, messages, chat=False).prompts()[0]
     tokens = tokenizer.convert_ids_to_tokens(prompt.ids)
     assert tokens == ["<|turn|>", "user", "w5", "w6", "<|turn|>", "assistant"]
@@ -269,6 +297,121 @@ def test_the_form_of_a_chat_stays_in_the_neutral_prompt() -> None:
     neutral = tokenizer.convert_ids_to_tokens(neutral_ids(tokenizer, prompt.ids, prompt.form))
     assert [neutral[k] for k in (0, 1, 4, 5)] == ["<|turn|>", "user", "<|turn|>", "assistant"]
     assert "w5" not in neutral
+    tokenizer.chat_template = "{% for m in messages %}w20 {{ m.content }} {% endfor %}w21"
+    plain = encode_prompts(model, tokenizer, messages, chat=False).prompts()[0]  # ordinary words
+    neutral = tokenizer.convert_ids_to_tokens(neutral_ids(tokenizer, plain.ids, plain.form))
+    assert (neutral[0], neutral[-1]) == ("w20", "w21")
+    assert not {"w5", "w6"} & set(neutral)
+
+
+CHAT = "{% for m in messages %}<|turn|> {{ m.role }} {{ m.content }} {% endfor %}<|turn|> assistant"
+
+
+def test_a_tokenizer_of_another_model_is_named() -> None:
+    """An index outside the embedding was torch's own IndexError."""
+    from attnflow.evaluation.ablation import LeaveOneOut
+
+    model, tokenizer = build("Llama"), tokenizer_with([], [])
+    tokenizer.add_tokens(["haus"])
+    ids = {"input_ids": torch.tensor([[5, 64]])}
+    for run in (
+        lambda: attnflow.capture(model, "w5 haus", tokenizer=tokenizer),
+        lambda: attnflow.capture(model, ids),
+        lambda: attnflow.generate(model, "w5 haus", tokenizer=tokenizer),
+        lambda: attnflow.generate(model, ids),
+        lambda: attnflow.explain_completion(model, "w5", "haus", tokenizer=tokenizer),
+        lambda: LeaveOneOut()(model, "w5 w6", "haus", tokenizer=tokenizer),
+    ):
+        with pytest.raises(TokensError, match="number 64 is none of the 64 that LlamaForCausalLM"):
+            run()
+
+
+def test_a_message_may_hold_a_word_of_the_template() -> None:
+    """The role word was taken for the message, and the message for the template."""
+    tokenizer = tokenizer_with([], [])
+    tokenizer.add_tokens(["<|turn|>", "user", "assistant"])
+    tokenizer.chat_template = CHAT
+    model = build("Llama")
+    model.resize_token_embeddings(70)
+
+    def form(*contents: str) -> tuple[bool, ...] | None:
+        roles = ("user", "assistant", "user")
+        messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
+        return encode_prompts(model, tokenizer, messages, chat=False).prompts()[0].form
+
+    own, turn = False, (True, True)
+    assert form("user") == (*turn, own, *turn)
+    assert form(" user w5 ") == (*turn, own, own, *turn)
+    assert form("user", "assistant", "user user") == (
+        *turn,
+        own,
+        *turn,
+        own,
+        *turn,
+        own,
+        own,
+        *turn,
+    )
+    tokenizer.chat_template = CHAT.replace("m.content", "m.content | upper")
+    assert form("w5") is not None  # changed by the template: looked for as before
+    tokenizer.chat_template = CHAT.replace("{{ m.content }}", "{{ m.content }} {{ m.content }}")
+    assert form("w5") is not None
+
+
+def test_the_sources_of_a_chat_are_its_messages() -> None:
+    from attnflow.evaluation.ablation import LeaveOneOut, evaluate_completions
+
+    tokenizer = tokenizer_with([], [])
+    tokenizer.add_tokens(["<|turn|>", "user", "assistant"])
+    tokenizer.chat_template = CHAT
+    model = build("Llama")
+    model.resize_token_embeddings(70)
+    result = LeaveOneOut()(model, "user w5", "w9", tokenizer=tokenizer, chat=True)
+    assert (result.sources.texts, result.sources.positions) == (("user", "w5"), (2, 3))
+    names: list[Any] = []
+    evaluate_completions(
+        model,
+        ["user w5"],
+        methods={"mine": lambda case: names.append(case.sources.positions) or [1.0, 2.0]},
+        tokenizer=tokenizer,
+        ablations=2,
+        chat=True,
+        max_new_tokens=2,
+    )
+    assert names == [((2,), (3,))]
+
+
+def test_signs_of_a_chat_are_no_sources_in_a_plain_text() -> None:
+    """They need not be among the tokenizer's special tokens."""
+    from attnflow.evaluation.ablation import LeaveOneOut
+
+    tokenizer = tokenizer_with([], [])
+    tokenizer.add_tokens(["<|turn|>", "haus"])
+    prompt = "<|turn|> w5 haus <|turn|> w6"
+    model = build("Llama")
+    model.resize_token_embeddings(70)
+    result = LeaveOneOut()(model, prompt, "w9", tokenizer=tokenizer)
+    assert result.sources.texts == ("w5", "haus", "w6")
+
+
+def test_tokens_without_a_name_of_their_own_are_read_again() -> None:
+    """A model may have more tokens than its tokenizer names; they were looked up by name."""
+    from attnflow.api.comparison import continued
+    from attnflow.hosts.load import Loaded
+
+    model, tokenizer = build("Llama"), tokenizer_with([], [])
+    unnamed = [k for k in range(70) if tokenizer.convert_ids_to_tokens(k) is None]
+    model.resize_token_embeddings(70)
+    with torch.no_grad():
+        model.lm_head.weight[:] = 0.0
+        model.lm_head.weight[unnamed] = torch.randn(len(unnamed), model.config.hidden_size)
+    methods = [attnflow.Rollout(), attnflow.Raw()]
+    both = continued(Loaded(model, tokenizer), "w5 w6 w7", methods, max_new_tokens=3)
+    ids = both.results[0].provenance["completion_ids"]
+    assert set(ids) <= set(unnamed)
+    prompt = {"input_ids": torch.tensor([[5, 6, 7]])}
+    expected = attnflow.explain_completion(model, prompt, ids, method=attnflow.Raw())
+    np.testing.assert_allclose(both.results[1].values, expected.values, rtol=1e-6)
 
 
 def test_the_sink_is_found_where_it_is() -> None:

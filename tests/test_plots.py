@@ -286,6 +286,14 @@ def test_maps_hold_the_values() -> None:
     assert plots.pairs_map(result, ax=given) is given
 
 
+def test_numbers_above_one_keep_their_digits() -> None:
+    """10.25 was written 1.25."""
+    values = np.array([[[10.25, 0.25, -20.5]]])
+    tokens = Tokens(("a", "b", "c"))
+    axes = plots.layers_map(Attribution(values, (1,), Tokens(("t",)), tokens, Rollout()))
+    assert [text.get_text() for text in axes.texts] == ["10.25", ".25", "-20.50"]
+
+
 def test_negative_values_diverge_from_zero() -> None:
     less = Rollout()(TRACE).minus(Raw()(TRACE))
     for axes in (plots.layers_map(less, target=0), plots.pairs_map(less)):

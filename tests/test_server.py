@@ -94,7 +94,9 @@ def test_a_text_is_explained_as_the_library_does(client: Client) -> None:
     assert job["state"] == "done"
     document = client.get(f"/api/results/{job['result']}.json").json
     assert [found["name"] for found in document["results"]] == ["rollout", "flow"]
-    assert unpack_values(document) == pytest.approx(explain(None, TEXT).values, abs=1e-4)
+    assert unpack_values(document) == pytest.approx(
+        explain(None, TEXT, targets="all").values, abs=1e-4
+    )
     assert document["graph"]["length"] == 7
 
 

@@ -115,10 +115,66 @@ def test_explain_shades_the_text_only_with_colour(
     monkeypatch.delenv("NO_COLOR", raising=False)
     if not colour:
         monkeypatch.setenv("NO_COLOR", "1")
-    assert _run(["explain", "the key to the cabinets of the editors"]) == 0
+    assert _run(["explain", "the key to the cabinets of the editors", "--table"]) == 0
     shown = capsys.readouterr().out
     assert bool(COLOUR.search(shown)) is colour
     lines = CODES.sub("", shown).splitlines()
     assert any(line.startswith("[CLS] the key to") for line in lines) is colour
-    assert all(cell_len(line) <= 40 for line in lines if "Rollout(" not in line)
+    sentences = ("“", "The model says", "Rollout,", "most at layer")
+    assert all(cell_len(line) <= 40 for line in lines if not line.startswith(sentences))
     assert sum(bool(re.search(r"^ *cabinets +\.\d", line)) for line in lines) == 1
+
+
+def values_of(values: object, layers: tuple[int, ...] = (1,)) -> Attribution:
+    array = np.array(values, dtype=np.float64)
+    tokens = [Tokens(tuple(f"t{k}" for k in range(n))) for n in array.shape[1:]]
+    return Attribution(array, layers, *tokens, method=Rollout())
+
+
+def test_numbers_above_one_keep_their_digits() -> None:
+    """10.5 was written 1.500: the zero before the point was taken off wherever it stood."""
+    result = values_of([[[10.5, 0.25, -20.25], [100.0, 0.0, -0.5]]])
+    table = str(terminal.completion_table(result, k=3, console=Console(width=60)))
+    assert "t0 10.500  t1 .250" in table
+    assert "t0 100.000" in table
+    assert str(terminal.contributions(result.row(0))) == (
+        "most at layer 1: t0 10.500, t1 0.250, t2 -20.250"
+    )
+
+
+def test_large_numbers_do_not_run_into_their_neighbours() -> None:
+    numbers = [0.37, 1.04, 12.34, 123.4, 1234.0, 5e6, -0.004, -3.21, -12.3]
+    layers = tuple(range(1, len(numbers) + 1))
+    result = values_of([[[number]] for number in numbers], layers)
+    console = Console(width=80, no_color=True)
+    line = str(terminal.layers_table([result], names=["x"], console=console).renderables[0])  # type: ignore[attr-defined]
+    assert line.splitlines()[-1].split() == (
+        "t0 .37 1.0 12 123 1e3 5e6 .00-3.2 -12".split()  # noqa: SIM905
+    )
+
+
+def test_what_is_below_zero_has_the_other_colour() -> None:
+    """The most negative value was the darkest blue, as if it were the strongest source."""
+    result = values_of([[[-0.5, -0.1]]])
+    text = terminal.shaded_text(result, console=coloured())
+    assert text is not None
+    backgrounds = [str(span.style).split(" on #")[1] for span in text.spans]
+    assert all(int(colour[:2], 16) > int(colour[4:], 16) for colour in backgrounds)  # red over blue
+    assert max(backgrounds) == backgrounds[1]  # the weaker one is the lighter one
+
+
+def test_the_highest_layer_is_shown_whatever_the_order() -> None:
+    result = values_of([[[0.9, 0.1]], [[0.2, 0.8]]], layers=(3, 1))
+    assert str(terminal.contributions(result, k=1)) == "most at layer 3: t0 0.900"
+    text = terminal.shaded_text(result, console=coloured())
+    assert text is not None
+    assert text.spans[0].style == terminal._style(1.0)
+
+
+def test_a_piece_is_read_as_its_sequence_says() -> None:
+    """Alone, a byte-level piece without a mark cannot be told from text."""
+    weights = random_attention(1, 1, 3, seed=0)
+    result = Rollout()(AttentionTrace.from_arrays(weights, ["Ġna", "Ã¯", "ve"]), targets=[0])
+    assert "ï " in str(terminal.contributions(result))
+    torn = Rollout()(AttentionTrace.from_arrays(weights, ["Ġna", "Ã", "¯ve"]), targets=[0])
+    assert "Ã" not in str(terminal.contributions(torn))

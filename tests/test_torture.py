@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,4 +26,17 @@ def test_a_full_disk_destroys_nothing(tmp_path: Path) -> None:
 
 
 def test_every_kind_is_counted() -> None:
-    assert len(torture.KINDS) == 13
+    assert len(torture.KINDS) == 14
+
+
+def test_the_status_says_whether_anything_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def kind(tried: int, *wrong: str) -> tuple[Any, int]:
+        return lambda *_: torture.Count(tried, list(wrong)), 3
+
+    kinds = {"right": kind(3), "bad": kind(3, "a case"), "not run": kind(0)}
+    monkeypatch.setattr(torture, "KINDS", kinds)
+    assert [torture.main(name) for name in kinds] == [0, 1, 1]
+    assert torture.main() == 1
+    assert "bad: 3 tried, 1 wrong (0 s)\n    a case\n" in capsys.readouterr().out

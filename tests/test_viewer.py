@@ -379,11 +379,11 @@ def test_remarks_stand_in_the_document_without_the_prediction() -> None:
     """What the model says stands in the heading; what a reader must know stands with its result."""
     from attnflow import explain
 
-    result = explain(None, "the key to the cabinets", "flow")
+    result = explain(None, "the key to the cabinets", "flow", targets="all")
     remarks = view(result)["results"][0]["remarks"]
     assert any("saturated" in remark for remark in remarks)
     assert not any("the model says" in remark for remark in remarks)
-    collapsed = view(explain(None, "the key", "raw"))["results"][0]["remarks"]
+    collapsed = view(explain(None, "the key", "raw", targets="all"))["results"][0]["remarks"]
     assert collapsed == [
         "at layer 6 the rows have collapsed: they are nearly the same for any target"
     ]

@@ -28,6 +28,7 @@ from attnflow.web.requests import Limits
 from full_disk import full_disks
 from hostile_surface import try_command_lines, try_raw_requests, try_request_bodies
 from interrupts import interrupted_captures, threaded_captures
+from joint_games import check_games
 from mutations import mutate_files
 from random_graphs import check_random_graphs
 from serving import serving
@@ -53,6 +54,16 @@ def graphs(count: int, folder: Path) -> Count:
     """Random graphs of every kind against exact arithmetic."""
     tally = check_random_graphs(count)
     return Count(tally.graphs, list(tally.wrong))
+
+
+def games(count: int, folder: Path) -> Count:
+    """Sampled Shapley flows against all subsets: rows add up, intervals keep their promise."""
+    tally = check_games(count)
+    missed = tally.values - tally.enclosed
+    wrong = list(tally.wrong)
+    if missed > 0.05 * tally.values:
+        wrong.append(f"{missed} of {tally.values} values lie outside their 95 % intervals")
+    return Count(tally.games, wrong)
 
 
 def types(count: int, folder: Path) -> Count:
@@ -111,6 +122,11 @@ def kills(count: int, folder: Path) -> Count:
     return Count(*torture_evaluation.run_script("kills", count))
 
 
+def prompt_kills(count: int, folder: Path) -> Count:
+    """The same of a language model on prompts."""
+    return Count(*torture_evaluation.run_script("prompts", count))
+
+
 def together(count: int, folder: Path) -> Count:
     """Two runs of `evaluate` on one journal at once."""
     return Count(*torture_evaluation.run_script("together", count))
@@ -136,13 +152,15 @@ def disks(count: int, folder: Path) -> Count:
 KINDS: dict[str, tuple[Callable[[int, Path], Count], int]] = {
     "changed files": (files, 10_000),
     "random graphs": (graphs, 2_000),
-    "wrong types": (types, 2_000),
+    "joint games": (games, 4_000),
+    "wrong types": (types, 5_000),
     "command lines": (command_lines, 500),
     "request bodies": (bodies, 1_000),
     "raw headers": (headers, 150),
     "interrupts": (interrupts, 1_000),
     "captures in threads": (threads, 2_400),
     "kills of evaluate": (kills, 100),
+    "kills on prompts": (prompt_kills, 50),
     "runs on one journal": (together, 20),
     "kills of corpora": (corpora, 100),
     "kills on Ray": (corpora_on_ray, 20),
@@ -160,10 +178,9 @@ def main(*names: str) -> int:
             outcome = kind(count, Path(folder))
         total += len(outcome.wrong)
         seconds = time.monotonic() - begin
-        print(f"{name}: {outcome.tried:,} tried, {len(outcome.wrong)} wrong ({seconds:.0f} s)")
-        for line in outcome.wrong[:20]:
-            print(f"    {line[:300]}")
-        sys.stdout.flush()
+        line = f"{name}: {outcome.tried:,} tried, {len(outcome.wrong)} wrong ({seconds:.0f} s)"
+        print(line, *(f"    {one[:300]}" for one in outcome.wrong[:20]), sep="\n", flush=True)
+        total += outcome.tried == 0  # a kind that could not be run has shown nothing
     return int(total > 0)
 
 

@@ -1,8 +1,9 @@
 """Kills of a running evaluation, and runs on one journal at once; a script, and functions for it.
 
 `python tests/torture_evaluation.py kills 100` kills a run at random moments a hundred times, goes
-on with it each time, and holds what is kept against an uninterrupted run. `... together 20` starts
-runs on one journal at the same moment. Each prints `tried N, wrong M` with what was wrong.
+on with it each time, and holds what is kept against an uninterrupted run; `prompts` does so with a
+language model. `... together 20` starts runs on one journal at the same moment. Each prints
+`tried N, wrong M` with what was wrong.
 
 Runs are forked from one process that has loaded everything, so that a kill costs no start.
 """
@@ -22,6 +23,8 @@ from typing import Any, NamedTuple
 
 TEXTS = [f"the {a} of the {b}" for a in ("key", "books", "author") for b in ("king", "old cities")]
 TEXTS += ["some people in the old city", "the officers that the king saw near the river"]
+PROMPTS = [f"the {a} to the {b}" for a in ("key", "keys") for b in ("book", "cabinets", "key")]
+PROMPTS += ["the book is", "the keys are"]
 BUSY = 4  # exit status of a run that was told the journal is taken
 
 
@@ -43,10 +46,16 @@ def run_script(kind: str, count: int, seed: int = 0) -> Tally:
 
 
 def _evaluate(path: Path | None, model: Any, vocabulary: Any) -> Any:
+    """A classifier on texts; a language model on prompts."""
     from attnflow import evaluate_methods
+    from attnflow.evaluation.ablation import evaluate_completions
 
-    options: Any = {"methods": ["raw", "rollout"], "resume": path}
-    return evaluate_methods(model, TEXTS, tokenizer=vocabulary, **options)
+    if not hasattr(model, "generate"):
+        options: Any = {"methods": ["raw", "rollout"], "resume": path}
+        return evaluate_methods(model, TEXTS, tokenizer=vocabulary, **options)
+    few: Any = {"ablations": 8, "max_new_tokens": 2, "resume": path}
+    methods = ["default", "leave-one-out"]
+    return evaluate_completions(model, PROMPTS, methods=methods, tokenizer=vocabulary, **few)
 
 
 def _start(path: Path, loaded: Any) -> int:
@@ -125,12 +134,14 @@ def main() -> None:
     import torch
 
     from attnflow.models.verb_number import load_verb_number
+    from attnflow.testing import tiny_decoder
 
     torch.set_num_threads(1)
     kind, count, *seed = sys.argv[1:]
+    loaded: Any = tiny_decoder() if kind == "prompts" else load_verb_number()
     with tempfile.TemporaryDirectory() as folder:
-        run = {"kills": kills, "together": together}[kind]
-        tally = run(int(count), int(seed[0]) if seed else 0, Path(folder), load_verb_number())
+        run = {"kills": kills, "prompts": kills, "together": together}[kind]
+        tally = run(int(count), int(seed[0]) if seed else 0, Path(folder), loaded)
     print(f"tried {tally.tried}, wrong {len(tally.wrong)}")
     print(json.dumps(tally._asdict()))
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,21 @@ import torch
 
 import attnflow
 from attnflow.errors import AttnflowError
+from attnflow.evaluation.ablation import (
+    AblationRegression,
+    Careful,
+    CompletionAblation,
+    CompletionPrompt,
+    LeaveOneOut,
+    Visibility,
+    evaluate_completions,
+    read_prompts,
+)
+from attnflow.evaluation.faithfulness import Faithfulness
+from attnflow.evaluation.importance import BlankOut, InputGradient, ValueZeroing
+from attnflow.evaluation.texts import read_texts
 from attnflow.methods import METHODS, make_method
-from attnflow.testing import random_trace, tiny_encoder
+from attnflow.testing import random_trace, tiny_decoder, tiny_encoder
 
 __all__ = ["Outcome", "wrong_type_calls"]
 
@@ -108,21 +122,91 @@ def _calls(folder: Path) -> Iterator[_Call]:
     texts = {"model": loaded.model, "texts": ["the key"], "tokenizer": loaded.tokenizer}
     yield _Call("capture_batch", attnflow.capture_batch, {**texts, "heads": None, "record": ()})
     ask = {"method": "rollout", "targets": None, "layers": None, "words": False, "answer": None}
-    yield _Call("explain", attnflow.explain, {**text, **ask})
+    yield _Call("explain", attnflow.explain, {**text, **ask, "progress": None})
+    yield from _showing(attnflow.Rollout()(trace))
+    yield from _judging(loaded.model, loaded.tokenizer)
+    yield from _writing(folder)
+
+
+def _showing(result: attnflow.Attribution) -> Iterator[_Call]:
+    one = result.row(0)
+    yield _Call("Attribution.plot", one.plot, {"kind": "bars", "target": None, "layer": 1})
+    yield _Call("Attribution.to_html", one.to_html, {"title": None, "image": None})
+    yield _Call("Attribution.image", one.image, {"target": None, "layer": 1})
+    yield _Call("Prediction", attnflow.Prediction, {"label": "a", "probability": 1, "position": 0})
+
+
+def _judging(model: Any, tokenizer: Any) -> Iterator[_Call]:
+    """Methods and measures held against what a classifier does."""
+    ask: dict[str, Any] = {"model": model, "texts": ["the key to the book"], "tokenizer": tokenizer}
+    counts = {"samples": 1, "skip": 0, "min_words": 1, "batch_size": 8, "seed": 0}
+    more = {"methods": ["raw"], "by": "unk", "resume": None, "progress": None}
+    yield _Call("evaluate_methods", attnflow.evaluate_methods, {**ask, **counts, **more})
+    for measure in (BlankOut(), InputGradient(), ValueZeroing()):
+        own = {"answer": None, "batch_size": 8, "progress": None}
+        yield _Call(f"{measure.name}()", measure, {**ask, **own})
+        options = {field.name: getattr(measure, field.name) for field in fields(measure)}
+        yield _Call(type(measure).__name__, type(measure), options)
+    rankings = {"mine": [np.arange(7.0)]}
+    yield _Call("Faithfulness()", Faithfulness(), {**ask, "rankings": rankings, "answer": None})
+    yield _Call("Faithfulness", Faithfulness, {"by": "unk", "random_orders": 1, "seed": 0})
+    yield _Call("read_texts", read_texts, {"path": Path(__file__), "column": None})
+
+
+def _writing(folder: Path) -> Iterator[_Call]:
+    """What a language model writes, and what its completion loses without parts of its prompt."""
+    model, tokenizer = tiny_decoder()
+    ask: dict[str, Any] = {"model": model, "prompt": "the keys to", "tokenizer": tokenizer}
+    how = {"method": None, "baseline": None, "sources": "prompt", "chat": False}
+    few = {"max_new_tokens": 1, "seed": None, "stream": None, "generate_kwargs": None}
+    yield _Call("generate", attnflow.generate, {**ask, **how, **few})
+    ask["completion"] = " are"
+    yield _Call("explain_completion", attnflow.explain_completion, {**ask, **how})
+    own = {"chat": False, "targets": None, "spans": None, "blank": None, "batch_tokens": None}
+    for method in (LeaveOneOut(), AblationRegression(samples=4), Visibility(steps=1), Careful()):
+        yield _Call(f"{method.name}()", method, {**ask, **own, "progress": None})
+        options = {field.name: getattr(method, field.name) for field in fields(method)}
+        yield _Call(type(method).__name__, type(method), options)
+    ids = {"model": model, "prompt_ids": (3, 4, 5), "completion_ids": (6, 7), "targets": None}
+    hiding = {"by": "hide", "blank": None, "batch_tokens": None}
+    yield _Call("CompletionAblation", _ablated, {**ids, **hiding, "sets": [(1,)]})
+    prompts = {"model": model, "prompts": ["the keys to the"], "tokenizer": tokenizer}
+    counts = {"ablations": 2, "hidden": 0.3, "top": 1, "max_new_tokens": 1, "seed": 0}
+    names = {"methods": ["leave-one-out"], "level": "word", "by": "hide", "score": "log-odds"}
+    flags = {"curves": False, "documents": False, "chat": False, "exclude_last_word": False}
+    rest = {"stop": None, "samples": None, "batch_tokens": None, "resume": None, "progress": None}
+    judged = {**prompts, **counts, **names, **flags, **rest}
+    yield _Call("evaluate_completions", evaluate_completions, judged)
+    spans = {"answer": None, "expected": None, "inside": None, "documents": None, "stated": None}
+    yield _Call(
+        "CompletionPrompt", CompletionPrompt, {"prompt": "a b", "completion": None, **spans}
+    )
+    yield _Call("read_prompts", read_prompts, {"path": folder / "no.jsonl"})
+
+
+def _ablated(*, sets: Any, **options: Any) -> Any:
+    return CompletionAblation(**options).scores(sets)
+
+
+def _cases(folder: Path, seed: int) -> Iterator[tuple[_Call, str, Any]]:
+    """Every argument with one hostile value, then every argument with another, and so on."""
+    rng = np.random.default_rng(seed)
+    arguments = [
+        (call, argument, rng.permutation(len(HOSTILE)).tolist())
+        for call in _calls(folder)
+        for argument in call.valid
+    ]
+    for turn in range(len(HOSTILE)):
+        for call, argument, order in arguments:
+            value = HOSTILE[order[turn]]
+            own = argument in ("progress", "stream") and callable(value)  # may raise what it likes
+            if value is not call.valid[argument] and not own:
+                yield call, argument, value
 
 
 def wrong_type_calls(folder: Path, count: int, seed: int = 0) -> tuple[int, list[Outcome]]:
     """Try `count` calls, each with one hostile value; how many were tried, and what went wrong."""
-    cases = [
-        (call, argument, value)
-        for call in _calls(folder)
-        for argument in call.valid
-        for value in HOSTILE
-        if value is not call.valid[argument]
-        and not (argument == "progress" and callable(value))  # what a user's own callback raises
-    ]
-    order = np.random.default_rng(seed).permutation(len(cases))[:count]
-    outcomes = [_tried(*cases[k]) for k in order.tolist()]
+    outcomes = [_tried(*case) for case in islice(_cases(folder, seed), count)]
     return len(outcomes), [outcome for outcome in outcomes if outcome is not None]
 
 

@@ -4,13 +4,14 @@ Three nouns, all frozen values. An `AttentionTrace` is what one forward pass did
 weights of every layer, and the tokens. A `LayeredGraph` is the same as a flow network. An
 `Attribution` is an answer: how much each target at each layer draws on each source.
 
-Methods lead from one to the other. `Raw`, `Rollout` and `Flow` are frozen values too, and are
-called on a trace: `Rollout(residual=0.5)(trace)`. So are their stronger relatives, which need
-gradients or measurements beside the weights: `GradientRollout`, `GradientFlow`,
+Methods lead from one to the other. `Raw`, `Rollout`, `Flow` and `ShapleyFlow` are frozen values
+too, and are called on a trace: `Rollout(residual=0.5)(trace)`. So are their stronger relatives,
+which need gradients or measurements beside the weights: `GradientRollout`, `GradientFlow`,
 `MeasuredResidualRollout`, `NormRollout`, `Alti`, `ValueZeroingRollout`.
 
 `capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
-does, without any model. `explain` does all of it in one call. `generate` continues a prompt and
+does, without any model. `explain` does all of it in one call; `ask` answers a question from
+documents and names those it drew on. `generate` continues a prompt and
 attributes every new token to it; `explain_completion` does so for a text that is there already.
 `evaluate_methods` says which method to trust for a model and its texts.
 
@@ -27,7 +28,7 @@ from attnflow._version import __version__
 from attnflow.errors import renamed
 
 if TYPE_CHECKING:
-    from attnflow.api import explain, explain_completion, generate
+    from attnflow.api import Answer, ask, explain, explain_completion, generate
     from attnflow.attribution import Attribution
     from attnflow.errors import AttnflowError
     from attnflow.evaluation import evaluate_methods
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         NormRollout,
         Raw,
         Rollout,
+        ShapleyFlow,
         ValueZeroingRollout,
     )
     from attnflow.tokens import Tokens
@@ -56,6 +58,7 @@ _HOME = {
     "Raw": "methods",
     "Rollout": "methods",
     "Flow": "methods",
+    "ShapleyFlow": "methods",
     "GradientAttention": "methods",
     "GradientRollout": "methods",
     "GradientFlow": "methods",
@@ -64,12 +67,16 @@ _HOME = {
     "Alti": "methods",
     "ValueZeroingRollout": "methods",
     "Method": "methods",
+    "ask": "api",
+    "Answer": "api",
     "explain": "api",
     "generate": "api",
     "explain_completion": "api",
     "evaluate_methods": "evaluation",
+    "evaluate_completions": "evaluation.ablation",
     "capture": "hosts.capture",
     "capture_batch": "hosts.capture",
+    "Confirmation": "attribution",
     "Tokens": "tokens",
     "Prediction": "trace",
     "AttnflowError": "errors",
@@ -82,6 +89,7 @@ __all__ = [
     "Raw",
     "Rollout",
     "Flow",
+    "ShapleyFlow",
     "GradientAttention",
     "GradientRollout",
     "GradientFlow",
@@ -90,12 +98,16 @@ __all__ = [
     "Alti",
     "ValueZeroingRollout",
     "Method",
+    "ask",
+    "Answer",
     "explain",
     "generate",
     "explain_completion",
     "evaluate_methods",
+    "evaluate_completions",
     "capture",
     "capture_batch",
+    "Confirmation",
     "Tokens",
     "Prediction",
     "AttnflowError",
@@ -108,10 +120,12 @@ __all__ = [
 _SUBMODULES = {
     **{
         name: f"attnflow.{name}"
-        for name in ("corpus", "errors", "evaluation", "experiments", "generation", "hosts")
+        for name in (
+            *("attribution", "corpus", "errors", "evaluation", "experiments", "generation"),
+            *("graph", "hosts", "maxflow", "methods", "models", "progress", "show", "storage"),
+            *("testing", "tokens", "trace"),
+        )
     },
-    **{name: f"attnflow.{name}" for name in ("maxflow", "methods", "models", "show", "testing")},
-    "tokens": "attnflow.tokens",
     "plots": "attnflow.show.plots",
 }
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.graph import LayeredGraph
 from attnflow.methods import METHODS, Method, method_from_dict, quiet_about_limits
-from attnflow.trace import AttentionTrace
+from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import GRADIENTS, checked_record
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "check_flow",
     "check_method",
     "random_attention",
+    "random_factors",
     "random_trace",
     "tiny_decoder",
     "tiny_encoder",
@@ -85,6 +86,36 @@ def random_trace(
     }
     gradients = rng.normal(size=weights.shape) if GRADIENTS in record else None
     return AttentionTrace.from_arrays(weights, tokens, gradients=gradients, measured=measured)
+
+
+def random_factors(
+    layers: int = 3,
+    heads: int = 2,
+    length: int = 5,
+    *,
+    seed: int = 0,
+    gradient_kind: str | None = None,
+) -> FactoredTrace:
+    """A trace of random causal attention in factors; needs torch.
+
+    >>> random_factors(layers=2, length=3)
+    <FactoredTrace 2 layers × 2 heads × 3 tokens, 't0 t1 t2', in factors>
+    """
+    import torch
+
+    from attnflow.kernels.factors import Factors
+    from attnflow.kernels.layer import FactoredLayer
+
+    noise = torch.Generator().manual_seed(seed)
+
+    def layer() -> FactoredLayer:
+        query, gradient = torch.randn(2, heads, length, 8, generator=noise)
+        key, value = torch.randn(2, 1, length, 8, generator=noise)
+        extra = {"value": value, "gradient": gradient} if gradient_kind else {}
+        return FactoredLayer(Factors(query, key, scale=1.0, **extra))
+
+    tokens = [f"t{position}" for position in range(length)]
+    return FactoredTrace([layer() for _ in range(layers)], tokens, gradient_kind=gradient_kind)
 
 
 def check_flow(

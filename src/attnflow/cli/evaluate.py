@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnflow import storage
+from attnflow.cli.evaluate_prompts import PromptOptions, evaluate_prompts, write_prompts
 from attnflow.cli.options import (
+    ChatOption,
     JsonOption,
-    MethodsOption,
     ModelOption,
     SeedOption,
     parse_method,
@@ -24,11 +25,13 @@ from attnflow.cli.options import (
 from attnflow.cli.output import print_json, tell_written
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import FileError, InputError, StoppedError
-from attnflow.evaluation.texts import LabelledText, read_texts
+from attnflow.evaluation.texts import LabelledText, holds_prompts, read_texts
+from attnflow.methods import MEASURED_METHODS, METHODS
 from attnflow.models.agreement import held_out, read_agreement
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
+    from attnflow.evaluation.table import Table
 
 __all__ = ["evaluate"]
 
@@ -38,7 +41,10 @@ _NAME = "evaluation"
 def evaluate(
     data: Annotated[
         Path,
-        typer.Option(help="The texts: .txt (one a line), .csv, .tsv, .jsonl or .parquet."),
+        typer.Option(
+            help="The texts: .txt (one a line), .csv, .tsv, .jsonl or .parquet. A file with a "
+            "column 'prompt' is about what a language model writes after each."
+        ),
     ],
     model: ModelOption = None,
     column: Annotated[
@@ -53,11 +59,29 @@ def evaluate(
             "saw.",
         ),
     ] = False,
-    method: MethodsOption = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            metavar="NAME[:KEY=VALUE,...]",
+            help=f"A method with its options; repeatable. They are {', '.join(METHODS)}; for "
+            f"prompts also {', '.join(MEASURED_METHODS)} and default.",
+        ),
+    ] = None,
     by: Annotated[
         str | None,
-        typer.Option(help="What blanks a word: unk, mask, pad, delete; default: the first there."),
+        typer.Option(
+            help="What blanks a word: unk, mask, pad, delete; default: the first there. For "
+            "prompts: hide (the default), replace, delete."
+        ),
     ] = None,
+    level: Annotated[
+        str, typer.Option(help="Of prompts: what a source is: token, word, sentence, document.")
+    ] = "word",
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Of prompts: how far the model's own completion goes.")
+    ] = 20,
+    chat: ChatOption = False,
     min_words: Annotated[int, typer.Option(help="Leave out texts with fewer words.")] = 2,
     skip: Annotated[
         int,
@@ -84,11 +108,19 @@ def evaluate(
 ) -> None:
     """Hold every method against what MODEL uses on the texts of DATA, and say which to trust.
 
-    Without --method all methods are held against it.
+    Without --method all methods are held against it. A file of prompts (a column 'prompt', and
+    where known 'completion', 'answer', 'documents') is held against ablations of a language model
+    or an encoder-decoder.
     """
+    journal = output / f"{_NAME}.jsonl" if resume is None and output is not None else resume
+    if not held_out_only and column is None and holds_prompts(data):
+        options = PromptOptions(method, level, by, max_new_tokens, chat, skip, samples, seed)
+        _evaluate_prompts(data, model, options, journal, output, as_json)
+        return
+    if chat or level != "word":
+        raise InputError("--chat and --level are for prompts; this file has no column 'prompt'.")
     methods = None if method is None else [parse_method(name) for name in method]
     texts = _read(data, column, held_out_only)
-    journal = output / f"{_NAME}.jsonl" if resume is None and output is not None else resume
     prepare_models()
     from attnflow.evaluation import evaluate_methods
     from attnflow.evaluation.importance.blanking import BlankToken
@@ -121,6 +153,28 @@ def evaluate(
         _show(evaluation, source)
 
 
+def _evaluate_prompts(
+    data: Path,
+    model: str | None,
+    options: PromptOptions,
+    journal: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    prepare_models()
+    with _stoppable(journal):
+        evaluation = evaluate_prompts(data, model, options, journal)
+    if output is not None:
+        write_prompts(evaluation, output, name=_NAME)
+    if as_json:
+        print_json(evaluation.to_dict())
+        return
+    console = Console(highlight=False)
+    count = len(evaluation.used)
+    _say(console, f"{count} prompts from {data.name}; means with 95 % bootstrap intervals.")
+    _show_tables(console, evaluation.tables(), evaluation.verdict())
+
+
 def _read(data: Path, column: str | None, held_out_only: bool) -> list[LabelledText]:
     if not held_out_only:
         return read_texts(data, column=column)
@@ -150,14 +204,18 @@ def _show(evaluation: Evaluation, source: str) -> None:
 
     console = Console(highlight=False)
     _say(console, heading(evaluation, source))
-    for table in tables_of(evaluation):
+    _show_tables(console, tables_of(evaluation), evaluation.verdict())
+
+
+def _show_tables(console: Console, tables: Iterable[Table], verdict: Iterable[str]) -> None:
+    for table in tables:
         console.print(f"\n[bold]{escape(table.title)}[/bold]", soft_wrap=True)
         for line in table.lines():
             console.print(line, markup=False, soft_wrap=True)
         if table.note:
             _say(console, table.note, style="dim")
     console.print()
-    for sentence in evaluation.verdict():
+    for sentence in verdict:
         _say(console, sentence, first="→ ", later="  ")
 
 

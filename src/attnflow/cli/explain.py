@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from attnflow.attribution import Attribution
+from attnflow.cli.documents import read_text
 from attnflow.cli.options import (
     AnswerOption,
+    CarefulOption,
+    ConfirmOption,
     DecoderTextOption,
+    FileOption,
     JsonOption,
     LayersOption,
     MethodOption,
     ModelOption,
     OptionOption,
     OutputOption,
+    RatherThanOption,
+    TableOption,
     TargetsOption,
     WordsOption,
     check_text,
@@ -40,9 +47,14 @@ from attnflow.cli.output import (
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import AttributionWarning, InputError, SaturationWarning
 from attnflow.methods import Flow, Method
+from attnflow.methods.rows import pooled_row
 from attnflow.show import terminal
+from attnflow.show.sentences import place_of, sources_sentence
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
+
+if TYPE_CHECKING:
+    from attnflow.hosts.load import Loaded
 
 __all__ = ["explain"]
 
@@ -51,15 +63,21 @@ _LONG = 20.0  # seconds after which people want to know how many more
 
 
 def explain(
-    text: Annotated[str, typer.Argument(help="The text to explain.")],
+    text: Annotated[
+        str | None, typer.Argument(help="The text to explain; - reads standard input.")
+    ] = None,
+    file: FileOption = None,
     model: ModelOption = None,
-    method: MethodOption = "rollout",
+    method: MethodOption = None,
     targets: TargetsOption = None,
     layers: LayersOption = None,
     option: OptionOption = None,
     words: WordsOption = False,
     decoder_text: DecoderTextOption = None,
     answer: AnswerOption = None,
+    rather_than: RatherThanOption = None,
+    careful: CarefulOption = False,
+    confirm: ConfirmOption = True,
     cut: Annotated[
         str | None,
         typer.Option(
@@ -72,6 +90,7 @@ def explain(
         bool,
         typer.Option("--all-targets", help="Explain every position; needs --json or --output."),
     ] = False,
+    table: TableOption = False,
     as_json: JsonOption = False,
     output: OutputOption = None,
     figure: Annotated[
@@ -82,13 +101,25 @@ def explain(
         ),
     ] = None,
 ) -> None:
-    """Show which tokens of TEXT the model's output draws on."""
-    applied = parse_method(method or "rollout", option)
+    """Show which tokens of TEXT the model's output draws on.
+
+    Without --method it is the default of `attnflow.explain`: what agrees best with ablations.
+    """
+    text = read_text(text, file)
+    choice = _choice(method, option, figure)
     all_targets = all_targets or figure == "pairs"
     several = all_targets or len(targets or []) > 1
-    _check_request(applied, text, targets, cut, all_targets, several, as_json, output)
-    check_figure(figure, output, applied, cut=cut, words=words, several=several, layers=layers)
-    trace = _capture(model, text, decoder_text, applied, answer)
+    _check_request(choice, text, targets, cut, all_targets, several, as_json, output)
+    check_figure(figure, output, choice, cut=cut, words=words, several=several, layers=layers)
+    loaded = _load(model)
+    if careful:
+        _check_careful(choice, targets, layers, cut, figure, all_targets)
+        result = _carefully(loaded, text, answer, rather_than, confirm)
+        result = result.merge_words() if words else result
+        _deliver(result, [], as_json, output, figure, None, table, bool(layers))
+        return
+    applied = choice or _default(loaded)
+    trace = _capture(loaded, text, decoder_text, applied, answer, rather_than)
     every = all_targets or (not targets and output is not None and output.suffix == ".html")
     references = None if every else _targets_or_prediction(targets, trace)
     layer = layers[0] if layers else None
@@ -99,7 +130,32 @@ def explain(
         write_graph(applied, trace, references[0], layer, output)
         return
     result, remarks = _apply(applied, trace, references, layers)
+    result = pooled_row(result) if references is None and not every else result
+    if confirm and not targets and rather_than is None:
+        result = _confirmed(result, loaded, text, answer)
     result = result.merge_words() if words else result
+    behind = None if words else trace
+    _deliver(result, remarks, as_json, output, figure, behind, table, bool(layers))
+
+
+def _choice(method: str | None, option: list[str] | None, figure: str | None) -> Method | None:
+    """The method that is named; the graph of attention, and options alone, mean rollout."""
+    if method is None and not option and figure != "graph":
+        return None
+    return parse_method(method or "rollout", option)
+
+
+def _deliver(
+    result: Attribution,
+    remarks: list[AttributionWarning],
+    as_json: bool,
+    output: Path | None,
+    figure: str | None,
+    trace: AttentionTrace | None,
+    table: bool,
+    every_layer: bool,
+) -> None:
+    """Print the result, or write it; what the method warns of goes beside it."""
     in_table = not as_json and output is None
     saturation = terminal.saturation_warning(result) if in_table else ""
     for remark in remarks:
@@ -108,13 +164,13 @@ def explain(
     if as_json:
         print_json(result.to_dict())
     elif output is not None:
-        write_result(result, output, figure=figure, trace=None if words else trace)
+        write_result(result, output, figure=figure, trace=trace)
     else:
-        _show(result, saturation)
+        _show(result, saturation, table=table, every_layer=every_layer)
 
 
 def _check_request(
-    method: Method,
+    method: Method | None,
     text: str,
     targets: list[str] | None,
     cut: str | None,
@@ -134,22 +190,38 @@ def _check_request(
     if several and not all_targets and not as_json and output is None:
         raise InputError("The table shows one target; for several add --json or --output.")
     if cut is not None and not isinstance(method, Flow):
-        raise InputError(f"--cut explains a flow; add --method flow (now {method.name!r}).")
+        raise InputError("--cut explains a flow; add --method flow.")
     if cut is not None and (as_json or several):
         raise InputError("--cut shows one flow; leave out --json and --all-targets.")
 
 
-def _capture(
-    model: str | None, text: str, decoder_text: str | None, method: Method, answer: int | None
-) -> AttentionTrace:
+def _load(model: str | None) -> Loaded:
     prepare_models()
-    from attnflow.hosts.capture import capture
     from attnflow.hosts.load import load_model
 
-    with progress_bars("loading the model") as tell:
+    with progress_bars("loading the model"):
         loaded = load_model(model)
-        check_texts_model(model, loaded.tokenizer)
-        tell("running the model", 0, 0)
+    check_texts_model(model, loaded.tokenizer)
+    return loaded
+
+
+def _default(loaded: Loaded) -> Method:
+    from attnflow.api.one_call import default_method
+
+    return default_method(loaded.model)
+
+
+def _capture(
+    loaded: Loaded,
+    text: str,
+    decoder_text: str | None,
+    method: Method,
+    answer: int | None,
+    contrast: str | None,
+) -> AttentionTrace:
+    from attnflow.hosts.capture import capture
+
+    with progress_bars("running the model"):
         return capture(
             loaded.model,
             text,
@@ -157,12 +229,61 @@ def _capture(
             decoder_text=decoder_text,
             methods=[method],
             answer=answer,
+            contrast=contrast,
         )
 
 
-def _targets_or_prediction(targets: list[str] | None, trace: AttentionTrace) -> list[TokenRef]:
+def _check_careful(
+    method: Method | None,
+    targets: list[str] | None,
+    layers: list[int] | None,
+    cut: str | None,
+    figure: str | None,
+    all_targets: bool,
+) -> None:
+    """The careful method has one layer and one target, and reads no attention map."""
+    others: dict[str, object] = {
+        "--method": method,
+        "--targets": targets,
+        "--layers": layers,
+        "--cut": cut,
+    }
+    others |= {"--figure graph": figure == "graph", "--all-targets": all_targets}
+    for name, value in others.items():
+        if value:
+            raise InputError(f"--careful explains what follows the text; leave out {name}.")
+
+
+def _carefully(
+    loaded: Loaded, text: str, answer: int | None, contrast: str | None, confirm: bool
+) -> Attribution:
+    from attnflow.api import explain as run
+
+    options: dict[str, Any] = {"answer": answer, "contrast": contrast, "confirm": confirm}
+    with progress_bars("running the model"):
+        return run(loaded.model, text, careful=True, tokenizer=loaded.tokenizer, **options)
+
+
+def _confirmed(result: Attribution, loaded: Loaded, text: str, answer: int | None) -> Attribution:
+    """With one more pass, where the model is a language model that can be run without words."""
+    from attnflow.api.one_call import with_confirmation
+    from attnflow.hosts.next_token import next_token
+    from attnflow.hosts.registry import adapter_for
+
+    if not adapter_for(loaded.model).explains_rows(loaded.model):
+        return result
+    token = next_token(loaded.model, text, loaded.tokenizer, answer)
+    return with_confirmation(result, loaded.model, token, loaded.tokenizer)
+
+
+def _targets_or_prediction(
+    targets: list[str] | None, trace: AttentionTrace
+) -> list[TokenRef] | None:
+    """Where the answer is read from; None where that is the mean of all positions."""
     if targets:
         return [parse_target(target) for target in targets]
+    if trace.prediction is not None and trace.prediction.pooled:
+        return None
     return [trace.prediction.position if trace.prediction else 0]
 
 
@@ -202,21 +323,35 @@ def _tell_estimate(
         typer.echo(f"attnflow: this will take about {duration}.", err=True)
 
 
-def _show(result: Attribution, saturation: str) -> None:
+def _show(result: Attribution, saturation: str, *, table: bool, every_layer: bool) -> None:
+    """What must be known first, the answer and its sources in a sentence, the text; the table."""
     console = Console(highlight=False)
+    if saturation:
+        console.print(saturation, style="yellow", soft_wrap=True)
+    predicting = result.prediction is not None and (
+        result.prediction.position == result.targets.positions[0]
+    )
     if result.prediction is not None:
-        console.print(f"prediction: [bold]{escape(str(result.prediction))}[/bold]")
-    console.print(f"target: {result.targets.positions[0]} {escape(repr(result.targets[0]))}")
-    console.print(escape(result.title), style="dim", soft_wrap=True)
+        console.print(f"The model says [bold]{escape(str(result.prediction))}[/bold].")
+    subject = result.prediction.label if predicting and result.prediction else None
+    sentence = sources_sentence(result, k=4, subject=subject)
+    console.print(Text(sentence), soft_wrap=True)
     console.print()
     shaded = terminal.shaded_text(result, console=console)
     if shaded is not None:
         console.print(shaded)
         console.print()
-    console.print(terminal.layers_table([result], names=[result.method.name], console=console))
-    console.print(terminal.contributions(result))
-    if saturation:
-        console.print(saturation, style="yellow")
+    if table:
+        most = None if every_layer else terminal.MOST_LAYERS
+        names = [result.title]
+        console.print(terminal.layers_table([result], names=names, console=console, most=most))
+        console.print(terminal.contributions(result))
+    place = place_of(result.layers[-1])
+    position = f"{result.targets.text[0]}, position {result.targets.positions[0]}"
+    about = f"{result.title}, {place}, read at {position}. --table shows every layer."
+    console.print(Text(about, style="dim"), soft_wrap=True)
+    if result.confirmation is not None:
+        console.print(escape(str(result.confirmation)), soft_wrap=True)
 
 
 def _show_cut(

@@ -2,43 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.passages import DOCUMENTS, statements_of
 from attnflow.attribution.rescaling import Span
+from attnflow.cli.documents import read_text
 from attnflow.cli.options import (
+    CarefulOption,
     ChatOption,
+    ConfirmOption,
+    FileOption,
     JsonOption,
     MaxNewTokensOption,
     MethodOption,
     ModelOption,
     OptionOption,
     OutputOption,
+    RatherThanOption,
     SamplingSeedOption,
+    TableOption,
     check_text,
-    parse_method,
+    parse_completion_method,
+    parse_span,
     parse_target,
     prepare_models,
 )
 from attnflow.cli.output import PICTURES, check_output, print_json, write_figure, write_result
 from attnflow.errors import InputError
 from attnflow.show import terminal
+from attnflow.show.sentences import place_of, sources_sentence
 from attnflow.tokens.common_words import common_tokens
 
-__all__ = ["generate"]
+__all__ = ["generate", "say_if_preparing"]
 
+_SENTENCES = 8  # words of a completion that get a sentence
 _BASELINES = {"auto": None, "neutral": "neutral", "none": None}
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; - reads standard input.")
+    ] = None,
+    file: FileOption = None,
     model: ModelOption = None,
-    max_new_tokens: MaxNewTokensOption = 12,
+    max_new_tokens: MaxNewTokensOption = 20,
     select: Annotated[
         str | None,
         typer.Option(
@@ -46,6 +61,19 @@ def generate(
             help="Show this generated token (its text, or its position) at every layer.",
         ),
     ] = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--targets",
+            "--target",
+            metavar="TOKEN|PHRASE|START:END|answer",
+            help="Explain only this part of what is written: a token's number or text, a phrase, "
+            "or 'answer' for all of it as one; repeatable.",
+        ),
+    ] = None,
+    rather_than: RatherThanOption = None,
+    careful: CarefulOption = False,
+    confirm: ConfirmOption = True,
     method: MethodOption = None,
     option: OptionOption = None,
     baseline: Annotated[
@@ -79,6 +107,7 @@ def generate(
     chat: ChatOption = False,
     seed: SamplingSeedOption = None,
     temperature: Annotated[float | None, typer.Option(help="For sampling (--seed).")] = None,
+    table: TableOption = False,
     as_json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
@@ -87,25 +116,30 @@ def generate(
     Without --method it is the default of `attnflow.generate`: what found the true source most
     often.
     """
-    check_text(prompt, "continue")
+    prompt = check_text(read_text(prompt, file, "PROMPT"), "continue")
     _check_numbers(top, temperature, seed)
     if option and method is None:
         raise InputError("--option is for a method you name; add --method rollout.")
-    applied = None if method is None else parse_method(method, option)
+    applied = None if method is None else parse_completion_method(method, option)
     subtracted = _baseline(baseline)
     spans = dict(map(_parse_span, span or []))
+    _check_spans(spans, prompt)
     if output is not None:
         check_output(output)
     prepare_models()
     from attnflow.api import generate as run
 
     console = Console(highlight=False)
-    _say_if_preparing(model)
+    say_if_preparing(model)
     result: Attribution = run(
         model,
         prompt,
         max_new_tokens=max_new_tokens,
         method=applied,
+        careful=careful,
+        targets=None if targets is None else [parse_span(target) for target in targets],
+        contrast=rather_than,
+        confirm=confirm,
         baseline=cast("Any", subtracted),
         chat=chat,
         seed=seed,
@@ -117,7 +151,8 @@ def generate(
         print_json(result.to_dict())
     else:
         words = None if common is None else common.split()
-        _show(result, console, select=select, layer=layers, top=top, words=words, hide=hide_common)
+        look = _Look(select, layers, top, words, hide_common, table)
+        _show(result, console, look)
     if output is not None:
         _write(result, output, select)
 
@@ -145,28 +180,68 @@ class _Echo:
         self._console.print(escape(text), style="bold", end="", soft_wrap=True)
 
 
-def _show(
-    result: Attribution,
-    console: Console,
-    *,
-    select: str | None,
-    layer: str,
-    top: int,
-    words: list[str] | None,
-    hide: bool,
-) -> None:
+class _Look(NamedTuple):
+    """What is shown of a completion."""
+
+    select: str | None
+    layer: str
+    top: int
+    words: list[str] | None
+    hide: bool
+    table: bool
+
+
+def _show(result: Attribution, console: Console, look: _Look) -> None:
+    """What each word came from in sentences, the shaded prompt, and the tables on request."""
     console.print("\n")
-    console.print(escape(result.title), style="dim", soft_wrap=True)
-    if hide and common_tokens(result.sources, words).all():
+    if look.hide and common_tokens(result.sources, look.words).all():
         console.print(f"All {len(result.sources)} sources are common words: none is left to show.")
         return
-    if select is not None:
-        result = result.row(parse_target(select))
-        strongest = terminal.strongest_sources(result, 3 * top, words=words, hide=hide)
-        names = [result.method.name]
-        console.print(terminal.layers_table([strongest], names=names, console=console))
-    one = _one_layer(result, layer)
-    console.print(terminal.completion_table(one, k=top, words=words, hide=hide, console=console))
+    if look.select is not None:
+        result = result.row(parse_target(look.select))
+    one = _one_layer(result, look.layer)
+    for sentence in _sentences(one, look):
+        console.print(Text(sentence), soft_wrap=True)
+    if result.confirmation is not None:
+        console.print(escape(str(result.confirmation)), soft_wrap=True)
+    console.print()
+    shaded = terminal.shaded_text(one, console=console)
+    if shaded is not None:
+        console.print(shaded)
+        console.print()
+    if look.table:
+        _tables(result, one, console, look)
+    about = f"{result.title}, {place_of(one.layers[0])}. --table shows the numbers."
+    console.print(Text(about, style="dim"), soft_wrap=True)
+
+
+def _sentences(one: Attribution, look: _Look) -> list[str]:
+    """A sentence for each statement over documents, else for each word that says something."""
+    statements = statements_of(one) if one.provenance.get(DOCUMENTS) else ()
+    if statements:
+        return [str(statement) for statement in statements]
+    words = [list(group) for group in one.targets.groups()] if len(one.targets) > 1 else [[0]]
+    common = common_tokens(one.targets, look.words)
+    content = [word for word in words if not common[word].all()] or words
+    skipped = (look.words or False) if look.hide else True
+    sentences = [
+        sources_sentence(one, word, k=min(look.top, 3), common=skipped)
+        for word in content[:_SENTENCES]
+    ]
+    more = len(content) - len(sentences)
+    return [*sentences, *([f"… and {more} more words; --table shows all."] if more > 0 else [])]
+
+
+def _tables(result: Attribution, one: Attribution, console: Console, look: _Look) -> None:
+    words, hide = look.words, look.hide
+    if look.select is not None:
+        strongest = terminal.strongest_sources(result, 3 * look.top, words=words, hide=hide)
+        table = terminal.layers_table(
+            [strongest], names=[result.title], console=console, most=terminal.MOST_LAYERS
+        )
+        console.print(table)
+    listing = terminal.completion_table(one, k=look.top, words=words, hide=hide, console=console)
+    console.print(listing)
 
 
 def _one_layer(result: Attribution, layer: str) -> Attribution:
@@ -176,6 +251,16 @@ def _one_layer(result: Attribution, layer: str) -> Attribution:
     if not isinstance(number, int):
         raise InputError(f"--layers is a number or 'mean'; got {layer!r}.")
     return result.layer(number)
+
+
+def _check_spans(spans: Mapping[str, Span], prompt: str) -> None:
+    """A span by its text stands in the prompt, once: known before the model runs."""
+    for name, span in spans.items():
+        if isinstance(span, str) and prompt.count(span) != 1:
+            raise InputError(
+                f"--span {name}={span!r}: this text occurs {prompt.count(span)} times in the "
+                "prompt; give one that occurs once, or positions START:END."
+            )
 
 
 def _write(result: Attribution, output: Path, select: str | None) -> None:
@@ -204,8 +289,9 @@ def _parse_span(text: str) -> tuple[str, Span]:
     return name, place
 
 
-def _say_if_preparing(model: str | None) -> None:
-    if model is not None:
+def say_if_preparing(model: str | None) -> None:
+    """Say so when the first use of SmolLM2 takes longer."""
+    if model is not None and model.lower() != "smollm2":
         return
     from attnflow.models.smollm2 import prepared_folder
 

@@ -15,13 +15,16 @@ from typing import Annotated
 import typer
 
 from attnflow.errors import InputError, optional_import
-from attnflow.methods import METHODS, Method, make_method
+from attnflow.methods import MEASURED_METHODS, METHODS, Method, make_method
 from attnflow.tokens import TokenRef
 
 __all__ = [
     "AnswerOption",
+    "CarefulOption",
     "ChatOption",
+    "ConfirmOption",
     "DecoderTextOption",
+    "FileOption",
     "FolderOption",
     "JsonOption",
     "LayersOption",
@@ -33,14 +36,18 @@ __all__ = [
     "OptionOption",
     "OutputOption",
     "ProtocolOption",
+    "RatherThanOption",
     "SamplingSeedOption",
     "SeedOption",
+    "TableOption",
     "TargetsOption",
     "WordsOption",
     "check_model_name",
     "check_text",
     "check_texts_model",
+    "parse_completion_method",
     "parse_method",
+    "parse_span",
     "parse_target",
     "prepare_models",
 ]
@@ -74,11 +81,19 @@ def _check_seed(seed: int | None) -> int | None:
     return seed
 
 
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="FILE", help="Read it from this file instead."),
+]
+TableOption = Annotated[
+    bool, typer.Option("--table", help="Show the numbers too, a column for each layer.")
+]
 ModelOption = Annotated[
     str | None,
     typer.Option(
         callback=check_model_name,
-        help="A Hugging Face name or a local folder; default: a model that comes with attnflow.",
+        help="A Hugging Face name, a local folder, smollm2 or verb-number; the last two come with "
+        "attnflow, and one of them is the default.",
     ),
 ]
 ModelsOption = Annotated[
@@ -142,6 +157,28 @@ AnswerOption = Annotated[
 MaxNewTokensOption = Annotated[
     int, typer.Option("--max-new-tokens", "--tokens", help="How many tokens to make, at most.")
 ]
+CarefulOption = Annotated[
+    bool,
+    typer.Option(
+        "--careful",
+        help="Run a language model up to ten times for each target, for a surer answer.",
+    ),
+]
+ConfirmOption = Annotated[
+    bool,
+    typer.Option(
+        "--confirm/--no-confirm",
+        help="Hide the strongest three words together and say what the answer loses: one more "
+        "pass of a language model.",
+    ),
+]
+RatherThanOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="With a gradient method: why the answer rather than this one?",
+    ),
+]
 DecoderTextOption = Annotated[
     str | None,
     typer.Option(help="For an encoder-decoder: what its decoder has written so far."),
@@ -201,6 +238,17 @@ def parse_method(text: str, options: Sequence[str] | None = None) -> Method:
     return make_method(f"{name}:{','.join(parts)}" if parts else name)
 
 
+def parse_completion_method(text: str, options: Sequence[str] | None = None) -> Method | str:
+    """The same where a language model may be run again: such methods stay as they are written.
+
+    >>> parse_completion_method("leave-one-out:level=sentence")
+    'leave-one-out:level=sentence'
+    """
+    if text.partition(":")[0].strip() in MEASURED_METHODS and not options:
+        return text
+    return parse_method(text, options)
+
+
 def parse_target(text: str) -> TokenRef:
     """A position, or else a token.
 
@@ -208,6 +256,19 @@ def parse_target(text: str) -> TokenRef:
     (-1, 'key')
     """
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,9}", text) else text
+
+
+def parse_span(text: str) -> int | str | slice:
+    """A part of a completion: a token's number, numbers START:END, or else a text.
+
+    >>> parse_span("2"), parse_span("2:5"), parse_span("45 days")
+    (2, slice(2, 5, None), '45 days')
+    """
+    ends = re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", text)
+    if ends is None or text == ":":
+        return parse_target(text)
+    start, stop = (int(end) if end else None for end in ends.groups())
+    return slice(start, stop)
 
 
 def check_text(text: str, purpose: str = "explain") -> str:

@@ -55,7 +55,7 @@ def check_output(output: Path, *, animated: bool = False) -> None:
 def check_figure(
     figure: str | None,
     output: Path | None,
-    method: Method,
+    method: Method | None,
     *,
     cut: str | None,
     words: bool,
@@ -82,9 +82,10 @@ def check_figure(
     if layers and len(layers) > 1 and (cut or figure == "graph"):
         raise InputError("This figure goes up to one layer; give --layers once.")
     if figure == "graph" and (words or not isinstance(method, MixingMethod)):
+        name = None if method is None else method.name
         raise InputError(
             "--figure graph draws attention weights between tokens: use it with --method raw, "
-            f"rollout or flow (now {method.name!r}) and without --words."
+            f"rollout or flow (now {name!r}) and without --words."
         )
 
 

@@ -38,7 +38,7 @@ def report(
     ] = None,
     model: ModelOption = None,
     method: MethodsOption = None,
-    max_new_tokens: MaxNewTokensOption = 12,
+    max_new_tokens: MaxNewTokensOption = 20,
     chat: ChatOption = False,
     title: Annotated[str | None, typer.Option(help="The heading; default: the text.")] = None,
 ) -> None:
@@ -74,7 +74,7 @@ def _explain(model: str | None, text: str, methods: list[Method]) -> Comparison:
     with progress_bars("loading the model") as tell:
         loaded = load_model(model)
         check_texts_model(model, loaded.tokenizer)
-        return compare(loaded, text, methods or None, progress=tell)
+        return compare(loaded, text, methods or None, confirm=True, progress=tell)
 
 
 def _continue(
@@ -92,5 +92,6 @@ def _continue(
             methods or [None],
             max_new_tokens=max_new_tokens,
             chat=chat,
+            confirm=True,
             progress=tell,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -70,12 +70,9 @@ class CompletionExplainer(Explainer):
         first, *others = self._readers
         batch = encode_prompts(self.model, self.tokenizer, text.text, chat=self.settings.chat)
         with quiet_about_limits():
-            [result] = Writer(first).write(
+            [(prompt, ids, result)] = Writer(first).write(
                 batch, self.settings.max_new_tokens, seed=None, stream=None, options={}
             )
-            raw = list(result.targets.texts)
-            ids = cast("list[int]", self.tokenizer.convert_tokens_to_ids(raw))
-            prompt = batch.prompts()[0]
             return [result, *(reader.read(prompt, ids, {"streamed": False}) for reader in others)]
 
     def _read(
@@ -97,6 +94,7 @@ class CompletionExplainer(Explainer):
             torch.tensor(mask, device=device),
             longest,
             [len(own) for own in ids],
+            **reader.row_options(ids),
         )
         return [
             reader.from_rows(rows, k, p.ids, own, notes)

@@ -128,7 +128,7 @@ class TextExplainer(Explainer):
         alone = [m for m in self.methods if own_answers and GRADIENTS in m.requires.record]
         shared = [m for m in self.methods if m not in rows and m not in alone]
         passes: list[tuple[Any, list[Method]]] = []
-        passes += [(self._by_last_rows, rows)] if rows else []
+        passes += [(self._by_last_rows, group) for group in _sharing(rows)]
         passes += [(self._one_by_one, alone)] if alone else []
         return passes + [(self._captured, group) for group in _sharing(shared)]
 

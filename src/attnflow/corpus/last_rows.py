@@ -9,6 +9,7 @@ of `gradient_rows`, so the same numbers, for little more than a forward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,24 +22,35 @@ from attnflow.hosts.adapter import Scores
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.row_gradients import PredictingRows, gradient_rows, log_probability
+from attnflow.hosts.transformers.row_gradients import (
+    PredictingRows,
+    gradient_rows,
+    log_probability,
+    logit,
+)
 from attnflow.hosts.transformers.texts import tokens_of
 from attnflow.methods import GradientAttention
 from attnflow.methods.base import layers_from
 from attnflow.methods.sinks import find_sink
+from attnflow.trace.extras import ScoreName
 
 __all__ = ["explain_last_rows"]
 
 
-class _BestToken:
-    """Scores the likeliest token of the last position, and keeps the logits it is read from."""
+@dataclass(frozen=True, eq=False)
+class _LastRow(PredictingRows):
+    """The last position of each text, explained by its likeliest token.
 
-    def __init__(self) -> None:
-        self.logits = torch.empty(0)
+    logits: what that token is read from, put here when the model has run.
+    """
 
-    def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        self.logits = logits.detach()[:, -1]
-        return log_probability(logits, logits.argmax(dim=-1))
+    logits: list[Tensor] = field(default_factory=list)
+
+    def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
+        """That of the likeliest token, `(batch, rows)`."""
+        self.logits.append(logits.detach()[:, -1])
+        score = logit if name == "logit" else log_probability
+        return score(logits, logits.argmax(dim=-1))
 
 
 def explain_last_rows(
@@ -49,6 +61,8 @@ def explain_last_rows(
     layer: int,
 ) -> list[list[Attribution]]:
     """For each method the result of every text: its last position at one layer.
+
+    The methods take gradients of the same score.
 
     >>> from attnflow.testing import tiny_decoder
     >>> model, tokenizer = tiny_decoder()
@@ -62,21 +76,20 @@ def explain_last_rows(
     ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
     lengths = mask.sum(dim=1).tolist()
     padding = [ids.shape[1] - length for length in lengths]
-    best = _BestToken()
-    text = PredictingRows(
+    text = _LastRow(
         ids=_moved(ids, padding),
         mask=_moved(mask, padding),
         first=ids.shape[1] - 1,
         tokens=ids[:, :1],
     )
     with at_rest(model):
-        rows = gradient_rows(model, text, best)
-    values, weights = (part.double().cpu().numpy() for part in rows)
+        rows = gradient_rows(model, text, methods[0].score)
+    values, weights = (part.double().cpu().numpy() for part in (rows.values, rows.weights))
     about = provenance_of(model, str(model.dtype).removeprefix("torch."))
     results: list[list[Attribution]] = [[] for _ in methods]
     for k, (length, pad) in enumerate(zip(lengths, padding, strict=True)):
         tokens = tokens_of(tokenizer, ids[k, :length].tolist())
-        scores = Scores(best.logits[k], length - 1, partial(_names, tokenizer))
+        scores = Scores(text.logits[-1][k], length - 1, partial(_names, tokenizer))
         sink = find_sink(weights[k, :, pad:]) if length > 2 else None
         frame = {
             "targets": tokens.select([length - 1]),

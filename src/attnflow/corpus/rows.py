@@ -9,7 +9,7 @@ target_position  its position in the text, from 0
 layer            the layer that is read
 level            what a source is: token, word, sentence, document
 prediction       what the model says at the target; of a completion, the completion
-probability      of the prediction, from 0 to 1; null for completions
+probability      of the prediction, from 0 to 1; of a completion that of the target, if it is known
 sources          the strongest, strongest first: text, number (among all sources, from 0),
                  position (of its first token), value, share (of the row's absolute sum), and where
                  a solver certifies them lower and upper bounds of the value, and whether it is
@@ -23,6 +23,7 @@ error            why there is no result; then only text, id and this are set
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ from attnflow.evaluation.ablation.sources import Sources, content_spans
 __all__ = ["SCHEMA", "Row", "error_row", "result_rows"]
 
 Values = NDArray[np.float64]
+_LOG_PROBS = "log_probs"  # in the provenance of a completion that gradients explain
 _MOSTLY = 0.5  # the share of saturated sources from which a row is flagged
 
 SOURCE = pa.struct(
@@ -141,7 +143,7 @@ class _Grouped:
             "layer": result.layers[0],
             "level": self.settings.level,
             "prediction": completion if prediction is None else prediction.label,
-            "probability": None if prediction is None else prediction.probability,
+            "probability": self._probability(target),
             "sources": self._top(target, grouped, float(np.abs(values).sum())),
             "source_count": len(self.names),
             "elsewhere": self._elsewhere(target, values, grouped),
@@ -149,6 +151,13 @@ class _Grouped:
             "source_texts": self.names if self.settings.values else None,
             "values": grouped.tolist() if self.settings.values else None,
         }
+
+    def _probability(self, target: int) -> float | None:
+        """Of the prediction; of a completion's token where the pass that explained it tells."""
+        likely = self.result.provenance.get(_LOG_PROBS)
+        if self.result.prediction is not None:
+            return self.result.prediction.probability
+        return None if likely is None else math.exp(likely[target])
 
     def _sums(self, values: Values) -> Values:
         if self.members is None:

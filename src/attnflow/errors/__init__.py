@@ -6,7 +6,9 @@
     │   ├── TokensError                  tokens, texts, words
     │   ├── TargetError                  a position or token that is not there, or there twice
     │   └── MethodError                  a method or an option that does not exist
+    │       └── MatrixError              all weights at once are needed, and they are not there
     ├── ModelError                       a model cannot be loaded, run or explained
+    │   ├── OutOfMemoryError             the work does not fit; how much it needs, what needs less
     │   ├── UnsupportedModelError        the host is known not to have a fixed attention graph
     │   └── CaptureError                 what was recorded failed its own check
     ├── FileError                        a file that is not ours, or cannot be written
@@ -37,9 +39,11 @@ __all__ = [
     "CollapseWarning",
     "FileError",
     "InputError",
+    "MatrixError",
     "MethodError",
     "MissingDependencyError",
     "ModelError",
+    "OutOfMemoryError",
     "SaturationWarning",
     "StoppedError",
     "TargetError",
@@ -88,8 +92,16 @@ class MethodError(InputError):
     """A method or one of its options that does not exist or is out of range."""
 
 
+class MatrixError(MethodError):
+    """All weights at once are needed, and a trace in factors does not hold them."""
+
+
 class ModelError(AttnflowError):
     """A model that cannot be loaded, run or explained."""
+
+
+class OutOfMemoryError(ModelError):
+    """The work does not fit into memory: how much it needs, and what needs less."""
 
 
 class UnsupportedModelError(ModelError):

@@ -19,9 +19,9 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from attnflow.errors import InputError, shorten, whole_number
+from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whole_number
 
-__all__ = ["check_fields", "checked_arguments"]
+__all__ = ["check_fields", "check_named", "checked_arguments", "checked_seed"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,6 +47,8 @@ def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """
     signature = inspect.signature(function)
     hints: dict[str, Any] = {}
+    name = function.__name__
+    shown = function.__qualname__.split(".")[0] if name == "__call__" else name
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,9 +57,9 @@ def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InputError(f"{function.__name__}(): {error}.") from error
-        for name, value in bound.arguments.items():
-            _check(function.__name__, name, value, hints.get(name, _UNKNOWN), signature)
+            raise InputError(f"{shown}(): {error}.") from error
+        for argument, value in bound.arguments.items():
+            _check(shown, argument, value, hints.get(argument, _UNKNOWN), signature)
         return function(*args, **kwargs)
 
     return call
@@ -74,6 +76,29 @@ def check_fields(value: Any) -> None:
         field_value = getattr(value, one.name)
         if hint is not _UNKNOWN and not _fits(field_value, hint):
             raise InputError(_sentence(kind.__name__, one.name, field_value, hint))
+
+
+def check_named(option: str, value: object, allowed: Sequence[str]) -> None:
+    """An option with a few names, or a MethodError that lists them.
+
+    >>> check_named("by", "unk", ["unk", "mask"])
+    """
+    if not isinstance(value, str) or value not in allowed:
+        hint = did_you_mean(str(value), allowed) if isinstance(value, str) else ""
+        names = ", ".join(map(repr, allowed))
+        raise MethodError(f"{option}={shorten(value)}:{hint} Allowed: {names}.")
+
+
+def checked_seed(seed: object, least: int = 0) -> int:
+    """A seed that every generator of random numbers takes.
+
+    >>> checked_seed(7)
+    7
+    """
+    number = whole_number(seed)
+    if number is None or not least <= number < 2**63:
+        raise InputError(f"seed is a whole number from {least} to 2**63 - 1; got {shorten(seed)}.")
+    return number
 
 
 def _check(function: str, name: str, value: Any, hint: Any, signature: inspect.Signature) -> None:

@@ -12,10 +12,14 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:  # what they are at run time is not needed, and importing it takes longer than all of this
+    Loader = MetaPathFinder = object
 
 __all__ = ["RENAMED_MODULES", "install", "renamed_arguments"]
 
@@ -37,6 +41,9 @@ RENAMED_MODULES = {
 
 class _Alias(Loader):
     """Puts the module of the new name in the place of the old one."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """As the import system does it by default."""
 
     def exec_module(self, module: ModuleType) -> None:
         """The import system returns what stands in `sys.modules` when this is done."""

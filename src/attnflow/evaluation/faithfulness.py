@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from attnflow.errors import InputError, MethodError
+from attnflow.errors import InputError, MethodError, shorten
+from attnflow.errors.arguments import check_fields, check_named, checked_arguments, checked_seed
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation import metrics
-from attnflow.evaluation.importance.base import Choice, Task, check_named
+from attnflow.evaluation.importance.base import Choice, Task
 from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
 from attnflow.evaluation.importance.passes import Passes, Text
 from attnflow.progress import ProgressCallback
@@ -26,6 +27,7 @@ from attnflow.progress import ProgressCallback
 __all__ = ["RANDOM", "Curves", "Faithfulness"]
 
 RANDOM = "random"
+_MOST = 10_000  # random orders: more is a mistake
 _STEPS = 10  # of the deletion and insertion curves
 _SHARE_STEPS = [round(share * _STEPS) for share in metrics.SHARES]
 
@@ -97,10 +99,13 @@ class Faithfulness:
 
     def __post_init__(self) -> None:
         check_named("by", self.by, get_args(BlankToken))
-        if not isinstance(self.random_orders, int) or self.random_orders < 1:
-            raise MethodError(f"random_orders is at least 1; got {self.random_orders!r}.")
+        check_fields(self)
+        checked_seed(self.seed)
+        if not 1 <= self.random_orders <= _MOST:
+            raise MethodError(f"random_orders is from 1 to {_MOST:,}; got {self.random_orders!r}.")
 
     @renamed_arguments(of="answer")
+    @checked_arguments
     def __call__(
         self,
         model: nn.Module,
@@ -119,6 +124,11 @@ class Faithfulness:
         """
         passes = Passes.over(model, tokenizer, batch_size)
         check_blank(passes.ids, self.by)
+        for name, rows in rankings.items():
+            if len(rows) != len(texts):
+                raise InputError(
+                    f"{shorten(name)} ranks {len(rows)} texts and there are {len(texts)}."
+                )
         task = Task.of(passes, texts, answer, "probability", "faithfulness", progress)
         plans = [
             {name: _plan(order) for name, order in self._orders(k, text, rankings).items()}
@@ -170,7 +180,10 @@ def _order(name: str, row: ArrayLike, text: Text, number: int) -> list[int]:
     """The words of a text by one ranking, strongest first; ties in the order of the text."""
     if name.startswith(RANDOM):
         raise InputError(f"The name {name!r} is taken: random orders are run in any case.")
-    values = np.asarray(row, dtype=np.float64)
+    try:
+        values = np.asarray(row, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name!r} has no numbers for text {number}: {shorten(row)}.") from error
     if values.shape != (len(text.tokens),):
         raise InputError(
             f"{name!r} has values of shape {values.shape} for the {len(text.tokens)} "

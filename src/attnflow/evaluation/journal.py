@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from attnflow import storage
-from attnflow.errors import FileError, InputError
+from attnflow.errors import FileError, InputError, shorten
 from attnflow.evaluation.records import RANDOM, Record, metrics_of, references_of
 
 __all__ = ["Journal", "fingerprint"]
@@ -50,11 +50,12 @@ class Journal:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         if settings.get("weights") is None:
             raise InputError(
-                f"{str(path)!r}: a run can be kept only where all weights of the model are in "
-                "memory, since others cannot be told from those of another model. Load the model "
-                "without offloading, or leave out resume."
+                f"{shorten(str(path))}: a run can be kept only where all weights of the model are "
+                "in memory, since others cannot be told from those of another model. Load the "
+                "model without offloading, or leave out resume."
             )
         self.path, self.settings = path, settings
+        self._name = shorten(str(path))
         self._file = self._open()
         try:
             storage.lock(self._file, self.path)
@@ -94,15 +95,16 @@ class Journal:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def _unwritable(self, error: OSError) -> FileError:
-        return FileError(f"{str(self.path)!r} cannot be written: {error.strerror or error}.")
+    def _unwritable(self, error: OSError | ValueError) -> FileError:
+        reason = getattr(error, "strerror", None) or error
+        return FileError(f"{self._name} cannot be written: {reason}.")
 
     def _open(self) -> BinaryIO:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Created where it is not there, never emptied: whether it is ours is seen later.
             return os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666), "r+b")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a name that no file can have is the latter
             raise self._unwritable(error) from error
 
     def _begin(self) -> list[bytes]:
@@ -136,19 +138,19 @@ class Journal:
         if not isinstance(before, dict):
             raise self._not_ours()
         differing = [
-            f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
+            f"{name} was {shorten(before.get(name))} and is {shorten(now.get(name))}"
             for name in {**before, **now}
             if json.dumps(before.get(name)) != json.dumps(now.get(name))
         ]
         if differing:
             raise InputError(
-                f"{str(self.path)!r} holds another run: {'; '.join(differing)}. Go on with the "
+                f"{self._name} holds another run: {'; '.join(differing)}. Go on with the "
                 "same settings, name another file, or delete this one."
             )
 
     def _not_ours(self) -> FileError:
         return FileError(
-            f"{str(self.path)!r} was not written by `attnflow evaluate`: nothing was changed in "
+            f"{self._name} was not written by `attnflow evaluate`: nothing was changed in "
             "it. Name another file to keep the run in."
         )
 
@@ -160,7 +162,7 @@ class Journal:
             usable = False
         if not usable:
             raise FileError(
-                f"Line {number + 2} of {str(self.path)!r} is damaged: it should be the record of "
+                f"Line {number + 2} of {self._name} is damaged: it should be the record of "
                 f"text {number}, with every metric of every row. Delete it and what follows to go "
                 "on from there."
             )

@@ -21,6 +21,7 @@ from attnflow.evaluation.metrics import kendall, spearman
 from attnflow.evaluation.records import RANDOM, Record
 from attnflow.hosts.capture import capture
 from attnflow.methods import Flow, Method, Requirements, quiet_about_limits
+from attnflow.methods.rows import pooled_row
 from attnflow.progress import Progress, ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
@@ -131,6 +132,8 @@ class Judge:
         if trace.prediction is None:
             raise ModelError("The model gives no answer, so there is no position to explain.")
         with quiet_about_limits():  # the verdict tells of collapse and saturation
+            if trace.prediction.pooled:
+                return pooled_row(method(trace, layers=-1, progress=inside))
             return method(trace, targets=[trace.prediction.position], layers=-1, progress=inside)
 
     def _judge(self, case: _Case, methods: Mapping[str, Method]) -> Record:

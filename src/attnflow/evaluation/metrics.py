@@ -227,7 +227,11 @@ class PairedDifference:
 
 
 def summarize(values: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Summary:
-    """Mean, standard deviation, interval, and how many were defined and not."""
+    """Mean, standard deviation, interval, and how many were defined and not.
+
+    >>> summarize([1.0, 3.0, float("nan")])
+    Summary(mean=2.0, std=1.0, low=1.0, high=3.0, n=2, undefined=1)
+    """
     finite, undefined = _split(np.asarray(values, dtype=np.float64))
     if not len(finite):
         return Summary(_NAN, _NAN, _NAN, _NAN, 0, undefined)
@@ -276,6 +280,10 @@ def compare_paired(
     have the other sign; it is the share of 10,000 random choices of signs (the true one counted
     in) whose mean difference is at least as large. Pairs with an undefined side are left out and
     counted.
+
+    >>> pairs = compare_paired([0.9, 0.8, 0.7, float("nan")], [0.5, 0.4, 0.3, 0.2])
+    >>> round(pairs.difference, 2), pairs.n, pairs.undefined
+    (0.4, 3, 1)
     """
     a, b = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1:

@@ -13,7 +13,8 @@ from typing import Any
 from torch import nn
 
 from attnflow._version import __version__
-from attnflow.errors import InputError, ModelError
+from attnflow.errors import InputError, ModelError, shorten
+from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.evaluation.fingerprint import digest_of, digest_of_tokenizer, digest_of_weights
 from attnflow.evaluation.importance import BlankOut, InputGradient, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
@@ -32,6 +33,7 @@ __all__ = ["evaluate_methods", "label_of"]
 _BLANKS: tuple[BlankToken, ...] = ("unk", "mask", "pad")
 
 
+@checked_arguments
 def evaluate_methods(
     model: nn.Module | str | os.PathLike[str] | None,
     texts: Sequence[str],
@@ -75,7 +77,10 @@ def evaluate_methods(
     if model is None or isinstance(model, (str, os.PathLike)):
         model, own_tokenizer = load_model(model)
         tokenizer = tokenizer or own_tokenizer
+    seed = checked_seed(seed)
     order = _order(texts, min_words=min_words, seed=seed, skip=skip)
+    if labels is not None and len(labels) != len(texts):
+        raise InputError(f"{len(labels)} labels were given for {len(texts)} texts.")
     count = _count(order, samples)
     blank = by or _blank(Passes.over(model, tokenizer, batch_size))
     judge = Judge(
@@ -151,7 +156,7 @@ def _settings(judge: Judge, methods: Mapping[str, Method], texts: Sequence[str])
 def _order(texts: Sequence[str], *, min_words: int, seed: int, skip: int) -> list[int]:
     """Which texts, in which order; the order of all is drawn, so that a longer run goes on."""
     if isinstance(texts, str) or not texts:
-        raise InputError(f"A list of texts is needed; got {texts!r}.")
+        raise InputError(f"A list of texts is needed; got {shorten(texts)}.")
     if not isinstance(skip, int) or skip < 0 or not isinstance(min_words, int) or min_words < 1:
         raise InputError(f"skip={skip!r}, min_words={min_words!r}: at least 0, and at least 1.")
     order = [k for k, text in enumerate(texts) if len(text.split()) >= min_words]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import FileError, InputError, did_you_mean, optional_import
+from attnflow.errors.arguments import checked_arguments
 
-__all__ = ["FORMATS", "LabelledText", "read_texts"]
+__all__ = ["FORMATS", "LabelledText", "holds_prompts", "read_texts"]
 
 _TEXT_COLUMNS = ("text", "sentence")
 _LABEL_COLUMN = "label"
+_PROMPT_COLUMN = "prompt"
 _DOUBLED = re.compile(r'"[^"]*(?:""[^"]*)+"')  # a field in quotes with doubled quotes inside
 
 
@@ -48,7 +51,8 @@ class LabelledText:
     line: int = field(default=0, compare=False, repr=False)
 
 
-def read_texts(path: Path, *, column: str | None = None) -> list[LabelledText]:
+@checked_arguments
+def read_texts(path: str | os.PathLike[str], *, column: str | None = None) -> list[LabelledText]:
     """The texts of a file, in its order; `column` names the one they are in.
 
     >>> import tempfile
@@ -57,6 +61,7 @@ def read_texts(path: Path, *, column: str | None = None) -> list[LabelledText]:
     >>> read_texts(path)
     [LabelledText(text='a "good" film', label='1')]
     """
+    path = Path(path)
     suffix = path.suffix.lower()
     if not path.is_file():
         raise FileError(f"There is no file {str(path)!r} to read texts from.")
@@ -71,6 +76,37 @@ def read_texts(path: Path, *, column: str | None = None) -> list[LabelledText]:
     if not texts:
         raise InputError(f"{str(path)!r} holds no text.")
     return texts
+
+
+def holds_prompts(path: Path) -> bool:
+    """Whether a file is about what a language model writes: it has a column `prompt`.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "prompts.jsonl"
+    >>> _ = path.write_text('{"prompt": "Anna lives in"}', encoding="utf-8")
+    >>> holds_prompts(path)
+    True
+    """
+    suffix = path.suffix.lower()
+    if not path.is_file() or suffix not in FORMATS or suffix == ".txt":
+        return False
+    if suffix == ".parquet":
+        parquet = optional_import(
+            "pyarrow.parquet", extra="evaluate", purpose="Reading a .parquet file"
+        )
+        try:
+            return _PROMPT_COLUMN in parquet.read_schema(path).names
+        except (OSError, ValueError):
+            return False  # who reads it says what is wrong
+    first = next((line for _, line in _lines(path)), "")
+    if suffix == ".jsonl":
+        try:
+            record = json.loads(first)
+        except json.JSONDecodeError:
+            return False
+        return isinstance(record, Mapping) and _PROMPT_COLUMN in record
+    names = first.split("," if suffix == ".csv" else "\t")
+    return _PROMPT_COLUMN in [name.strip().strip('"') for name in names]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

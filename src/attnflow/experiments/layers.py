@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,16 @@ __all__ = [
     "METHODS",
     "Agreement",
     "Floats",
+    "agreement_of",
+    "by_method",
     "difference_table",
     "layer_names",
     "lead_over_raw",
+    "mean_of",
     "over_layers",
 ]
+
+T = TypeVar("T")
 
 Floats = NDArray[np.float64]
 Agreement = Mapping[str, Floats]
@@ -30,6 +35,21 @@ Agreement = Mapping[str, Floats]
 METHODS: Final[Mapping[str, Method]] = {"raw": Raw(), "rollout": Rollout(), "flow": Flow()}
 CLEAR: Final = 0.05  # a difference with a smaller p is called one
 _PAIRS: Final = (("rollout", "raw"), ("flow", "raw"), ("flow", "rollout"))
+
+
+def agreement_of(examples: Sequence[T], of: Callable[[T, str], Sequence[float]]) -> Agreement:
+    """What `of(example, method)` says at every layer, for each method."""
+    return {method: np.array([of(one, method) for one in examples]) for method in METHODS}
+
+
+def by_method(examples: Sequence[T], of: Callable[[T, str], float]) -> tuple[Cell, ...]:
+    """The mean of `of(example, method)` over examples, a cell for each method."""
+    return tuple(mean_of([of(one, method) for one in examples]) for method in METHODS)
+
+
+def mean_of(values: Sequence[float] | Floats) -> Cell:
+    """A mean with its deviation and interval."""
+    return Cell.of_mean(summarize(values))
 
 
 def layer_names(layers: Sequence[int]) -> tuple[str, ...]:

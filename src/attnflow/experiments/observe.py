@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from attnflow.errors import ModelError
 from attnflow.evaluation.batching import batches_by_length
@@ -16,53 +15,56 @@ from attnflow.hosts.capture import capture_batch
 from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
-__all__ = ["capture_texts", "measure_all", "neutral_traces", "padded"]
+__all__ = ["neutral_traces", "observe_texts", "padded"]
+
+T = TypeVar("T")
 
 
-def measure_all(
-    measures: Mapping[str, Measure],
-    model: nn.Module,
+def observe_texts(
+    model: Any,
+    tokenizer: Any,
     texts: Sequence[str],
+    measures: Mapping[str, Measure],
+    observation: Callable[[int, AttentionTrace, Mapping[str, Importance]], T],
     *,
-    progress: ProgressCallback | None,
+    answer: Any,
+    batch_size: int,
+    length: Callable[[str], int] = len,
     refuse: Callable[[str, ModelError], None] | None = None,
-    **options: Any,
-) -> dict[str, list[Importance]]:
-    """The importance of every token of every text, by the name of the measure.
+    progress: ProgressCallback | None = None,
+) -> list[T]:
+    """One observation for each text, of its number, its attention (heads averaged) and the
+    importance of its tokens.
 
-    A measure that this model does not allow is handed to `refuse` and left out.
+    length: by which texts are sorted, so that those of about equal length run together.
+    refuse: takes the name and the reason of a measure that this model does not allow; without it
+        that is an error.
     """
-    results: dict[str, list[Importance]] = {}
+    importance: dict[str, list[Importance]] = {}
+    shared = {"tokenizer": tokenizer, "answer": answer, "batch_size": batch_size}
     for name, measure in measures.items():
         try:
-            results[name] = measure(model, texts, progress=_under(name, progress), **options)
+            importance[name] = measure(model, texts, progress=_under(name, progress), **shared)
         except ModelError as error:
             if refuse is None:
                 raise
             refuse(name, error)
-    return results
-
-
-def _under(stage: str, progress: ProgressCallback | None) -> ProgressCallback:
-    return lambda step: tell(progress, stage, step.done, step.total)
-
-
-def capture_texts(
-    model: Any,
-    tokenizer: Any,
-    texts: Sequence[str],
-    lengths: Sequence[int],
-    batch_size: int,
-    progress: ProgressCallback | None,
-) -> list[AttentionTrace]:
-    """The attention of every text, heads averaged; texts of about equal length together."""
     traces: dict[int, AttentionTrace] = {}
-    for numbers in batches_by_length(lengths, batch_size):
+    for numbers in batches_by_length([length(text) for text in texts], batch_size):
         batch = [texts[k] for k in numbers]
         captures = capture_batch(model, batch, tokenizer=tokenizer, heads="mean")
         traces.update(zip(numbers, captures, strict=True))
         tell(progress, "attention", len(traces), len(texts))
-    return [traces[k] for k in range(len(texts))]
+    observations = []
+    for k in range(len(texts)):
+        own = {name: results[k] for name, results in importance.items()}
+        observations.append(observation(k, traces[k], own))
+        tell(progress, "attribution", k + 1, len(texts))
+    return observations
+
+
+def _under(stage: str, progress: ProgressCallback | None) -> ProgressCallback:
+    return lambda step: tell(progress, stage, step.done, step.total)
 
 
 def neutral_traces(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 from attnflow.errors import InputError
-from attnflow.evaluation.importance.base import check_named
+from attnflow.errors.arguments import check_named
 
 __all__ = ["Experiment", "Protocol", "SampledExperiment"]
 

@@ -8,6 +8,7 @@ token as it comes would double it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
+from attnflow.hosts.factored import told_memory
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.row_gradients import PredictingRows, cropped, gradient_rows
+from attnflow.hosts.transformers.row_gradients import (
+    NO_CONTRAST,
+    PredictingRows,
+    cropped,
+    gradient_rows,
+)
 from attnflow.methods.sinks import find_sink
+from attnflow.trace.extras import LOG_PROB, ScoreName
 
-__all__ = ["CompletionRows", "can_explain_rows", "completion_rows", "empty_cache"]
+_MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum over layers is kept
+
+__all__ = ["LOG_PROBS", "CompletionRows", "can_explain_rows", "completion_rows", "empty_cache"]
+
+LOG_PROBS = "log_probs"
+"""Where the provenance of a result says how likely each token of the completion is, in nats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +43,12 @@ class CompletionRows:
     """`rows[layer, example, generated token, position]`, positions those of the padded texts.
 
     weights: (example, generated token, position), the mean weight over layers and heads.
+    log_probs: (example, generated token), how likely the model finds what was written, in nats.
     """
 
     rows: NDArray[np.float64]
     weights: NDArray[np.float64]
+    log_probs: NDArray[np.float64]
     prompt: int
     padding: list[int]
     layers: tuple[int, ...]
@@ -70,11 +85,16 @@ def completion_rows(
     prompt: int,
     lengths: list[int],
     cache: Any = None,
+    *,
+    score: ScoreName = LOG_PROB,
+    contrasts: Mapping[tuple[int, int], int] | None = None,
 ) -> CompletionRows:
     """The rows of what was written after `prompt` positions, padding on the left included.
 
     sequences: (batch, length), prompts and completions. mask: (batch, prompt). lengths: how many
     tokens of each completion count. cache: what the model kept while it wrote, if it is at hand.
+    contrasts: for an example and a number of its completion's tokens, the id of the token that it
+    is held against.
     """
     longest = max(lengths)
     ids = sequences[:, : prompt + longest]
@@ -89,13 +109,30 @@ def completion_rows(
         tokens=ids[:, prompt:],
         explained=explained,
         cache=None if cache is None else cropped(cache, prompt - 1),
+        contrasts=_contrasts(ids[:, prompt:], contrasts),
     )
-    with at_rest(model):
-        rows = gradient_rows(model, text)
+    count = _layers_of(model)
+    summed = count * longest * text.length * len(ids) > _MOST_NUMBERS
+    with at_rest(model), told_memory(model, text.length):
+        rows = gradient_rows(model, text, score, summed=summed)
     return CompletionRows(
         rows=rows.values.double().cpu().numpy(),
         weights=rows.weights.double().cpu().numpy(),
+        log_probs=rows.log_probs.double().cpu().numpy(),
         prompt=prompt,
         padding=(prompt - mask.sum(dim=1)).tolist(),
-        layers=tuple(range(1, len(rows.values) + 1)),
+        layers=(count,) if summed else tuple(range(1, len(rows.values) + 1)),
     )
+
+
+def _layers_of(model: Any) -> int:
+    return int(adapter_for(model).expected_layers(model) or 0)
+
+
+def _contrasts(tokens: Tensor, contrasts: Mapping[tuple[int, int], int] | None) -> Tensor | None:
+    if not contrasts:
+        return None
+    others = torch.full_like(tokens, NO_CONTRAST)
+    for (example, number), token in contrasts.items():
+        others[example, number] = token
+    return others

@@ -14,6 +14,7 @@ from attnflow.hosts.adapter import device_of, on_device
 from attnflow.hosts.padding import padding_to_the_right
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.texts import checked_text
+from attnflow.hosts.transformers.texts import check_vocabulary, checked_tokenizer
 from attnflow.tokens import Tokens
 from attnflow.tokens.common_words import common_tokens
 
@@ -30,6 +31,7 @@ __all__ = [
 Message = Mapping[str, str]
 Prompts = str | Sequence[str] | Sequence[Message] | Mapping[str, Tensor]
 _FILLER = " thing"
+_SIGN = "\ue000"  # of the private use area: in no template and in no text
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,7 @@ def encode_prompts(model: Any, tokenizer: Any, prompts: Prompts, *, chat: bool) 
         if chat:
             raise InputError("chat=True is for texts; prepared inputs are taken as they are.")
         return wrap_prompts(model, prompts)
-    if tokenizer is None:
-        raise TokensError(
-            "A text needs the model's tokenizer: pass tokenizer=AutoTokenizer.from_pretrained(...),"
-            " or pass the model's name instead of the loaded model."
-        )
+    checked_tokenizer(tokenizer)
     if not isinstance(prompts, (str, Sequence)) or not prompts:
         raise TokensError(f"There is nothing to continue: the prompt is {shorten(prompts)}.")
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -107,6 +105,8 @@ def _padded(model: Any, tokenizer: Any, prompts: Sequence[Prompt], several: bool
     pad = next((p for p in (tokenizer.pad_token_id, tokenizer.eos_token_id) if p is not None), 0)
     ids = [_fill(prompt.ids, longest, pad, side) for prompt in prompts]
     mask = [_fill([1] * len(prompt.ids), longest, 0, side) for prompt in prompts]
+    for prompt in prompts:
+        check_vocabulary(model, torch.tensor(prompt.ids))
     return PromptBatch(
         torch.tensor(ids, device=device_of(model)),
         torch.tensor(mask, device=device_of(model)),
@@ -155,11 +155,38 @@ def _form(tokenizer: Any, messages: Sequence[Message], ids: list[int]) -> tuple[
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     if list(encoded["input_ids"]) != ids:
         return None
-    spans = list(_contents(text, messages))
+    spans = _placed(tokenizer, text, messages) or list(_contents(text, messages))
     return tuple(
         not any(start < end and begin < stop for begin, end in spans)
         for start, stop in encoded["offset_mapping"]
     )
+
+
+def _placed(tokenizer: Any, text: str, messages: Sequence[Message]) -> list[tuple[int, int]] | None:
+    """Where the messages stand, by what the template puts around signs that no text has.
+
+    Words of a message may also be words of the template ("user"), so looking for them is not
+    enough. None where the template does more than to put its own text around the messages.
+    """
+    signs = [f"{_SIGN}{k}{_SIGN}" for k in range(len(messages))]
+    marked = [{**m, "content": sign} for m, sign in zip(messages, signs, strict=True)]
+    try:
+        form = tokenizer.apply_chat_template(marked, add_generation_prompt=True, tokenize=False)
+    except Exception:  # templates raise what they like about messages that they do not like
+        return None
+    spans: list[tuple[int, int]] = []
+    place = 0
+    for message, sign in zip(messages, signs, strict=True):
+        before, found, form = form.partition(sign)
+        begin = place + len(before)
+        after = form.partition(_SIGN)[0]
+        ends = (begin + len(c) for c in (message["content"], message["content"].strip()))
+        end = next((e for e in ends if text[begin:e] and text.startswith(after, e)), None)
+        if not found or text[place:begin] != before or end is None:
+            return None
+        spans.append((begin, end))
+        place = end
+    return spans if text[place:] == form else None
 
 
 def _contents(text: str, messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
@@ -192,6 +219,7 @@ def wrap_prompts(model: Any, inputs: Mapping[str, Tensor]) -> PromptBatch:
         tensors = padding_to_the_right(tensors, "attention_mask")
     ids, mask = tensors.pop("input_ids"), tensors.pop("attention_mask")
     _check_padding(ids, mask, side)
+    check_vocabulary(model, ids)
     return PromptBatch(ids, mask, tensors, several=len(ids) > 1)
 
 

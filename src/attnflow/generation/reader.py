@@ -11,20 +11,30 @@ from torch import Tensor
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
-from attnflow.generation.gradient_rows import CompletionRows, completion_rows
+from attnflow.generation.gradient_rows import (
+    LOG_PROBS,
+    CompletionRows,
+    can_explain_rows,
+    completion_rows,
+)
 from attnflow.generation.prompts import Prompt, neutral_ids
-from attnflow.generation.request import CompletionRequest
+from attnflow.generation.request import CompletionRequest, takes_gradients
 from attnflow.generation.rollout_cache import RolloutCache, streams
 from attnflow.generation.sink import prompt_sink
-from attnflow.hosts.capture import capture, provenance_of
+from attnflow.generation.targets import ANSWER, CompletionTarget, Contrast, resolve_targets
+from attnflow.hosts.capture import capture, capture_phrase, provenance_of
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.token_answers import join_targets
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.transformers.texts import tokens_of
 from attnflow.methods import Flow, GradientAttention, Method, Rollout
+from attnflow.methods.limits import warn_of_limits
+from attnflow.methods.rows import as_one, less_identity, rows_of
 from attnflow.tokens import Tokens
 from attnflow.trace import AttentionTrace
+from attnflow.trace.extras import LOG_PROB
 
 __all__ = ["Reader"]
 
@@ -43,9 +53,24 @@ class Reader:
         return adapter_for(self.model).facts(self.model)
 
     def read(self, prompt: Prompt, ids: list[int], notes: dict[str, Any]) -> Attribution:
-        """Attribute a completion's tokens to its prompt."""
+        """Attribute a completion to its prompt: its targets, by default every token of it."""
         method = self.method_for(prompt)
         return self.less_baseline(self._attribute(method, prompt.ids, ids, notes), prompt, ids)
+
+    def targets(self, ids: list[int]) -> tuple[CompletionTarget, ...]:
+        """What is explained of a completion."""
+        contrast = self.contrast(ids)
+        if contrast is not None:
+            return (CompletionTarget(contrast.text, (contrast.number,)),)
+        return resolve_targets(self.tokens(ids), self.request.targets)
+
+    def contrast(self, ids: list[int]) -> Contrast | None:
+        """The token that is held against another, if that is asked."""
+        request, names = self.request, self.tokens(ids)
+        if request.contrast is None:
+            return None
+        (target,) = resolve_targets(names, request.targets or ANSWER)
+        return Contrast.of(self.tokenizer, ids, names, target, request.contrast)
 
     def method_for(self, prompt: Prompt) -> Method:
         """The method, with the prompt's own sink dropped where that is asked."""
@@ -58,7 +83,8 @@ class Reader:
 
     def explains_rows(self, method: Method) -> bool:
         """Whether one pass over what was written explains it."""
-        return isinstance(method, GradientAttention) and self.request.sources == "prompt"
+        by_rows = isinstance(method, GradientAttention) and self.request.sources == "prompt"
+        return by_rows and can_explain_rows(self.model)
 
     def less_baseline(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
         """Less what the method says of the same completion after a prompt that says nothing."""
@@ -121,7 +147,10 @@ class Reader:
         """The rows of one example as a result."""
         values, elsewhere = cache.rows(example, len(ids))
         frame = self._frame(prompt, ids, cache.dtype, notes)
-        return Attribution(values, cache.layers, method=method, elsewhere=elsewhere, **frame)
+        frame["dependence"] = cache.dependence(example, len(ids))
+        result = Attribution(values, cache.layers, method=method, elsewhere=elsewhere, **frame)
+        warn_of_limits(result)
+        return self._joined(result, ids)
 
     def from_rows(
         self,
@@ -138,8 +167,10 @@ class Reader:
         if isinstance(method, GradientAttention):
             values, elsewhere = method.without_sink(values, elsewhere, sink)
         dtype = str(self.model.dtype).removeprefix("torch.")
-        frame = self._frame(prompt, ids, dtype, {"sink": sink, **notes})
-        return Attribution(values, rows.layers, method=method, elsewhere=elsewhere, **frame)
+        likely = rows.log_probs[example, : len(ids)].tolist()
+        frame = self._frame(prompt, ids, dtype, {"sink": sink, LOG_PROBS: likely, **notes})
+        result = Attribution(values, rows.layers, method=method, elsewhere=elsewhere, **frame)
+        return self._joined(result, ids)
 
     def _frame(
         self, prompt: list[int], ids: list[int], dtype: str, notes: dict[str, Any]
@@ -147,7 +178,7 @@ class Reader:
         """The axes of a result, and what it says of the model and the text."""
         about = {**provenance_of(self.model, dtype), **self._about(prompt, ids), **notes}
         return {
-            "targets": self._targets(prompt, ids),
+            "targets": self._tokens_after(prompt, ids),
             "sources": self.tokens(prompt),
             "provenance": about,
         }
@@ -160,8 +191,11 @@ class Reader:
         if self.explains_rows(method):
             sequence = torch.tensor([[*prompt, *ids]], device=self.model.device)
             mask = torch.ones_like(sequence[:, : len(prompt)])
-            rows = completion_rows(self.model, sequence, mask, len(prompt), [len(ids)])
+            options = self.row_options([ids])
+            rows = completion_rows(self.model, sequence, mask, len(prompt), [len(ids)], **options)
             return self.from_rows(rows, 0, prompt, ids, notes)
+        if takes_gradients(method):
+            return self._from_phrases(method, prompt, ids, notes)
         if not self.streamable(method):
             return self._from_trace(method, prompt, ids, notes)
         text = torch.tensor([[*prompt, *ids[:-1]]], device=self.model.device)
@@ -183,12 +217,57 @@ class Reader:
         )
         first = (trace.encoder_length or len(prompt)) - (trace.encoder_length is None)
         result = self._rows(method, trace, list(range(first, first + len(ids))), len(prompt))
-        return replace(
+        result = replace(
             result,
-            targets=self._targets(prompt, ids),
+            targets=self._tokens_after(prompt, ids),
             provenance={**trace.provenance, **self._about(prompt, ids), **notes},
             prediction=None,
         )
+        return self._joined(result, ids)
+
+    def _from_phrases(
+        self, method: Method, prompt: list[int], ids: list[int], notes: dict[str, Any]
+    ) -> Attribution:
+        """A gradient method: one pass for each target, whatever the number of its tokens."""
+        inputs, contrast = self._text_inputs(prompt, ids), self.contrast(ids)
+        first = 0 if self.facts.encoder_decoder else len(prompt) - 1
+        targets, results = self.targets(ids), []
+        for target in targets:
+            trace = capture_phrase(
+                self.model,
+                inputs,
+                [(first + k, ids[k]) for k in target.tokens],
+                method=method,
+                tokenizer=self.tokenizer,
+                contrast=None if contrast is None else contrast.other,
+            )
+            rows = [first + (trace.encoder_length or 0) + k for k in target.tokens]
+            part = self._rows(method, trace, rows, len(prompt))
+            results.append(as_one(less_identity(part, rows)))
+        names = self._names_after(prompt, targets)
+        result = join_targets(results, names)
+        about = {**result.provenance, **self._about(prompt, ids), **notes}
+        return replace(result, provenance=about)
+
+    def row_options(self, completions: Sequence[list[int]]) -> dict[str, Any]:
+        """What gradients are taken of: the method's score, and the contrasts that are asked for."""
+        method = self.request.method
+        contrasts = {}
+        for example, ids in enumerate(completions):
+            contrast = self.contrast(ids)
+            if contrast is not None:
+                contrasts[example, contrast.number] = contrast.other
+        score = method.score if isinstance(method, GradientAttention) else LOG_PROB
+        return {"score": score, "contrasts": contrasts}
+
+    def _joined(self, result: Attribution, ids: list[int]) -> Attribution:
+        """The rows of single tokens as those of the targets that are asked for."""
+        if self.request.targets is None and self.request.contrast is None:
+            return result
+        targets = self.targets(ids)
+        parts = [as_one(rows_of(result, target.tokens)) for target in targets]
+        prompt = int(result.provenance["prompt_length"])
+        return join_targets(parts, self._names_after([0] * prompt, targets))
 
     def _rows(
         self, method: Method, trace: AttentionTrace, rows: list[int], prompt: int
@@ -231,10 +310,20 @@ class Reader:
         """These ids by name."""
         return tokens_of(self.tokenizer, ids)
 
-    def _targets(self, prompt: list[int], ids: list[int]) -> Tokens:
+    def _tokens_after(self, prompt: list[int], ids: list[int]) -> Tokens:
         start = len(prompt)
         return Tokens(self.tokens(ids).texts, tuple(range(start, start + len(ids))))
 
+    def _names_after(self, prompt: list[int], targets: Sequence[CompletionTarget]) -> Tokens:
+        """Targets by name, each at the position of its first token."""
+        positions = tuple(len(prompt) + target.tokens[0] for target in targets)
+        return Tokens(tuple(target.text for target in targets), positions)
+
     def _about(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
         text = None if self.tokenizer is None else self.tokenizer.decode(ids)
-        return {"prompt_length": len(prompt), "completion": text, "kind": "causal"}
+        return {
+            "prompt_length": len(prompt),
+            "completion": text,
+            "completion_ids": list(ids),
+            "kind": "causal",
+        }

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from attnflow.errors import InputError, MethodError, TokensError, shorten
 from attnflow.generation.gradient_rows import can_explain_rows
+from attnflow.generation.targets import TargetRef
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.texts import checked_text
-from attnflow.hosts.transformers.texts import after_start, prefix_ids
+from attnflow.hosts.transformers.texts import after_start, check_vocabulary, prefix_ids
 from attnflow.methods import GradientAttention, Method, Rollout, make_method
 from attnflow.methods.mixing import ONE_STEP
-from attnflow.trace.extras import GRADIENTS
+from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
 __all__ = [
     "DEFAULT_METHOD",
@@ -21,10 +24,13 @@ __all__ = [
     "Baseline",
     "CompletionRequest",
     "Sources",
+    "Targets",
+    "check_completion",
     "check_room",
     "checked_new_tokens",
     "completion_ids",
     "default_method",
+    "takes_gradients",
 ]
 
 DEFAULT_METHOD = GradientAttention()
@@ -35,6 +41,7 @@ FALLBACK_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
 Dropped is the prompt's sink, wherever it is."""
 
 Baseline = Literal["neutral"] | Sequence[int] | None
+Targets = Sequence[TargetRef] | TargetRef | None
 Sources = Literal["prompt", "all"]
 
 
@@ -53,33 +60,50 @@ class CompletionRequest:
     baseline: Literal["neutral"] | tuple[int, ...] | None
     sources: Sources
     finds_sink: bool = False
+    targets: tuple[TargetRef, ...] | None = None
+    contrast: str | None = None
 
     @classmethod
     def of(
-        cls, model: Any, method: str | Method | None, baseline: Baseline, sources: Sources
+        cls,
+        model: Any,
+        method: str | Method | None,
+        baseline: Baseline,
+        sources: Sources,
+        targets: Targets = None,
+        contrast: str | None = None,
     ) -> CompletionRequest:
         """From what generate() takes; errors name what is allowed."""
         applied = default_method(model) if method is None else make_method(method)
-        if isinstance(applied, GradientAttention) and not can_explain_rows(model):
-            raise MethodError(
-                f"{applied.name!r} of every generated token needs a causal model in which "
-                f"attention alone carries one position to another; {type(model).__name__} is none. "
-                "Use method='rollout'."
-            )
-        if GRADIENTS in applied.requires.record:
-            raise MethodError(
-                f"{applied.name!r} needs the gradient of one score, and every generated token has "
-                "its own; explain(model, prompt) gives it for the next token."
-            )
-        if sources not in ("prompt", "all"):
+        if not isinstance(sources, str) or sources not in ("prompt", "all"):
             raise InputError(f"sources is 'prompt' or 'all'; got {shorten(sources)}.")
         if isinstance(baseline, str) and baseline != "neutral":
             raise InputError(
                 f"baseline is 'neutral', None, or token ids of a prompt; got {shorten(baseline)}."
             )
-        if baseline is None or isinstance(baseline, str):
-            return cls(applied, baseline, sources, method is None)
-        return cls(applied, _token_ids(baseline, "baseline"), sources, method is None)
+        if contrast is not None and not takes_gradients(applied):
+            raise MethodError(
+                f"contrast={shorten(contrast)} is about a gradient, and {applied.name!r} takes "
+                "none; method='gradient-attention' and 'gradient-rollout' do."
+            )
+        references = _listed_targets(targets)
+        if contrast is not None and references is not None and len(references) != 1:
+            raise InputError(f"contrast= is about one target; got {len(references)}.")
+        if baseline is not None and not isinstance(baseline, str):
+            baseline = _token_ids(baseline, "baseline")
+        return cls(applied, baseline, sources, method is None, references, contrast)
+
+
+def takes_gradients(method: Method) -> bool:
+    """Whether a method weighs attention by gradients."""
+    return bool({GRADIENTS, GRADIENT_ATTENTION} & set(method.requires.record))
+
+
+def _listed_targets(targets: Targets) -> tuple[TargetRef, ...] | None:
+    if targets is None:
+        return None
+    single = isinstance(targets, (str, slice, range)) or not isinstance(targets, Iterable)
+    return (targets,) if single else tuple(targets)  # type: ignore[return-value, arg-type]
 
 
 def _token_ids(ids: Any, name: str) -> tuple[int, ...]:
@@ -106,6 +130,12 @@ def completion_ids(tokenizer: Any, completion: str | Sequence[int], facts: Model
     if not ids:
         raise TokensError(f"There is nothing to explain: the completion is {shorten(completion)}.")
     return ids
+
+
+def check_completion(model: Any, facts: ModelFacts, ids: Sequence[int]) -> None:
+    """That the model knows these tokens; the decoder of two stacks may have words of its own."""
+    if not facts.encoder_decoder:
+        check_vocabulary(model, torch.tensor(ids))
 
 
 def checked_new_tokens(count: object) -> int:

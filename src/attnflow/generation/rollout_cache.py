@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from attnflow.attribution import dependence_of, spread
 from attnflow.errors import CaptureError, MethodError
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer
 from attnflow.methods.mixing import Heads
@@ -223,6 +224,16 @@ class RolloutCache(AttentionObserver):
         if self.rollout.receptive_field == UNIFORM_BASELINE:
             values = values / self._uniform(padding, count)
         return values[..., padding:-1].copy(), values[..., -1].copy()
+
+    def dependence(self, example: int, count: int) -> NDArray[np.float64] | None:
+        """How far each row differs from rows spread over the text, generated columns pooled."""
+        first, padding = self.prompt - 1, self.padding[example]
+        own = list(range(first, first + count))
+        others = [padding + k for k in spread(first + count - padding)]
+        layers = [layer for layer in self._layers.values() if layer.number in self.layers]
+        rows = torch.stack([layer.rows[example, [*own, *others]] for layer in layers])
+        values = rows.double().cpu().numpy()
+        return dependence_of(values[:, :count], values[:, count:], own, others)
 
     def _uniform(self, padding: int, count: int) -> NDArray[np.float64]:
         """The rollout of uniform causal attention, its generated columns pooled like ours."""

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
-from attnflow.generation.gradient_rows import completion_rows, empty_cache
-from attnflow.generation.prompts import PromptBatch
+from attnflow.generation.gradient_rows import CompletionRows, completion_rows, empty_cache
+from attnflow.generation.prompts import Prompt, PromptBatch
 from attnflow.generation.reader import Reader
 from attnflow.generation.rollout_cache import RolloutCache
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import end_tokens, run_generate
 from attnflow.methods import Method
 
-__all__ = ["Writer"]
+__all__ = ["Completion", "Writer"]
+
+
+class Completion(NamedTuple):
+    """A prompt, the ids of what was written after it, and what that is attributed to."""
+
+    prompt: Prompt
+    ids: list[int]
+    result: Attribution
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,50 +43,95 @@ class Writer:
         seed: int | None,
         stream: Callable[[str], None] | None,
         options: dict[str, Any],
-    ) -> list[Attribution]:
-        """One result for each prompt; rows are taken while the model writes where they can be."""
+    ) -> list[Completion]:
+        """One for each prompt; rows are taken while the model writes where they can be."""
         reader, prompts = self.reader, batch.prompts()
         methods = [reader.method_for(prompt) for prompt in prompts]
         cache = self._cache(methods, batch, max_new_tokens)
         by_rows = reader.explains_rows(methods[0])
-        keys = empty_cache() if by_rows else None
+        keys = empty_cache() if by_rows and "cache_implementation" not in options else None
+        sequences, completions = self._run(
+            batch, max_new_tokens, seed, stream, options, observer=cache, keys=keys
+        )
+        notes = {
+            "generate": {**options, "max_new_tokens": max_new_tokens, "seed": seed},
+            "streamed": by_rows or cache is not None,
+        }
+        pairs = list(zip(prompts, completions, strict=True))
+        if by_rows:
+            rows = self._gradient_rows(sequences, batch, completions, keys)
+            results = [
+                reader.from_rows(rows, b, prompt.ids, ids, notes)
+                for b, (prompt, ids) in enumerate(pairs)
+            ]
+        elif cache is not None:
+            cache.check(sequences.shape[1] - 1)
+            results = [
+                reader.from_cache(cache, b, methods[b], prompt.ids, ids, notes)
+                for b, (prompt, ids) in enumerate(pairs)
+            ]
+        else:
+            return [
+                Completion(prompt, ids, reader.read(prompt, ids, notes)) for prompt, ids in pairs
+            ]
+        return [
+            Completion(prompt, ids, reader.less_baseline(result, prompt, ids))
+            for (prompt, ids), result in zip(pairs, results, strict=True)
+        ]
+
+    def texts(
+        self,
+        batch: PromptBatch,
+        max_new_tokens: int,
+        *,
+        seed: int | None,
+        stream: Callable[[str], None] | None,
+        options: dict[str, Any],
+    ) -> list[tuple[Prompt, list[int]]]:
+        """Prompts and the ids that follow them, without an attribution."""
+        _, completions = self._run(batch, max_new_tokens, seed, stream, options)
+        return list(zip(batch.prompts(), completions, strict=True))
+
+    def _run(
+        self,
+        batch: PromptBatch,
+        max_new_tokens: int,
+        seed: int | None,
+        stream: Callable[[str], None] | None,
+        options: dict[str, Any],
+        *,
+        observer: RolloutCache | None = None,
+        keys: Any = None,
+    ) -> tuple[Tensor, list[list[int]]]:
+        """Prompts and completions as they were written, and the ids of each completion."""
+        reader = self.reader
         settings = {**self._pad_token(), **options, "max_new_tokens": max_new_tokens}
-        if keys is not None and "cache_implementation" not in options:
+        if keys is not None:
             settings.setdefault("past_key_values", keys)
         with at_rest(reader.model):
             sequences = run_generate(
                 reader.model,
                 batch.inputs(),
                 settings,
-                observer=cache,
+                observer=observer,
                 tokenizer=reader.tokenizer,
                 stream=stream,
                 seed=seed,
             )
-        notes = {
-            "generate": {**options, "max_new_tokens": max_new_tokens, "seed": seed},
-            "streamed": by_rows or cache is not None,
-        }
-        completions = [self._completion(row, batch.length, settings) for row in sequences]
-        if by_rows:
-            lengths = [len(ids) for ids in completions]
-            rows = completion_rows(reader.model, sequences, batch.mask, batch.length, lengths, keys)
-            return [
-                reader.less_baseline(reader.from_rows(rows, b, prompt.ids, ids, notes), prompt, ids)
-                for b, (prompt, ids) in enumerate(zip(prompts, completions, strict=True))
-            ]
-        if cache is None:
-            pairs = zip(prompts, completions, strict=True)
-            return [reader.read(prompt, ids, notes) for prompt, ids in pairs]
-        cache.check(sequences.shape[1] - 1)
-        return [
-            reader.less_baseline(
-                reader.from_cache(cache, b, method, prompt.ids, ids, notes), prompt, ids
-            )
-            for b, (prompt, method, ids) in enumerate(
-                zip(prompts, methods, completions, strict=True)
-            )
-        ]
+        return sequences, [self._completion(row, batch.length, settings) for row in sequences]
+
+    def _gradient_rows(
+        self, sequences: Tensor, batch: PromptBatch, completions: list[list[int]], keys: Any
+    ) -> CompletionRows:
+        return completion_rows(
+            self.reader.model,
+            sequences,
+            batch.mask,
+            batch.length,
+            [len(ids) for ids in completions],
+            keys,
+            **self.reader.row_options(completions),
+        )
 
     def _cache(
         self, methods: Sequence[Method], batch: PromptBatch, max_new_tokens: int

@@ -1,1 +1,7 @@
 """A model to what it did: capture, loading, checking, and one adapter for each host library."""
+
+from __future__ import annotations
+
+from attnflow._lazy import submodules
+
+__getattr__ = submodules(__name__, ("adapter", "capture", "check", "load"))

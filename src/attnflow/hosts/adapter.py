@@ -50,6 +50,10 @@ class Batch:
     `positions[b]` are those of example b that are not padding; None keeps all of them. The
     same for the decoder's side of an encoder–decoder. `words[b]` is the word each position is a
     piece of, where the tokenizer tells.
+
+    >>> batch = Batch({}, size=2, positions=((0, 1), (0, 1, 2)))
+    >>> batch.positions_of(0, length=3), batch.positions_of(0, length=2, decoder=True)
+    ((0, 1), (0, 1))
     """
 
     inputs: Mapping[str, Tensor]
@@ -59,12 +63,7 @@ class Batch:
     words: tuple[tuple[int | None, ...], ...] | None = None
 
     def positions_of(self, example: int, length: int, *, decoder: bool = False) -> tuple[int, ...]:
-        """The positions of one example that are no padding, of the `length` that were run.
-
-        >>> batch = Batch({}, size=2, positions=((0, 1), (0, 1, 2)))
-        >>> batch.positions_of(0, length=3), batch.positions_of(0, length=2, decoder=True)
-        ((0, 1), (0, 1))
-        """
+        """The positions of one example that are no padding, of the `length` that were run."""
         positions = self.decoder_positions if decoder else self.positions
         return tuple(range(length)) if positions is None else positions[example]
 
@@ -76,7 +75,9 @@ class Scores:
     `logits` has one score for each choice. `position` counts the positions that are no padding;
     that of an encoder–decoder counts the decoder's. `names` turns choices into what people call
     them. `exclusive`: one choice is right (softmax), or any number of them (sigmoid). `each`,
-    (positions, choices), are the scores of all positions where each has an answer of its own.
+    (positions, choices), are the scores of all positions where each has an answer of its own;
+    `next_tokens`, of the same shape, those of a language model for what follows each position.
+    `pooled`: the answer is read from all positions together, and `position` is only the first.
 
     >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, lambda ids: [("no", "yes")[k] for k in ids])
     >>> print(scores.prediction())
@@ -88,6 +89,8 @@ class Scores:
     names: Callable[[Sequence[int]], list[str]]
     exclusive: bool = True
     each: Tensor | None = None
+    next_tokens: Tensor | None = None
+    pooled: bool = False
 
     def at(self, position: int) -> Scores:
         """The scores that another position's answer is read from."""
@@ -143,13 +146,26 @@ class Scores:
         shares = logits.log_softmax(dim=-1) if self.exclusive else functional.logsigmoid(logits)
         return shares[choice]
 
+    def label(self, choice: int) -> str:
+        """What people call a choice."""
+        return self.names([choice])[0]
+
+    def contrast(self, choice: int, other: int, name: ScoreName) -> Tensor:
+        """How much more one choice is said than another: the difference of their scores.
+
+        >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, list)
+        >>> float(scores.contrast(1, 0, "log-prob"))
+        2.0
+        """
+        return self.score(choice, name) - self.score(other, name)
+
     def prediction(self) -> Prediction:
         """The most probable choice, and the next ones."""
         shares = self.shares()
         best = shares.topk(min(_ALTERNATIVES, len(shares)))
         names = self.names(best.indices.tolist())
         ranked = tuple(zip(names, best.values.tolist(), strict=True))
-        return Prediction(*ranked[0], self.position, ranked)
+        return Prediction(*ranked[0], self.position, ranked, self.pooled)
 
 
 @dataclass(frozen=True)
@@ -158,6 +174,10 @@ class TokenIds:
 
     `blanks` are the tokens that can stand for a word that is not shown, by name: "unk", "mask",
     "pad". `special` are the ids that frame a text and are no words of it.
+
+    >>> ids = TokenIds({"unk": 1}, special=frozenset({0, 2}))
+    >>> [ids.blanks["unk"] if token not in ids.special else token for token in (0, 7, 8, 2)]
+    [0, 1, 1, 2]
     """
 
     blanks: Mapping[str, int]
@@ -280,12 +300,39 @@ class Adapter(ABC):
         """Whether every position has an answer of its own whose gradient `gradient_rows` gives."""
         return False
 
-    def gradient_rows(self, model: nn.Module, batch: Batch, choices: Sequence[int]) -> Tensor:
+    def gradient_rows(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        choices: Sequence[int],
+        contrasts: Sequence[int | None],
+        score: ScoreName,
+    ) -> Tensor:
         """`(layers, batch, n, n)`: gradient attention of the token that follows each position.
 
-        `choices` are what the last position of each example is explained by.
+        `choices` are what the last position of each example is explained by, `contrasts` what
+        they are held against there.
         """
         raise UnsupportedModelError(f"{type(model).__name__} has no row for each answer.")
+
+    def holds_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+        """Whether `run_in_factors` can run this model on these inputs."""
+        return False
+
+    def run_in_factors(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        gradient_kind: str | None = None,
+        spans: Any = None,
+    ) -> Any:
+        """One forward pass of one example by the model's own fused attention, factors kept.
+
+        spans: passed by every layer as it runs (`pass_layer`), where nothing is to be kept.
+        """
+        raise UnsupportedModelError(
+            f"The adapter for {self.name} keeps weights, not factors; use form='weights'."
+        )
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
@@ -297,7 +344,11 @@ class Adapter(ABC):
 
 
 def on_device(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Prepared inputs as tensors where the model is; what is no tensor is named."""
+    """Prepared inputs as tensors where the model is; what is no tensor is named.
+
+    >>> on_device({"input_ids": [[5, 6]]}, torch.device("cpu"))
+    {'input_ids': tensor([[5, 6]])}
+    """
     tensors: dict[str, Tensor] = {}
     for name, value in inputs.items():
         try:
@@ -311,5 +362,9 @@ def on_device(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Tens
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's weights are; inputs go there too."""
+    """Where the model's weights are; inputs go there too.
+
+    >>> device_of(nn.Linear(2, 2))
+    device(type='cpu')
+    """
     return next((p.device for p in model.parameters()), torch.device("cpu"))

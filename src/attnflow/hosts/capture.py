@@ -14,12 +14,26 @@ from attnflow.errors import InputError, TokensError, UnsupportedModelError, shor
 from attnflow.errors.arguments import checked_arguments
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.hosts.adapter import Batch, Scores
-from attnflow.hosts.forward_pass import ForwardPass, Gradients, check_layers, provenance_of
+from attnflow.hosts.factored import Form, capture_in_factors, chosen_form, single_example
+from attnflow.hosts.forward_pass import (
+    Explained,
+    ForwardPass,
+    check_layers,
+    check_size,
+    provenance_of,
+)
 from attnflow.hosts.load import resolve_model
-from attnflow.hosts.measure.gradients import Choice, choose_answers, differentiable
+from attnflow.hosts.measure.gradients import (
+    Choice,
+    choose_answers,
+    choose_contrasts,
+    differentiable,
+    gradients_of,
+)
+from attnflow.hosts.phrase_scores import TokenAt, phrase_scores
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.registry import Adapter, adapter_for
-from attnflow.hosts.restore import at_rest
+from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.hosts.texts import checked_text
 from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
@@ -27,7 +41,7 @@ from attnflow.progress import ProgressCallback
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
 
-__all__ = ["at_rest", "capture", "capture_batch", "provenance_of"]
+__all__ = ["at_rest", "capture", "capture_batch", "capture_phrase", "provenance_of"]
 
 Model = nn.Module | str | os.PathLike[str] | None
 
@@ -44,8 +58,10 @@ def capture(
     heads: Heads | None = None,
     record: Sequence[str] = (),
     answer: int | str | None = None,
+    contrast: int | str | None = None,
     position: int | None = None,
     score: ScoreName = LOG_PROB,
+    form: Form = "auto",
     progress: ProgressCallback | None = None,
 ) -> AttentionTrace:
     """The attention of one forward pass over a text or over prepared inputs of one example.
@@ -60,9 +76,13 @@ def capture(
     record: what is recorded beside the weights: "gradients", and names of measurements.
     answer: the choice whose score gradients are taken of, a class or token by number or by name;
         by default the model's own answer.
+    contrast: another choice, which the answer's score is held against: why this rather than that?
     position: where the answer is read, for a model that has one for each token; by default the
         surest one that differs from the usual label.
     score: what gradients are taken of, the answer's "log-prob" or its "logit".
+    form: "weights" keeps n × n weights, "factors" each layer's queries and keys instead (a
+        `FactoredTrace`), while the model's own fused attention runs. "auto" takes factors where
+        the weights would take more than a quarter of the free memory, or 4 GB.
     decoder_text: what the decoder of an encoder–decoder has written so far.
     progress: called with a `Progress` while "value-zeroing" is measured, which takes long.
 
@@ -83,8 +103,29 @@ def capture(
     else:
         decoder_texts = None if decoder_text is None else [checked_text(decoder_text)]
         batch = adapter.encode(host, tokenizer, [checked_text(text)], decoder_texts)
-    request = _Request.checked(methods, heads, record, answer, position, score)
+    request = _Request.checked(methods, heads, record, answer, contrast, position, score)
+    request = replace(request, form=form, methods=tuple(methods))
     return _traces(host, tokenizer, adapter, batch, request, progress)[0]
+
+
+def capture_phrase(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    phrase: Sequence[TokenAt],
+    *,
+    method: Method,
+    tokenizer: Any = None,
+    contrast: int | None = None,
+) -> AttentionTrace:
+    """What a method requires to explain some tokens of a finished text together.
+
+    phrase: the position that predicts each of them, and its id. contrast: the id of another token,
+    for a phrase of one.
+    """
+    adapter = adapter_for(model)
+    request = _Request.checked([method], None, (), None, contrast, None, LOG_PROB)
+    request = replace(request, phrase=tuple(phrase))
+    return _traces(model, tokenizer, adapter, adapter.wrap(model, inputs), request, None)[0]
 
 
 @renamed_arguments(also="record", of="answer")
@@ -100,6 +141,7 @@ def capture_batch(
     record: Sequence[str] = (),
     answer: int | str | Sequence[int | str] | None = None,
     score: ScoreName = LOG_PROB,
+    form: Form = "auto",
     progress: ProgressCallback | None = None,
 ) -> list[AttentionTrace]:
     """Several examples in one forward pass; each trace is as if its example had been alone.
@@ -123,7 +165,8 @@ def capture_batch(
             [checked_text(text) for text in texts],
             None if decoder_texts is None else [checked_text(text) for text in decoder_texts],
         )
-    request = _Request.checked(methods, heads, record, answer, None, score)
+    request = _Request.checked(methods, heads, record, answer, None, None, score)
+    request = replace(request, form=form, methods=tuple(methods))
     return _traces(host, tokenizer, adapter, batch, request, progress)
 
 
@@ -134,8 +177,12 @@ class _Request:
     heads: Heads | None
     record: tuple[str, ...]
     answer: Choice
+    contrast: int | str | None
     position: int | None
     score: ScoreName = LOG_PROB
+    phrase: tuple[TokenAt, ...] = ()
+    form: Form = "weights"
+    methods: tuple[Method, ...] = ()
 
     @classmethod
     def checked(
@@ -144,6 +191,7 @@ class _Request:
         heads: Heads | None,
         record: Sequence[str],
         answer: Choice,
+        contrast: int | str | None,
         position: int | None,
         score: ScoreName,
     ) -> _Request:
@@ -163,12 +211,13 @@ class _Request:
                 f"A gradient belongs to one head, so heads={heads!r} cannot be mixed at capture; "
                 "leave heads=None with record=('gradients',)."
             )
-        if answer is not None and not {GRADIENTS, GRADIENT_ATTENTION} & set(names):
-            raise InputError(
-                f"answer={shorten(answer)} chooses what gradients are taken of; ask for them with "
-                "record=('gradients',)."
-            )
-        return cls(heads, names, answer, position, score)
+        for name, value in (("answer", answer), ("contrast", contrast)):
+            if value is not None and not {GRADIENTS, GRADIENT_ATTENTION} & set(names):
+                raise InputError(
+                    f"{name}={shorten(value)} chooses what gradients are taken of; ask for them "
+                    "with record=('gradients',)."
+                )
+        return cls(heads, names, answer, contrast, position, score)
 
     def with_full_gradients(self) -> _Request:
         """The same where gradient attention must be read off the gradients of all weights."""
@@ -176,6 +225,25 @@ class _Request:
             return self
         record = tuple(dict.fromkeys((*self.record, GRADIENTS)))
         return replace(self, heads=None, record=record)
+
+    def answer_of(self, example: int) -> Choice:
+        """The answer that gradients of one example are taken of."""
+        several = isinstance(self.answer, Sequence) and not isinstance(self.answer, str)
+        return self.answer[example] if several else self.answer  # type: ignore[index]
+
+    def explained(self, scores: Sequence[Scores | None], model: nn.Module) -> Explained | None:
+        """What gradients are taken of, where any are asked for."""
+        if not {GRADIENTS, GRADIENT_ATTENTION} & set(self.record):
+            return None
+        choices = choose_answers(scores, self.answer, model)
+        contrasts = choose_contrasts(scores, self.contrast, model)
+        for choice, other in zip(choices, contrasts, strict=True):
+            if choice == other:
+                raise InputError(
+                    f"contrast={shorten(self.contrast)} is the answer itself; name another one, "
+                    "which the answer is held against."
+                )
+        return Explained(scores, choices, contrasts)
 
     @property
     def recorded(self) -> tuple[str, ...]:
@@ -196,7 +264,23 @@ def _traces(
     request: _Request,
     progress: ProgressCallback | None,
 ) -> list[AttentionTrace]:
-    by_rows = GRADIENT_ATTENTION in request.record and adapter.explains_rows(model)
+    if _form(adapter, model, batch, request) == "factors":
+        kinds = [name for name in request.record if name in (GRADIENTS, GRADIENT_ATTENTION)]
+        return [
+            capture_in_factors(
+                adapter,
+                model,
+                tokenizer,
+                single_example(batch, example),
+                gradient_kind=kinds[0] if kinds else None,
+                answer=request.answer_of(example),
+                score=request.score,
+            )
+            for example in range(batch.size)
+        ]
+    by_rows = (
+        GRADIENT_ATTENTION in request.record and not request.phrase and adapter.explains_rows(model)
+    )
     request = request if by_rows else request.with_full_gradients()
     _refuse_unmeasured(adapter, model, request.measurements)
     expected = adapter.expected_layers(model)
@@ -204,32 +288,58 @@ def _traces(
         request.heads, expected=expected, record=request.recorded, progress=progress
     )
     with at_rest(model), differentiable(model, recorder.wants_gradients):
-        outputs = adapter.run(model, batch.inputs, recorder)
+        inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
+        outputs = adapter.run(model, inputs, recorder)
         check_layers(adapter, model, recorder)
+        check_size(model, batch.size, recorder)
         batch = (
             batch if batch.positions is not None else replace(batch, positions=recorder.positions)
         )
         scores = adapter.scores(model, tokenizer, outputs, batch)
         if request.position is not None:
             scores = [_scores_at(one, request.position, model) for one in scores]
-        gradients = Gradients.of(scores, request.answer, recorder, model, request.score)
-    if by_rows:
-        _add_rows(adapter, model, batch, choose_answers(scores, request.answer, model), recorder)
+        if request.phrase:
+            scores = [phrase_scores(one, request.phrase, model) for one in scores]
+        explained = request.explained(scores, model)
+        gradients = None
+        if explained is not None and recorder.wants_gradients:
+            gradients = gradients_of(*explained, request.score, recorder, model)
+    if by_rows and explained is not None:
+        choices = explained.choices, explained.contrasts
+        with at_rest(model):
+            rows = adapter.gradient_rows(model, batch, *choices, request.score)
+        recorder.measured[GRADIENT_ATTENTION] = [layer.cpu().numpy() for layer in rows]
     elif GRADIENT_ATTENTION in request.record and gradients is not None:
         recorder.measured[GRADIENT_ATTENTION] = [
             np.maximum(layer.weights * gradient, 0).mean(axis=1)
-            for layer, gradient in zip(recorder.layers, gradients.layers, strict=True)
+            for layer, gradient in zip(recorder.layers, gradients, strict=True)
         ]
-    return ForwardPass(model, tokenizer, adapter, batch, recorder, scores, gradients).traces()
+    watched = ForwardPass(model, tokenizer, adapter, batch, recorder, scores, gradients, explained)
+    return watched.traces()
 
 
-def _add_rows(
-    adapter: Adapter, model: nn.Module, batch: Batch, choices: list[int], recorder: Recorder
-) -> None:
-    """Gradient attention of every position, each by the token that follows it."""
-    with at_rest(model):
-        rows = adapter.gradient_rows(model, batch, choices)
-    recorder.measured[GRADIENT_ATTENTION] = [layer.cpu().numpy() for layer in rows]
+def _form(adapter: Adapter, model: nn.Module, batch: Batch, request: _Request) -> Form:
+    """Weights or factors; what is measured inside a layer has a number for each pair, and what is
+    asked beside a single answer's probability is followed through the weights.
+    """
+    kinds = {GRADIENTS, GRADIENT_ATTENTION} & set(request.record)
+    rows_of_others = GRADIENT_ATTENTION in kinds and (
+        request.score != LOG_PROB or not adapter.explains_rows(model)
+    )
+    special = (request.contrast, request.position, request.phrase or None)
+    return chosen_form(
+        adapter,
+        model,
+        batch,
+        request.form,
+        needs_matrix=(bool(request.methods) and requirements_of(request.methods).needs_matrix)
+        or bool(request.measurements)
+        or len(kinds) > 1
+        or rows_of_others
+        or any(one is not None for one in special),
+        arrays=1 + len(kinds),
+        mixed=request.heads is not None,
+    )
 
 
 def _scores_at(scores: Scores | None, position: int, model: nn.Module) -> Scores:

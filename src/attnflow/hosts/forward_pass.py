@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,40 +16,29 @@ from torch import nn
 from attnflow.errors import CaptureError
 from attnflow.hosts.adapter import Adapter, Batch, Scores
 from attnflow.hosts.encoder_decoder import compose, join_tokens
-from attnflow.hosts.measure.gradients import Choice, choose_answers, gradients_of
 from attnflow.hosts.recorder import Recorder
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
-from attnflow.trace.extras import ScoreName
+from attnflow.trace.extras import GRADIENT_ATTENTION
 
-__all__ = ["ForwardPass", "Gradients", "check_layers", "provenance_of"]
+__all__ = ["Explained", "ForwardPass", "check_layers", "check_size", "provenance_of"]
 
 
-@dataclass(frozen=True, eq=False)
-class Gradients:
-    """Gradients of all layers, and for each example the name of what they are of."""
+class Explained(NamedTuple):
+    """Whose gradients are taken: of each example a choice, and what it is held against."""
 
-    layers: list[NDArray[np.float32]]
-    names: list[str]
+    scores: Sequence[Scores | None]
+    choices: Sequence[int]
+    contrasts: Sequence[int | None]
 
-    @classmethod
-    def of(
-        cls,
-        scores: list[Scores | None],
-        answer: Choice,
-        recorder: Recorder,
-        model: nn.Module,
-        score: ScoreName,
-    ) -> Gradients | None:
-        """Those of each example's answer, where the recorder was asked for gradients."""
-        if not recorder.wants_gradients:
-            return None
-        choices = choose_answers(scores, answer, model)
-        pairs = zip(scores, choices, strict=True)
-        return cls(
-            gradients_of(scores, choices, recorder, model, score),
-            [one.names([k])[0] for one, k in pairs if one is not None],
-        )
+    def labels(self) -> list[str]:
+        """In words, one for each example."""
+        examples = zip(self.scores, self.choices, self.contrasts, strict=True)
+        return [
+            one.label(k) if other is None else f"{one.label(k)} rather than {one.label(other)}"
+            for one, k, other in examples
+            if one is not None
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +51,8 @@ class ForwardPass:
     batch: Batch
     recorder: Recorder
     scores: Sequence[Scores | None]
-    gradients: Gradients | None = None
+    gradients: Sequence[NDArray[np.float32]] | None = None
+    explained: Explained | None = None
 
     def traces(self) -> list[AttentionTrace]:
         """One for each example."""
@@ -95,9 +85,7 @@ class ForwardPass:
     def _gradients(self, example: int, positions: NDArray[np.intp]) -> NDArray[np.float32] | None:
         if self.gradients is None:
             return None
-        return np.stack(
-            [x[example][:, positions[:, None], positions] for x in self.gradients.layers]
-        )
+        return np.stack([x[example][:, positions[:, None], positions] for x in self.gradients])
 
     def _measured(
         self, example: int, positions: NDArray[np.intp]
@@ -132,9 +120,14 @@ class ForwardPass:
         if self.gradients is not None:
             squares = [
                 (x.stage, g[example][:, queries[x.stage][:, None], keys[x.stage]])
-                for x, g in zip(self.recorder.layers, self.gradients.layers, strict=True)
+                for x, g in zip(self.recorder.layers, self.gradients, strict=True)
             ]
             gradients = compose(squares, len(encoder), len(decoder), idle=0.0).weights
+        measured = {
+            name: self._composed(arrays, example, queries, keys)
+            for name, arrays in self.recorder.measured.items()
+            if name == GRADIENT_ATTENTION
+        }
         outputs = self.adapter.name_decoder_positions(
             self.model, self.tokenizer, self.batch, example, lengths["decoder"]
         )
@@ -146,8 +139,24 @@ class ForwardPass:
             encoder_length=len(encoder),
             prediction=self._prediction(example, shift=len(encoder)),
             gradients=gradients,
+            measured=measured,
             **self._about(example),
         )
+
+    def _composed(
+        self,
+        arrays: Sequence[NDArray[np.float32]],
+        example: int,
+        queries: Mapping[str, NDArray[np.intp]],
+        keys: Mapping[str, NDArray[np.intp]],
+    ) -> NDArray[np.float32]:
+        """A matrix of each sub-layer as one square stack; where it does nothing, 0."""
+        squares = [
+            (x.stage, array[example][queries[x.stage][:, None], keys[x.stage]][None])
+            for x, array in zip(self.recorder.layers, arrays, strict=True)
+        ]
+        lengths = len(queries["encoder"]), len(queries["decoder"])
+        return np.asarray(compose(squares, *lengths, idle=0.0).weights[:, 0])
 
     def _prediction(self, example: int, shift: int = 0) -> Prediction | None:
         scores = self.scores[example]
@@ -162,8 +171,8 @@ class ForwardPass:
     def _about(self, example: int) -> dict[str, Any]:
         heads = self.recorder.heads
         about = provenance_of(self.model, self.recorder.dtype)
-        if self.gradients is not None:
-            about["gradients_of"] = self.gradients.names[example]
+        if self.explained is not None:
+            about["gradients_of"] = self.explained.labels()[example]
         scores = self.scores[example]
         if scores is not None and scores.each is not None:
             about["predictions"] = scores.names(scores.each.argmax(dim=-1).tolist())
@@ -194,6 +203,17 @@ def check_layers(adapter: Adapter, model: nn.Module, recorder: Recorder) -> None
             "were seen. Nothing is returned, because a result over missing layers would be wrong. "
             "Quantised or fused attention that returns no weights cannot be explained; load the "
             "model without it."
+        )
+
+
+def check_size(model: nn.Module, size: int, recorder: Recorder) -> None:
+    """Raise unless attention was seen of as many examples as went in."""
+    count = recorder.layers[0].weights.shape[0]
+    if count != size:
+        raise CaptureError(
+            f"{type(model).__name__} was given {size} examples, by the first axis of its inputs, "
+            f"and attends over {count}. Prepared inputs have the examples along their first axis; "
+            "a model that takes them otherwise needs an adapter of its own."
         )
 
 

@@ -42,7 +42,11 @@ _LINE = 300  # characters of the library's own message
 
 
 class Loaded(NamedTuple):
-    """A model ready to run, and what turns text into its inputs."""
+    """A model ready to run, and what turns text into its inputs.
+
+    >>> Loaded(nn.Linear(2, 2), tokenizer=None).model
+    Linear(in_features=2, out_features=2, bias=True)
+    """
 
     model: nn.Module
     tokenizer: Any
@@ -51,19 +55,28 @@ class Loaded(NamedTuple):
 def load_model(name: str | os.PathLike[str] | None, *, needs_tokenizer: bool = True) -> Loaded:
     """The embedded default for None, otherwise a Hugging Face name, a folder or a GGUF file.
 
+    "smollm2" and "verb-number" are the models that come with attnflow.
+
     Without `needs_tokenizer` a model whose tokenizer cannot be loaded comes with None.
 
     >>> model, tokenizer = load_model(None)
     >>> type(model).__name__
     'VerbNumberModel'
     """
-    return _embedded() if name is None else _pretrained(os.fspath(name), needs_tokenizer)
+    if name is None:
+        return _embedded()
+    return _shipped(name) or _pretrained(os.fspath(name), needs_tokenizer)
 
 
 def resolve_model(
     model: nn.Module | str | os.PathLike[str] | None, tokenizer: Any = None
 ) -> Loaded:
-    """A loaded model as it is; a name, a path or None loaded. A tokenizer of one's own wins."""
+    """A loaded model as it is; a name, a path or None loaded. A tokenizer of one's own wins.
+
+    >>> model = nn.Linear(2, 2)
+    >>> resolve_model(model).model is model, type(resolve_model(None).model).__name__
+    (True, 'VerbNumberModel')
+    """
     if model is None or isinstance(model, (str, os.PathLike)):
         loaded = load_model(model, needs_tokenizer=tokenizer is None)
         return Loaded(loaded.model, tokenizer or loaded.tokenizer)
@@ -71,12 +84,23 @@ def resolve_model(
 
 
 def load_language_model(name: str | os.PathLike[str] | None) -> Loaded:
-    """A model that generates: SmolLM2 for None, otherwise a Hugging Face name or a local folder."""
-    return _smollm2() if name is None else _pretrained(os.fspath(name), needs_tokenizer=True)
+    """A model that generates: SmolLM2 for None, otherwise a Hugging Face name or a local folder.
+
+    >>> load_language_model("./my-model")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    attnflow.errors.ModelError: There is no folder './my-model'. A path must lead to a model's ...
+    """
+    if name is None:
+        return _smollm2()
+    return _shipped(name) or _pretrained(os.fspath(name), needs_tokenizer=True)
 
 
 def quiet_hosts() -> None:
-    """Host libraries log and draw progress bars for their own users; ours asked for an answer."""
+    """Host libraries log and draw progress bars for their own users; ours asked for an answer.
+
+    >>> quiet_hosts()  # transformers says nothing below an error from here on
+    """
     try:
         from transformers.utils import logging
     except ImportError:
@@ -86,7 +110,11 @@ def quiet_hosts() -> None:
 
 
 def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
-    """Something the model can run on: the text; noise as an image, as sound, or as token ids."""
+    """Something the model can run on: the text; noise as an image, as sound, or as token ids.
+
+    >>> example_inputs(load_model(None), "the key")
+    'the key'
+    """
     config: Any = getattr(loaded.model, "config", None)
     noise = torch.Generator().manual_seed(0)
     if hasattr(config, "num_mel_bins"):
@@ -102,6 +130,13 @@ def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
         ids = torch.randint(1, int(config.vocab_size), (1, 8), generator=noise)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     return text
+
+
+def _shipped(name: str | os.PathLike[str]) -> Loaded | None:
+    """A model that comes with attnflow, by its short name; a folder of that name goes before."""
+    names = {"smollm2": _smollm2, "verb-number": _embedded}
+    load = names.get(os.fspath(name).lower())
+    return None if load is None or Path(name).is_dir() else load()
 
 
 @lru_cache(maxsize=1)

@@ -22,9 +22,10 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-__all__ = ["Changes", "at_rest", "exclusive", "undone"]
+__all__ = ["Changes", "at_rest", "exclusive", "ordinary", "undone"]
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2")
 _WAIT = 0.0005  # seconds between two looks at whether a model is free
@@ -47,9 +48,17 @@ class Changes:
         setattr(owner, name, value)
 
     def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> None:
-        """Register a hook of torch until the end: its handle exists only after the hook does."""
+        """Register a hook of torch until the end: its handle exists only after the hook does.
+
+        It takes no part in what another thread does with the model meanwhile.
+        """
+        thread = threading.get_ident()
+
+        def own(*arguments: Any, **by_name: Any) -> Any:
+            return hook(*arguments, **by_name) if threading.get_ident() == thread else None
+
         with _INTERRUPTS:
-            self.add(register(hook, **options).remove)
+            self.add(register(own, **options).remove)
 
     def undo(self) -> None:
         """Put everything back; a second call does nothing."""
@@ -174,9 +183,26 @@ def _release(modules: list[nn.Module]) -> None:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for one forward pass; each module gets its own mode back."""
-    with exclusive(model) as changes:
+    """Evaluation mode for one forward pass; each module gets its own mode back.
+
+    A caller's inference mode is left meanwhile: nothing made in it can have gradients.
+    """
+    with exclusive(model) as changes, _out_of_inference_mode():
         for module in model.modules():
             if module.training:
                 changes.set(module, "training", False)
         yield
+
+
+@contextmanager
+def _out_of_inference_mode() -> Iterator[None]:
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def ordinary(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one that was made in inference mode and can have no gradients."""
+    return tensor.clone() if tensor.is_inference() else tensor

@@ -72,12 +72,16 @@ class TimmAdapter(Adapter):
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Scores | None]:
-        """The classes of a classification head, read from the first position."""
+        """The classes of a classification head, read from the first position or from all."""
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[1] < 2:
             return [None] * batch.size
         if not getattr(model, "num_classes", 0):
             return [None] * batch.size
-        return [Scores(row, 0, lambda ids: [f"class {k}" for k in ids]) for row in outputs]
+        pooled = getattr(model, "global_pool", "token") in ("avg", "avgmax", "max")
+        return [
+            Scores(row, 0, lambda ids: [f"class {k}" for k in ids], pooled=pooled)
+            for row in outputs
+        ]
 
 
 @contextmanager

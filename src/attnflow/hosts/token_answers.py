@@ -13,10 +13,11 @@ from attnflow.attribution import Attribution
 from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import Method
+from attnflow.methods.rows import pooled_row
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
-__all__ = ["apply_method"]
+__all__ = ["apply_method", "join_targets"]
 
 
 def apply_method(
@@ -30,40 +31,41 @@ def apply_method(
 ) -> Attribution:
     """Capture what the method requires and apply it; `options` are those of `capture`.
 
+    Without targets it is the position that the model's answer is read from, where it has one, and
+    otherwise every position; "all" is every position.
     A token classifier has one score for each token, so a gradient method runs once for each target.
 
     >>> from attnflow.hosts.load import load_model
     >>> from attnflow.methods import Rollout
     >>> model, tokenizer = load_model(None)
     >>> apply_method(Rollout(), model, "the keys", tokenizer=tokenizer).values.shape
-    (6, 4, 4)
+    (6, 1, 4)
     """
+    predicting = targets is None
+    targets = None if isinstance(targets, str) and targets == "all" else targets
     each = adapter_for(model).facts(model).answer == "each"
-    if not each or GRADIENTS not in method.requires.record:
+    record = method.requires.record
+    own_gradient = GRADIENTS in record or (GRADIENT_ATTENTION in record and targets is not None)
+    if not each or not own_gradient:
         trace = capture(model, text, methods=[method], **options)
-        if targets is None and GRADIENT_ATTENTION in method.requires.record and trace.prediction:
+        if predicting and trace.prediction is not None and trace.prediction.pooled:
+            return pooled_row(method(trace, layers=layers))
+        if predicting and trace.prediction is not None:
             targets = trace.prediction.position  # the rows of others answer other questions
         return method(trace, targets=targets, layers=layers)
     tokenizer, decoder_text = options.get("tokenizer"), options.get("decoder_text")
     tokens = capture(
         model, text, tokenizer=tokenizer, decoder_text=decoder_text, heads="mean"
     ).tokens
-    rows = _positions(targets, tokens)
+    rows = tokens.indices_of(targets)
     traces = (capture(model, text, methods=[method], position=row, **options) for row in rows)
     results = [
         method(trace, targets=[row], layers=layers) for row, trace in zip(rows, traces, strict=True)
     ]
-    return _joined(results, tokens.select(rows))
+    return join_targets(results, tokens.select(rows))
 
 
-def _positions(targets: Sequence[TokenRef] | TokenRef | None, tokens: Tokens) -> list[int]:
-    if targets is None:
-        return list(range(len(tokens)))
-    refs = [targets] if isinstance(targets, (str, int)) else targets
-    return [tokens.index_of(ref) for ref in refs]
-
-
-def _joined(results: Sequence[Attribution], targets: Tokens) -> Attribution:
+def join_targets(results: Sequence[Attribution], targets: Tokens) -> Attribution:
     """Results of single targets as one result; each has a prediction of its own, so it has none."""
     arrays: dict[str, Any] = {}
     for name in ("values", "lower", "upper", "saturated", "elsewhere", "dependence"):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnflow.errors import UnsupportedModelError
-from attnflow.hosts.adapter import Adapter
+from attnflow.hosts.adapter import Adapter, Batch
 from attnflow.hosts.padding import kept_positions
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
@@ -32,6 +33,20 @@ class TorchAdapter(Adapter):
     def recognises(self, model: nn.Module) -> bool:
         """There is one inside."""
         return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+
+    def wrap(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Batch:
+        """Vectors go in as (batch, positions, width), by torch's default as (positions, batch,
+        width), or as (positions, width) of one example.
+        """
+        batch = super().wrap(model, inputs)
+        modules = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+        vectors = next(iter(batch.inputs.values()))
+        if not vectors.is_floating_point() or vectors.shape[-1] != modules[0].embed_dim:
+            return batch
+        if vectors.ndim == 2:
+            return replace(batch, size=1)
+        first = all(module.batch_first for module in modules)
+        return batch if first or vectors.ndim != 3 else replace(batch, size=vectors.shape[1])
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
         """One forward pass with the inputs passed by name."""

@@ -21,30 +21,69 @@ from __future__ import annotations
 import numpy as np
 
 from attnflow.maxflow.compiled import compiled
+from attnflow.maxflow.scaling import Scaled
 from attnflow.maxflow.state import Graph, Integers
 
-__all__ = ["ceiling", "from_layer_below", "one_layer", "two_layers"]
+__all__ = [
+    "ceiling",
+    "end_ceilings",
+    "from_layer_below",
+    "one_layer",
+    "reachable_ceiling",
+    "two_layers",
+]
 
 
-def one_layer(graph: Graph, targets: Integers, sources: Integers) -> Integers:
+def one_layer(capacity: Integers, targets: Integers, sources: Integers) -> Integers:
     """Layer 1: the single edge of each pair."""
-    return graph.capacity[1, targets, sources]
+    return capacity[1, targets, sources]
 
 
-def two_layers(graph: Graph, targets: Integers, sources: Integers) -> Integers:
+def two_layers(capacity: Integers, targets: Integers, sources: Integers) -> Integers:
     """Layer 2: one path per middle node, and no two of them share an edge."""
     values = np.empty(len(targets), np.int64)
-    _two_layers(graph.capacity[2], graph.transposed[1], targets, sources, values)
+    columns, place = np.unique(sources, return_inverse=True)
+    column = np.ascontiguousarray(capacity[1][:, columns].T)
+    _two_layers(capacity[2], column, targets, place, values)
     return values
 
 
-def ceiling(graph: Graph, layer: int, targets: Integers, sources: Integers) -> Integers:
+def ceiling(scaled: Scaled, layer: int, targets: Integers, sources: Integers) -> Integers:
     """All a target can send or all an input token can receive, whichever is less."""
-    return np.minimum(graph.row_sum[layer, targets], graph.column_sum[sources])
+    return np.minimum(scaled.row_sum[layer, targets], scaled.column_sum[sources])
+
+
+def reachable_ceiling(scaled: Scaled, layer: int, targets: Integers, sources: Integers) -> Integers:
+    """The lesser of `end_ceilings`."""
+    return np.minimum(*end_ceilings(scaled, layer, targets, sources))
+
+
+def end_ceilings(
+    scaled: Scaled, layer: int, targets: Integers, sources: Integers
+) -> tuple[Integers, Integers]:
+    """For flat lists of pairs: all a target can send to its source, and the source receive of it.
+
+    Where no edge leads to the right, what a target sends to positions before the source can never
+    come back to it, and what the source passes on to positions after the target never came from
+    there.  Decoders send much of their attention to their first token, so this is what holds most
+    deep causal flows back.
+    """
+    if not scaled.causal[layer]:
+        return scaled.row_sum[layer, targets], scaled.column_sum[sources]
+    rows, row = np.unique(targets, return_inverse=True)
+    columns, column = np.unique(sources, return_inverse=True)
+    sent = scaled.integers[layer][rows, ::-1].cumsum(axis=1)[:, ::-1]
+    received = scaled.integers[1][:, columns].cumsum(axis=0)
+    return sent[row, sources], received[targets, column]
 
 
 def from_layer_below(
-    graph: Graph, layer: int, source: int, below_lower: Integers, below_upper: Integers
+    graph: Graph,
+    scaled: Scaled,
+    layer: int,
+    source: int,
+    below_lower: Integers,
+    below_upper: Integers,
 ) -> tuple[Integers, Integers]:
     """Lower and upper bounds at `layer` for every target, from all the flows one layer below."""
     n = len(below_lower)
@@ -52,7 +91,7 @@ def from_layer_below(
     above, lower, upper = (np.zeros(n, np.int64) for _ in range(3))
     columns = graph.transposed[layer]
     _recursion(columns, order, below_lower[order], below_upper[order], above, lower, upper)
-    upper = np.minimum(upper, np.minimum(graph.row_sum[layer], graph.column_sum[source]))
+    upper = np.minimum(upper, np.minimum(scaled.row_sum[layer], scaled.column_sum[source]))
     return np.minimum(lower, upper), upper
 
 

@@ -21,6 +21,7 @@ from attnflow.maxflow.moves import hold, join, least, move, reserve, widest
 from attnflow.maxflow.search import send_down
 from attnflow.maxflow.state import (
     COLUMN,
+    EXCESS,
     HELD,
     MOVED_IN,
     MOVED_OUT,
@@ -30,6 +31,7 @@ from attnflow.maxflow.state import (
     ROWS,
     SOURCE,
     SUPPLY,
+    SURPLUS,
     TARGET,
     TOUCHED,
     UNBOUNDED,
@@ -37,7 +39,7 @@ from attnflow.maxflow.state import (
     Words,
 )  # fmt: skip
 
-__all__ = ["commit", "draw_plan", "drop_plan"]
+__all__ = ["commit", "draw_plan", "drop_plan", "undo_moves"]
 
 NEAR = 4
 """How many layers below the target and above the tokens the plan uses; enough at any depth."""
@@ -139,6 +141,8 @@ def commit(
     n = ends.shape[1]
     planned = counts[TOUCHED]
     for v in range(n):
+        ends[EXCESS, v] = 0
+        ends[SURPLUS, v] = 0
         ends[TARGET, v] = capacity[layer, target, v] - plan[ROW, layer, v]
         ends[SOURCE, v] = transposed[1, source, v] - plan[COLUMN, 1, v]
         vectors[SUPPLY, v] = plan[ROW, layer, v]
@@ -180,26 +184,30 @@ def commit(
 
 
 @compiled
-def drop_plan(
-    capacity: Integers, residual: Integers, plan: Integers, rows: Integers, touched: Integers,
-    counts: Integers, layer: int,
-) -> None:  # fmt: skip
+def drop_plan(plan: Integers, layer: int) -> None:
     """Forget the plan: clear every vector `draw_plan` may have written for this layer."""
-    n = residual.shape[1]
     for m in range(1, layer + 1):
         if m <= 1 + NEAR or m >= layer - NEAR:
-            for v in range(n):
+            for v in range(plan.shape[2]):
                 plan[ROW, m, v] = 0
                 plan[COLUMN, m, v] = 0
                 plan[MOVED_OUT, m, v] = 0
                 plan[MOVED_IN, m, v] = 0
                 plan[NOTED, m, v] = 0
+
+
+@compiled
+def undo_moves(
+    capacity: Integers, residual: Integers, rows: Integers, touched: Integers, counts: Integers
+) -> None:
+    """Back to zero flow on every edge the moves of a plan used, or its search."""
+    n = residual.shape[1]
     for t in range(counts[ROWS]):
         m, u = rows[t] >> 20, rows[t] & 0xFFFFF
         for v in range(n):
             residual[m, u, v] = capacity[m, u, v]
     counts[ROWS] = 0
-    for t in range(counts[TOUCHED]):
+    for t in range(min(counts[TOUCHED], touched.shape[0])):
         m, u, v = touched[t] >> 40, (touched[t] >> 20) & 0xFFFFF, touched[t] & 0xFFFFF
         residual[m, u, v] = capacity[m, u, v]
     counts[TOUCHED] = 0

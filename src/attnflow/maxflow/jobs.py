@@ -6,19 +6,27 @@ With all targets of a source token at hand, the flows of one layer bound those o
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.maxflow.bounds import ceiling, from_layer_below, one_layer, two_layers
+from attnflow.maxflow.bounds import (
+    ceiling,
+    end_ceilings,
+    from_layer_below,
+    one_layer,
+    reachable_ceiling,
+    two_layers,
+)
 from attnflow.maxflow.kernel import solve_run
 from attnflow.maxflow.results import Decided, FlowResult
 from attnflow.maxflow.scaling import Scaled
-from attnflow.maxflow.state import KEPT, Graph, Integers, Work, build_graph, new_work, squeezed
+from attnflow.maxflow.state import Graph, Integers, Work, build_graph, new_work, squeezed
 from attnflow.maxflow.workers import Job
 
 __all__ = ["EXACT", "FIRM", "Query", "Scratch", "all_jobs", "in_columns", "pair_jobs", "solve_open"]
@@ -28,8 +36,10 @@ EXACT = 1e-6
 
 FIRM = 6
 """The layer from which bounds alone are climbed: most flows are saturated there."""
-DEEP = 2 * KEPT + 3
+DEEP = 9
 """From this layer on the middle of the graph is squeezed, or climbed over by bounds."""
+ENDS, CAUSAL_ENDS = 3, 8
+"""How many layers a squeezed graph keeps at either end; a causal mask leaves fewer ways down."""
 
 CLOSED_FORM, BOUNDS = 0, 1  # the kernel reports 2 and 3; order of the fields of `Decided`
 
@@ -38,13 +48,30 @@ CLOSED_FORM, BOUNDS = 0, 1  # the kernel reports 2 and 3; order of the fields of
 class Query:
     """What all jobs of one query share; each job writes its own part of the three arrays."""
 
-    graph: Graph
     scaled: Scaled
     tolerance: float
     layers: list[int]
     lower: Integers  # [layer asked, ...]
     upper: Integers
     how: NDArray[np.int8]
+    by_column: bool = False  # all targets of a source token are solved together, from the bottom up
+    lock: Lock = field(default_factory=Lock)
+
+    @cached_property
+    def _graph(self) -> Graph:
+        causal = bool(self.scaled.causal[-1])
+        return build_graph(self.scaled.integers, causal=causal, columns=self.by_column)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of all layers, made when the first pair needs it."""
+        with self.lock:
+            return self._graph
+
+    @property
+    def length(self) -> int:
+        """How many positions there are."""
+        return int(self.scaled.integers.shape[1])
 
     def slack(self, layer: int) -> int:
         """The integer gap at which a pair counts as decided: none unless asked for."""
@@ -53,51 +80,66 @@ class Query:
     def result(self, targets: Integers, sources: Integers) -> FlowResult:
         """Back to floats; `targets` and `sources` broadcast to the shape of one layer."""
         lower, upper = self.scaled.lower(self.lower), np.empty(self.upper.shape)
-        saturated = np.empty(self.lower.shape, np.bool_)
+        saturated, at_source, at_target = (np.empty(self.lower.shape, np.bool_) for _ in range(3))
+        pairs = np.broadcast_arrays(targets, sources)
         for place, layer in enumerate(self.layers):
             upper[place] = self.scaled.upper(self.upper[place], layer)
-            most = ceiling(self.graph, layer, targets, sources)
-            saturated[place] = self.lower[place] >= most - self.slack(layer)
+            most = ceiling(self.scaled, layer, targets, sources)
+            least = self.lower[place] + self.slack(layer)
+            saturated[place] = least >= most
+            sent, received = end_ceilings(self.scaled, layer, *(p.ravel() for p in pairs))
+            at_target[place] = least >= sent.reshape(least.shape)
+            at_source[place] = least >= received.reshape(least.shape)
         decided = Decided(*np.bincount(self.how.ravel(), minlength=4).tolist())
-        return FlowResult(lower, upper, saturated, decided)
+        return FlowResult(lower, upper, saturated, at_source, at_target, decided)
 
 
 class Scratch:
     """One thread's memory: for the whole graph, and for one layer's squeezed one, when needed."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, query: Query) -> None:
+        self.query = query
         self.squeezed_layer = 0
 
     @cached_property
     def work(self) -> Work:
         """Memory for the whole graph."""
-        return new_work(self.graph)
+        return new_work(self.query.graph)
 
-    def squeeze(self, layer: int) -> tuple[Graph, Work]:
+    def squeeze(self, layer: int, ends: int) -> tuple[Graph, Work]:
         """The squeezed graph below `layer` and memory for it."""
         if self.squeezed_layer != layer:
-            self.squeezed_graph = build_graph(squeezed(self.graph.capacity, layer), KEPT + 1)
+            scaled = self.query.scaled
+            self.squeezed_graph = build_graph(
+                squeezed(scaled.integers, layer, ends),
+                barren=ends + 1,
+                causal=bool(scaled.causal[layer]),
+            )
             self.squeezed_work = new_work(self.squeezed_graph)
             self.squeezed_layer = layer
         return self.squeezed_graph, self.squeezed_work
 
 
-def in_columns(query: Query, targets: Integers) -> bool:
+def in_columns(length: int, layers: Collection[int], targets: Integers) -> bool:
     """All targets asked for, deep down or on layers in a row: bounds from below cost nothing."""
-    everyone = np.array_equal(np.sort(targets), np.arange(query.graph.capacity.shape[1]))
-    layers = set(query.layers)
+    everyone = np.array_equal(np.sort(targets), np.arange(length))
     return everyone and any(layer - 1 in layers or layer >= DEEP for layer in layers if layer > 2)
 
 
 def all_jobs(query: Query, targets: Integers, sources: Integers) -> Iterator[Job[Scratch]]:
     """Jobs for all targets x all sources on every layer of the query."""
-    if in_columns(query, targets):
+    if query.by_column:
         for column, source in enumerate(sources.tolist()):
             yield partial(_column, query, targets, source, column)
         return
-    # Pairs with the same source token lie together: its columns stay in the cache.
-    columns, rows = np.divmod(np.arange(len(sources) * len(targets)), max(1, len(targets)))
+    # Neighbours share an end, so that one starts from the flow of the other; sources come last
+    # first, so that under a causal mask every flow only grows to the left.
+    backwards = np.argsort(-sources, kind="stable")
+    if len(targets) < len(sources):
+        rows, columns = np.divmod(np.arange(len(sources) * len(targets)), max(1, len(sources)))
+    else:
+        columns, rows = np.divmod(np.arange(len(sources) * len(targets)), max(1, len(targets)))
+    columns = backwards[columns]
     for place in range(len(query.layers)):
         yield from pair_jobs(query, place, targets[rows], sources[columns], (rows, columns))
 
@@ -120,8 +162,8 @@ def pair_jobs(
 
 def _pairs_per_step(query: Query, layer: int) -> int:
     """How many pairs take some tens of milliseconds when all of them have to be searched."""
-    n = query.graph.capacity.shape[1]
-    return int(np.clip(2**22 // (n * n * max(1, layer // 6)), 1, 1024))
+    n = query.length
+    return int(np.clip(2**28 // (n * n * max(1, layer // 6)), 4, 512))
 
 
 def _pairs(
@@ -154,16 +196,19 @@ def solve_open(
     how = np.full(len(targets), CLOSED_FORM, np.int64)
     if layer <= 2:
         closed_form = one_layer if layer == 1 else two_layers
-        values = closed_form(query.graph, targets, sources)
+        values = closed_form(query.scaled.integers, targets, sources)
         return values, values, how
-    upper = ceiling(query.graph, layer, targets, sources) if ceilings is None else ceilings
+    upper = reachable_ceiling(query.scaled, layer, targets, sources)
+    upper = upper if ceilings is None else np.minimum(upper, ceilings)
     lower = np.zeros_like(upper)
     slack = query.slack(layer)
-    if ceilings is None and layer >= DEEP:
-        graph, work = scratch.squeeze(layer)
+    causal = bool(query.scaled.causal[layer])
+    ends = CAUSAL_ENDS if causal else ENDS
+    if ceilings is None and layer >= max(DEEP, 2 * ends + 3):
+        graph, work = scratch.squeeze(layer, ends)
         unused = np.empty_like(upper)
-        last = 2 * KEPT + 1
-        solve_run(graph, work, last, targets, sources, upper, slack, lower, unused, how)
+        last = 2 * ends + 1
+        solve_run(graph, work, last, targets, sources, upper, slack, causal, lower, unused, how)
     short = np.flatnonzero(lower < upper - slack)
     if len(short):
         answer = _solve_run(query, scratch, layer, targets[short], sources[short], upper[short])
@@ -182,8 +227,11 @@ def _solve_run(
     """(lower, upper, how) of pairs of one layer >= 3 from the whole graph."""
     lower, upper, how = (np.empty(len(targets), np.int64) for _ in range(3))
     slack = query.slack(layer)
+    # Plans reach the ceiling of most deep flows at once, unless a causal mask is in their way;
+    # and of most flows, where coming near is enough.
+    warm = (layer < FIRM and slack == 0) or bool(query.scaled.causal[layer])
     solve_run(
-        query.graph, scratch.work, layer, targets, sources, ceilings, slack, lower, upper, how
+        query.graph, scratch.work, layer, targets, sources, ceilings, slack, warm, lower, upper, how
     )
     return lower, upper, how
 
@@ -212,7 +260,9 @@ def _column(
             known = yield from _all_targets(query, scratch, FIRM, source, known, count=False)
         if known is not None and known.layer >= FIRM:
             for between in range(known.layer + 1, layer):
-                bounds = from_layer_below(query.graph, between, source, known.lower, known.upper)
+                bounds = from_layer_below(
+                    query.graph, query.scaled, between, source, known.lower, known.upper
+                )
                 known = _Known(between, *bounds, known.how)
         known = yield from _all_targets(query, scratch, layer, source, known, count=True)
         query.lower[place, :, column] = known.lower[targets]
@@ -224,11 +274,13 @@ def _all_targets(
     query: Query, scratch: Scratch, layer: int, source: int, below: _Known | None, *, count: bool
 ) -> Generator[int, None, _Known]:
     """Solve all targets of one layer, with bounds from the layer below if that is known."""
-    n = query.graph.capacity.shape[1]
+    n = query.length
     everyone, same = np.arange(n), np.full(n, source)
     bounded = below is not None and below.layer == layer - 1 and layer > 2
     if bounded and below is not None:
-        bounds = from_layer_below(query.graph, layer, source, below.lower, below.upper)
+        bounds = from_layer_below(
+            query.graph, query.scaled, layer, source, below.lower, below.upper
+        )
         known = _Known(layer, *bounds, np.full(n, BOUNDS, np.int64))
         unknown = np.flatnonzero(known.upper - known.lower > query.slack(layer))
     else:

@@ -22,7 +22,7 @@ class Decided:
 
     closed_form: int  # layers 1 and 2
     bounds: int  # lower and upper bound from the layer below met
-    construction: int  # a flow built from vectors reached a known upper bound
+    construction: int  # a flow built from vectors, or kept from a neighbour, reached a known bound
     search: int  # the residual graph was searched to a minimum cut or a known upper bound
 
     def to_dict(self) -> dict[str, int]:
@@ -46,4 +46,6 @@ class FlowResult:
     lower: Floats
     upper: Floats
     saturated: NDArray[np.bool_]
+    at_source: NDArray[np.bool_]  # all that the source can receive of this target comes through
+    at_target: NDArray[np.bool_]  # all that the target can send to this source comes through
     decided: Decided

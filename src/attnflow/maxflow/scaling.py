@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import WeightsError
+from attnflow.maxflow.compiled import compiled
 from attnflow.maxflow.state import Integers
 
 __all__ = ["Floats", "Scaled", "scale"]
@@ -31,6 +32,9 @@ class Scaled:
     integers: Integers
     exponent: int
     rounded: Integers  # [l]: edges of layers 1 .. l whose capacity was not total
+    row_sum: Integers  # [m, u]
+    column_sum: Integers  # [v]: of layer 1
+    causal: NDArray[np.bool_]  # [l]: no edge of layers 1 .. l leads to a later position
 
     def lower(self, values: Integers) -> Floats:
         """Rigorous lower bounds: the value of an integer flow, rounded towards zero."""
@@ -58,22 +62,26 @@ def scale(capacities: NDArray[Any], tolerance: float) -> Scaled:
     layer) stays below 2**61, and every single capacity fits the 53 bits of a float, so that flows
     on edges come back exactly.
     """
-    floats = np.asarray(capacities, dtype=np.float64)
+    floats = np.ascontiguousarray(capacities, dtype=np.float64)
     if floats.ndim != 3 or floats.shape[1] != floats.shape[2] or 0 in floats.shape:
         raise WeightsError(
             f"Capacities must be (layers, positions, positions), none of them 0; "
             f"got {floats.shape}."
         )
-    if not np.isfinite(floats).all() or (floats < 0).any():
+    depth, n, _ = floats.shape
+    sums = np.zeros((2, n))
+    size = _measure(floats, sums, np.zeros(2))
+    largest, widest = float(size[0]), float(size[1])
+    if not np.isfinite(widest) or size[0] < 0:
         raise WeightsError("Capacities must be finite and at least 0.")
-    largest = float(floats.max())
-    widest = float(max(floats.sum(axis=2).max(), floats.sum(axis=1).max()))
     exponent = min(52 - frexp(largest)[1], 58 - frexp(widest)[1], 900)
-    products = np.ldexp(floats, exponent)
-    integers = np.zeros((len(floats) + 1, *floats.shape[1:]), np.int64)
-    integers[1:] = products  # a cast to integer drops the fraction: rounding down
-    rounded = np.zeros(len(floats) + 1, np.int64)
-    rounded[1:] = np.cumsum((integers[1:] != products).sum(axis=(1, 2)))
+    integers = np.zeros((depth + 1, n, n), np.int64)
+    row_sum = np.zeros((depth + 1, n), np.int64)
+    rounded, backward = np.zeros(depth + 1, np.int64), np.zeros(depth + 1, np.int64)
+    # A power of two beyond the range of floats is applied in two halves, each of them exact.
+    halves = ldexp(1.0, exponent // 2), ldexp(1.0, exponent - exponent // 2)
+    _round_down(floats, *halves, integers, row_sum, rounded, backward)
+    rounded, backward = np.cumsum(rounded), np.cumsum(backward)
     gap = ldexp(float(rounded[-1]), -exponent)
     if gap > tolerance:
         raise WeightsError(
@@ -81,4 +89,51 @@ def scale(capacities: NDArray[Any], tolerance: float) -> Scaled:
             f"not to the tolerance of {tolerance:.1e}. "
             f"Divide the capacities by their largest value, or pass tolerance={2 * gap:.1e}."
         )
-    return Scaled(integers, exponent, rounded)
+    return Scaled(integers, exponent, rounded, row_sum, integers[1].sum(axis=0), backward == 0)
+
+
+@compiled
+def _measure(floats: Floats, sums: Floats, size: Floats) -> Floats:
+    """The largest capacity (-1 when one is negative or no number) and the widest row or column."""
+    depth, n, _ = floats.shape
+    for m in range(depth):
+        column = sums[0]
+        column[:] = 0.0
+        for u in range(n):
+            row = floats[m, u]
+            total = 0.0
+            for v in range(n):
+                value = row[v]
+                if not value >= 0.0:
+                    size[0] = -1.0
+                    return size
+                size[0] = max(size[0], value)
+                total += value
+                column[v] += value
+            size[1] = max(size[1], total)
+        for v in range(n):
+            size[1] = max(size[1], column[v])
+    return size
+
+
+@compiled
+def _round_down(
+    floats: Floats, first: float, second: float, integers: Integers, row_sum: Integers,
+    rounded: Integers, backward: Integers,
+) -> None:  # fmt: skip
+    """`integers`, their row sums, and how many of each layer were rounded or point backward."""
+    depth, n, _ = floats.shape
+    for m in range(depth):
+        for u in range(n):
+            row, into = floats[m, u], integers[m + 1, u]
+            total, inexact, later = np.int64(0), 0, 0
+            for v in range(n):
+                product = row[v] * first * second
+                whole = np.int64(product)  # a cast to integer drops the fraction: rounding down
+                into[v] = whole
+                total += whole
+                inexact += (whole != product) | ((whole == 0) & (row[v] > 0.0))
+                later += (v > u) & (whole != 0)
+            row_sum[m + 1, u] = total
+            rounded[m + 1] += inexact
+            backward[m + 1] += later

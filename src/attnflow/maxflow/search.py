@@ -4,6 +4,12 @@ Residual arcs are down-moves ``(k, u) -> (k-1, v)`` where capacity is left and u
 ``(k, u) -> (k+1, v)`` where flow on ``v -> u`` can be taken back.  A *slot* is the set of nodes of
 one layer that lie at one distance from the target; a shortest path steps from a slot to the slot
 below or above it at the next distance, so two slot numbers per slot are the whole level graph.
+
+Flow enters and leaves the searched layers at four kinds of ends.  It enters at the target's edges
+(`TARGET`) and leaves at the edges into the source token (`SOURCE`).  After a change of ends (see
+`kernel`) a node of the top layer may hold more than the new target can give it (`EXCESS`): flow
+that arrives there replaces flow that has to go.  And a node of layer 1 may hold more than the new
+source token takes from it (`SURPLUS`): that flow has to find another way out.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from attnflow.maxflow.state import (
     ABOVE,
     ASKED,
     BELOW,
+    EXCESS,
     LAYER,
     LEFT,
     NODE,
@@ -22,6 +29,7 @@ from attnflow.maxflow.state import (
     PUSHES,
     SLOT,
     SOURCE,
+    SURPLUS,
     TARGET,
     TOUCHED,
     Integers,
@@ -31,6 +39,7 @@ from attnflow.maxflow.state import (
 __all__ = [
     "clean",
     "fan_out",
+    "fan_up",
     "find_distances",
     "first_common",
     "mark_open",
@@ -104,10 +113,10 @@ def find_distances(
     forward: Words, backward: Words, open_ends: Words, unseen: Words, slot_nodes: Words,
     slots: Integers, newest: Integers, layer: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """Breadth-first search from the target.
+    """Breadth-first search from where flow enters: slots 0 (`TARGET`) and 1 (`SURPLUS`).
 
-    Returns (distance of the last slots, first slot beyond them); distance -1 when the source
-    token cannot be reached, and then `unseen` is the sink side of a minimum cut.
+    Returns (distance of the last slots, first slot beyond them); distance -1 when no end can be
+    reached where flow leaves, and then `unseen` is the sink side of a minimum cut.
     """
     words = unseen.shape[1]
     for k in range(1, layer):
@@ -116,16 +125,20 @@ def find_distances(
     for w in range(words):
         slot_nodes[0, w] = open_ends[TARGET, w]
         unseen[layer - 1, w] &= ~open_ends[TARGET, w]
+        slot_nodes[1, w] = open_ends[SURPLUS, w]
+        unseen[1, w] &= ~open_ends[SURPLUS, w]
     slots[0, LAYER] = layer - 1
-    begin, end, distance = 0, 1, 0
+    slots[1, LAYER] = 1
+    begin, end, distance = 0, 2, 0
     while begin < end:
         arrived = NONE
         for s in range(begin, end):
             slots[s, BELOW] = -1
             slots[s, ABOVE] = -1
-            if slots[s, LAYER] == 1:
+            leave = SOURCE if slots[s, LAYER] == 1 else EXCESS
+            if slots[s, LAYER] == 1 or slots[s, LAYER] == layer - 1:
                 for w in range(words):
-                    arrived |= slot_nodes[s, w] & open_ends[SOURCE, w]
+                    arrived |= slot_nodes[s, w] & open_ends[leave, w]
         if arrived != NONE:
             return distance, end
         free = end
@@ -182,37 +195,74 @@ def fan_out(
 
 
 @inlined
+def fan_up(
+    capacity: Integers, residual: Integers, forward: Words, backward: Words, counts: Integers,
+    ends: Integers, open_ends: Words, slot_nodes: Words, top: int, u: int, goal: int, left: int,
+) -> int:  # fmt: skip
+    """From node (top - 1, u), give up to `left` back to nodes of layer `top` with excess."""
+    for w in range(slot_nodes.shape[1]):
+        nodes = backward[top, u, w] & slot_nodes[goal, w]
+        while nodes != NONE:
+            v = (w << 6) + trailing_zeros(nodes)
+            nodes &= nodes - ONE
+            above = ends[EXCESS, v]
+            space = residual[top, v, u]
+            flow = capacity[top, v, u] - space
+            amount = min(left, min(flow, above))
+            forward[top, v, u >> 6] |= bit(u)
+            residual[top, v, u] = space + amount
+            if flow == amount:
+                backward[top, u, w] &= ~bit(v)
+            counts[PUSHES] += 1
+            ends[EXCESS, v] = above - amount
+            if above == amount:
+                open_ends[EXCESS, w] &= ~bit(v)
+                slot_nodes[goal, w] &= ~bit(v)
+            left -= amount
+            if left == 0:
+                return 0
+    return left
+
+
+@inlined
 def push_from(
     capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
     counts: Integers, ends: Integers, open_ends: Words, slot_nodes: Words, slots: Integers,
-    path: Integers, start: int, asked: int, distance: int,
+    path: Integers, layer: int, first: int, start: int, asked: int, distance: int,
 ) -> int:  # fmt: skip
-    """Push up to `asked` from node `start` of slot 0 along shortest paths; returns what arrived.
+    """Push up to `asked` from node `start` of slot `first` along shortest paths; returns how much
+    arrived.
 
     Depth-first with a limit per node: an edge is updated once per visit with all that arrived
     below it, not once per path.  A node that could not place all it was given is dead for this
     phase (every continuation was tried), and leaves its slot, so no arc is tried twice.
     """
-    u, s, left = start, 0, asked
+    u, s, left = start, first, asked
     path[0, NODE] = start
-    path[0, SLOT] = 0
+    path[0, SLOT] = first
     path[0, ASKED] = asked
     d = 0
     while True:
         k = slots[s, LAYER]
         below = slots[s, BELOW]
-        if d == distance:
-            amount = min(left, ends[SOURCE, u])
+        if d == distance:  # the target's own node of layer 1, when there is one layer only
+            leave = SOURCE if k == 1 else EXCESS
+            amount = min(left, ends[leave, u])
             counts[PUSHES] += 1
-            ends[SOURCE, u] -= amount
-            if ends[SOURCE, u] == 0:
-                open_ends[SOURCE, u >> 6] &= ~bit(u)
+            ends[leave, u] -= amount
+            if ends[leave, u] == 0:
+                open_ends[leave, u >> 6] &= ~bit(u)
             left -= amount
         elif d == distance - 1:
             if k == 2 and below >= 0:
                 left = fan_out(
                     residual, forward, backward, touched, counts, ends, open_ends, slot_nodes,
                     u, below, left,
+                )  # fmt: skip
+            if left > 0 and k == layer - 2 and slots[s, ABOVE] >= 0:
+                left = fan_up(
+                    capacity, residual, forward, backward, counts, ends, open_ends, slot_nodes,
+                    layer - 1, u, slots[s, ABOVE], left,
                 )  # fmt: skip
         else:
             v = -1
@@ -283,33 +333,40 @@ def search(
         if distance < 0:
             return value, True
         counts[PHASES] += 1
-        # The last slots matter only where they touch the source token.
+        # The last slots matter only where flow leaves.
         for s in range(end):
             if slots[s, BELOW] < 0 and slots[s, ABOVE] < 0:
+                k = slots[s, LAYER]
+                leave = SOURCE if k == 1 else EXCESS
                 for w in range(words):
-                    keep = open_ends[SOURCE, w] if slots[s, LAYER] == 1 else NONE
-                    slot_nodes[s, w] &= keep
-        for w in range(words):
-            while value < enough:
-                members = slot_nodes[0, w] & open_ends[TARGET, w]
-                if members == NONE:
-                    break
-                u = (w << 6) + trailing_zeros(members)
-                amount = push_from(
-                    capacity, residual, forward, backward, touched, counts, ends, open_ends,
-                    slot_nodes, slots, path, u, min(ends[TARGET, u], enough - value), distance,
-                )  # fmt: skip
-                value += amount
-                ends[TARGET, u] -= amount
-                if ends[TARGET, u] == 0:
-                    open_ends[TARGET, w] &= ~bit(u)
+                    if k == 1 or k == layer - 1:
+                        slot_nodes[s, w] &= open_ends[leave, w]
+                    else:
+                        slot_nodes[s, w] = NONE
+        for first in range(2):
+            enter = TARGET if first == 0 else SURPLUS
+            for w in range(words):
+                while value < enough:
+                    members = slot_nodes[first, w] & open_ends[enter, w]
+                    if members == NONE:
+                        break
+                    u = (w << 6) + trailing_zeros(members)
+                    amount = push_from(
+                        capacity, residual, forward, backward, touched, counts, ends, open_ends,
+                        slot_nodes, slots, path, layer, first, u,
+                        min(ends[enter, u], enough - value), distance,
+                    )  # fmt: skip
+                    value += amount
+                    ends[enter, u] -= amount
+                    if ends[enter, u] == 0:
+                        open_ends[enter, w] &= ~bit(u)
     return value, False
 
 
 @inlined
 def mark_open(ends: Integers, open_ends: Words) -> None:
-    """Bits of the target's and the source token's own edges, from what is left on them."""
-    for end in range(2):
+    """Bits of the ends where flow can enter or leave, from how much can."""
+    for end in range(ends.shape[0]):
         for w in range(open_ends.shape[1]):
             open_ends[end, w] = NONE
         for v in range(ends.shape[1]):

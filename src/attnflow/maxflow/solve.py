@@ -22,7 +22,7 @@ from attnflow.maxflow.jobs import (
 )
 from attnflow.maxflow.results import FlowResult
 from attnflow.maxflow.scaling import scale
-from attnflow.maxflow.state import Integers, build_graph
+from attnflow.maxflow.state import Integers
 from attnflow.maxflow.workers import Job, Progress, run_jobs, thread_count
 
 __all__ = ["estimate_seconds", "solve", "solve_pairs"]
@@ -73,9 +73,19 @@ def solve_pairs(
     both = np.asarray(pairs, np.int64).reshape(-1, 2)
     targets, sources = both.T.copy()
     query = _query(capacities, [layer], (len(both),), targets, sources, tolerance)
-    _run(query, list(pair_jobs(query, 0, targets, sources)), threads, progress)
+    # Neighbours that share a source token start from each other's flow; see `all_jobs`.
+    order = np.lexsort((targets, -sources))
+    jobs = pair_jobs(query, 0, targets[order], sources[order], (order,))
+    _run(query, list(jobs), threads, progress)
     result = query.result(targets, sources)
-    return FlowResult(result.lower[0], result.upper[0], result.saturated[0], result.decided)
+    return FlowResult(
+        lower=result.lower[0],
+        upper=result.upper[0],
+        saturated=result.saturated[0],
+        at_source=result.at_source[0],
+        at_target=result.at_target[0],
+        decided=result.decided,
+    )
 
 
 def estimate_seconds(
@@ -101,20 +111,19 @@ def estimate_seconds(
     if query.lower.size == 0:
         return 0.0
     random = np.random.default_rng(0)
-    scratch = Scratch(query.graph)
+    scratch = Scratch(query)
     seconds = 0.0
     pairs_per_layer = len(rows) * len(columns)
-    by_column = in_columns(query, rows)
     known: dict[int, float] = {}
     for layer in query.layers:
-        kind = min(layer, FIRM) if by_column else min(layer, 12)
+        kind = min(layer, FIRM) if query.by_column else min(layer, 12)
         if layer > 2 and kind not in known:
             pairs = random.choice(rows, sample), random.choice(columns, sample)
             solve_open(query, scratch, layer, *(p[:1] for p in pairs))  # compiled, caches warm
             begin = perf_counter()
             solve_open(query, scratch, layer, *pairs)
             known[kind] = (perf_counter() - begin) / sample
-        share = 0.1 if by_column and layer >= FIRM else 1.0
+        share = 0.1 if query.by_column and layer >= FIRM else 1.0
         seconds += share * known.get(kind, 0.0) * pairs_per_layer
     return seconds / thread_count(threads)
 
@@ -145,9 +154,9 @@ def _query(
         wrong = [value for value in values if not first <= value <= last]
         if wrong:
             raise TargetError(f"{name} {wrong[0]} is not there: {first} to {last} are.")
-    graph = build_graph(scaled.integers)
     lower, upper = (np.zeros((len(levels), *shape), np.int64) for _ in range(2))
-    return Query(graph, scaled, tolerance, levels, lower, upper, lower.astype(np.int8))
+    by_column = len(shape) == 2 and in_columns(n, set(levels), targets)
+    return Query(scaled, tolerance, levels, lower, upper, lower.astype(np.int8), by_column)
 
 
 def _run(
@@ -155,7 +164,7 @@ def _run(
 ) -> None:
     run_jobs(
         jobs,
-        lambda: Scratch(query.graph),
+        lambda: Scratch(query),
         threads=threads,
         total=query.lower.size,
         progress=progress,

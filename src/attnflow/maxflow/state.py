@@ -34,6 +34,7 @@ Words = NDArray[np.uint64]
 UNBOUNDED = 1 << 61
 
 TARGET, SOURCE = 0, 1  # first index of `ends`, `open_ends`, `channels`
+EXCESS, SURPLUS = 2, 3  # first index of `ends` and `open_ends` too: see `search`
 ROW, COLUMN, MOVED_OUT, MOVED_IN, NOTED = 0, 1, 2, 3, 4  # first index of `plan`
 ROOM, SUPPLY, DEMAND, OPEN, HELD = 0, 1, 2, 3, 4  # first index of `vectors`
 LAYER, BELOW, ABOVE = 0, 1, 2  # second index of `slots`
@@ -45,12 +46,11 @@ class Graph(NamedTuple):
     """Integer capacities of a layered graph, read-only and shared by all threads."""
 
     capacity: Integers  # [m, u, v]
-    transposed: Integers  # [m, v, u]: columns made contiguous
+    transposed: Integers  # [m, v, u]: columns made contiguous; of the lowest layers only, or of all
     positive: Words  # [m, u, word]: which edges exist
     channel: Integers  # [l, v]: narrowest straight edge v -> v over layers 2 .. l-1
-    row_sum: Integers  # [m, u]
-    column_sum: Integers  # [v]: of layer 1
     barren: int  # a layer of straight edges only, of no use for moves; 0 when there is none
+    causal: bool  # no edge leads to a later position
 
 
 class Work(NamedTuple):
@@ -59,8 +59,9 @@ class Work(NamedTuple):
     residual: Integers  # [m, u, v]: capacity left, layers 2 .. l-1
     forward: Words  # [m, u, word over v]: residual > 0
     backward: Words  # [m, v, word over u]: flow u -> v is > 0
-    ends: Integers  # [TARGET, u]: left on the target's edges; [SOURCE, v]: on those into the token
-    open_ends: Words  # [TARGET or SOURCE, word]: which of them are > 0
+    ends: Integers  # [TARGET, u]: left on the target's edges; [SOURCE, v]: on those into the token;
+    #               # [EXCESS, u] and [SURPLUS, v]: flow that has to go after a change of ends
+    open_ends: Words  # [the same, word]: which of them are > 0
     unseen: Words  # [k, word]: nodes of layer k the search has not reached; [0]: all nodes
     slot_nodes: Words  # [slot, word]: nodes of one layer first reached at one distance
     slots: Integers  # [slot, LAYER | BELOW | ABOVE]
@@ -84,8 +85,17 @@ def fill_positive(capacity: Integers, positive: Words) -> None:
                     positive[m, u, v >> 6] |= bit(v)
 
 
-def build_graph(capacity: Integers, barren: int = 0) -> Graph:
-    """Everything that is the same for all pairs.  `capacity[m]` for m = 1 .. L, `[0]` unused."""
+LOWEST = 6
+"""How many layers have their columns made contiguous for plans (`construct.NEAR` + 2)."""
+
+
+def build_graph(
+    capacity: Integers, *, barren: int = 0, causal: bool = False, columns: bool = False
+) -> Graph:
+    """Everything that is the same for all pairs.  `capacity[m]` for m = 1 .. L, `[0]` unused.
+
+    columns: bounds from the layer below will be asked for, and need the columns of every layer.
+    """
     depth, n, _ = capacity.shape
     positive = np.zeros((depth, n, (n + 63) >> 6), np.uint64)
     fill_positive(capacity, positive)
@@ -95,28 +105,26 @@ def build_graph(capacity: Integers, barren: int = 0) -> Graph:
         channel[layer] = np.minimum(channel[layer - 1], straight[layer - 1])
     return Graph(
         capacity=capacity,
-        transposed=np.ascontiguousarray(capacity.transpose(0, 2, 1)),
+        transposed=np.ascontiguousarray(
+            capacity[: depth if columns else LOWEST].transpose(0, 2, 1)
+        ),
         positive=positive,
         channel=channel,
-        row_sum=capacity.sum(axis=2),
-        column_sum=capacity[1].sum(axis=0),
         barren=barren,
+        causal=causal,
     )
 
 
-KEPT = 3
-"""How many layers at either end `squeezed` keeps."""
+def squeezed(capacity: Integers, layer: int, ends: int) -> Integers:
+    """The graph below `layer` with all but `ends` layers at either end squeezed into one layer.
 
-
-def squeezed(capacity: Integers, layer: int) -> Integers:
-    """The graph below `layer` with its middle layers squeezed into one of straight edges only.
-
-    Every flow of the result is a flow of the original: what passes a straight edge of the middle
-    layer falls down that channel through all the layers it stands for.  So its flows are lower
-    bounds, and enough wherever they reach an upper bound, as they nearly always do at depth.
+    That layer has straight edges only.  Every flow of the result is a flow of the original: what
+    passes a straight edge of the middle layer falls down that channel through all the layers it
+    stands for.  So its flows are lower bounds, and enough wherever they reach an upper bound, as
+    they nearly always do at depth.
     """
-    bottom, top = capacity[: KEPT + 1], capacity[layer - KEPT + 1 : layer + 1]
-    straight = np.einsum("mvv->mv", capacity[KEPT + 1 : layer - KEPT + 1])
+    bottom, top = capacity[: ends + 1], capacity[layer - ends + 1 : layer + 1]
+    straight = np.einsum("mvv->mv", capacity[ends + 1 : layer - ends + 1])
     return np.concatenate([bottom, np.diag(straight.min(axis=0))[None], top])
 
 
@@ -131,8 +139,8 @@ def new_work(graph: Graph) -> Work:
         residual=graph.capacity.copy(),
         forward=graph.positive.copy(),
         backward=np.zeros((depth, n, words), np.uint64),
-        ends=np.zeros((2, n), np.int64),
-        open_ends=np.zeros((2, words), np.uint64),
+        ends=np.zeros((4, n), np.int64),
+        open_ends=np.zeros((4, words), np.uint64),
         unseen=unseen,
         slot_nodes=np.zeros((nodes, words), np.uint64),
         slots=np.zeros((nodes, 3), np.int64),

@@ -14,12 +14,12 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
-    quiet_about_limits,
     requirements_of,
 )
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradient_attention import GradientAttention
 from attnflow.methods.gradients import GradientFlow, GradientRollout
+from attnflow.methods.limits import quiet_about_limits
 from attnflow.methods.measured import (
     Alti,
     MeasuredResidualRollout,
@@ -27,18 +27,22 @@ from attnflow.methods.measured import (
     ValueZeroingRollout,
 )
 from attnflow.methods.registry import (
+    MEASURED_METHODS,
     METHODS,
     MethodRegistry,
     OptionHelp,
     describe_options,
     make_method,
+    measured_method,
     method_from_dict,
     parse_method,
     parse_value,
 )
 from attnflow.methods.rollout import Raw, Rollout
+from attnflow.methods.shapley_flow import ShapleyFlow
 
 __all__ = [
+    "MEASURED_METHODS",
     "METHODS",
     "Alti",
     "Execution",
@@ -56,10 +60,12 @@ __all__ = [
     "Requirements",
     "Rollout",
     "Selection",
+    "ShapleyFlow",
     "ValueZeroingRollout",
     "attribution_of",
     "describe_options",
     "make_method",
+    "measured_method",
     "method_from_dict",
     "parse_method",
     "parse_value",

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, dependence_of
-from attnflow.errors import (
-    CollapseWarning,
-    InputError,
-    MethodError,
-    SaturationWarning,
-    shorten,
-    whole_number,
-)
+from attnflow.errors import InputError, MethodError, shorten, whole_number
+from attnflow.methods.limits import warn_of_limits
 from attnflow.methods.mixing import Heads, Mixing
 from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef
@@ -36,17 +28,14 @@ __all__ = [
     "Requirements",
     "Selection",
     "attribution_of",
+    "check_score",
     "checked_flag",
     "checked_start",
     "checked_trace",
     "layers_from",
-    "quiet_about_limits",
     "requirements_of",
     "required",
-    "warn_of_limits",
 ]
-
-_SATURATED = 0.5  # the share of saturated flows from which a layer counts as saturated
 
 
 @dataclass(frozen=True)
@@ -56,15 +45,18 @@ class Requirements:
     heads: how capture may mix the heads of each layer as it is seen; None where every head counts.
     record: what must be recorded beside the weights: "gradients", or names of measurements.
     score: what gradients are taken of; None where there are none.
+    needs_matrix: whether all weights of a layer must be there at once; a method that does without
+        also works on a trace in factors.
 
     >>> from attnflow import GradientRollout
-    >>> GradientRollout().requires
-    Requirements(heads=None, record=('gradients',), score='log-prob')
+    >>> GradientRollout().requires.record, GradientRollout().requires.needs_matrix
+    (('gradients',), False)
     """
 
     heads: Heads | None = "mean"
     record: tuple[str, ...] = ()
     score: ScoreName | None = None
+    needs_matrix: bool = True
 
 
 @dataclass(frozen=True)
@@ -228,7 +220,7 @@ def requirements_of(methods: Iterable[Method]) -> Requirements:
 
     >>> from attnflow import Raw, Rollout
     >>> requirements_of([Raw(), Rollout(heads="max")])
-    Requirements(heads=None, record=(), score=None)
+    Requirements(heads=None, record=(), score=None, needs_matrix=False)
     """
     each = [method.requires for method in methods]
     heads = {requirement.heads for requirement in each} or {Requirements().heads}
@@ -243,6 +235,7 @@ def requirements_of(methods: Iterable[Method]) -> Requirements:
         heads=heads.pop() if len(heads) == 1 else None,
         record=tuple(dict.fromkeys(record)),
         score=scores.pop() if scores else None,
+        needs_matrix=any(requirement.needs_matrix for requirement in each),
     )
 
 
@@ -281,6 +274,16 @@ def checked_start(start: object) -> int:
             f"start_layer={shorten(start)}: it is the number of a layer, counted from 1."
         )
     return number
+
+
+def check_score(score: object) -> None:
+    """That gradients can be taken of this.
+
+    >>> check_score("log-prob")
+    """
+    if not isinstance(score, str) or score not in get_args(ScoreName):
+        allowed = ", ".join(map(repr, get_args(ScoreName)))
+        raise MethodError(f"score={shorten(score)} is none of {allowed}.")
 
 
 def checked_flag(name: str, value: object) -> bool:
@@ -366,51 +369,3 @@ def attribution_of(
         prediction=trace.prediction,
         provenance={**trace.provenance, "kind": trace.kind, **(notes or {})},
     )
-
-
-_quiet: ContextVar[bool] = ContextVar("quiet_about_limits", default=False)
-
-
-@contextmanager
-def quiet_about_limits() -> Iterator[None]:
-    """No warnings of collapse and saturation inside: for callers that tell of them themselves.
-
-    It holds for this thread (or task) only, unlike the filters of the module `warnings`.
-
-    >>> with quiet_about_limits():
-    ...     pass
-    """
-    token = _quiet.set(True)
-    try:
-        yield
-    finally:
-        _quiet.reset(token)
-
-
-def warn_of_limits(result: Attribution, stacklevel: int = 2) -> None:
-    """Warn where the highest layer of a result says less about its targets than it seems to.
-
-    >>> from attnflow import Rollout
-    >>> from attnflow.testing import random_trace
-    >>> warn_of_limits(Rollout()(random_trace()))
-    """
-    if _quiet.get():
-        return
-    layer, name = max(result.layers), result.method.name
-    if result.saturated is not None:
-        if result.saturated[result.layers.index(layer)].mean() > _SATURATED:
-            warnings.warn(
-                f"{name}: at layer {layer} most flows are saturated. They equal what their source "
-                "passes on to anyone and say nothing about the target (result.saturated marks "
-                'them). Ask for lower layers, or use method="gradient-attention".',
-                SaturationWarning,
-                stacklevel=stacklevel + 1,
-            )
-    elif layer in result.collapsed:
-        warnings.warn(
-            f"{name}: at layer {layer} the rows have collapsed. They are nearly the same for every "
-            "target and say little about the one you ask about (result.dependence is how far they "
-            'differ). Use method="gradient-attention", or lower layers.',
-            CollapseWarning,
-            stacklevel=stacklevel + 1,
-        )

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
-from typing import ClassVar
+from dataclasses import InitVar, dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution import Attribution
+from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import MethodError, shorten
 from attnflow.errors.arguments import checked_arguments
-from attnflow.graph import Cut, CutEdge, LayeredGraph
+from attnflow.graph import Cut, CutEdge
 from attnflow.methods.base import (
     Execution,
-    MixingMethod,
     Selection,
     attribution_of,
     checked_flag,
-    checked_start,
-    layers_from,
 )
+from attnflow.methods.capacities import CapacityMethod
 from attnflow.progress import tell
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
+
+if TYPE_CHECKING:
+    from attnflow.maxflow import FlowResult
 
 __all__ = ["Flow"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flow(MixingMethod):
+class Flow(CapacityMethod):
     """Attention flow: the maximum flow from the target down to each input, edges as pipes.
 
-    start_layer: the first layer that counts; the graph ends below it.
     normalized: divide each row by its sum, as the authors' code does, instead of the flow itself.
-    tolerance: how far apart the bounds of a value may be; larger is faster.
+    tolerance: how far apart the bounds of a value may be; larger is faster. With gradients it is a
+        share of the largest sum of a row.
 
     Its pairs are shared out over cores: `Flow()(trace, threads=1)` uses one.
 
@@ -47,7 +48,6 @@ class Flow(MixingMethod):
     """
 
     name: ClassVar[str] = "flow"
-    start_layer: int = 1
     normalized: bool = False
     tolerance: float = 1e-6
     threads: InitVar[int | None] = None
@@ -63,7 +63,6 @@ class Flow(MixingMethod):
                 stacklevel=3,
             )
         object.__setattr__(self, "_threads", Execution(threads).threads)
-        object.__setattr__(self, "start_layer", checked_start(self.start_layer))
         object.__setattr__(self, "normalized", checked_flag("normalized", self.normalized))
         number = isinstance(self.tolerance, (int, float, np.integer, np.floating))
         if not number or isinstance(self.tolerance, bool) or not 1e-9 <= self.tolerance <= 1:
@@ -71,11 +70,6 @@ class Flow(MixingMethod):
                 f"tolerance is a number from 1e-9 to 1; got {shorten(self.tolerance)}."
             )
         object.__setattr__(self, "tolerance", float(self.tolerance))
-
-    def graph(self, trace: AttentionTrace) -> LayeredGraph:
-        """The flow network of this trace, from the start layer up."""
-        first = trace.layers.index(layers_from(trace.layers, self.start_layer)[0])
-        return LayeredGraph.from_capacities(self.matrices(trace)[first:])
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
@@ -93,7 +87,7 @@ class Flow(MixingMethod):
         capacities = self.graph(trace).capacities
         unit = self.unit(capacities)
         solution = maxflow.solve(
-            capacities / unit,
+            capacities if unit == 1.0 else capacities / unit,
             layers=levels,
             targets=rows,
             sources=columns,
@@ -110,9 +104,15 @@ class Flow(MixingMethod):
             lower=solution.lower * unit,
             upper=solution.upper * unit,
             saturated=saturated,
-            notes={"decided": solution.decided.to_dict()},
+            notes={
+                "decided": solution.decided.to_dict(),
+                "held": _shares_held(selection.layers, solution),
+            },
             only_selected_columns=True,
         )
+        if selection.columns is None:
+            free = np.minimum(capacities.sum(axis=2).max(), capacities[0].sum(axis=0))
+            result = replace(result, dependence=_dependence(result.values, rows, free, trace))
         return result.normalize("sum") if self.normalized else result
 
     @checked_arguments
@@ -165,10 +165,6 @@ class Flow(MixingMethod):
             taken=float(capacities[level - 1, row].sum()),
         )
 
-    def unit(self, capacities: NDArray[np.float64]) -> float:
-        """What the solver counts as 1: attention's rows sum to at most 1 as they are."""
-        return 1.0
-
     def _held_by_source(
         self,
         capacities: NDArray[np.float64],
@@ -176,7 +172,43 @@ class Flow(MixingMethod):
         rows: Sequence[int],
         columns: Sequence[int],
     ) -> NDArray[np.bool_]:
-        """Where a saturated flow says nothing about the target: with attention, everywhere, since
-        all rows have the same mass.
+        """Where a saturated flow says nothing about the target: everywhere, where all rows have the
+        same mass; of gradients, unless the flow fills its own target's row.
         """
-        return np.ones((len(levels), len(rows), len(columns)), np.bool_)
+        if self.capacities != "gradients":
+            return np.ones((len(levels), len(rows), len(columns)), np.bool_)
+        received = capacities[0].sum(axis=0)[list(columns)]
+        sent = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
+        return np.asarray(received[None, None, :] <= sent[:, :, None])
+
+
+def _shares_held(layers: Sequence[int], solution: FlowResult) -> dict[str, dict[str, float]]:
+    """For each layer, the share of flows held back at the source, at the target and in between.
+
+    A flow that fills both ends counts as held at the source.
+    """
+    shares: dict[str, dict[str, float]] = {}
+    for place, layer in enumerate(layers):
+        source, target = solution.at_source[place], solution.at_target[place]
+        at_source, at_target = float(source.mean()), float((target & ~source).mean())
+        between = max(0.0, 1.0 - at_source - at_target)
+        shares[str(layer)] = {"source": at_source, "target": at_target, "between": between}
+    return shares
+
+
+def _dependence(
+    values: NDArray[np.float64],
+    rows: Sequence[int],
+    free: NDArray[np.float64],
+    trace: AttentionTrace,
+) -> NDArray[np.float64] | None:
+    """How far rows differ from those of other targets; a single row, from the bound of any target.
+
+    `free` is that bound: what each source could pass on to anyone. Under a causal mask only sources
+    up to the target count.
+    """
+    if len(set(rows)) > 1:
+        return dependence_of(values, values, rows, rows)
+    reachable = np.arange(len(free)) <= (rows[0] if trace.kind == "causal" else len(free))
+    bound = np.broadcast_to(free * reachable, (len(values), 1, len(free)))
+    return dependence_of(values, bound, rows, [-1])

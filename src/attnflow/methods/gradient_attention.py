@@ -16,12 +16,14 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
+    check_score,
     checked_start,
     required,
 )
+from attnflow.methods.factored import check_gradients, gradient_rows, mean_weights
 from attnflow.methods.sinks import find_sink
-from attnflow.trace import AttentionTrace
-from attnflow.trace.extras import GRADIENT_ATTENTION
+from attnflow.trace import AttentionTrace, FactoredTrace
+from attnflow.trace.extras import GRADIENT_ATTENTION, LOG_PROB, ScoreName
 
 __all__ = ["GradientAttention"]
 
@@ -41,6 +43,8 @@ class GradientAttention(Method):
     makes them shares.
 
     start_layer: the first layer that counts.
+    score: what gradients are taken of: the answer's "log-prob", or its "logit", the number before
+        the softmax.
     drop_sink: leave out the position on which the model parks attention it does not need, where
         one is found; what falls on it is counted in `elsewhere`. The provenance names it.
 
@@ -52,9 +56,11 @@ class GradientAttention(Method):
 
     name: ClassVar[str] = "gradient-attention"
     start_layer: int = 1
+    score: ScoreName = LOG_PROB
     drop_sink: bool = True
 
     def __post_init__(self) -> None:
+        check_score(self.score)
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
         if not isinstance(self.drop_sink, bool):
             raise MethodError(f"drop_sink is True or False; got {shorten(self.drop_sink)}.")
@@ -62,34 +68,50 @@ class GradientAttention(Method):
     @property
     def requires(self) -> Requirements:
         """The products of weights and gradients, which capture forms row by row."""
-        return Requirements(record=(GRADIENT_ATTENTION,))
+        return Requirements(record=(GRADIENT_ATTENTION,), score=self.score, needs_matrix=False)
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """The running sum over layers of what was recorded, rows of these targets."""
-        recorded = required(self, trace, GRADIENT_ATTENTION)
-        indices = [trace.layers.index(number) for number in selection.available]
         rows = list(selection.rows)
-        sums = np.cumsum(recorded[indices][:, rows], axis=0, dtype=np.float64)
+        sums = np.cumsum(self._contributions(trace, selection), axis=0, dtype=np.float64)
         values = sums[[level - 1 for level in selection.levels]]
-        sink = find_sink(trace.weights[:, :, rows].mean(axis=(0, 1))) if _has_sink(trace) else None
+        sink = find_sink(_mean_weights(trace, rows)) if _has_sink(trace) else None
         values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
         result = attribution_of(self, trace, values, selection, notes={"sink": sink})
         return replace(result, elsewhere=elsewhere) if sink is not None else result
+
+    def _contributions(self, trace: AttentionTrace, selection: Selection) -> Values:
+        """`(available layers, rows, n)`: as they were recorded, or formed from the factors."""
+        indices = [trace.layers.index(number) for number in selection.available]
+        if not isinstance(trace, FactoredTrace):
+            recorded = required(self, trace, GRADIENT_ATTENTION)
+            return recorded[indices][:, list(selection.rows)].astype(np.float64)
+        check_gradients(self, trace, GRADIENT_ATTENTION)
+        return np.stack([gradient_rows(trace, k, selection.rows, "mean") for k in indices])
 
     def without_sink(
         self, values: Values, elsewhere: Values, sink: int | None
     ) -> tuple[Values, Values]:
         """What falls on the sink goes elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
 
-        A sink among generated tokens is no column here and is elsewhere already.
+        A sink among generated tokens is no column here and is elsewhere already. The only source
+        there is stays, whatever it is.
         """
-        if not self.drop_sink or sink is None or not 0 <= sink < values.shape[-1]:
+        columns = values.shape[-1]
+        if not self.drop_sink or sink is None or not 0 <= sink < columns or columns == 1:
             return values, elsewhere
         rest = values.copy()
         rest[..., sink] = 0.0
         return rest, elsewhere + values[..., sink]
+
+
+def _mean_weights(trace: AttentionTrace, rows: list[int]) -> Values:
+    """`(rows, n)`: the mean weight over layers and heads."""
+    if isinstance(trace, FactoredTrace):
+        return mean_weights(trace, rows)
+    return trace.weights[:, :, rows].mean(axis=(0, 1))
 
 
 def _has_sink(trace: AttentionTrace) -> bool:

@@ -8,16 +8,13 @@ that mean something are those of the position the score was read from, and those
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import frexp, ldexp
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, spread
-from attnflow.errors import MethodError, shorten
 from attnflow.methods.base import (
     Compared,
     Execution,
@@ -25,12 +22,14 @@ from attnflow.methods.base import (
     Requirements,
     Selection,
     attribution_of,
+    check_score,
     checked_start,
-    required,
 )
+from attnflow.methods.capacities import CapacityKind, gradient_weighted
+from attnflow.methods.factored import check_gradients, gradient_steps, roll_out_factors
 from attnflow.methods.flow import Flow
-from attnflow.methods.mixing import Heads, Residual, checked_heads, mix_heads
-from attnflow.trace import AttentionTrace
+from attnflow.methods.mixing import Heads, Residual, checked_heads
+from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import GRADIENTS, LOG_PROB, ScoreName
 
 __all__ = ["GradientFlow", "GradientRollout"]
@@ -64,7 +63,7 @@ class GradientRollout(Method):
     score: ScoreName = LOG_PROB
 
     def __post_init__(self) -> None:
-        _check_score(self.score)
+        check_score(self.score)
         object.__setattr__(self, "heads", checked_heads(self.heads))
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
 
@@ -72,7 +71,11 @@ class GradientRollout(Method):
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """R after each of these layers, rows of these targets."""
-        weighted = _gradient_weighted(self, trace, self.heads)
+        if isinstance(trace, FactoredTrace):
+            check_gradients(self, trace, GRADIENTS)
+            rolled = roll_out_factors(trace, selection, gradient_steps(trace, self.heads))
+            return attribution_of(self, trace, rolled.values, selection, compared=rolled.compared)
+        weighted = gradient_weighted(self, trace, self.heads)
         relevance = np.eye(trace.length)
         rows, others = list(selection.rows), spread(trace.length)
         grown: dict[int, Matrix] = {}
@@ -91,21 +94,19 @@ class GradientRollout(Method):
     @property
     def requires(self) -> Requirements:
         """Gradients of the score; a gradient belongs to one head."""
-        return Requirements(heads=None, record=(GRADIENTS,), score=self.score)
+        return Requirements(heads=None, record=(GRADIENTS,), score=self.score, needs_matrix=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientFlow(Flow):
-    """Gradient-weighted flow: attention flow with Ā = mean of relu(A ⊙ ∇A) as capacities.
+    """The old name of `Flow(capacities="gradients", residual=None)`.
 
     The capacities are those of Azarkhalili & Libbrecht (2025), "Generalized Attention Flow"; the
     flow is, as in `Flow`, one maximum flow for each target and source. Rows do not sum to 1.
 
-    residual: share r of the skip connection in `(1 - r) Ā + r I`, or None for none. Ā is often far
-        below 1, so even a small share outweighs it; without one, a layer that the score hardly
-        depends on lets hardly anything through.
+    residual: share r of the skip connection in `(1 - r) Ā + r I`, or None for none. Without one, a
+        layer that the score hardly depends on lets hardly anything through.
     tolerance: how far apart the bounds of a value may be, as a share of the largest sum of a row.
-    score: what gradients are taken of: the answer's "log-prob", or its "logit".
 
     >>> from attnflow.testing import random_trace
     >>> GradientFlow()(random_trace(length=5, record=("gradients",)), targets=[0]).values.shape
@@ -113,60 +114,8 @@ class GradientFlow(Flow):
     """
 
     name: ClassVar[str] = "gradient-flow"
+    capacities: CapacityKind = "gradients"
     residual: Residual = None
-    score: ScoreName = LOG_PROB
-
-    def __post_init__(self, threads: int | None) -> None:
-        super().__post_init__(threads)
-        _check_score(self.score)
-
-    def mixed(self, trace: AttentionTrace) -> Matrix:
-        """Weights times gradients, what is negative dropped, heads mixed."""
-        return _gradient_weighted(self, trace, self.heads)
-
-    @property
-    def requires(self) -> Requirements:
-        """Gradients of the score; a gradient belongs to one head."""
-        return Requirements(heads=None, record=(GRADIENTS,), score=self.score)
-
-    def unit(self, capacities: Matrix) -> float:
-        """The power of two at or below the largest sum of a row.
-
-        Dividing every capacity by u divides every flow and every cut by u, so the largest flow and
-        the smallest cut too; the solver's bounds times u are bounds of the original. A power of
-        two makes both steps exact in floating point (short of underflow, some 300 digits down).
-        The solver takes any capacities; what the unit fixes is what its tolerance is a share of.
-        """
-        return ldexp(1.0, frexp(float(capacities.sum(axis=2).max()))[1] - 1)
-
-    def _held_by_source(
-        self,
-        capacities: Matrix,
-        levels: Sequence[int],
-        rows: Sequence[int],
-        columns: Sequence[int],
-    ) -> NDArray[np.bool_]:
-        """A flow may also fill its own target's row, and that does say something about it."""
-        received = capacities[0].sum(axis=0)[list(columns)]
-        passed_on = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
-        return np.asarray(received[None, None, :] <= passed_on[:, :, None])
-
-
-def _check_score(score: object) -> None:
-    if not isinstance(score, str) or score not in get_args(ScoreName):
-        allowed = ", ".join(map(repr, get_args(ScoreName)))
-        raise MethodError(f"score={shorten(score)} is none of {allowed}.")
-
-
-def _gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:
-    """`(layers, n, n)`: Ā of every layer."""
-    gradients = required(method, trace, GRADIENTS)
-    return np.stack(
-        [
-            mix_heads(np.maximum(weights * gradient, 0)[None], heads)[0]
-            for weights, gradient in zip(trace.weights, gradients, strict=True)
-        ]
-    )
 
 
 def _crossed(relevance: Matrix, weighted: Matrix, encoder: int) -> Matrix:

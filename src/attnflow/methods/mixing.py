@@ -19,7 +19,15 @@ from attnflow.errors import MethodError, did_you_mean, shorten, whole_number
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
-__all__ = ["ONE_STEP", "Heads", "Mixing", "Residual", "checked_heads", "mix_heads"]
+__all__ = [
+    "ONE_STEP",
+    "Heads",
+    "Mixing",
+    "Residual",
+    "checked_heads",
+    "mix_heads",
+    "without_columns",
+]
 
 Heads = str | int | tuple[float, ...]
 Residual = float | tuple[float, ...] | str | None
@@ -123,7 +131,7 @@ class Mixing:
         """Rows of one layer, which stand at these positions, after every step that follows."""
         if self.drop:
             columns = trace.tokens.occurrences_of(self.drop, required=True)
-            mixed = _without(mixed, columns, places)
+            mixed = without_columns(mixed, columns, places)
         if self.discard:
             mixed = _discard_weakest(mixed, self.discard)
         if self.receptive_field is not None:
@@ -145,7 +153,7 @@ class Mixing:
     ) -> NDArray[np.float64]:
         """`(rows, n)`: these rows of `mixed(trace)[index]`."""
         self._check_heads(trace)
-        rows = trace.weights[index : index + 1, :, _as_slice(places)]
+        rows = trace.weight_rows(index, _as_slice(places))[None]
         if trace.mixed_heads is None:
             return mix_heads(rows, self.heads)[0]
         return rows[0, 0].astype(np.float64)
@@ -216,7 +224,7 @@ def _discard_weakest(rows: NDArray[np.float64], share: float) -> NDArray[np.floa
     return _scaled_to(rest, rows.sum(axis=-1))
 
 
-def _without(
+def without_columns(
     rows: NDArray[np.float64], columns: Sequence[int], places: NDArray[np.intp]
 ) -> NDArray[np.float64]:
     """Nobody draws on these columns but their own rows; a row with nothing else keeps itself."""

@@ -37,6 +37,8 @@ class Rolled:
     def __init__(self, selection: Selection, rows: Sequence[int], products: Matrix) -> None:
         place = {row: k for k, row in enumerate(rows)}
         others = [row for row in spread(products.shape[-1]) if row in place]
+        if len(others) < len(spread(products.shape[-1])):  # many targets, held against themselves
+            others = [rows[k] for k in spread(len(rows))]
         self.values: Matrix = products[:, [place[row] for row in selection.rows]]
         self.compared = Compared(others, products[:, [place[row] for row in others]])
 

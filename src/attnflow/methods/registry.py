@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
-from attnflow.errors import MethodError, did_you_mean, shorten
+from attnflow.errors import MethodError, did_you_mean, optional_import, shorten
 from attnflow.methods.base import Method
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradient_attention import GradientAttention
@@ -20,13 +21,16 @@ from attnflow.methods.measured import (
     ValueZeroingRollout,
 )
 from attnflow.methods.rollout import Raw, Rollout
+from attnflow.methods.shapley_flow import ShapleyFlow
 
 __all__ = [
+    "MEASURED_METHODS",
     "METHODS",
     "MethodRegistry",
     "OptionHelp",
     "describe_options",
     "make_method",
+    "measured_method",
     "method_from_dict",
     "parse_method",
     "parse_value",
@@ -91,10 +95,37 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 METHODS = MethodRegistry(
     (
-        *(Raw, Rollout, Flow, GradientAttention, GradientRollout, GradientFlow),
+        *(Raw, Rollout, Flow, ShapleyFlow, GradientAttention, GradientRollout, GradientFlow),
         *(MeasuredResidualRollout, NormRollout, Alti, ValueZeroingRollout),
     )
 )
+
+
+MEASURED_METHODS: Mapping[str, str] = {
+    "leave-one-out": "attnflow.evaluation.ablation:LeaveOneOut",
+    "ablation-regression": "attnflow.evaluation.ablation:AblationRegression",
+    "visibility": "attnflow.evaluation.ablation:Visibility",
+    "careful": "attnflow.evaluation.ablation:Careful",
+}
+"""Methods that run the model again, by name; they are imported when one is asked for."""
+
+
+def measured_method(name: str, options: Mapping[str, Any] | None = None) -> Any:
+    """A method that is called on a model instead of a trace, by name with options.
+
+    >>> measured_method("careful:steps=8").steps
+    8
+    """
+    name, in_name = parse_method(name)
+    if name not in MEASURED_METHODS:
+        raise MethodError(
+            f"Unknown method {shorten(name)}.{did_you_mean(name, MEASURED_METHODS)} Those that run "
+            f"the model again are {', '.join(MEASURED_METHODS)}."
+        )
+    module, kind = MEASURED_METHODS[name].split(":")
+    optional_import("torch", extra="models", purpose=f"The method {name!r}")
+    method = getattr(importlib.import_module(module), kind)
+    return _with_options(method, name, {**in_name, **_checked_options(options)})
 
 
 def make_method(name: str | Method, options: Mapping[str, Any] | None = None) -> Method:
@@ -120,15 +151,18 @@ def make_method(name: str | Method, options: Mapping[str, Any] | None = None) ->
             f"Unknown method {shorten(name)}.{did_you_mean(name, METHODS)} "
             f"The methods are {', '.join(METHODS)}."
         )
-    kind = METHODS[name]
+    return _with_options(METHODS[name], name, all_options)
+
+
+def _with_options(kind: Any, name: str, options: Mapping[str, Any]) -> Any:
     allowed = [f.name for f in fields(kind)]
-    for option in all_options:
+    for option in options:
         if option not in allowed:
             raise MethodError(
                 f"{name!r} has no option {shorten(option)}.{did_you_mean(option, allowed)} "
                 f"Its options are {', '.join(allowed) or 'none'}."
             )
-    return kind(**all_options)
+    return kind(**options)
 
 
 def _checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -198,7 +232,9 @@ def method_from_dict(record: Mapping[str, Any]) -> Method:
         for key, value in record["options"].items()
         if (record["name"], key) not in {("flow", "threads"), ("gradient-flow", "threads")}
     }
-    return make_method(str(record["name"]), options)
+    name = str(record["name"])
+    make = measured_method if name in MEASURED_METHODS else make_method
+    return make(name, options)
 
 
 class OptionHelp(NamedTuple):

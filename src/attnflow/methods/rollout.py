@@ -20,9 +20,10 @@ from attnflow.methods.base import (
     attribution_of,
     checked_start,
 )
+from attnflow.methods.factored import roll_out_factors, steps_of
 from attnflow.methods.mixing import Mixing, Residual
 from attnflow.methods.products import RowsOf, roll_out
-from attnflow.trace import AttentionTrace
+from attnflow.trace import AttentionTrace, FactoredTrace
 
 __all__ = ["UNIFORM_BASELINE", "Raw", "Rollout", "uniform_rollout"]
 
@@ -40,6 +41,11 @@ class Raw(MixingMethod):
 
     name: ClassVar[str] = "raw"
     residual: Residual = None
+
+    @property
+    def requires(self) -> Requirements:
+        """Rows are read one by one."""
+        return Requirements(heads=self.heads, needs_matrix=False)
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
@@ -91,8 +97,13 @@ class Rollout(MixingMethod):
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
         """The rollout of these layers, rows of these targets."""
-        tops = None if self.top_head is None else _rows_of(self._with_top_head(), trace)
-        rolled = roll_out(trace, _rows_of(self, trace), selection, tops)
+        top = None if self.top_head is None else self._with_top_head()
+        if isinstance(trace, FactoredTrace):
+            tops = None if top is None else steps_of(top, trace)
+            rolled = roll_out_factors(trace, selection, steps_of(self, trace), tops)
+        else:
+            rows_of_top = None if top is None else _rows_of(top, trace)
+            rolled = roll_out(trace, _rows_of(self, trace), selection, rows_of_top)
         values, (others, comparison) = rolled.values, rolled.compared
         if self.receptive_field == UNIFORM_BASELINE:
             values = values / self._uniform(trace, selection, selection.rows)
@@ -117,7 +128,7 @@ class Rollout(MixingMethod):
     @property
     def requires(self) -> Requirements:
         """Single-head rollout takes one head beside the mixture, so all are kept."""
-        return Requirements(heads=self.heads if self.top_head is None else None)
+        return Requirements(heads=self.heads if self.top_head is None else None, needs_matrix=False)
 
     def _with_top_head(self) -> Mixing:
         if self.top_head is None:

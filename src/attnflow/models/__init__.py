@@ -1,1 +1,7 @@
 """Models that ship with the package."""
+
+from __future__ import annotations
+
+from attnflow._lazy import submodules
+
+__getattr__ = submodules(__name__, ("agreement", "smollm2", "verb_number"))

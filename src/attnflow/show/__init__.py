@@ -1,1 +1,7 @@
 """A result for people: terminal, static HTML, figures, the viewer and its page."""
+
+from __future__ import annotations
+
+from attnflow._lazy import submodules
+
+__getattr__ = submodules(__name__, ("page", "plots", "view"))

@@ -23,8 +23,8 @@ VIEWER_FOLDER = Path(__file__).parent / "viewer"
 
 # In the order they need each other.
 SCRIPTS = (
-    *("elements.js", "document.js", "lines.js", "text.js", "map.js", "strongest.js"),
-    *("cut.js", "graph.js", "picture.js", "controls.js", "viewer.js"),
+    *("elements.js", "document.js", "words.js", "lines.js", "text.js", "answer.js", "map.js"),
+    *("ranking.js", "heads.js", "cut.js", "graph.js", "picture.js", "controls.js", "viewer.js"),
 )
 STYLES = ("viewer.css",)
 _OWN_DATA = "open.js"  # only in a page that carries its data
@@ -76,6 +76,9 @@ def embedded_json(document: Mapping[str, Any]) -> str:
 class InteractiveView:
     """A page for a notebook: displayed as the viewer in a frame of its own, with the static form
     below it for places that strip scripts.
+
+    >>> InteractiveView("<p>the viewer</p>", static="<p>a table</p>")._repr_html_()[:30]
+    '<iframe sandbox="allow-scripts'
     """
 
     html: str

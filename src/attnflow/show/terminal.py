@@ -20,11 +20,12 @@ from rich.text import Text
 
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
 from attnflow.graph import Cut
+from attnflow.show.numbers import short_number
 from attnflow.show.static_html import shade
-from attnflow.tokens import readable
 from attnflow.tokens.common_words import common_tokens
 
 __all__ = [
+    "MOST_LAYERS",
     "completion_table",
     "contributions",
     "cut_table",
@@ -34,15 +35,21 @@ __all__ = [
     "strongest_sources",
 ]
 
+MOST_LAYERS = 12
+"""How many layers a table shows when nobody asked for more."""
 _TOKEN_WIDTH = 16
 _CELL = 4  # " .37", " 1.0"
 _GAP = 2
 
 
 def layers_table(
-    results: Sequence[Attribution], *, names: Sequence[str], console: Console
+    results: Sequence[Attribution],
+    *,
+    names: Sequence[str],
+    console: Console,
+    most: int | None = None,
 ) -> RenderableType:
-    """The sources of one target at every layer, one block for each result.
+    """The sources of one target at every layer, or at `most` of them, a block for each result.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
@@ -55,9 +62,10 @@ def layers_table(
       key   .75
     <BLANKLINE>
     """
-    tokens = [_fit(token) for token in results[0].sources.text]
+    tokens = [_fit(token) for token in results[0].sources.names]
     label = max(len("layer"), *map(cell_len, tokens))
-    layers = _thinned(results[0].layers, (console.width - label) // _CELL)
+    room = (console.width - label) // _CELL
+    layers = _thinned(results[0].layers, room if most is None else min(room, most))
     block = _CELL * len(layers)
     per_line = max(1, (console.width - label) // (block + _GAP))
     groups = [range(k, min(k + per_line, len(results))) for k in range(0, len(results), per_line)]
@@ -88,7 +96,7 @@ def _blocks(
         text.append("\n" + _to_the_right(token, label))
         for grid in grids:
             text.append(" " * _GAP)
-            strongest = float(grid.max()) or 1.0
+            strongest = _strongest(grid)
             for value in grid[index].tolist():
                 text.append(_digits(value).rjust(_CELL), style=_style(value / strongest))
     text.append("\n")
@@ -96,7 +104,7 @@ def _blocks(
 
 
 def shaded_text(result: Attribution, *, console: Console) -> Text | None:
-    """The text, each token shaded by what the one target draws on it at the highest layer.
+    """The text, each token shaded by what the targets together draw on it at the top.
 
     None where there would be nothing to see: without colour, or where the sources are patches.
 
@@ -108,8 +116,8 @@ def shaded_text(result: Attribution, *, console: Console) -> Text | None:
     """
     if console.no_color or console.color_system is None or result.sources.grid is not None:
         return None
-    values = result.values[-1, 0]
-    strongest = float(values.max()) or 1.0
+    values = result.layer(-1).values[0].sum(axis=0)
+    strongest = _strongest(values)
     text = Text()
     for surface, value in zip(result.sources.surfaces(), values.tolist(), strict=True):
         body = surface.lstrip()
@@ -126,8 +134,9 @@ def contributions(result: Attribution, *, k: int = 5) -> Text:
     >>> print(contributions(Rollout()(trace, targets=["key"])))
     most at layer 1: key 0.750, the 0.250
     """
-    parts = [f"{readable(c.token)} {c.value:.3f}" for c in result.top(k)]
-    return Text(f"most at layer {result.layers[-1]}: " + ", ".join(parts))
+    names = dict(zip(result.sources.positions, result.sources.text, strict=True))
+    parts = [f"{names[c.position]} {c.value:.3f}" for c in result.top(k)]
+    return Text(f"most at layer {max(result.layers)}: " + ", ".join(parts))
 
 
 def completion_table(
@@ -154,12 +163,12 @@ def completion_table(
     label = max(9, *map(cell_len, names))
     text = Text("generated".rjust(label) + "  ", style="bold")
     text.append(_drawn_heading(result), style="bold")
-    strongest = float(result.values.max()) or 1.0
+    strongest = _strongest(result.values)
     for index, token in enumerate(names):
         text.append("\n" + _to_the_right(token, label), style="bold")
         room = console.width - label
         for place, value in _ranked(result, index, k, words, hide):
-            piece = f"{_fit(result.sources.text[place])} {_signed(value)}"
+            piece = f"{_fit(result.sources.text[place])} {short_number(value, 3)}"
             if cell_len(piece) + 2 > room:
                 break
             room -= cell_len(piece) + 2
@@ -169,8 +178,8 @@ def completion_table(
     text.append("\n")
     if result.elsewhere is not None and len(result.targets) > 1:
         least, most = float(result.elsewhere.min()), float(result.elsewhere.max())
-        rest = "outside these spans" if "spans" in result.title else "on generated tokens"
-        text.append(f"{rest}: {_signed(least)} to {_signed(most)}\n", style="dim")
+        rest = "outside these spans" if "spans(" in result.recipe else "on generated tokens"
+        text.append(f"{rest}: {short_number(least, 3)} to {short_number(most, 3)}\n", style="dim")
     return text
 
 
@@ -227,10 +236,6 @@ def _ranked(
     return [(place, float(values[place])) for place in order[:k].tolist()]
 
 
-def _signed(value: float) -> str:
-    return f"{value:.3f}".replace("0.", ".", 1)
-
-
 def saturation_warning(result: Attribution) -> str:
     """What to say when most of a row is saturated at its highest layer; empty otherwise.
 
@@ -242,15 +247,17 @@ def saturation_warning(result: Attribution) -> str:
     if result.saturated is None:
         return ""
     shares = result.saturated[:, 0, :].mean(axis=1)
-    if shares[-1] <= 0.5:
+    highest = max(result.layers)
+    share = float(shares[result.layers.index(highest)])
+    if share <= 0.5:
         return ""
     message = (
-        f"At layer {result.layers[-1]}, {shares[-1]:.0%} of these flows are saturated: they equal "
+        f"At layer {highest}, {share:.0%} of these flows are saturated: they equal "
         "min(1, all that the source passes on) whatever the target, and say nothing about it."
     )
     clear = [number for number, share in zip(result.layers, shares, strict=True) if share <= 0.1]
     if clear:
-        message += f" Up to layer {clear[-1]} at most 10% are."
+        message += f" Up to layer {max(clear)} at most 10% are."
     return (
         f"{message} Read a lower layer, or let `attnflow evaluate` say which method to trust for "
         "this model."
@@ -305,10 +312,18 @@ def _to_the_right(token: str, width: int) -> str:
 
 
 def _digits(value: float) -> str:
-    rounded = f"{value:.2f}".replace("-0.00", "0.00")
-    if rounded.startswith(("0", "-0")):
-        return rounded.replace("0.", ".", 1)
-    return f"{value:.1f}"
+    """As many digits as leave a cell the space before it: " .37", " 1.0", "  12", " 1e4"."""
+    size = abs(value)
+    if size < 0.995:
+        return short_number(value, 2).replace("-.00", ".00")
+    if size < 9.95:
+        return f"{value:.1f}"
+    return f"{value:.0f}" if size < 999.5 else f"{value:.0e}".replace("e+0", "e")
+
+
+def _strongest(values: NDArray[np.float64]) -> float:
+    """What is shaded darkest; 1 where nothing is above zero, so that nothing is shaded."""
+    return float(values.max(initial=0.0)) or 1.0
 
 
 def _style(share: float) -> Style:

@@ -5,8 +5,18 @@
                 are indices into the axes of the values, or null,
      "targets", "sources": {"texts", "positions"},
      "start":   the index of the target to open with,
+     "answer":  {"kind": "completion", "statements": [[target, ...], ...]} or
+                {"kind": "prediction"} or null; statements are the sentences of a completion,
+     "passages": the parts of the prompt: {"name", "kind", "columns": [first, end],
+                "sentences": [[first, end], ...]}, in sources,
+     "heads":   {"layers", "heads", "length", "weights"} or null: every head's weights, a byte each,
      "results": [{"name", "title", "layers", "values", "saturated", "elsewhere", "gap",
-                 "remarks"}, ...]; remarks are sentences a reader should know of,
+                 "remarks", "unit", "caveats", "recipe", "method", "confirmation"}, ...]; remarks
+                 are sentences a reader should know of, caveats those to read first;
+                 confirmation is what the answer loses without its strongest sources, or null:
+                 {"sources", "indices", "targets", "log_prob", "log_prob_without",
+                 "probability", "probability_without", "share", "by", "sentence"}, where indices
+                 are those of each source's tokens on the axis of sources,
      "graph":   {"layers", "length", "unit", "capacities"} or null,
      "image":   {"picture", "rows", "columns", "prefix", "height", "width"} or null}
 
@@ -26,13 +36,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.passages import DOCUMENTS, passages_of
 from attnflow.errors import FileError, InputError
 from attnflow.graph import LayeredGraph
 from attnflow.show.png import picture_address
-from attnflow.tokens import Tokens, is_special
+from attnflow.show.sentences import caveats, unit_of
+from attnflow.tokens import Grid, Tokens, is_special
 from attnflow.tokens.common_words import common_tokens
+from attnflow.tokens.units import split_units
+from attnflow.trace import AttentionTrace, Prediction
 
-__all__ = ["FORMAT", "VERSION", "View", "unpack_values", "view"]
+__all__ = ["FORMAT", "VERSION", "View", "results_of", "unpack_values", "view"]
 
 FORMAT, VERSION = "attnflow-view", 1
 View = dict[str, Any]
@@ -43,6 +57,8 @@ _STRONGEST = 64  # of a larger one, the strongest sources of each target
 _GRAPH_EDGES = 60_000  # what can be drawn, and cut in a reader's browser without a pause
 _STEPS = 32_767  # of a signed 16-bit number
 _UNSIGNED = 65_535
+_HEAD_WEIGHTS = 600_000  # bytes of all heads together, up to which they are shown
+_LONGEST_DIVIDED = 20_000  # tokens of a prompt that is divided into passages
 
 
 def view(
@@ -51,11 +67,13 @@ def view(
     title: str | None = None,
     graph: LayeredGraph | None = None,
     image: Any = None,
+    trace: AttentionTrace | None = None,
 ) -> View:
     """The document of one result, or of several about the same targets and sources.
 
     graph: the flow network, to be drawn and cut; left out where it is too large to look at.
     image: the pixels (height, width, 3) behind results over patches.
+    trace: what the results were made of; its heads are shown where they are not too many.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
@@ -76,6 +94,9 @@ def view(
         "targets": _axis(first.targets),
         "sources": _axis(first.sources),
         "start": _start(first),
+        "answer": _answer(first),
+        "passages": _passages(first),
+        "heads": _heads(trace),
         "results": [_result(result) for result in attributions],
         "graph": _graph(graph, first),
         "image": _image(first, image),
@@ -98,6 +119,43 @@ def unpack_values(document: Mapping[str, Any], index: int = 0) -> NDArray[np.flo
     shape = len(document["targets"]["texts"]), len(document["sources"]["texts"])
     layers = document["results"][index]["values"]
     return np.stack([_unpack_layer(layer, shape) for layer in layers])
+
+
+def results_of(document: Mapping[str, Any]) -> list[Attribution]:
+    """The results that a view document shows, to four digits of each row's strongest value.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> [result.method for result in results_of(view(Rollout(residual=0.4)(trace)))][0].residual
+    0.4
+    """
+    from attnflow.methods import method_from_dict
+
+    image = document.get("image")
+    grid = None if image is None else Grid(**{k: v for k, v in image.items() if k != "picture"})
+    axes = {
+        name: Tokens(tuple(document[name]["texts"]), tuple(document[name]["positions"]))
+        for name in ("targets", "sources")
+    }
+    sources = Tokens(axes["sources"].texts, axes["sources"].positions, None, grid)
+    prediction = document.get("prediction")
+    marks = [[p["name"], *p["columns"]] for p in document.get("passages", ())]
+    provenance = {"model": document.get("model"), "view": document.get("title")}
+    answer = document.get("answer") or {}
+    if answer.get("kind") == "completion":
+        provenance["completion"] = "".join(axes["targets"].surfaces())
+    return [
+        Attribution(
+            values=unpack_values(document, index),
+            layers=tuple(record["layers"]),
+            targets=axes["targets"],
+            sources=sources,
+            method=method_from_dict(record["method"]),
+            prediction=None if prediction is None else Prediction.from_dict(prediction),
+            provenance={**provenance, **({DOCUMENTS: marks} if marks else {})},
+        )
+        for index, record in enumerate(document["results"])
+    ]
 
 
 def _check(results: Sequence[Attribution]) -> None:
@@ -144,6 +202,45 @@ def _start(result: Attribution) -> int:
     if prediction is None or prediction.position not in result.targets.positions:
         return 0
     return result.targets.positions.index(prediction.position)
+
+
+def _answer(result: Attribution) -> dict[str, Any] | None:
+    """What the reader asks about: a completion, by its sentences, or a prediction."""
+    if "completion" in result.provenance:
+        statements = split_units(list(result.targets), "sentence")
+        return {"kind": "completion", "statements": [list(unit.tokens) for unit in statements]}
+    return None if result.prediction is None else {"kind": "prediction"}
+
+
+def _passages(result: Attribution) -> list[dict[str, Any]]:
+    if len(result.sources) > _LONGEST_DIVIDED:
+        return []
+    return [
+        {
+            "name": passage.name,
+            "kind": passage.kind,
+            "columns": [passage.columns[0], passage.columns[-1] + 1],
+            "sentences": [[s.tokens[0], s.tokens[-1] + 1] for s in passage.sentences],
+        }
+        for passage in passages_of(result)
+    ]
+
+
+def _heads(trace: AttentionTrace | None) -> dict[str, Any] | None:
+    """The weights of every head, for a look at who looks where."""
+    if trace is None or trace.weights.ndim != 4 or trace.weights.shape[1] < 2:
+        return None
+    if trace.weights.size > _HEAD_WEIGHTS or trace.weights.shape[2] != trace.weights.shape[3]:
+        return None
+    _, heads, length, _ = trace.weights.shape
+    return {
+        "layers": list(trace.layers),
+        "heads": heads,
+        "length": length,
+        "weights": [
+            _text(np.rint(255 * np.clip(layer, 0, 1)), np.uint8) for layer in trace.weights
+        ],
+    }
 
 
 # -- what is read ---------------------------------------------------------------------------------
@@ -212,13 +309,40 @@ def _result(result: Attribution) -> dict[str, Any]:
         "elsewhere": None if result.elsewhere is None else _text(result.elsewhere, np.float32),
         "gap": gap,
         "remarks": _remarks(result),
+        "unit": unit_of(result),
+        "caveats": caveats(result),
+        "recipe": result.recipe,
+        "method": result.method.to_dict(),
+        "confirmation": _confirmation(result),
     }
 
 
 def _remarks(result: Attribution) -> list[str]:
-    """What a reader should know beside the numbers; the prediction stands in the heading."""
-    prediction = f"the model says {result.prediction}"
-    return [remark for remark in result._remarks() if remark != prediction]
+    """What a reader should know beside the numbers; prediction and confirmation stand apart."""
+    apart = (f"the model says {result.prediction}", str(result.confirmation))
+    return [remark for remark in result._remarks() if remark not in apart]
+
+
+def _confirmation(result: Attribution) -> dict[str, Any] | None:
+    confirmation = result.confirmation
+    if confirmation is None:
+        return None
+    columns = {position: k for k, position in enumerate(result.sources.positions)}
+    return {
+        "sources": list(confirmation.sources),
+        "indices": [
+            [columns[place] for place in places if place in columns]
+            for places in confirmation.positions
+        ],
+        "targets": list(confirmation.targets),
+        "log_prob": confirmation.log_prob,
+        "log_prob_without": confirmation.log_prob_without,
+        "probability": confirmation.probability,
+        "probability_without": confirmation.probability_without,
+        "share": confirmation.share,
+        "by": confirmation.by,
+        "sentence": str(confirmation),
+    }
 
 
 def _dense_layer(values: Numbers) -> dict[str, Any]:

@@ -6,6 +6,7 @@ when a result is cut down to some targets, so `row(5)` means the same before and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ __all__ = ["TokenRef", "Tokens"]
 TokenRef = int | str
 """How a user names a position: by number (negative: from the end) or by the token itself."""
 
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LONGEST_LIST = 60  # error messages list this many tokens before they cut the list short
 
 
@@ -97,6 +99,19 @@ class Tokens(Sequence[str]):
     def text(self) -> tuple[str, ...]:
         """The tokens as people read them, without spaces around them, line ends visible."""
         return tuple(labels(self.texts))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The same, and where a word occurs twice with its position as a superscript.
+
+        >>> Tokens(("the", "key", "to", "the", "cabinets")).names
+        ('the⁰', 'key', 'to', 'the³', 'cabinets')
+        """
+        count = Counter(self.text)
+        return tuple(
+            text if count[text] == 1 else f"{text}{str(position).translate(_SUPERSCRIPTS)}"
+            for text, position in zip(self.text, self.positions, strict=True)
+        )
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -321,6 +336,9 @@ def _listed(name: str, values: object) -> tuple[Any, ...]:
 
 def _numbers(name: str, entries: Iterable[Any], *, or_none: bool = False) -> tuple[Any, ...]:
     """Whole numbers of at least 0, or None where allowed."""
+    entries = tuple(entries)
+    if set(map(type, entries)) <= {int} and min(entries, default=0) >= 0:
+        return entries  # a long text has many of them
     numbers = []
     for entry in entries:
         number = whole_number(entry)

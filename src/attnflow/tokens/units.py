@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
-from attnflow.errors import InputError, did_you_mean
+from attnflow.errors import InputError, did_you_mean, shorten
 from attnflow.tokens.text import surfaces as pieces
 
 __all__ = [
@@ -155,9 +155,11 @@ def text_spans(text: str, level: Level) -> list[CharSpan]:
 
 def check_level(level: str) -> None:
     """An error that names the levels, for one that does not exist."""
-    if level not in LEVELS:
-        hint = did_you_mean(str(level), LEVELS)
-        raise InputError(f"Unknown level {level!r}.{hint} The levels are {', '.join(LEVELS)}.")
+    if not isinstance(level, str) or level not in LEVELS:
+        hint = did_you_mean(level, LEVELS) if isinstance(level, str) else ""
+        raise InputError(
+            f"Unknown level {shorten(level)}.{hint} The levels are {', '.join(LEVELS)}."
+        )
 
 
 def _words(text: str) -> list[CharSpan]:

@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from attnflow.trace.attention_trace import AttentionTrace
 from attnflow.trace.checks import ROW_TOLERANCE, Kind
+from attnflow.trace.factored_trace import FactoredTrace
+from attnflow.trace.factors import LayerFactors, LayerMix
 from attnflow.trace.prediction import Prediction
 
-__all__ = ["ROW_TOLERANCE", "AttentionTrace", "Kind", "Prediction"]
+__all__ = [
+    "ROW_TOLERANCE",
+    "AttentionTrace",
+    "FactoredTrace",
+    "Kind",
+    "LayerFactors",
+    "LayerMix",
+    "Prediction",
+]

@@ -147,6 +147,10 @@ class AttentionTrace:
         """How many heads are kept apart (1 when they were mixed at capture)."""
         return int(self.weights.shape[1])
 
+    def weight_rows(self, index: int, rows: NDArray[np.intp] | slice) -> NDArray[np.floating[Any]]:
+        """`(heads, rows, n)`: the weights of these rows of the layer at this index."""
+        return self.weights[index][:, rows]
+
     def stage(self, name: str) -> AttentionTrace:
         """One attention of an encoder–decoder: "encoder" and "decoder" over their own tokens,
         "cross" over both, decoder positions attending to the encoder's.

@@ -18,6 +18,7 @@ class Prediction:
     """What the model said in this forward pass, and the position it was read from.
 
     probability: from 0 to 1. alternatives: pairs of a label and its probability, likeliest first.
+    pooled: it was read from the mean of all positions; then `position` is only the first of them.
 
     >>> print(Prediction("plural", 0.9, position=0))
     plural (90.0%)
@@ -27,6 +28,7 @@ class Prediction:
     probability: float
     position: int
     alternatives: tuple[tuple[str, float], ...] = ()
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.label, str):
@@ -53,10 +55,12 @@ class Prediction:
             "probability": self.probability,
             "position": self.position,
             "alternatives": [list(pair) for pair in self.alternatives],
+            "pooled": self.pooled,
         }
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Prediction:
         """The inverse of `to_dict`."""
         alternatives = tuple((str(name), float(p)) for name, p in record["alternatives"])
-        return cls(record["label"], record["probability"], record["position"], alternatives)
+        pooled = bool(record.get("pooled", False))  # files of 0.1.0 do not say
+        return cls(record["label"], record["probability"], record["position"], alternatives, pooled)

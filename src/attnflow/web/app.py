@@ -3,7 +3,7 @@
 GET    /                          the page
 GET    /assets/{name}             its scripts and styles
 GET    /api/models                what is offered, and the limits
-POST   /api/explain, /api/generate    a job: {"id", "state", ...}, or {"error": sentence}
+POST   /api/explain, /api/generate, /api/ask    a job: {"id", "state", ...}, or {"error": sentence}
 GET    /api/jobs/{id}             how far it is, what was written so far, the id of the result
 DELETE /api/jobs/{id}             stop it
 GET    /api/results/{id}.json, .html, .png
@@ -21,16 +21,21 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from attnflow.api.comparison import compare, continued
+from attnflow.api import ask
+from attnflow.api.comparison import Comparison, compare, continued
+from attnflow.attribution.words import method_in_words
 from attnflow.errors import AttnflowError, InputError, TokensError
-from attnflow.methods import METHODS, Flow, Method
+from attnflow.methods import METHODS, Flow, Method, make_method
 from attnflow.progress import Progress
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
+from attnflow.show.view import View
 from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError
 from attnflow.web.models import OfferedModel
 from attnflow.web.requests import (
     GENERATION_METHODS,
+    AskRequest,
+    BaseRequest,
     ExplainRequest,
     GenerateRequest,
     Limits,
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["Guard", "Server", "create_app", "guarded_app"]
 
 _FOLDER = Path(__file__).parent
-_PAGE_SCRIPTS, _PAGE_STYLES = ("page.js",), ("page.css",)
+_PAGE_SCRIPTS, _PAGE_STYLES = ("form.js", "page.js"), ("page.css",)
 _KINDS = {".js": "text/javascript", ".css": "text/css"}
 _FORMS = {"json": "application/json", "html": "text/html; charset=utf-8", "png": "image/png"}
 
@@ -68,11 +73,23 @@ class Server:
         request = read_request(body, GenerateRequest, self.models, self.limits)
         return self.jobs.submit(lambda job: self._generate(request, job))
 
+    def ask(self, body: bytes) -> Job:
+        """Check a question over documents and put it into the queue."""
+        request = read_request(body, AskRequest, self.models, self.limits)
+        return self.jobs.submit(lambda job: self._ask(request, job))
+
     def _explain(self, request: ExplainRequest, job: Job) -> str:
         methods = request.make_methods()
         loaded = self._load(request.model, request.text, methods, job)
-        comparison = compare(loaded, request.text, methods or None, progress=job.tell)
-        return self.results.add(StoredResult(comparison, comparison.view(), generated=False))
+        comparison = compare(
+            loaded,
+            request.text,
+            methods or None,
+            careful=request.careful,
+            confirm=request.confirm,
+            progress=job.tell,
+        )
+        return self._store(comparison, comparison.view(), request, generated=False)
 
     def _generate(self, request: GenerateRequest, job: Job) -> str:
         methods = request.make_methods()
@@ -83,29 +100,64 @@ class Server:
             methods,
             max_new_tokens=request.tokens,
             chat=request.chat,
+            careful=request.careful,
+            confirm=request.confirm,
             stream=job.write,
             progress=job.tell,
         )
         title = f"{request.prompt.strip()} …"
         title = title if len(title) <= 90 else f"{title[:88]}…"
-        document = comparison.view(title=title)
-        return self.results.add(StoredResult(comparison, document, generated=True))
+        return self._store(comparison, comparison.view(title=title), request, generated=True)
 
-    def _load(self, name: str, text: str, methods: Sequence[Method | None], job: Job) -> Loaded:
+    def _ask(self, request: AskRequest, job: Job) -> str:
+        texts = "\n\n".join(text for _, text in request.named())
+        prompt = f"{texts}\n\n{request.question}"
+        loaded = self._load(request.model, prompt, (), job, most=self.limits.ask_tokens)
+        job.tell(Progress("reading and answering", 0, 0))
+        answer = ask(
+            loaded.model,
+            request.question,
+            request.named(),
+            tokenizer=loaded.tokenizer,
+            max_new_tokens=request.tokens,
+            confirm=request.confirm,
+            stream=job.write,
+        )
+        comparison = Comparison((answer.result,))
+        document = comparison.view(title=request.question)
+        document["lines"] = answer.lines
+        return self._store(comparison, document, request, generated=True)
+
+    def _store(
+        self, comparison: Comparison, document: View, request: BaseRequest, *, generated: bool
+    ) -> str:
+        """Keep a result with what was asked, so that its link fills the form again."""
+        document["request"] = {"task": request.task, **request.model_dump()}
+        light = Comparison(comparison.results, comparison.graph)  # not the weights of every head
+        return self.results.add(StoredResult(light, document, generated=generated))
+
+    def _load(
+        self,
+        name: str,
+        text: str,
+        methods: Sequence[Method | None],
+        job: Job,
+        most: int | None = None,
+    ) -> Loaded:
         job.tell(Progress("loading the model", 0, 0))
         loaded = self.models[name].loaded
-        self._check_length(loaded, text, any(isinstance(method, Flow) for method in methods))
+        flows = any(isinstance(method, Flow) for method in methods)
+        self._check_length(loaded, text, flows, most or self.limits.tokens)
         return loaded
 
-    def _check_length(self, loaded: Loaded, text: str, flows: bool) -> None:
+    def _check_length(self, loaded: Loaded, text: str, flows: bool, limit: int) -> None:
         """In tokens, where the tokenizer can be asked; the embedded model checks for itself."""
         if not callable(loaded.tokenizer):
             return
         count = len(loaded.tokenizer(text)["input_ids"])
-        limits = self.limits
-        most = min(limits.tokens, limits.flow_tokens) if flows else limits.tokens
+        most = min(limit, self.limits.flow_tokens) if flows else limit
         if count > most:
-            for_flow = " for flow" if most < limits.tokens else ""
+            for_flow = " for flow" if most < limit else ""
             raise TokensError(
                 f"The text has {count} tokens; this server takes up to {most}{for_flow}. Shorten "
                 "it, or use attnflow in Python or on the command line, which have no such limit."
@@ -165,7 +217,8 @@ def _add_jobs(app: FastAPI, server: Server) -> None:
         models = [model.to_dict() for model in server.models.values()]
         methods = {"explain": list(METHODS), "generate": list(GENERATION_METHODS)}
         limits = {"tokens": server.limits.tokens, "new_tokens": server.limits.new_tokens}
-        return {"models": models, "methods": methods, "limits": limits}
+        titles = {name: method_in_words(make_method(name)) for name in METHODS}
+        return {"models": models, "methods": methods, "titles": titles, "limits": limits}
 
     @app.post("/api/explain")
     async def explain(request: Request) -> Response:
@@ -174,6 +227,10 @@ def _add_jobs(app: FastAPI, server: Server) -> None:
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:
         return _job_answer(server, server.generate(await request.body()), 202)
+
+    @app.post("/api/ask")
+    async def ask_documents(request: Request) -> Response:
+        return _job_answer(server, server.ask(await request.body()), 202)
 
     @app.get("/api/jobs/{name}")
     async def job_by_name(name: str) -> Response:

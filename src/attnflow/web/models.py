@@ -29,6 +29,7 @@ class OfferedModel:
     explains: bool
     generates: bool
     load: Callable[[], Loaded] = field(repr=False)
+    chats: bool = False
     examples: tuple[str, ...] = ()
 
     @cached_property
@@ -43,6 +44,7 @@ class OfferedModel:
             "about": self.about,
             "explains": self.explains,
             "generates": self.generates,
+            "chats": self.chats,
             "examples": list(self.examples),
         }
 
@@ -74,6 +76,7 @@ def embedded_models() -> list[OfferedModel]:
                 about="A small language model that continues a prompt.",
                 explains=True,
                 generates=True,
+                chats=True,
                 load=lambda: load_language_model(None),
                 examples=(
                     "My name is Putin, I am from",
@@ -88,21 +91,24 @@ def named_models(names: Sequence[str]) -> list[OfferedModel]:
     """Hugging Face names or folders; loaded now: a mistake is told before the first visit."""
     from attnflow.hosts.load import load_model
 
-    return [_named(name, load_model(name)) for name in names]
+    return [_offered(name, load_model(name)) for name in names]
 
 
-def _named(name: str, loaded: Loaded) -> OfferedModel:
+def _offered(name: str, loaded: Loaded) -> OfferedModel:
+    from attnflow.hosts.registry import adapter_for
+
     if loaded.tokenizer is None:
         raise InputError(
             f"--model {name!r} reads no text (it has no tokenizer), and the page takes text. "
             "For images use attnflow.explain(...).to_html()."
         )
-    model: Any = loaded.model
+    model = loaded.model
     generates = bool(getattr(model, "can_generate", lambda: False)())
     return OfferedModel(
         name=Path(name).name if Path(name).is_dir() else name,  # not where it lies
         about=f"{type(model).__name__}, named when this server was started.",
-        explains=not getattr(model.config, "is_encoder_decoder", False),
+        explains=not adapter_for(model).facts(model).encoder_decoder,
         generates=generates,
+        chats=generates and bool(getattr(loaded.tokenizer, "chat_template", None)),
         load=lambda: loaded,
     )

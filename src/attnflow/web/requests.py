@@ -12,10 +12,13 @@ from pydantic_core import ErrorDetails
 
 from attnflow.errors import InputError
 from attnflow.methods import METHODS, Method, make_method
+from attnflow.tokens.documents import named_documents
 from attnflow.web.models import OfferedModel
 
 __all__ = [
     "DEFAULT",
+    "AskRequest",
+    "BaseRequest",
     "GENERATION_METHODS",
     "ExplainRequest",
     "GenerateRequest",
@@ -26,8 +29,11 @@ __all__ = [
 DEFAULT = "default"
 GENERATION_METHODS = (DEFAULT, "rollout", "raw", "flow")
 _MOST_METHODS = 6
+_MOST_DOCUMENTS = 24
 _KINDS = {
     "string_type": "a text",
+    "missing": "there",
+    "model_type": "an object",
     "int_type": "a whole number",
     "list_type": "a list",
     "bool_type": "true or false",
@@ -42,6 +48,7 @@ class Limits:
     characters: int = 20_000
     tokens: int = 512
     flow_tokens: int = 128
+    ask_tokens: int = 2_048
     new_tokens: int = 64
     waiting: int = 32
     results: int = 64
@@ -56,12 +63,13 @@ class _Offer:
     models: Mapping[str, OfferedModel] = field(default_factory=dict)
 
 
-class _Request(BaseModel):
+class BaseRequest(BaseModel):
     """What both requests share. Values are taken as they are sent, none is converted."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=()
     )
+    task: ClassVar[str]
     ability: ClassVar[str]
     purpose: ClassVar[str]
     method_names: ClassVar[Collection[str]]
@@ -80,7 +88,7 @@ class _Request(BaseModel):
             )
         return name
 
-    @field_validator("text", "prompt", check_fields=False)
+    @field_validator("text", "prompt", "question", check_fields=False)
     @classmethod
     def _text_can_be_read(cls, text: str, info: ValidationInfo) -> str:
         limit = _offer_of(info).limits.characters
@@ -108,24 +116,76 @@ class _Request(BaseModel):
         return list(dict.fromkeys(names))
 
 
-class ExplainRequest(_Request):
+class ExplainRequest(BaseRequest):
     """Explain a text with these methods; none means the usual ones."""
 
+    task = "explain"
     ability = "explains"
     purpose = "explain a text"
     method_names = METHODS
 
     text: str = ""
     methods: list[Any] = []
+    careful: bool = False
+    confirm: bool = True
 
     def make_methods(self) -> tuple[Method, ...]:
         """The methods, in the order they were sent."""
         return tuple(make_method(name) for name in self.methods)
 
 
-class GenerateRequest(_Request):
+class DocumentField(BaseModel):
+    """A document of a question: its name and its text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    name: str
+    text: str
+
+
+class AskRequest(BaseRequest):
+    """Answer a question from documents."""
+
+    task = "ask"
+    ability = "generates"
+    purpose = "answer a question"
+    method_names = GENERATION_METHODS
+
+    question: str = ""
+    documents: list[DocumentField] = []
+    tokens: int = 40
+    confirm: bool = False
+
+    @field_validator("documents")
+    @classmethod
+    def _documents_can_be_read(
+        cls, documents: list[DocumentField], info: ValidationInfo
+    ) -> list[DocumentField]:
+        limit = _offer_of(info).limits.characters
+        if len(documents) > _MOST_DOCUMENTS:
+            raise InputError(f"Give up to {_MOST_DOCUMENTS} documents; got {len(documents)}.")
+        length = sum(len(document.text) for document in documents)
+        if length > limit:
+            raise InputError(
+                f"The documents have {length:,} characters; this server takes up to {limit:,}. "
+                "Shorten them, or use attnflow on the command line."
+            )
+        named_documents([(document.name, document.text) for document in documents])
+        return documents
+
+    @field_validator("tokens")
+    @classmethod
+    def _answers_are_short(cls, count: int, info: ValidationInfo) -> int:
+        return _checked_tokens(count, info)
+
+    def named(self) -> list[tuple[str, str]]:
+        """The documents as pairs of a name and a text."""
+        return [(document.name, document.text) for document in self.documents]
+
+
+class GenerateRequest(BaseRequest):
     """Continue a prompt and attribute what is written."""
 
+    task = "generate"
     ability = "generates"
     purpose = "continue a prompt"
     method_names = GENERATION_METHODS
@@ -134,14 +194,13 @@ class GenerateRequest(_Request):
     methods: list[Any] = [DEFAULT]
     tokens: int = 12
     chat: bool = False
+    careful: bool = False
+    confirm: bool = True
 
     @field_validator("tokens")
     @classmethod
     def _tokens_are_few(cls, count: int, info: ValidationInfo) -> int:
-        limit = _offer_of(info).limits.new_tokens
-        if not 1 <= count <= limit:
-            raise InputError(f"'tokens' is from 1 to {limit}; got {_abridged(count)}.")
-        return count
+        return _checked_tokens(count, info)
 
     def make_methods(self) -> tuple[Method | None, ...]:
         """The methods, in the order they were sent; None is the default of generate()."""
@@ -149,7 +208,7 @@ class GenerateRequest(_Request):
         return tuple(None if name == DEFAULT else make_method(name) for name in names)
 
 
-R = TypeVar("R", ExplainRequest, GenerateRequest)
+R = TypeVar("R", ExplainRequest, GenerateRequest, AskRequest)
 
 
 def read_request(
@@ -171,6 +230,13 @@ def read_request(
         return kind.model_validate(record, context=_Offer(limits, models))
     except ValidationError as error:
         raise InputError(_sentence(error.errors()[0], kind.model_fields)) from None
+
+
+def _checked_tokens(count: int, info: ValidationInfo) -> int:
+    limit = _offer_of(info).limits.new_tokens
+    if not 1 <= count <= limit:
+        raise InputError(f"'tokens' is from 1 to {limit}; got {_abridged(count)}.")
+    return count
 
 
 def _offer_of(info: ValidationInfo) -> _Offer:

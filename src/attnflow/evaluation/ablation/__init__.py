@@ -8,6 +8,7 @@ ablations.
 from __future__ import annotations
 
 from attnflow.evaluation.ablation.careful import Careful, Visibility
+from attnflow.evaluation.ablation.confirm import confirm_completion
 from attnflow.evaluation.ablation.measured import AblationRegression, LeaveOneOut, MeasuredMethod
 from attnflow.evaluation.ablation.passes import CompletionAblation, log_odds
 from attnflow.evaluation.ablation.prompts import CompletionPrompt, read_prompts
@@ -27,6 +28,7 @@ __all__ = [
     "MeasuredMethod",
     "Sources",
     "Visibility",
+    "confirm_completion",
     "evaluate_completions",
     "log_odds",
     "read_prompts",

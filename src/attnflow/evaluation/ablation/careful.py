@@ -5,6 +5,7 @@ Both are measured on the model, at a number of passes that does not grow with th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnflow.errors import MethodError, ModelError
+from attnflow.errors import MethodError, ModelError, shorten, whole_number
 from attnflow.evaluation.ablation.measured import AblationTask, MeasuredMethod
 from attnflow.evaluation.ablation.passes import CompletionAblation, log_odds
 from attnflow.evaluation.ablation.sources import Sources
@@ -24,6 +25,7 @@ from attnflow.progress import tell
 __all__ = ["Careful", "Visibility"]
 
 Floats = NDArray[np.float64]
+_MOST = 10_000  # passes a target: more is a mistake
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Visibility(MeasuredMethod):
         _check_count("steps", self.steps)
 
     def _values(self, task: AblationTask) -> tuple[Floats, int]:
-        targets = task.targets(joint=self.joint)
+        targets = task.targets
         rows = []
         for number, target in enumerate(targets):
             rows.append(_visibility(task, target, self.steps))
@@ -81,8 +83,8 @@ class Careful(MeasuredMethod):
         _check_count("verify", self.verify)
 
     def _values(self, task: AblationTask) -> tuple[Floats, int]:
-        targets = task.targets(joint=self.joint)
-        attention = _gradient_attention(task, targets)
+        targets = task.targets
+        attention = _gradient_attention(task)
         rows = []
         for number, target in enumerate(targets):
             faded = _visibility(task, target, self.steps)
@@ -91,11 +93,11 @@ class Careful(MeasuredMethod):
             tell(task.progress, self.name, number + 1, len(targets))
         return np.stack(rows), (1 + self.steps + self.verify) * len(targets)
 
-    def _verified(self, task: AblationTask, target: list[int], predicted: Floats) -> Floats:
+    def _verified(self, task: AblationTask, target: Sequence[int], predicted: Floats) -> Floats:
         """The strongest sources hidden one by one; the rest scaled to what that showed."""
         best = np.argsort(-predicted, kind="stable")[: self.verify]
         sets = [(), *(task.sources.positions[k] for k in best.tolist())]
-        log_probs = task.ablation.token_log_probs(sets)[:, target].sum(axis=1)
+        log_probs = task.ablation.token_log_probs(sets)[:, list(target)].sum(axis=1)
         odds = log_odds(log_probs)
         losses = odds[0] - odds[1:]
         square = float((predicted[best] ** 2).sum())
@@ -115,7 +117,7 @@ def _ids(ablation: CompletionAblation) -> torch.Tensor:
     return torch.tensor(ids, device=ablation.model.device)
 
 
-def _visibility(task: AblationTask, target: list[int], steps: int) -> Floats:
+def _visibility(task: AblationTask, target: Sequence[int], steps: int) -> Floats:
     """One value for each source: the sum over its tokens."""
     ablation, sources = task.ablation, task.sources
     _check_model(ablation)
@@ -127,7 +129,7 @@ def _visibility(task: AblationTask, target: list[int], steps: int) -> Floats:
     return _summed(values.double().cpu().numpy(), sources)
 
 
-def _gradient_attention(task: AblationTask, targets: list[list[int]]) -> Floats:
+def _gradient_attention(task: AblationTask) -> Floats:
     """(targets, sources), from one pass over the completion."""
     ablation, sources = task.ablation, task.sources
     _check_model(ablation)
@@ -136,7 +138,7 @@ def _gradient_attention(task: AblationTask, targets: list[list[int]]) -> Floats:
     length = len(ablation.completion_ids)
     rows = completion_rows(ablation.model, ids, mask, start, [length])
     values, _ = rows.of(0, length)
-    tokens = [values[-1, target].sum(axis=0) for target in targets]
+    tokens = [values[-1, list(target)].sum(axis=0) for target in task.targets]
     return np.stack([_summed(each, sources) for each in tokens])
 
 
@@ -154,5 +156,6 @@ def _check_model(ablation: CompletionAblation) -> None:
 
 
 def _check_count(name: str, count: object) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise MethodError(f"{name} is a number of at least 1; got {count!r}.")
+    number = whole_number(count)
+    if number is None or not 1 <= number <= _MOST:
+        raise MethodError(f"{name} is a number from 1 to {_MOST:,}; got {shorten(count)}.")

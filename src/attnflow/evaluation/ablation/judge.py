@@ -28,7 +28,7 @@ from attnflow.evaluation.ablation.sources import Sources, prompt_tokens
 from attnflow.evaluation.metrics import area
 from attnflow.evaluation.records import Record
 from attnflow.generation.prompts import encode_prompts
-from attnflow.generation.request import completion_ids
+from attnflow.generation.request import check_room, completion_ids
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.registry import adapter_for
 from attnflow.tokens.units import Level
@@ -86,9 +86,10 @@ class CompletionJudge:
 
     def _judged(self, number: int, prompt: CompletionPrompt) -> Record:
         batch = encode_prompts(self.model, self.tokenizer, prompt.prompt, chat=self.chat)
-        ids = batch.prompts()[0].ids
+        (encoded,) = batch.prompts()
+        ids = encoded.ids
         tokens, special = prompt_tokens(self.tokenizer, ids)
-        text = PromptText.of(tokens, prompt.prompt)
+        text = PromptText.of(tokens, prompt.prompt, encoded.form)
         inside = ((0, len(prompt.prompt)),) if self.chat and not prompt.inside else prompt.inside
         sources = Sources.of_tokens(
             tokens,
@@ -128,6 +129,7 @@ class CompletionJudge:
         if prompt.completion is not None:
             own = completion_ids(self.tokenizer, prompt.completion, self.facts)
             return own, prompt.completion
+        check_room(self.model, self.facts, len(ids), self.max_new_tokens)
         completion, cut_off = greedy_completion(
             self.model, self.tokenizer, ids, max_new_tokens=self.max_new_tokens, stop=self.stop
         )

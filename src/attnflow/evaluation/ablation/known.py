@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from attnflow.errors import InputError
 from attnflow.evaluation.ablation.metrics import group_sums, rank_of
 from attnflow.evaluation.ablation.prompts import CompletionPrompt
-from attnflow.evaluation.ablation.sources import Sources
+from attnflow.evaluation.ablation.sources import Sources, spans_of_content
 from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import CharSpan, tokens_in
 
@@ -33,10 +33,17 @@ class PromptText:
     start: int
 
     @classmethod
-    def of(cls, tokens: Sequence[str], prompt: str) -> PromptText:
-        """An error where the tokens spell something else."""
+    def of(
+        cls, tokens: Sequence[str], prompt: str, form: Sequence[bool] | None = None
+    ) -> PromptText:
+        """An error where the tokens spell something else; `form`: which a chat template put there.
+
+        >>> PromptText.of(["user", "Ċ", "user"], "user", [True, True, False]).start
+        5
+        """
         parts = tuple(surfaces(tokens))
-        start = "".join(parts).find(prompt)
+        content = spans_of_content(tokens, form) if form is not None else []
+        start = "".join(parts).find(prompt, content[0][0] if content else 0)
         if start < 0:
             raise InputError(
                 f"The tokens of the prompt do not spell it: {''.join(parts)[:60]!r} for "

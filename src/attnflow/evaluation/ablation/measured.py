@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import Span
-from attnflow.errors import MethodError, TokensError, did_you_mean
+from attnflow.errors import MethodError, TokensError
+from attnflow.errors.arguments import (
+    check_fields,
+    check_named,
+    checked_arguments,
+    checked_seed,
+)
 from attnflow.evaluation.ablation.passes import (
     By,
     CompletionAblation,
@@ -31,13 +37,17 @@ from attnflow.evaluation.ablation.sources import (
     Sources,
     content_spans,
     prompt_tokens,
+    spans_of_content,
 )
-from attnflow.generation.prompts import encode_prompts
-from attnflow.generation.request import completion_ids
+from attnflow.generation.prompts import Prompt, encode_prompts
+from attnflow.generation.request import check_completion, completion_ids
+from attnflow.generation.targets import CompletionTarget, TargetRef, resolve_targets
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.transformers.generate import checked_generator
+from attnflow.hosts.transformers.texts import checked_tokenizer
 from attnflow.progress import ProgressCallback
-from attnflow.tokens import TokenRef, Tokens
+from attnflow.tokens import Tokens
 from attnflow.tokens.units import Level, check_level
 
 __all__ = [
@@ -45,27 +55,25 @@ __all__ = [
     "AblationTask",
     "LeaveOneOut",
     "MeasuredMethod",
+    "measure_completion",
 ]
 
 Floats = NDArray[np.float64]
 _WHOLE_MODEL = 0  # the number of the one layer
+_MOST = 1_000_000  # passes: more is a mistake
 
 
 @dataclass(frozen=True, eq=False)
 class AblationTask:
     """What a method measures: which tokens of a completion, on which sources.
 
-    columns: the completion's tokens that are explained, by number from 0.
+    targets: of each row of a result the completion's tokens that it is about, by number from 0.
     """
 
     ablation: CompletionAblation
     sources: Sources
-    columns: tuple[int, ...]
+    targets: tuple[tuple[int, ...], ...]
     progress: ProgressCallback | None = None
-
-    def targets(self, *, joint: bool) -> list[list[int]]:
-        """The tokens of each row of a result: all in one, or each alone."""
-        return [list(self.columns)] if joint else [[column] for column in self.columns]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +84,9 @@ class MeasuredMethod(ABC):
     by: how a source is taken away: "hide", "replace" or "delete".
     score: what is measured: "log-prob" or "log-odds".
     joint: whether all completion tokens are one target.
+
+    >>> LeaveOneOut(level="sentence", joint=True).to_dict()["options"]["level"]
+    'sentence'
     """
 
     name: ClassVar[str]
@@ -87,14 +98,11 @@ class MeasuredMethod(ABC):
 
     def __post_init__(self) -> None:
         check_level(self.level)
-        for option, value, allowed in (
-            ("by", self.by, get_args(By)),
-            ("score", self.score, get_args(Score)),
-        ):
-            if value not in allowed:
-                hint = did_you_mean(str(value), allowed)
-                raise MethodError(f"{option}={value!r}.{hint} Allowed: {', '.join(allowed)}.")
+        check_named("by", self.by, get_args(By))
+        check_named("score", self.score, get_args(Score))
+        check_fields(self)
 
+    @checked_arguments
     def __call__(
         self,
         model: Any,
@@ -103,7 +111,7 @@ class MeasuredMethod(ABC):
         *,
         tokenizer: Any = None,
         chat: bool = False,
-        targets: Sequence[TokenRef] | TokenRef | None = None,
+        targets: Sequence[TargetRef] | TargetRef | None = None,
         spans: Mapping[str, Span] | None = None,
         blank: int | None = None,
         batch_tokens: int | None = None,
@@ -113,16 +121,21 @@ class MeasuredMethod(ABC):
 
         prompt: a text, a conversation of messages, or prepared inputs with `input_ids`.
         completion: the text as it follows the prompt, with its leading space, or its token ids.
-        targets: only these completion tokens, by number from 0 or by name; default: all.
+        targets: only these parts of the completion: tokens by number from 0 or by name, phrases,
+            slices, or "answer" for all of it as one; default: every token.
         spans: named spans of the prompt as sources, in place of the method's `level`.
         blank: with by="replace", the id of the blank token; default: the tokenizer's.
         """
-        encoded = encode_prompts(model, tokenizer, prompt, chat=chat)
+        if tokenizer is not None:
+            checked_tokenizer(tokenizer)
+        encoded = encode_prompts(checked_generator(model), tokenizer, prompt, chat=chat)
         if len(encoded) != 1:
             raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
-        prompt_ids = encoded.prompts()[0].ids
+        (text,) = encoded.prompts()
+        prompt_ids = text.ids
         facts = adapter_for(model).facts(model)
         completion_row = completion_ids(tokenizer, completion, facts)
+        check_completion(model, facts, completion_row)
         tokens, special = prompt_tokens(tokenizer, prompt_ids)
         if spans is not None:
             sources = Sources.of_spans(tokens, spans)
@@ -130,7 +143,7 @@ class MeasuredMethod(ABC):
             sources = Sources.of_tokens(
                 tokens,
                 level=self.level,
-                inside=_contents(tokens, prompt, chat),
+                inside=_contents(tokens, prompt, chat, text.form),
                 special=special if tokenizer is not None else (),
                 exclude_first=not facts.encoder_decoder,
             )
@@ -140,12 +153,12 @@ class MeasuredMethod(ABC):
             model=model,
             prompt_ids=prompt_ids,
             completion_ids=completion_row,
-            targets=None if targets is None else names.indices_of(targets),
             by=self.by,
             blank=blank_token(tokenizer) if needs_blank else blank,
             batch_tokens=batch_tokens,
         )
-        return self.measure(ablation, sources, names=names, progress=progress)
+        explained = None if targets is None else resolve_targets(names, targets)
+        return self.measure(ablation, sources, names=names, targets=explained, progress=progress)
 
     def measure(
         self,
@@ -153,24 +166,27 @@ class MeasuredMethod(ABC):
         sources: Sources,
         *,
         names: Tokens | None = None,
+        targets: Sequence[CompletionTarget] | None = None,
         progress: ProgressCallback | None = None,
     ) -> Attribution:
         """The same on an ablation that is prepared; `names` are the completion's tokens."""
         completion = names or prompt_tokens(None, ablation.completion_ids)[0]
-        columns = list(range(len(completion)) if ablation.targets is None else ablation.targets)
-        start = sources.length
+        if targets is None:
+            targets = resolve_targets(completion, ablation.targets)
         if self.joint:
+            columns = tuple(dict.fromkeys(k for target in targets for k in target.tokens))
             joined = "".join(completion.select(columns).surfaces()).strip() or "completion"
-            targets = Tokens((joined,), (start,))
-        else:
-            texts = tuple(completion[k] for k in columns)
-            targets = Tokens(texts, tuple(start + k for k in columns))
-        values, passes = self._values(AblationTask(ablation, sources, tuple(columns), progress))
+            targets = [CompletionTarget(joined, columns)]
+        rows = tuple(target.tokens for target in targets)
+        values, passes = self._values(AblationTask(ablation, sources, rows, progress))
         dtype = str(next(ablation.model.parameters()).dtype).removeprefix("torch.")
         return Attribution(
             values=values[None],
             layers=(_WHOLE_MODEL,),
-            targets=targets,
+            targets=Tokens(
+                tuple(target.text for target in targets),
+                tuple(sources.length + target.tokens[0] for target in targets),
+            ),
             sources=sources.tokens,
             method=self,  # type: ignore[arg-type]
             provenance={
@@ -187,10 +203,8 @@ class MeasuredMethod(ABC):
 
     def _responses(self, task: AblationTask, sets: Sequence[Sequence[int]]) -> Floats:
         """(sets, targets): what is measured with each set of positions taken away."""
-        log_probs = task.ablation.token_log_probs(sets, progress=task.progress)
-        log_probs = log_probs[:, list(task.columns)]
-        if self.joint:
-            log_probs = log_probs.sum(axis=1, keepdims=True)
+        tokens = task.ablation.token_log_probs(sets, progress=task.progress)
+        log_probs = np.stack([tokens[:, list(row)].sum(axis=1) for row in task.targets], axis=1)
         return log_odds(log_probs) if self.score == "log-odds" else log_probs
 
     def to_dict(self) -> dict[str, Any]:
@@ -246,9 +260,10 @@ class AblationRegression(MeasuredMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.samples, int) or self.samples < 2:
-            raise MethodError(f"samples is a number of at least 2; got {self.samples!r}.")
-        if not 0 < self.hidden < 1 or self.alpha < 0:
+        checked_seed(self.seed)
+        if not 2 <= self.samples <= _MOST:
+            raise MethodError(f"samples is a number from 2 to {_MOST:,}; got {self.samples!r}.")
+        if not 0 < self.hidden < 1 or not 0 <= self.alpha < float("inf"):
             raise MethodError(
                 f"hidden={self.hidden!r}, alpha={self.alpha!r}: a share between 0 and 1, and a "
                 "penalty of at least 0."
@@ -262,8 +277,39 @@ class AblationRegression(MeasuredMethod):
         return np.stack([lasso(visible, y, alpha=self.alpha) for y in responses.T]), len(choice)
 
 
-def _contents(tokens: Tokens, prompt: Any, chat: bool) -> list[tuple[int, int]] | None:
+def measure_completion(
+    method: MeasuredMethod,
+    model: Any,
+    prompt: Prompt,
+    ids: Sequence[int],
+    *,
+    tokenizer: Any = None,
+    targets: Sequence[CompletionTarget] | None = None,
+    progress: ProgressCallback | None = None,
+) -> Attribution:
+    """The same on a prompt that is encoded; what a chat template put there is no source."""
+    tokens, special = prompt_tokens(tokenizer, prompt.ids)
+    template = [k for k, is_form in enumerate(prompt.form or ()) if is_form]
+    sources = Sources.of_tokens(
+        tokens,
+        level=method.level if tokenizer is not None or method.level != "word" else "token",
+        special=(*special, *template),
+        exclude_first=not adapter_for(model).facts(model).encoder_decoder,
+    )
+    blank = blank_token(tokenizer) if method.by == "replace" and tokenizer is not None else None
+    ablation = CompletionAblation(
+        model=model, prompt_ids=prompt.ids, completion_ids=ids, by=method.by, blank=blank
+    )
+    names = prompt_tokens(tokenizer, ids)[0]
+    return method.measure(ablation, sources, names=names, targets=targets, progress=progress)
+
+
+def _contents(
+    tokens: Tokens, prompt: Any, chat: bool, form: Sequence[bool] | None
+) -> list[tuple[int, int]] | None:
     """Where a conversation's messages stand; None if the prompt is no conversation."""
+    if form is not None:
+        return spans_of_content(tokens, form)
     if isinstance(prompt, str):
         return content_spans(tokens, [prompt]) if chat else None
     if isinstance(prompt, Mapping):

@@ -11,17 +11,21 @@ import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 
-from attnflow.errors import InputError, ModelError, TokensError, did_you_mean
+from attnflow.errors import InputError, ModelError, TokensError, did_you_mean, shorten
+from attnflow.errors.arguments import check_fields
 from attnflow.hosts.adapter import device_of
+from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.transformers.texts import check_vocabulary
 from attnflow.progress import ProgressCallback, tell
 
 __all__ = ["By", "CompletionAblation", "Score", "blank_token", "log_odds"]
@@ -99,9 +103,18 @@ class CompletionAblation:
     batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.by not in get_args(By):
-            hint = did_you_mean(str(self.by), get_args(By))
-            raise InputError(f"Unknown by={self.by!r}.{hint} Allowed: {', '.join(get_args(By))}.")
+        if not isinstance(self.by, str) or self.by not in get_args(By):
+            hint = did_you_mean(str(self.by), get_args(By)) if isinstance(self.by, str) else ""
+            allowed = ", ".join(get_args(By))
+            raise InputError(f"Unknown by={shorten(self.by)}.{hint} Allowed: {allowed}.")
+        if not isinstance(self.model, nn.Module) or not hasattr(self.model, "config"):
+            raise ModelError(
+                f"A completion is run again by a transformers language model; got "
+                f"{shorten(self.model)}."
+            )
+        check_fields(self)
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise InputError(f"batch_tokens is at least 1; got {self.batch_tokens!r}.")
         if not len(self.prompt_ids) or not len(self.completion_ids):
             raise TokensError(
                 f"{len(self.prompt_ids)} tokens of prompt and {len(self.completion_ids)} of "
@@ -110,10 +123,14 @@ class CompletionAblation:
         if self.by == "replace" and self.blank is None:
             raise InputError("by='replace' needs blank=..., the id of the token put in the place.")
         count = len(self.completion_ids)
-        if any(not 0 <= target < count for target in self.targets or ()) or self.targets == ():
+        targets = None if self.targets is None else [int(target) for target in self.targets]
+        if targets == [] or any(not 0 <= target < count for target in targets or ()):
             raise InputError(
-                f"targets={self.targets!r}: numbers of completion tokens, 0 to {count - 1}."
+                f"targets={shorten(self.targets)}: numbers of completion tokens, 0 to {count - 1}."
             )
+        check_vocabulary(self.model, torch.tensor(list(self.prompt_ids)))
+        if not self._two_stacks:
+            check_vocabulary(self.model, torch.tensor(list(self.completion_ids)))
         if self.by == "hide":
             self._check_mask()
 
@@ -151,8 +168,8 @@ class CompletionAblation:
         progress: ProgressCallback | None = None,
     ) -> Floats:
         """The same as log-probabilities or as log odds."""
-        if score not in get_args(Score):
-            raise InputError(f"score is 'log-prob' or 'log-odds'; got {score!r}.")
+        if not isinstance(score, str) or score not in get_args(Score):
+            raise InputError(f"score is 'log-prob' or 'log-odds'; got {shorten(score)}.")
         log_prob = self.log_probs(sets, progress=progress)
         return log_odds(log_prob) if score == "log-odds" else log_prob
 
@@ -163,7 +180,12 @@ class CompletionAblation:
 
         Equal sets are run once.
         """
-        keys = [tuple(sorted({int(position) for position in each})) for each in sets]
+        try:
+            keys = [tuple(sorted({index(position) for position in each})) for each in sets]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"Sets of prompt positions are lists of whole numbers; got {shorten(sets)}."
+            ) from error
         distinct = list(dict.fromkeys(keys))
         variants = [self._variant(key) for key in distinct]
         rows: dict[tuple[int, ...], Floats] = {}
@@ -173,6 +195,11 @@ class CompletionAblation:
             tell(progress, "ablation", len(rows), len(distinct))
         empty = np.empty((0, len(self.completion_ids)))
         return np.stack([rows[key] for key in keys]) if keys else empty
+
+    def at_once(self, sets: Sequence[Sequence[int]]) -> Floats:
+        """The same for a few sets in one forward pass, without asking what could be cached."""
+        variants = [self._variant(tuple(sorted(set(map(int, each))))) for each in sets]
+        return self._forward(variants, None)
 
     @cached_property
     def takes_prefix_from_cache(self) -> bool:
@@ -186,9 +213,9 @@ class CompletionAblation:
 
     # -- how it is run ------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _two_stacks(self) -> bool:
-        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+        return adapter_for(self.model).facts(self.model).encoder_decoder
 
     @cached_property
     def _accepts(self) -> frozenset[str]:

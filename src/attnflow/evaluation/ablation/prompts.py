@@ -3,20 +3,24 @@
 A file holds one prompt a line (.jsonl), or a table (.csv, .tsv, .parquet) with the columns
 `prompt`, and, where known, `completion`, `expected` (the right answer: a prompt that the model
 answers otherwise is left out), and the true source: `answer` as a text that occurs once in the
-prompt, or `start` and `end` in characters.
+prompt, or `start` and `end` in characters. A line of .jsonl may also say what of the prompt is a
+source: `sources`, and where its documents stand: `documents`; each is a list of texts that occur
+once in the prompt, or of pairs of a first and a last character.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnflow.errors import FileError, InputError, optional_import
+from attnflow.errors import FileError, InputError, optional_import, shorten
+from attnflow.errors.arguments import check_fields, checked_arguments
 from attnflow.tokens.units import CharSpan
 
 __all__ = ["CompletionPrompt", "is_answered", "read_prompts"]
@@ -48,19 +52,33 @@ class CompletionPrompt:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str) or not self.prompt.strip():
-            raise InputError(f"A prompt is a text; got {self.prompt!r}.")
-        spans = [self.answer, self.stated, *(self.inside or ()), *(self.documents or ())]
+            raise InputError(f"A prompt is a text; got {shorten(self.prompt)}.")
+        check_fields(self)
+        several = [spans for spans in (self.inside, self.documents) if spans is not None]
+        spans = [self.answer, self.stated, *(span for part in several for span in part)]
         for span in spans:
             if span is not None and not 0 <= span[0] < span[1] <= len(self.prompt):
                 raise InputError(
-                    f"The span {span} is no part of a prompt of {len(self.prompt)} characters."
+                    f"The span {shorten(span)} is no part of a prompt of {len(self.prompt)} "
+                    "characters."
                 )
 
 
-def read_prompts(path: Path) -> list[CompletionPrompt]:
-    """The prompts of a file, in its order; errors name the line."""
-    if not path.is_file():
-        raise FileError(f"There is no file {str(path)!r} to read prompts from.")
+@checked_arguments
+def read_prompts(path: str | os.PathLike[str]) -> list[CompletionPrompt]:
+    """The prompts of a file, in its order; errors name the line.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name, "prompts.jsonl")
+    >>> _ = path.write_text('{"prompt": "Tom lives in Rome."}', encoding="utf-8")
+    >>> read_prompts(path)[0].prompt
+    'Tom lives in Rome.'
+    >>> folder.cleanup()
+    """
+    path = Path(path)
+    if not _is_file(path):
+        raise FileError(f"There is no file {shorten(str(path))} to read prompts from.")
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         raise InputError(
@@ -71,6 +89,13 @@ def read_prompts(path: Path) -> list[CompletionPrompt]:
     if not prompts:
         raise InputError(f"{str(path)!r} holds no prompt.")
     return prompts
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _rows(path: Path, suffix: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -120,6 +145,8 @@ def _prompt(where: str, row: Mapping[str, Any]) -> CompletionPrompt:
             completion=row.get("completion") or None,
             answer=_answer(prompt, row),
             expected=row.get("expected") or None,
+            inside=_spans(prompt, row.get("sources"), "sources"),
+            documents=_spans(prompt, row.get("documents"), "documents"),
         )
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
@@ -132,15 +159,32 @@ def _answer(prompt: str, row: Mapping[str, Any]) -> CharSpan | None:
             return int(str(start)), int(str(end))
         except ValueError as error:
             raise InputError(f"start={start!r} and end={end!r} are no numbers.") from error
-    text = row.get("answer")
-    if not text:
+    answer = row.get("answer")
+    return _span(prompt, answer, "answer") if answer else None
+
+
+def _spans(prompt: str, parts: Any, name: str) -> tuple[CharSpan, ...] | None:
+    if not parts:
         return None
-    places = [match.start() for match in re.finditer(re.escape(str(text)), prompt)]
+    if not isinstance(parts, list):
+        raise InputError(f"{name!r} is a list of texts or of spans; got {shorten(parts)}.")
+    return tuple(_span(prompt, part, name) for part in parts)
+
+
+def _span(prompt: str, part: Any, name: str) -> CharSpan:
+    """A pair of characters as it is; of a text the place where it occurs, once."""
+    if isinstance(part, list):
+        if len(part) != 2 or not all(isinstance(end, int) for end in part):
+            raise InputError(f"{name}: a span is two characters' numbers; got {shorten(part)}.")
+        return part[0], part[1]
+    text = str(part)
+    places = [match.start() for match in re.finditer(re.escape(text), prompt)]
     if len(places) != 1:
+        way_out = "'start' and 'end'" if name == "answer" else "[start, end] instead"
         raise InputError(
-            f"The answer {text!r} occurs {len(places)} times in the prompt; give 'start' and 'end'."
+            f"The {name} {shorten(text)} occurs {len(places)} times in the prompt; give {way_out}."
         )
-    return places[0], places[0] + len(str(text))
+    return places[0], places[0] + len(text)
 
 
 def is_answered(expected: str, completion: str, *, cut_off: bool) -> bool:

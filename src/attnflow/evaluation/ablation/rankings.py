@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -11,19 +11,25 @@ from numpy.typing import ArrayLike
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, did_you_mean
-from attnflow.evaluation.ablation.careful import Careful, Visibility
-from attnflow.evaluation.ablation.measured import (
-    AblationRegression,
-    LeaveOneOut,
-    MeasuredMethod,
-)
+from attnflow.evaluation.ablation.measured import MeasuredMethod
 from attnflow.evaluation.ablation.passes import By, CompletionAblation, Score, blank_token
 from attnflow.evaluation.ablation.sources import Sources
 from attnflow.generation.prompts import Prompt
 from attnflow.generation.reader import Reader
 from attnflow.generation.request import CompletionRequest
-from attnflow.methods import METHODS, Method, Raw, Rollout, make_method, parse_method
+from attnflow.generation.targets import ANSWER
+from attnflow.methods import (
+    MEASURED_METHODS,
+    METHODS,
+    Method,
+    Raw,
+    Rollout,
+    make_method,
+    measured_method,
+    parse_method,
+)
 from attnflow.methods.mixing import ONE_STEP
+from attnflow.trace.extras import GRADIENTS
 
 __all__ = ["DEFAULT", "RANDOM", "CompletionCase", "Ranking", "named_rankings"]
 
@@ -31,14 +37,20 @@ RANDOM = "random"
 DEFAULT = "default"
 RAW_MEAN = "raw-mean"
 FORMER_DEFAULT = "default-0.1.0"
-MEASURED: Mapping[str, type[MeasuredMethod]] = {
-    method.name: method for method in (LeaveOneOut, AblationRegression, Visibility, Careful)
-}
 
 
 @dataclass(frozen=True, eq=False)
 class CompletionCase:
-    """One prompt with its completion, as a ranking gets it."""
+    """One prompt with its completion, as a ranking gets it.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> ablation = CompletionAblation(model=model, prompt_ids=[5, 6, 7], completion_ids=[8])
+    >>> sources = Sources.of_spans(["a", "b", "c"], {"first": (0, 1), "last": (2, 3)})
+    >>> case = CompletionCase(model, tokenizer, ablation, sources)
+    >>> len(case.attribution(None).sources), len(case.measured(LeaveOneOut()).sources)
+    (3, 2)
+    """
 
     model: Any
     tokenizer: Any
@@ -60,7 +72,9 @@ class CompletionCase:
         self, method: Method | None, baseline: Literal["neutral"] | None = None
     ) -> Attribution:
         """What explain_completion() gives for this case; None is its default method."""
-        request = CompletionRequest.of(self.model, method, baseline, "prompt")
+        one_pass = method is not None and GRADIENTS in method.requires.record
+        targets = ANSWER if one_pass else None  # one gradient of the whole answer
+        request = CompletionRequest.of(self.model, method, baseline, "prompt", targets)
         reader = Reader(self.model, self.tokenizer, request)
         return reader.read(Prompt(self.prompt_ids), self.completion_ids, {"streamed": False})
 
@@ -110,9 +124,9 @@ def _ranking(method: Any, by: By, score: Score) -> tuple[str, Ranking]:
         if method in _FUNCTIONS:
             return method, _FUNCTIONS[method]
         name, options = parse_method(method)
-        if name in MEASURED:
+        if name in MEASURED_METHODS:
             label = " ".join([name, *(f"{key}={value}" for key, value in options.items())])
-            own = _measured(name, {"by": by, "score": score, "joint": True, **options})
+            own = measured_method(name, {"by": by, "score": score, "joint": True, **options})
             return label, lambda case: case.measured(own)
         method = _by_name(method)
     if isinstance(method, MeasuredMethod):
@@ -128,21 +142,10 @@ def _by_name(text: str) -> Method:
     name, _ = parse_method(text)
     if name in METHODS:
         return make_method(text)
-    known = [*_FUNCTIONS, *MEASURED, *METHODS]
+    known = [*_FUNCTIONS, *MEASURED_METHODS, *METHODS]
     raise MethodError(
         f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
     )
-
-
-def _measured(name: str, options: dict[str, Any]) -> MeasuredMethod:
-    allowed = [field.name for field in fields(MEASURED[name])]
-    for option in options:
-        if option not in allowed:
-            raise MethodError(
-                f"{name!r} has no option {option!r}.{did_you_mean(option, allowed)} Its options "
-                f"are {', '.join(allowed)}."
-            )
-    return MEASURED[name](**options)
 
 
 def _label(method: Method | MeasuredMethod) -> str:

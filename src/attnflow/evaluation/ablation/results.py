@@ -44,6 +44,13 @@ class CompletionEvaluation:
     methods: the rows. records: one for each prompt, in order. prompts: their texts.
     refused: methods that could not be run, with the reason.
     settings: everything the numbers depend on.
+
+    >>> records = (Record(number=0, scores={"rollout": {"lds": 0.5}}),)
+    >>> evaluation = CompletionEvaluation(
+    ...     methods=("rollout",), records=records, prompts=("Hi",), refused={}, settings={}
+    ... )
+    >>> evaluation.summary("rollout", "lds").mean
+    0.5
     """
 
     methods: tuple[str, ...]

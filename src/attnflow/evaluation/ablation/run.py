@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attnflow._version import __version__
-from attnflow.errors import InputError, ModelError
+from attnflow.errors import InputError, ModelError, whole_number
+from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.evaluation.ablation.judge import LEAVE_ONE_DOCUMENT_OUT, CompletionJudge
 from attnflow.evaluation.ablation.passes import By, Score
 from attnflow.evaluation.ablation.prompts import CompletionPrompt
@@ -22,22 +23,30 @@ from attnflow.evaluation.records import Record
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_language_model
 from attnflow.hosts.transformers.generate import checked_generator
+from attnflow.hosts.transformers.texts import checked_tokenizer
 from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens.units import Level, check_level
 
-__all__ = ["evaluate_completions"]
+__all__ = ["DEFAULT_RANKINGS", "evaluate_completions"]
 
+DEFAULT_RANKINGS = (
+    *("default", "careful", "gradient-attention", "gradient-rollout", "rollout", "raw-mean"),
+    "leave-one-out",
+)
+
+_MOST = 1_000_000  # passes, tokens: more is a mistake
 _SETTINGS = (
     *("level", "by", "score", "ablations", "hidden", "top", "curves", "max_new_tokens"),
     *("stop", "exclude_last_word", "documents", "chat", "seed"),
 )
 
 
+@checked_arguments
 def evaluate_completions(
     model: Any,
     prompts: Sequence[str | CompletionPrompt],
     *,
-    methods: Sequence[Any] | dict[str, Any],
+    methods: Sequence[Any] | dict[str, Any] | None = None,
     tokenizer: Any = None,
     level: Level = "word",
     by: By = "hide",
@@ -61,7 +70,8 @@ def evaluate_completions(
 
     model: a name, a folder, a loaded model (with its `tokenizer`), or None for SmolLM2.
     prompts: texts or `CompletionPrompt`s; `read_prompts` reads them from a file.
-    methods: names, methods or functions, as `named_rankings` takes them; "random" is added.
+    methods: names, methods or functions, as `named_rankings` takes them; "random" is added. By
+        default those of `DEFAULT_RANKINGS`; what the model cannot be explained by is left out.
     level, by, score: what a source is, how it is taken away, and what is measured.
     ablations, hidden: LDS is taken over so many random ablations, each of this share; 0 leaves LDS
         and the drop out.
@@ -75,16 +85,32 @@ def evaluate_completions(
     chat: put each prompt into the model's chat template, whose own tokens are no sources.
     samples: use only so many of the prompts that can be used; default: all.
     resume: a file that every prompt's result is kept in; if it is there, the run goes on after it.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> prompts = ["the keys to the cabinets", "the author talked to sara"]
+    >>> evaluation = evaluate_completions(
+    ...     model, prompts, methods=["raw"], tokenizer=tokenizer, ablations=8, max_new_tokens=2
+    ... )
+    >>> evaluation.methods
+    ('raw', 'random')
     """
     if model is None or isinstance(model, (str, os.PathLike)):
         model, own_tokenizer = load_language_model(model)
         tokenizer = tokenizer or own_tokenizer
     check_level(level)
     _check_counts(ablations=ablations, top=top, max_new_tokens=max_new_tokens)
+    _check_counts(samples=1 if samples is None else samples)
+    _check_counts(batch_tokens=1 if batch_tokens is None else batch_tokens)
+    seed = checked_seed(seed)
+    if not 0 < hidden < 1:
+        raise InputError(f"hidden is a share between 0 and 1; got {hidden!r}.")
+    if tokenizer is not None:
+        checked_tokenizer(tokenizer)
     items = tuple(CompletionPrompt(p) if isinstance(p, str) else p for p in prompts)
     if not items:
         raise InputError("There are no prompts to evaluate on.")
-    rankings = named_rankings(methods, by=by, score=score)
+    rankings = named_rankings(methods or DEFAULT_RANKINGS, by=by, score=score)
     judge = CompletionJudge(
         model=checked_generator(model),
         tokenizer=tokenizer,
@@ -111,8 +137,9 @@ def evaluate_completions(
 def _check_counts(**counts: int) -> None:
     for name, value in counts.items():
         least = 0 if name == "ablations" else 1
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InputError(f"{name} is a number of at least {least}; got {value!r}.")
+        number = whole_number(value)
+        if number is None or not least <= number <= _MOST:
+            raise InputError(f"{name} is a number from {least} to {_MOST:,}; got {value!r}.")
 
 
 def _run(

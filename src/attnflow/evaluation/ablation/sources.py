@@ -29,7 +29,7 @@ from attnflow.tokens.units import (
     tokens_in,
 )
 
-__all__ = ["SOURCE_TOKENS", "Sources", "content_spans", "prompt_tokens"]
+__all__ = ["SOURCE_TOKENS", "Sources", "content_spans", "prompt_tokens", "spans_of_content"]
 
 Floats = NDArray[np.float64]
 SOURCE_TOKENS = "source_tokens"
@@ -147,7 +147,7 @@ class Sources:
         """
         if isinstance(result, Attribution):
             own = result.provenance.get(SOURCE_TOKENS)
-            values = result.values[-1].sum(axis=0)
+            values = result.layer(-1).values[0].sum(axis=0)
             if own is not None and [tuple(each) for each in own] == list(self.positions):
                 return np.asarray(values, dtype=np.float64)
             return self._of_tokens(values, result.sources.positions)
@@ -174,12 +174,34 @@ class Sources:
 
 
 def prompt_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[Tokens, tuple[int, ...]]:
-    """The tokens of a prompt, and which of them are special to their tokenizer."""
+    """The tokens of a prompt, and which of them are special to their tokenizer.
+
+    Also those that were added to its vocabulary and stand in brackets, as the signs of chats do.
+    """
     if tokenizer is None:
         return Tokens(tuple(map(str, ids))), ()
     names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]
-    special = set(tokenizer.all_special_ids)
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    special = {*tokenizer.all_special_ids, *(k for name, k in added.items() if is_special(name))}
     return Tokens(tuple(names)), tuple(k for k, token in enumerate(ids) if token in special)
+
+
+def spans_of_content(tokens: Sequence[str], form: Sequence[bool]) -> list[CharSpan]:
+    """The characters of every run of tokens that a chat template (`form`) did not put there.
+
+    >>> spans_of_content(["user", "Ċ", "Hi", "Ġyou", "Ċ"], [True, True, False, False, True])
+    [(5, 11)]
+    """
+    spans: list[CharSpan] = []
+    at = 0
+    for surface, framed in zip(surfaces(tokens), form, strict=True):
+        end = at + len(surface)
+        if not framed and spans and spans[-1][1] == at:
+            spans[-1] = (spans[-1][0], end)
+        elif not framed:
+            spans.append((at, end))
+        at = end
+    return spans
 
 
 def content_spans(tokens: Sequence[str], contents: Sequence[str]) -> list[CharSpan]:

@@ -9,17 +9,18 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from attnflow.attribution import Contribution
-from attnflow.errors import InputError, MethodError, did_you_mean
+from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whole_number
+from attnflow.errors.arguments import check_fields, check_named, checked_arguments
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation.importance.passes import Forward, Passes, Row, Score, Text, score_of
 from attnflow.hosts.adapter import Scores
 from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens import Tokens
 
-__all__ = ["Answer", "Choice", "Importance", "Measure", "Task", "check_named", "read_answers"]
+__all__ = ["Answer", "Choice", "Importance", "Measure", "Task", "read_answers"]
 
 Floats = NDArray[np.float64]
 Choice = int | str
@@ -87,6 +88,10 @@ class Measure(ABC):
     """What all measures share: the score they are about, and being callable.
 
     score: "probability" of the choice, or its "logit".
+
+    >>> from attnflow.evaluation.importance import MEASURES
+    >>> issubclass(MEASURES["blank-out"], Measure)
+    True
     """
 
     name: ClassVar[str]
@@ -94,8 +99,10 @@ class Measure(ABC):
 
     def __post_init__(self) -> None:
         check_named("score", self.score, get_args(Score))
+        check_fields(self)
 
     @renamed_arguments(of="answer")
+    @checked_arguments
     def __call__(
         self,
         model: nn.Module,
@@ -186,14 +193,28 @@ class Task:
         Where a variant keeps the positions of its text, its answer is read where the text's is.
         """
         originals = [self.texts[k].row for k in texts]
+
+        def score(r: int, scores: Scores) -> float:
+            if scores.each is not None and not keeps_positions:
+                raise MethodError(
+                    "This model has an answer for each token, and by='delete' moves tokens away "
+                    "from theirs. Take by='unk', by='mask' or by='pad'."
+                )
+            return float(self.score_of(scores, texts[r]))
+
         return self.passes.read(
             rows,
-            lambda r, scores: float(score_of(scores, self.answers[texts[r]].choice, self.score)),
+            score,
             stage=self.stage,
             progress=self.progress,
             forward=forward,
             read_as=originals if keeps_positions else None,
         )
+
+    def score_of(self, scores: Scores, text: int) -> Tensor:
+        """The score of a text's answer, read where the text as it is has it."""
+        answer = self.answers[text]
+        return score_of(scores, answer.choice, self.score, answer.position)
 
     def effects(
         self, places: Sequence[tuple[int, int]], scores: Sequence[float], *, signed: bool
@@ -206,17 +227,13 @@ class Task:
         return values
 
 
-def check_named(option: str, value: object, allowed: Sequence[str]) -> None:
-    """An option with a few names, or an error that lists them."""
-    if value not in allowed:
-        hint = did_you_mean(str(value), allowed)
-        raise MethodError(f"{option}={value!r}:{hint} Allowed: {', '.join(map(repr, allowed))}.")
-
-
 def _one_for_each(
     answer: Choice | Sequence[Choice | None] | None, count: int
 ) -> Sequence[Choice | None]:
-    if answer is None or isinstance(answer, (int, str)):
+    number = whole_number(answer)
+    if number is not None:
+        return [number] * count
+    if answer is None or isinstance(answer, (bool, int, str)):
         return [answer] * count
     if len(answer) != count:
         raise InputError(f"answer has {len(answer)} choices for {count} texts; give one for each.")
@@ -254,8 +271,10 @@ def _choice_of(scores: Scores, choice: Choice | None) -> int:
         names = scores.names(range(count))
         if choice not in names:
             hint = did_you_mean(choice, names) or f" Some are {', '.join(names[:5])}."
-            raise InputError(f"answer={choice!r}: the model has no such choice.{hint}")
+            raise InputError(f"answer={shorten(choice)}: the model has no such choice.{hint}")
         return names.index(choice)
     if isinstance(choice, bool) or not 0 <= choice < count:
-        raise InputError(f"answer={choice!r}: the model's choices are numbered 0 to {count - 1}.")
+        raise InputError(
+            f"answer={shorten(choice)}: the model's choices are numbered 0 to {count - 1}."
+        )
     return int(choice)

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import MethodError
-from attnflow.evaluation.importance.base import Measure, Task, check_named
+from attnflow.errors import MethodError, shorten
+from attnflow.errors.arguments import check_named
+from attnflow.evaluation.importance.base import Measure, Task
 from attnflow.evaluation.importance.passes import Row, Text
 from attnflow.hosts.adapter import TokenIds
 
@@ -41,12 +42,12 @@ class BlankOut(Measure):
     signed: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_named("by", self.by, get_args(BlankToken))
         if isinstance(self.keep, str) and self.keep != "special":
             raise MethodError(
-                f"keep={self.keep!r}: 'special', or a tuple of tokens: keep=({self.keep!r},)."
+                f"keep={shorten(self.keep)}: 'special', or a tuple of tokens: keep=('[EOS]',)."
             )
+        super().__post_init__()
         if not isinstance(self.keep, str):
             object.__setattr__(self, "keep", tuple(self.keep))
 

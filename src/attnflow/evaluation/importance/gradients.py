@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import MethodError, ModelError, optional_import
-from attnflow.evaluation.importance.base import Answer, Measure, Task, check_named
+from attnflow.errors.arguments import check_named
+from attnflow.evaluation.importance.base import Answer, Measure, Task
 from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
 from attnflow.evaluation.importance.passes import Passes, Text, score_of
 from attnflow.hosts.adapter import EmbeddingSite
-from attnflow.hosts.restore import at_rest
+from attnflow.hosts.restore import at_rest, undone
 
 __all__ = ["InputGradient", "IntegratedGradients", "Reduce"]
 
@@ -54,9 +55,9 @@ class InputGradient(Measure):
     allow_noise: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_named("reduce", self.reduce, get_args(Reduce))
         check_named("at", self.at, get_args(EmbeddingSite))
+        super().__post_init__()
 
     def _measure(self, task: Task) -> list[NDArray[np.float64]]:
         passes, values = task.passes, dict[int, NDArray[np.float64]]()
@@ -67,10 +68,7 @@ class InputGradient(Measure):
                 scores = passes.scores(outputs, batch)
                 # Examples of a batch do not touch: the gradient of the sum is each one's own.
                 total = torch.stack(
-                    [
-                        score_of(scores[b], task.answers[k].choice, self.score)
-                        for b, k in enumerate(numbers)
-                    ]
+                    [task.score_of(scores[b], k) for b, k in enumerate(numbers)]
                 ).sum()
                 gradients = torch.autograd.grad(total, vectors())[0]
                 reduced = self._reduced(gradients, vectors().detach()).double().cpu().numpy()
@@ -111,8 +109,8 @@ class IntegratedGradients(Measure):
     signed: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_named("blank", self.blank, _BLANKS)
+        super().__post_init__()
         if not isinstance(self.steps, int) or self.steps < 1:
             raise MethodError(f"steps is a number of at least 1; got {self.steps!r}.")
 
@@ -152,7 +150,7 @@ class IntegratedGradients(Measure):
                 outputs = passes.adapter.forward(passes.model, batch.inputs)
             return torch.stack(
                 [
-                    score_of(each, answer.choice, self.score)
+                    score_of(each, answer.choice, self.score, answer.position)
                     for each in passes.scores(outputs, batch)
                 ]
             )
@@ -201,18 +199,14 @@ def _leaf(embedding: nn.Module) -> Iterator[Callable[[], Tensor]]:
             )
         return outputs[0]
 
-    handle = embedding.register_forward_hook(begin)
-    try:
+    with undone() as changes:
+        changes.hook(embedding.register_forward_hook, begin)
         yield vectors
-    finally:
-        handle.remove()
 
 
 @contextmanager
 def _replaced(embedding: nn.Module, vectors: Tensor) -> Iterator[None]:
     """During one forward pass, the embedding gives these vectors, whatever the tokens."""
-    handle = embedding.register_forward_hook(lambda *_: vectors)
-    try:
+    with undone() as changes:
+        changes.hook(embedding.register_forward_hook, lambda *_: vectors)
         yield
-    finally:
-        handle.remove()

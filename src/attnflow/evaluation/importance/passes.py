@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnflow.errors import InputError, ModelError, TokensError, UnsupportedModelError
+from attnflow.errors import InputError, ModelError, TokensError, UnsupportedModelError, shorten
 from attnflow.evaluation.batching import batches_by_length
 from attnflow.hosts.adapter import Batch, Scores, TokenIds
 from attnflow.hosts.registry import Adapter, adapter_for
@@ -41,12 +41,14 @@ class Text:
     is_word: NDArray[np.bool_]
 
 
-def score_of(scores: Scores, choice: int, kind: Score) -> Tensor:
-    """The logit or the probability of one choice.
+def score_of(scores: Scores, choice: int, kind: Score, position: int | None = None) -> Tensor:
+    """The logit or the probability of one choice; at a position, where each has an answer.
 
     In double precision: near 1, single precision has steps of 6e-8, and small effects of
     different words would come out equal.
     """
+    if scores.each is not None and position is not None:
+        scores = scores.at(position)  # by itself it is the surest, which a change may move
     logits = scores.logits.double()
     if kind == "logit":
         return logits[choice]
@@ -67,7 +69,7 @@ class Passes:
     def over(cls, model: nn.Module, tokenizer: Any, batch_size: int) -> Passes:
         """The model, checked."""
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size is a number of at least 1; got {batch_size!r}.")
+            raise InputError(f"batch_size is a number of at least 1; got {shorten(batch_size)}.")
         adapter = adapter_for(model)
         if tokenizer is None:
             raise TokensError("A text needs the model's tokenizer: pass tokenizer=...")
@@ -76,12 +78,12 @@ class Passes:
     def texts(self, texts: Sequence[str]) -> list[Text]:
         """Texts to rows, with the names their positions have in a captured trace."""
         if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
-            raise TokensError(f"A list of texts is needed; got {texts!r}.")
+            raise TokensError(f"A list of texts is needed; got {shorten(texts)}.")
         return [self._text(text) for text in texts]
 
     def _text(self, text: str) -> Text:
         if not isinstance(text, str) or not text.strip():
-            raise TokensError(f"There is nothing to explain: the text is {text!r}.")
+            raise TokensError(f"There is nothing to explain: the text is {shorten(text)}.")
         batch = self.adapter.encode(self.model, self.tokenizer, [text])
         self._check_inputs(batch)
         row = {name: value[0].cpu().numpy() for name, value in batch.inputs.items()}

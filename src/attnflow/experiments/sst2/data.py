@@ -10,7 +10,7 @@ from torch import nn
 from attnflow.errors import InputError, ModelError
 from attnflow.evaluation.texts import LabelledText
 
-__all__ = ["check_labels", "is_right", "labels_of"]
+__all__ = ["check_labels", "class_of", "in_words", "is_right", "labels_of"]
 
 
 def labels_of(model: nn.Module) -> tuple[str, ...]:
@@ -25,6 +25,11 @@ def labels_of(model: nn.Module) -> tuple[str, ...]:
     return tuple(str(names[k]) for k in sorted(names))
 
 
+def in_words(names: Sequence[str]) -> str:
+    """The classes with their numbers, for messages."""
+    return ", ".join(f"{k} ({name})" for k, name in enumerate(names))
+
+
 def check_labels(examples: Sequence[LabelledText], names: Sequence[str]) -> None:
     """Refuse labels that are none of the classes, with the line.
 
@@ -36,12 +41,11 @@ def check_labels(examples: Sequence[LabelledText], names: Sequence[str]) -> None
 1 (positive). Texts without labels need a header without 'label'.
     """
     for example in examples:
-        if example.label is not None and _class_of(example.label, names) is None:
-            labels = ", ".join(f"{k} ({name})" for k, name in enumerate(names))
+        if example.label is not None and class_of(example.label, names) is None:
             where = f"Line {example.line}" if example.line else f"{example.text[:60]!r}"
             raise InputError(
-                f"{where} has the label {example.label!r}; the model's labels are {labels}. Texts "
-                "without labels need a header without 'label'."
+                f"{where} has the label {example.label!r}; the model's labels are "
+                f"{in_words(names)}. Texts without labels need a header without 'label'."
             )
 
 
@@ -53,12 +57,12 @@ def is_right(example: LabelledText, answer: str | None, names: Sequence[str]) ->
     """
     if example.label is None or answer is None:
         return None
-    number = _class_of(example.label, names)
+    number = class_of(example.label, names)
     return number is not None and names[number] == answer
 
 
-def _class_of(label: str, names: Sequence[str]) -> int | None:
-    """By name, in any case, or by number."""
+def class_of(label: str, names: Sequence[str]) -> int | None:
+    """The number of a class by its name, in any case, or by its number; None if there is none."""
     lower = [name.lower() for name in names]
     if label.lower() in lower:
         return lower.index(label.lower())

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
-from attnflow.hosts.restore import at_rest
+from attnflow.hosts.restore import at_rest, undone
 from attnflow.trace import AttentionTrace
 
 __all__ = ["GradientSums", "capture_double_embedded", "gradient_sums", "in_double_precision"]
@@ -84,10 +84,7 @@ def _stream(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     def keep(module: nn.Module, arguments: Any, output: Tensor) -> None:
         streams.append(output.detach())
 
-    hook = adapter.embedding(model, "stream").register_forward_hook(keep)
-    try:
-        with at_rest(model), torch.no_grad():
-            adapter.forward(model, inputs)
-    finally:
-        hook.remove()
+    with at_rest(model), undone() as changes, torch.no_grad():
+        changes.hook(adapter.embedding(model, "stream").register_forward_hook, keep)
+        adapter.forward(model, inputs)
     return streams[0]

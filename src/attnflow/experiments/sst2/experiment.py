@@ -12,10 +12,9 @@ from attnflow.errors import InputError, TokensError, did_you_mean
 from attnflow.evaluation.texts import LabelledText
 from attnflow.experiments.protocol import SampledExperiment
 from attnflow.experiments.report import Report
-from attnflow.experiments.sst2.data import check_labels, labels_of
-from attnflow.experiments.sst2.paper_tables import run_as_paper
-from attnflow.experiments.sst2.sound_tables import run_sound
-from attnflow.experiments.sst2.tables import Run
+from attnflow.experiments.sst2.data import check_labels, class_of, in_words, labels_of
+from attnflow.experiments.sst2.observe import Run
+from attnflow.experiments.sst2.tables import run_as_paper, run_sound
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import quiet_about_limits
 from attnflow.progress import ProgressCallback
@@ -71,17 +70,14 @@ class Sst2(SampledExperiment):
         )
 
     def _label(self, names: Sequence[str]) -> int:
-        if self.label is None:
-            return len(names) - 1
         label = str(self.label)
-        if label in names:
-            return names.index(label)
-        if label.isdecimal() and int(label) < len(names):
-            return int(label)
-        labels = ", ".join(f"{k} ({name})" for k, name in enumerate(names))
-        raise InputError(
-            f"label={self.label!r}:{did_you_mean(label, names)} The model's labels are {labels}."
-        )
+        number = len(names) - 1 if self.label is None else class_of(label, names)
+        if number is None:
+            raise InputError(
+                f"label={self.label!r}:{did_you_mean(label, names)} The model's labels are "
+                f"{in_words(names)}."
+            )
+        return number
 
 
 def _fits(example: LabelledText, model: nn.Module, tokenizer: Any) -> bool:

@@ -15,7 +15,7 @@ from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, 
 from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.texts import LabelledText
 from attnflow.experiments.layers import METHODS, Floats
-from attnflow.experiments.observe import capture_texts, measure_all
+from attnflow.experiments.observe import observe_texts
 from attnflow.experiments.sst2.data import is_right, labels_of
 from attnflow.experiments.sst2.double_embedded import (
     GradientSums,
@@ -23,15 +23,15 @@ from attnflow.experiments.sst2.double_embedded import (
     gradient_sums,
     in_double_precision,
 )
-from attnflow.experiments.sst2.tables import Run
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import Flow, quiet_about_limits
-from attnflow.progress import tell
+from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
 __all__ = [
     "Classified",
     "DoubleEmbedded",
+    "Run",
     "blank_for",
     "observe",
     "observe_double_embedded",
@@ -41,6 +41,17 @@ __all__ = [
 _PAPER_METHODS = {**METHODS, "flow": Flow(normalized=True)}
 _BATCH = 32
 _CERTIFIED = 2e-6  # a flow's bounds are within 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A model, the texts it is run on, and the number of the label whose logit is explained."""
+
+    model: nn.Module
+    tokenizer: Any
+    examples: Sequence[LabelledText]
+    label: int
+    progress: ProgressCallback | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,25 +108,19 @@ def observe(run: Run) -> tuple[list[Classified], tuple[str, ...]]:
     """Importance for one label and attribution at every layer, of every text; and a sentence for
     each measure that this model does not allow.
     """
-    texts = [example.text for example in run.examples]
     refusals: list[str] = []
-    importance = measure_all(
-        _measures(blank_for(run.model, run.tokenizer)),
+    names = labels_of(run.model)
+    observations = observe_texts(
         run.model,
-        texts,
-        tokenizer=run.tokenizer,
+        run.tokenizer,
+        [example.text for example in run.examples],
+        _measures(blank_for(run.model, run.tokenizer)),
+        lambda k, trace, importance: _classified(run.examples[k], trace, importance, names),
         answer=run.label,
         batch_size=_BATCH,
-        progress=run.progress,
         refuse=lambda name, error: refusals.append(f"{name} is left out: {error}"),
+        progress=run.progress,
     )
-    lengths = [len(text) for text in texts]
-    traces = capture_texts(run.model, run.tokenizer, texts, lengths, _BATCH, run.progress)
-    observations = []
-    for k, (example, trace) in enumerate(zip(run.examples, traces, strict=True)):
-        own = {name: results[k] for name, results in importance.items()}
-        observations.append(_classified(example, trace, own, labels_of(run.model)))
-        tell(run.progress, "attribution", k + 1, len(run.examples))
     return observations, tuple(refusals)
 
 

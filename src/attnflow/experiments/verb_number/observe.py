@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
 from attnflow.experiments.layers import METHODS
-from attnflow.experiments.observe import capture_texts, measure_all
+from attnflow.experiments.observe import observe_texts
 from attnflow.methods import Flow, quiet_about_limits
 from attnflow.models.agreement import Example
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
-from attnflow.progress import ProgressCallback, tell
+from attnflow.progress import ProgressCallback
 from attnflow.trace import AttentionTrace
 
 __all__ = ["Observation", "observe", "text_of"]
@@ -65,24 +65,17 @@ def observe(
     progress: ProgressCallback | None,
 ) -> list[Observation]:
     """Importance of every token and attribution of [CLS] at every layer, for every sentence."""
-    texts = [text_of(example) for example in examples]
-    importance = measure_all(
-        MEASURES,
+    return observe_texts(
         model,
-        texts,
-        tokenizer=vocabulary,
+        vocabulary,
+        [text_of(example) for example in examples],
+        MEASURES,
+        lambda k, trace, importance: _observation(examples[k], trace, importance, vocabulary),
         answer=[example.label for example in examples],
         batch_size=_BATCH,
+        length=lambda text: len(text.split()),
         progress=progress,
     )
-    lengths = [len(example.words) for example in examples]
-    traces = capture_texts(model, vocabulary, texts, lengths, _BATCH, progress)
-    observations = []
-    for k, (example, trace) in enumerate(zip(examples, traces, strict=True)):
-        own = {name: results[k] for name, results in importance.items()}
-        observations.append(_observation(example, trace, own, vocabulary))
-        tell(progress, "attribution", k + 1, len(examples))
-    return observations
 
 
 @quiet_about_limits()

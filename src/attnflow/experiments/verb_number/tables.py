@@ -8,16 +8,19 @@ from typing import Final
 import numpy as np
 
 from attnflow.evaluation.faithfulness import RANDOM, Faithfulness
-from attnflow.evaluation.metrics import partial_spearman, spearman, summarize
+from attnflow.evaluation.metrics import partial_spearman, spearman
 from attnflow.evaluation.table import Cell, Table, decimals
 from attnflow.experiments.layers import (
     CLEAR,
     METHODS,
     Agreement,
     Floats,
+    agreement_of,
+    by_method,
     difference_table,
     layer_names,
     lead_over_raw,
+    mean_of,
     over_layers,
 )
 from attnflow.experiments.verb_number.observe import Observation, text_of
@@ -38,18 +41,14 @@ def agreements_of(
     observations: Sequence[Observation], protocol: AgreementProtocol
 ) -> dict[str, Agreement]:
     """By the name of the score."""
-    return {
-        name: {
-            method: np.array(
-                [
-                    [protocol.agreement(o, method, layer, name) for layer in range(len(LAYERS))]
-                    for o in observations
-                ]
-            )
-            for method in METHODS
-        }
-        for name in protocol.scores
-    }
+
+    def over(name: str) -> Agreement:
+        return agreement_of(
+            observations,
+            lambda o, method: [protocol.agreement(o, method, k, name) for k in range(len(LAYERS))],
+        )
+
+    return {name: over(name) for name in protocol.scores}
 
 
 def tables_of(
@@ -88,7 +87,7 @@ def _saturation(observations: Sequence[Observation], protocol: AgreementProtocol
             spearman(o.received[protocol.positions_of(o)], protocol.score(o, name))
             for o in observations
         ]
-        rows[f"{name}: column sums alone"] = (Cell.of_mean(summarize(alone)),) * 6
+        rows[f"{name}: column sums alone"] = (mean_of(alone),) * 6
         for method in ("flow", "rollout"):
             left = np.array([_left(o, method, name, protocol) for o in observations])
             rows[f"{name}: left of {method}"] = over_layers(left)
@@ -138,11 +137,7 @@ def _protocols(observations: Sequence[Observation]) -> Table:
 def _at_the_top(
     observations: Sequence[Observation], protocol: AgreementProtocol, name: str
 ) -> tuple[Cell, ...]:
-    return over_layers(
-        np.array(
-            [[protocol.agreement(o, method, -1, name) for method in METHODS] for o in observations]
-        )
-    )
+    return by_method(observations, lambda o, method: protocol.agreement(o, method, -1, name))
 
 
 def _lengths(observations: Sequence[Observation], agreement: Agreement) -> Table:
@@ -151,9 +146,8 @@ def _lengths(observations: Sequence[Observation], agreement: Agreement) -> Table
     for low, high in _LENGTHS:
         within = (words >= low) & (words <= high)
         if within.any():
-            rows[f"{low}–{high} words ({within.sum()})"] = tuple(
-                Cell.of_mean(summarize(agreement[method][within, -1])) for method in METHODS
-            )
+            top = tuple(mean_of(agreement[method][within, -1]) for method in METHODS)
+            rows[f"{low}–{high} words ({within.sum()})"] = top
     return Table("lengths", "Blank-out at layer 6, by length", tuple(METHODS), rows)
 
 
@@ -165,7 +159,7 @@ def _scores_agree(observations: Sequence[Observation], protocol: AgreementProtoc
         return protocol.correlation(protocol.score(one, "blank-out"), other)
 
     rows = {
-        name: (Cell.of_mean(summarize([agreement(o, name) for o in observations])),)
+        name: (mean_of([agreement(o, name) for o in observations]),)
         for name in ("gradient", "gradient × input", "gradient sum")
     }
     return Table("scores", "Blank-out against the other scores", ("blank-out",), rows)
@@ -195,7 +189,7 @@ def faithfulness_table(
     )
     columns = ("comprehensiveness", "sufficiency", "deletion_area", "insertion_area")
     rows = {
-        name: tuple(Cell.of_mean(summarize(getattr(curves[name], column))) for column in columns)
+        name: tuple(mean_of(getattr(curves[name], column)) for column in columns)
         for name in (*rankings, RANDOM)
     }
     titles = ("comprehensiveness ↑", "sufficiency ↓", "deletion ↓", "insertion ↑")
@@ -214,8 +208,8 @@ def subject_table(observations: Sequence[Observation]) -> Table:
         for method in METHODS
     }
     for name in ("blank-out", "gradient"):
-        rows[name] = (Cell.of_mean(summarize([_is_top(o, o.importance[name]) for o in known])),) * 6
-    rows["chance"] = (Cell.of_mean(summarize([1 / o.is_word.sum() for o in known])),) * 6
+        rows[name] = (mean_of([_is_top(o, o.importance[name]) for o in known]),) * 6
+    rows["chance"] = (mean_of([1 / o.is_word.sum() for o in known]),) * 6
     note = f"{len(known):,} sentences; of k words that share the top, each counts 1/k."
     return Table(
         "subjects", "How often the subject is the top word", layer_names(LAYERS), rows, note

@@ -16,7 +16,7 @@ from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 from attnflow.trace.extras import ScoreName
 
-__all__ = ["Choice", "choose_answers", "differentiable", "gradients_of"]
+__all__ = ["Choice", "choose_answers", "choose_contrasts", "differentiable", "gradients_of"]
 
 Answer = int | str
 Choice = Answer | Sequence[Answer] | None
@@ -52,13 +52,23 @@ def choose_answers(scores: Sequence[Scores | None], answer: Choice, model: nn.Mo
     return [_choice(one, k, model) for one, k in zip(scores, answers, strict=True)]
 
 
+def choose_contrasts(
+    scores: Sequence[Scores | None], contrast: Answer | None, model: nn.Module
+) -> list[int | None]:
+    """For each example the choice that its answer is held against, where there is one."""
+    if contrast is None:
+        return [None] * len(scores)
+    return [_choice(one, contrast, model) for one in scores]
+
+
 def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> int:
     if scores is None:
         raise ModelError(
             f"Gradients are taken of the score an answer is read from, and {type(model).__name__} "
             "gives none for this input. Load the model with its task head (a class "
             "...ForSequenceClassification, ...ForCausalLM and the like); a masked language model "
-            "also needs its tokenizer and a mask in the text."
+            "also needs its tokenizer and a mask in the text. A head that gives one number, or a "
+            "span of the text, has no choice whose score could be taken."
         )
     return scores.choice(answer)
 
@@ -66,16 +76,22 @@ def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> i
 def gradients_of(
     scores: Sequence[Scores | None],
     choices: Sequence[int],
+    contrasts: Sequence[int | None],
+    score: ScoreName,
     recorder: Recorder,
     model: nn.Module,
-    score: ScoreName,
 ) -> list[NDArray[np.float32]]:
     """One array for each layer, in the shape of its weights.
 
     No example's score depends on another's weights, so the gradient of their sum is each one's own.
     """
+    examples = zip(scores, choices, contrasts, strict=True)
     total = torch.stack(
-        [one.score(k, score) for one, k in zip(scores, choices, strict=True) if one]
+        [
+            one.score(k, score) if other is None else one.contrast(k, other, score)
+            for one, k, other in examples
+            if one
+        ]
     ).sum()
     weights = [part for layer in recorder.layers for part in layer.in_graph]
     if not total.requires_grad or not all(part.requires_grad for part in weights):

@@ -30,17 +30,27 @@ from attnflow.hosts.padding import kept_positions, padding_to_the_right
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.refusals import refuse_by_name
 from attnflow.hosts.transformers.attention import attending, eager, uses_the_interface
+from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
 from attnflow.hosts.transformers.facts import facts_of, is_encoder_decoder
 from attnflow.hosts.transformers.heads import read_scores
 from attnflow.hosts.transformers.images import name_patches
 from attnflow.hosts.transformers.row_gradients import (
+    NO_CONTRAST,
     PredictingRows,
     gradient_rows,
     rows_are_exact,
 )
-from attnflow.hosts.transformers.texts import decoder_inputs, tokenize, tokens_of, words_of
+from attnflow.hosts.transformers.texts import (
+    check_vocabulary,
+    decoder_inputs,
+    padded,
+    shifted_input,
+    tokenize,
+    tokens_of,
+    words_of,
+)
 from attnflow.tokens import Tokens
-from attnflow.trace.extras import MEASURES
+from attnflow.trace.extras import GRADIENT_ATTENTION, MEASURES, ScoreName
 
 __all__ = ["TransformersAdapter"]
 
@@ -65,16 +75,20 @@ class TransformersAdapter(Adapter):
     ) -> Batch:
         """The model's own tokenizer, with its special tokens; nothing is cut off."""
         encoded, facts = tokenize(tokenizer, texts), self.facts(model)
-        inputs = dict(encoded)
-        if facts.encoder_decoder:
+        inputs = dict(padded(encoded, facts))
+        if facts.encoder_decoder and not facts.decoder_reads_input:
             inputs |= decoder_inputs(tokenizer, decoder_texts, len(texts), facts)
         elif decoder_texts is not None:
-            raise TokensError(f"{type(model).__name__} has no decoder beside its encoder.")
+            has = "has no decoder that writes a text of its own"
+            has = has if facts.encoder_decoder else "has no decoder beside its encoder"
+            raise TokensError(f"{type(model).__name__} {has}.")
         return replace(self.wrap(model, inputs), words=words_of(encoded, texts))
 
     def wrap(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Batch:
         """Prepared inputs; padding on the left is moved to the right, where nothing shifts."""
-        refuse_by_name(_config(model).model_type, type(model).__name__)
+        for config in (_config(model), *_sides(model)):
+            refuse_by_name(config.model_type, type(model).__name__)
+        facts = self.facts(model)
         if not any(name in inputs for name in _INPUTS):
             raise TokensError(
                 f"Prepared inputs need one of {', '.join(map(repr, _INPUTS))}; got "
@@ -86,15 +100,19 @@ class TransformersAdapter(Adapter):
         tensors = padding_to_the_right(tensors, "decoder_attention_mask", prefix="decoder_")
         for name in ("input_ids", "decoder_input_ids"):
             if name in tensors:
-                _check_length(model, tensors[name].shape[1], self.facts(model))
-        return Batch(
-            tensors,
-            size=len(next(tensors[name] for name in _INPUTS if name in tensors)),
-            positions=kept_positions(tensors.get("attention_mask"))
-            if "input_ids" in tensors
-            else None,
-            decoder_positions=kept_positions(tensors.get("decoder_attention_mask")),
+                _check_length(model, tensors[name].shape[1], facts)
+        if "input_ids" in tensors:
+            check_vocabulary(_tower(cast(PreTrainedModel, model), tensors), tensors["input_ids"])
+        positions = (
+            kept_positions(tensors.get("attention_mask")) if "input_ids" in tensors else None
         )
+        decoder_positions = kept_positions(tensors.get("decoder_attention_mask"))
+        if facts.decoder_reads_input and "input_ids" in tensors:
+            tensors.setdefault("decoder_input_ids", shifted_input(tensors["input_ids"], facts))
+            decoder_positions = decoder_positions or positions
+        size = len(next(tensors[name] for name in _INPUTS if name in tensors))
+        _check_classifier(model, tensors, size, facts)
+        return Batch(tensors, size=size, positions=positions, decoder_positions=decoder_positions)
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         """The model, or the one of its towers that the inputs are for."""
@@ -129,9 +147,8 @@ class TransformersAdapter(Adapter):
         if hasattr(config, "vision_config") and hasattr(config, "text_config"):
             return None  # which tower ran is known only from its inputs
         if is_encoder_decoder(model):
-            encoder = getattr(config, "encoder_layers", None) or config.num_layers
-            decoder = getattr(config, "decoder_layers", None) or config.num_decoder_layers
-            return int(encoder) + 2 * int(decoder)
+            encoder, decoder = _layer_counts(model)
+            return None if encoder is None or decoder is None else encoder + 2 * decoder
         kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
         if kinds is not None:
             return sum(kind in _ATTENDING for kind in kinds)
@@ -207,16 +224,46 @@ class TransformersAdapter(Adapter):
             and rows_are_exact(host, self.expected_layers(model))
         )
 
-    def gradient_rows(self, model: nn.Module, batch: Batch, choices: Sequence[int]) -> Tensor:
+    def gradient_rows(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        choices: Sequence[int],
+        contrasts: Sequence[int | None],
+        score: ScoreName,
+    ) -> Tensor:
         """Each position is explained by the token that follows it, the last one by its choice."""
         ids = batch.inputs["input_ids"]
         mask = batch.inputs.get("attention_mask", torch.ones_like(ids))
         tokens = torch.cat([ids[:, 1:], ids[:, :1]], dim=1)
-        for example, choice in enumerate(choices):
+        others = torch.full_like(tokens, NO_CONTRAST)
+        for example, (choice, contrast) in enumerate(zip(choices, contrasts, strict=True)):
             last = batch.positions_of(example, ids.shape[1])[-1]
             tokens[example, last] = choice
-        rows = PredictingRows(ids, mask, first=0, tokens=tokens, explained=mask.float())
-        return gradient_rows(cast(PreTrainedModel, model), rows).values
+            others[example, last] = NO_CONTRAST if contrast is None else contrast
+        explained = mask.float()
+        rows = PredictingRows(ids, mask, 0, tokens, explained=explained, contrasts=others)
+        return gradient_rows(cast(PreTrainedModel, model), rows, score).values
+
+    def holds_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+        """One stack of layers over word pieces, its attention looked up by name."""
+        host = cast(PreTrainedModel, model)
+        return "input_ids" in inputs and not is_encoder_decoder(model) and uses_the_interface(host)
+
+    def run_in_factors(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        gradient_kind: str | None = None,
+        spans: Any = None,
+    ) -> FactoredRun:
+        """Through our attention function, which calls the fused kernel that torch would take."""
+        recording = FactorRecording(
+            gradients=gradient_kind is not None,
+            own_rows=gradient_kind == GRADIENT_ATTENTION,
+            spans=spans,
+        )
+        return FactoredRun(_tower(cast(PreTrainedModel, model), inputs), recording).run(inputs)
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
@@ -250,6 +297,26 @@ def _config(model: nn.Module) -> Any:
     return cast(PreTrainedModel, model).config
 
 
+def _sides(model: nn.Module) -> list[Any]:
+    """The configs of both sides of an encoder–decoder that is made of two models."""
+    sides = [getattr(_config(model), name, None) for name in ("encoder", "decoder")]
+    return [side for side in sides if hasattr(side, "model_type")]
+
+
+def _layer_counts(model: nn.Module) -> tuple[int | None, int | None]:
+    """How many layers the encoder and the decoder have; families name that in different ways."""
+    sides = _sides(model)
+    if len(sides) == 2:
+        counts = [getattr(side, "num_hidden_layers", None) for side in sides]
+        return counts[0], counts[1]
+    config = _config(model)
+    encoder = ("encoder_layers", "num_encoder_layers", "num_layers")
+    decoder = ("decoder_layers", "num_decoder_layers")
+    first = [next((n for k in names if (n := getattr(config, k, None))), None)
+             for names in (encoder, decoder)]  # fmt: skip
+    return first[0], first[1]
+
+
 def _tower(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
     """A model of two towers (CLIP) runs the one its inputs are for."""
     vision, text = getattr(model, "vision_model", None), getattr(model, "text_model", None)
@@ -268,6 +335,29 @@ def _check_ranks(inputs: Mapping[str, Tensor]) -> None:
         if name in inputs and inputs[name].ndim != 2:
             raise TokensError(
                 f"{name} must have the shape (batch, length); got {tuple(inputs[name].shape)}."
+            )
+
+
+def _check_classifier(
+    model: nn.Module, inputs: Mapping[str, Tensor], size: int, facts: ModelFacts
+) -> None:
+    """What the library's own classifiers cannot do without, said before they fail."""
+    ids, name = inputs.get("input_ids"), type(model).__name__
+    if ids is None or not name.endswith("ForSequenceClassification"):
+        return
+    if facts.causal and facts.pad_token is None and size > 1:
+        raise TokensError(
+            f"{name} names no padding token, so in a batch it cannot tell where a text ends. Set "
+            "model.config.pad_token_id, or capture one text at a time."
+        )
+    if facts.decoder_reads_input:
+        end = -1 if facts.end_token is None else facts.end_token
+        ends = ids.eq(end).sum(dim=1).tolist()
+        if len(set(ends)) > 1 or not ends[0]:
+            raise TokensError(
+                f"{name} reads its class at the end token of its input "
+                f"({facts.end_token}), of which every text needs as many; got {ends}. Tokenize "
+                "with the special tokens."
             )
 
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,14 +24,22 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.modeling_utils import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from attnflow.errors import CaptureError
 from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Stage
 from attnflow.hosts.restore import Changes, exclusive
+from attnflow.hosts.transformers.facts import is_encoder_decoder
 
-__all__ = ["attending", "eager", "eager_function", "point_at", "uses_the_interface"]
+__all__ = [
+    "attending",
+    "eager",
+    "eager_function",
+    "own_attention",
+    "point_at",
+    "uses_the_interface",
+]
 
 _NAME = "attnflow_recording"
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
@@ -50,6 +59,8 @@ class _Post:
 
 
 _POSTS: WeakKeyDictionary[nn.Module, _Post] = WeakKeyDictionary()
+# By the id of a config: what it named before it was pointed at a function of ours.
+_NAMED_BEFORE: dict[int, str] = {}
 
 
 def eager_function(module: nn.Module) -> Any:
@@ -57,14 +68,26 @@ def eager_function(module: nn.Module) -> Any:
     return sys.modules[type(module).__module__].eager_attention_forward
 
 
+def own_attention(module: nn.Module) -> Any:
+    """What a module attends with when nobody watches: for passes of other threads.
+
+    Such a pass may have made its mask before the config was pointed at us: none at all, where its
+    own function needs none, and eager attention would then look ahead.
+    """
+    config = getattr(module, "config", None)
+    name = _NAMED_BEFORE.get(id(config)) or getattr(config, "_attn_implementation", None)
+    eager = eager_function(module)
+    return eager if name is None else ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+
+
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """The model file's own eager attention, under the session's intervention and observer."""
-    attend = eager_function(module)
     post = _POSTS.get(module)
     if post is None or post.thread != threading.get_ident():
-        return attend(module, query, key, value, mask, **options)
+        return own_attention(module)(module, query, key, value, mask, **options)
+    attend = eager_function(module)
     session, change = post.session, post.session.intervention
     if change is not None:
         query, value = change.queries(query), change.values(value, post.stage)
@@ -164,6 +187,9 @@ def eager(model: PreTrainedModel) -> Iterator[None]:
 def point_at(model: PreTrainedModel, name: str, changes: Changes) -> None:
     """Every config of the model points at the attention function of this name, until the end."""
     for config in _configs(model):
+        if id(config) not in _NAMED_BEFORE:
+            changes.add(partial(_NAMED_BEFORE.pop, id(config), None))
+            _NAMED_BEFORE[id(config)] = str(config._attn_implementation)
         changes.set(config, "_attn_implementation_internal", name)
 
 
@@ -181,7 +207,7 @@ def _configs(model: PreTrainedModel) -> list[Any]:
 
 def _stage(model: PreTrainedModel, name: str) -> Stage:
     """Which of the three attentions of an encoder–decoder a module computes, by its name."""
-    if not getattr(model.config, "is_encoder_decoder", False):
+    if not is_encoder_decoder(model):
         return "self"
     if any(part in _CROSS for part in name.split(".")):
         return "cross"

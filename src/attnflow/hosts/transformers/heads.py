@@ -36,18 +36,24 @@ def read_scores(
     several = getattr(config, "problem_type", None) == "multi_label_classification"
     positions = [_class_position(batch, b, facts) for b in range(batch.size)]
     return [
-        Scores(row, position, classes, exclusive=not several)
+        Scores(row, position, classes, exclusive=not several, pooled=facts.answer == "mean")
         for row, position in zip(logits, positions, strict=True)
     ]
 
 
 def _class_position(batch: Batch, example: int, facts: ModelFacts) -> int:
-    """The first position; for causal attention the last token, as the model itself finds it."""
+    """The first position; for causal attention the last token, as the model itself finds it.
+
+    The decoder of a classifier reads the input, and the class is read where its end token stands.
+    """
     ids = batch.inputs.get("input_ids")
     if facts.answer != "last" or ids is None:
         return 0
     row = ids[example]
-    words = row == row if facts.pad_token is None else row != facts.pad_token
+    if facts.decoder_reads_input and facts.end_token is not None:
+        words = row.eq(facts.end_token)
+    else:
+        words = torch.ones_like(row) if facts.pad_token is None else row.ne(facts.pad_token)
     tokens = torch.nonzero(words)[:, 0].tolist()
     last = tokens[-1] if tokens else len(row) - 1
     positions = batch.positions_of(example, len(row))
@@ -92,7 +98,8 @@ def _masked_word(
 def _next_word(logits: Tensor, batch: Batch, example: int, names: Names) -> Scores:
     decoder = "decoder_input_ids" in batch.inputs
     positions = batch.positions_of(example, logits.shape[1], decoder=decoder)
-    return Scores(logits[example, positions[-1]], len(positions) - 1, names)
+    rows = logits[example, list(positions)] if len(positions) < logits.shape[1] else logits[example]
+    return Scores(rows[-1], len(positions) - 1, names, next_tokens=rows)
 
 
 def _class_names(names: Any, ids: Sequence[int]) -> list[str]:

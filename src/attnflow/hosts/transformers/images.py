@@ -15,7 +15,7 @@ __all__ = ["name_patches"]
 
 def name_patches(config: Any, pixels: Tensor, length: int) -> Tokens:
     """Names of `length` positions over pixels (batch, channels, height, width)."""
-    vision = getattr(config, "vision_config", config)
+    vision = getattr(config, "vision_config", None) or getattr(config, "encoder", config)
     size = vision.patch_size
     down, across = size if isinstance(size, (tuple, list)) else (size, size)
     height, width = pixels.shape[-2:]

@@ -18,9 +18,10 @@ cache of those before them, so that never more than a part of the rows is in mem
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -31,17 +32,26 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.restore import exclusive
-from attnflow.hosts.transformers.attention import eager_function, point_at
+from attnflow.hosts.restore import exclusive, ordinary
+from attnflow.hosts.transformers.attention import eager_function, own_attention, point_at
+from attnflow.hosts.transformers.fused_rows import FusedRows, LayerRows
+from attnflow.trace.extras import LOG_PROB, ScoreName
 
-__all__ = ["PredictingRows", "RowContributions", "gradient_rows", "rows_are_exact"]
+__all__ = [
+    "NO_CONTRAST",
+    "PredictingRows",
+    "RowContributions",
+    "gradient_rows",
+    "rows_are_exact",
+]
 
 _NAME = "attnflow_row_gradients"
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
+_MOST_ROWS = 512  # that run at once beside the cache
 _SAME = 1e-3  # how far recomputed weights may be from the model's own, as a share of the largest
 
-Score = Callable[[Tensor, Tensor], Tensor]
-"""Logits (batch, rows, vocabulary) and the tokens that follow (batch, rows) to one score each."""
+NO_CONTRAST = -1
+"""In the place of a token's id: its score is held against no other's."""
 
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -55,6 +65,12 @@ def logit(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.float().gather(-1, tokens[..., None]).squeeze(-1)
 
 
+_SCORES: dict[ScoreName, Callable[[Tensor, Tensor], Tensor]] = {
+    "log-prob": log_probability,
+    "logit": logit,
+}
+
+
 @dataclass(frozen=True, eq=False)
 class PredictingRows:
     """Texts of one length, and what their positions from `first` on predict.
@@ -62,7 +78,8 @@ class PredictingRows:
     ids, mask: (batch, length), padding has the mask 0. tokens: (batch, length - first), the token
     whose score each row explains. explained: the same shape, 0 for rows that do not count, such as
     those after the end of a shorter text. cache: keys and values of the positions before `first`,
-    if they are at hand.
+    if they are at hand. contrasts: the shape of `tokens`, the token whose score is subtracted, or
+    NO_CONTRAST.
     """
 
     ids: Tensor
@@ -71,51 +88,82 @@ class PredictingRows:
     tokens: Tensor
     explained: Tensor | None = None
     cache: Any = None
+    contrasts: Tensor | None = None
 
     @property
     def length(self) -> int:
         """Positions, padding included."""
         return int(self.ids.shape[1])
 
+    def ordinary(self) -> PredictingRows:
+        """The same without tensors that were made in inference mode."""
+        explained = None if self.explained is None else ordinary(self.explained)
+        ids, mask, tokens = map(ordinary, (self.ids, self.mask, self.tokens))
+        return replace(self, ids=ids, mask=mask, tokens=tokens, explained=explained)
+
     def positions(self) -> Tensor:
         """The position each token has in its own text, as generate() counts."""
         return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
+
+    def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
+        """`(batch, rows)`: what each of these rows is explained by, 0 where it does not count."""
+        score = _SCORES[name]
+        scores = score(logits, self.tokens[:, rows])
+        if self.contrasts is not None:
+            others = self.contrasts[:, rows]
+            difference = scores - score(logits, others.clamp(min=0))
+            scores = torch.where(others == NO_CONTRAST, scores, difference)
+        return scores if self.explained is None else scores * self.explained[:, rows]
 
 
 class RowContributions(NamedTuple):
     """Gradient attention of some rows, and where they attend.
 
     values: (layers, batch, rows, keys). weights: (batch, rows, keys), the mean weight over all
-    layers and heads.
+    layers and heads. log_probs: (batch, rows), of the token that each row is about.
     """
 
     values: Tensor
     weights: Tensor
+    log_probs: Tensor
 
 
 @dataclass(eq=False)
 class _Rows:
     """What the modules of one model report to while a backward pass runs."""
 
+    summed: bool = False
     contributions: dict[nn.Module, Tensor] = field(default_factory=dict)
-    weights: dict[nn.Module, Tensor] = field(default_factory=dict)
+    weights: Tensor | None = None
+    reported: int = 0
     order: list[nn.Module] = field(default_factory=list)
+    thread: int = field(default_factory=threading.get_ident)
 
-    def add(self, module: nn.Module, weights: Tensor, gradient: Tensor) -> None:
+    def add_weights(self, module: nn.Module, weights: Tensor, gradient: Tensor) -> None:
         product = weights.float() * gradient.float()
-        self.contributions[module] = product.relu().mean(dim=1)
-        self.weights[module] = weights.float().mean(dim=1)
+        self.add(module, LayerRows(product.relu().mean(dim=1), weights.float().mean(dim=1)))
 
-    def take(self) -> RowContributions:
+    def add(self, module: nn.Module, rows: LayerRows) -> None:
+        """Keep what one layer reports: for itself, or added to what others reported."""
+        self.reported += 1
+        self.weights = rows.weights if self.weights is None else self.weights.add_(rows.weights)
+        place = self.order[0] if self.summed else module
+        earlier = self.contributions.get(place)
+        part = rows.contributions
+        self.contributions[place] = part if earlier is None else earlier.add_(part)
+
+    def take(self, log_probs: Tensor) -> RowContributions:
         """What every layer reported."""
-        if len(self.contributions) < len(self.order) or not self.order:
+        if self.reported < len(self.order) or self.weights is None:
             raise CaptureError(
-                f"The gradient reached {len(self.contributions)} of {len(self.order)} layers with "
+                f"The gradient reached {self.reported} of {len(self.order)} layers with "
                 "attention, so a result would leave some of them out."
             )
+        places = self.order[:1] if self.summed else self.order
         return RowContributions(
-            torch.stack([self.contributions[module] for module in self.order]),
-            torch.stack([self.weights[module] for module in self.order]).mean(dim=0),
+            torch.stack([self.contributions[module] for module in places]),
+            self.weights / len(self.order),
+            log_probs,
         )
 
 
@@ -125,11 +173,13 @@ _ROWS: WeakKeyDictionary[nn.Module, _Rows] = WeakKeyDictionary()
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """Eager attention in which other positions are constants, watched on its way back."""
-    attend = eager_function(module)
+    """Attention in which other positions are constants, watched on its way back."""
     rows = _ROWS.get(module)
-    if rows is None:
-        return attend(module, query, key, value, mask, **options)
+    if rows is None or rows.thread != threading.get_ident():
+        return own_attention(module)(module, query, key, value, mask, **options)
+    if not has_own_softmax(module, options):
+        return _attend_fused(module, rows, query, key, value, mask, options), None
+    attend = eager_function(module)
     count, length = query.shape[-2], key.shape[-2]
     own = torch.arange(length - count, length, device=query.device)
     constant_key, constant_value = key.detach(), value.detach()
@@ -152,9 +202,65 @@ def _attend(
         rows.order.append(module)
         constant = weights.detach()
         output.register_hook(
-            lambda gradient: rows.add(module, constant, _weight_gradient(gradient, constant_value))
+            lambda gradient: rows.add_weights(
+                module, constant, _weight_gradient(gradient, constant_value)
+            )
         )
     return output, None
+
+
+def _attend_fused(
+    module: nn.Module,
+    rows: _Rows,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    options: dict[str, Any],
+) -> Tensor:
+    """`(batch, rows, heads, width)`: the same by fused kernels, which keep no weights."""
+    scale = _scale(module, query, options)
+    mask = None if mask is None else mask[..., : key.shape[-2]]
+    output = FusedRows(query, key, value, mask, scale).attend().transpose(1, 2).contiguous()
+    _check_output(module, output, query, key, value, mask, options)
+    if output.requires_grad:
+        rows.order.append(module)
+        layer = FusedRows(query.detach(), key.detach(), value.detach(), mask, scale)
+        output.register_hook(lambda gradient: rows.add(module, layer.report(gradient)))
+    return output
+
+
+@torch.no_grad()
+def _check_output(
+    module: nn.Module,
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    options: dict[str, Any],
+) -> None:
+    """That the model file's own attention gives the same: the last row must be equal."""
+    row = None if mask is None else mask[..., -1:, :]
+    own, _ = eager_function(module)(module, query[:, :, -1:], key, value, row, **options)
+    off = (own.float() - output[:, -1:].float()).abs().amax()
+    limit = (1e-3 if query.dtype == torch.float32 else 5e-2) * own.float().abs().amax()
+    if bool(off > limit):
+        raise _unknown_scores(module)
+
+
+def _unknown_scores(module: nn.Module) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{type(module).__name__} computes its scores in a way that is not known here, so its own "
+        "keys cannot be followed; method='gradient-rollout' takes this model."
+    )
+
+
+def has_own_softmax(module: nn.Module, options: dict[str, Any]) -> bool:
+    """Whether scores are capped, biased, or a learned sink takes part: fused attention differs."""
+    caps = (options.get("softcap"), getattr(module, "attn_logit_softcapping", None))
+    sinks = (options.get("s_aux"), getattr(module, "sinks", None))
+    return any(one is not None for one in (*caps, *sinks, options.get("position_bias")))
 
 
 def _weight_gradient(gradient: Tensor, value: Tensor) -> Tensor:
@@ -222,10 +328,7 @@ def _check_scores(
         row = row / row.sum(dim=-1, keepdim=True).clamp(min=1e-30)
         tolerance = _SAME if weights.dtype == torch.float32 else 3e-2
         if float((row - expected).abs().max()) > tolerance:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} computes its scores in a way that is not known here, so "
-                "its own keys cannot be followed; method='gradient-rollout' takes this model."
-            )
+            raise _unknown_scores(module)
 
 
 AttentionInterface.register(_NAME, _attend)
@@ -243,28 +346,42 @@ def rows_are_exact(model: PreTrainedModel, layers: int | None) -> bool:
 
 
 def gradient_rows(
-    model: PreTrainedModel, text: PredictingRows, score: Score = log_probability
+    model: PreTrainedModel,
+    text: PredictingRows,
+    score: ScoreName = LOG_PROB,
+    *,
+    summed: bool = False,
 ) -> RowContributions:
-    """Row r is that of position `first + r`, over all `length` keys."""
+    """Row r is that of position `first + r`, over all `length` keys.
+
+    summed: only the sum over all layers is kept, as one layer.
+    """
+    text = text.ordinary()
     cache = text.cache if text.cache is not None else _prefix(model, text)
     parts: list[RowContributions] = []
     step = _rows_at_once(model, text)
     for begin in range(text.first, text.length, step):
         end = min(begin + step, text.length)
-        part = _part(model, text, cache, begin, end, score)
+        part = _part(model, text, cache, begin, end, score, summed)
         unseen = (0, text.length - end)
-        parts.append(RowContributions(*(nn.functional.pad(array, unseen) for array in part)))
+        values, weights = (nn.functional.pad(array, unseen) for array in part[:2])
+        parts.append(RowContributions(values, weights, part.log_probs))
         _detach(cache)
     return RowContributions(
         torch.cat([part.values for part in parts], dim=2),
         torch.cat([part.weights for part in parts], dim=1),
+        torch.cat([part.log_probs for part in parts], dim=1),
     )
 
 
 def _rows_at_once(model: PreTrainedModel, text: PredictingRows) -> int:
+    """As many as fit: eager attention keeps the weights of all layers, fused of one group."""
     config = model.config.get_text_config()
-    width = config.num_hidden_layers * config.num_attention_heads * text.length * len(text.ids)
-    return max(1, _WEIGHTS_AT_ONCE // width)
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    if not any(has_own_softmax(module, {}) for module in model.modules()):
+        heads, layers = heads // (getattr(config, "num_key_value_heads", None) or heads), 1
+    width = layers * heads * text.length * len(text.ids)
+    return max(1, min(_MOST_ROWS, _WEIGHTS_AT_ONCE // width))
 
 
 def _prefix(model: PreTrainedModel, text: PredictingRows) -> DynamicCache:
@@ -284,10 +401,16 @@ def _prefix(model: PreTrainedModel, text: PredictingRows) -> DynamicCache:
 
 
 def _part(
-    model: PreTrainedModel, text: PredictingRows, cache: Any, begin: int, end: int, score: Score
+    model: PreTrainedModel,
+    text: PredictingRows,
+    cache: Any,
+    begin: int,
+    end: int,
+    score: ScoreName,
+    summed: bool,
 ) -> RowContributions:
     """Rows of the positions from begin up to end; their keys are added to the cache."""
-    rows = _Rows()
+    rows = _Rows(summed)
     with torch.enable_grad(), _collecting(model, rows) as leaf:
         logits = model(
             input_ids=text.ids[:, begin:end],
@@ -296,12 +419,9 @@ def _part(
             past_key_values=cache,
             use_cache=True,
         ).logits
-        rows_of_part = slice(begin - text.first, end - text.first)
-        scores = score(logits, text.tokens[:, rows_of_part])
-        if text.explained is not None:
-            scores = scores * text.explained[:, rows_of_part]
-        torch.autograd.grad(scores.sum(), leaf())
-        return rows.take()
+        part = slice(begin - text.first, end - text.first)
+        torch.autograd.grad(text.scores(logits, part, score).sum(), leaf())
+        return rows.take(log_probability(logits.detach(), text.tokens[:, part]))
 
 
 @contextmanager
@@ -344,5 +464,6 @@ def cropped(cache: Any, length: int) -> Any:
         return None
     cut = DynamicCache()
     for number, layer in enumerate(layers):
-        cut.update(layer.keys[..., :length, :], layer.values[..., :length, :], number)
+        keys, values = ordinary(layer.keys), ordinary(layer.values)
+        cut.update(keys[..., :length, :], values[..., :length, :], number)
     return cut

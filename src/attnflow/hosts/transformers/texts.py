@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,18 @@ from attnflow.errors import TokensError, shorten
 from attnflow.hosts.facts import ModelFacts
 from attnflow.tokens import Tokens
 
-__all__ = ["after_start", "decoder_inputs", "prefix_ids", "tokenize", "tokens_of", "words_of"]
+__all__ = [
+    "after_start",
+    "check_vocabulary",
+    "checked_tokenizer",
+    "decoder_inputs",
+    "padded",
+    "prefix_ids",
+    "shifted_input",
+    "tokenize",
+    "tokens_of",
+    "words_of",
+]
 
 _NO_TOKENIZER = (
     "A text needs the model's tokenizer: pass tokenizer=AutoTokenizer.from_pretrained(...), or "
@@ -20,14 +31,36 @@ _NO_TOKENIZER = (
 )
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str]) -> Any:
-    """With the tokenizer's special tokens; padded on the right, as left would shift positions."""
+def checked_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer, or an error that says where one comes from."""
     if tokenizer is None:
         raise TokensError(_NO_TOKENIZER)
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise TokensError(f"tokenizer={shorten(tokenizer)} is no tokenizer. {_NO_TOKENIZER}")
+    return tokenizer
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str]) -> Any:
+    """With the tokenizer's special tokens; padded on the right, as left would shift positions."""
+    checked_tokenizer(tokenizer)
+    if len(texts) > 1 and getattr(tokenizer, "pad_token_id", None) is None:
+        return tokenizer(list(texts))  # `padded` fills it up
     options = {"padding": True, "padding_side": "right"} if len(texts) > 1 else {}
     return tokenizer(list(texts), return_tensors="pt", **options)
+
+
+def padded(encoded: Any, facts: ModelFacts) -> Mapping[str, Tensor]:
+    """Texts of a tokenizer that has no padding token, filled up on the right, with their mask."""
+    rows = encoded["input_ids"]
+    if isinstance(rows, Tensor):
+        return encoded
+    longest = max(map(len, rows))
+    fill = {"input_ids": facts.pad_token or 0}
+    masks = {"attention_mask": [[1] * len(row) for row in rows]}
+    return {
+        name: torch.tensor([[*row, *[fill.get(name, 0)] * (longest - len(row))] for row in lines])
+        for name, lines in {**encoded, **masks}.items()
+    }
 
 
 def words_of(encoded: Any, texts: Sequence[str]) -> tuple[tuple[int | None, ...], ...] | None:
@@ -92,6 +125,28 @@ def decoder_inputs(
         "decoder_input_ids": torch.tensor(ids),
         "decoder_attention_mask": torch.tensor(mask),
     }
+
+
+def check_vocabulary(model: Any, ids: Tensor) -> None:
+    """That the model has a vector for every one of these tokens of its input."""
+    words = model.get_input_embeddings()
+    count = getattr(words, "num_embeddings", None)
+    if count is None or ids.is_floating_point() or not ids.numel():
+        return
+    outside = ids[(ids < 0) | (ids >= count)]
+    if outside.numel():
+        raise TokensError(
+            f"The token with the number {int(outside[0])} is none of the {count} that "
+            f"{type(model).__name__} knows. The tokenizer is another model's, or tokens were added "
+            "to it and not to the model (model.resize_token_embeddings)."
+        )
+
+
+def shifted_input(ids: Tensor, facts: ModelFacts) -> Tensor:
+    """The input behind the start token, its last token left out: what such a decoder reads."""
+    if facts.start_token is None:
+        raise TokensError("The model names no token to start its decoder with.")
+    return torch.cat([torch.full_like(ids[:, :1], facts.start_token), ids[:, :-1]], dim=1)
 
 
 def after_start(ids: list[int], facts: ModelFacts) -> list[int]:

@@ -15,6 +15,7 @@ attention.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import log
@@ -28,9 +29,9 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from attnflow.hosts.restore import exclusive
-from attnflow.hosts.transformers.attention import eager_function, point_at
-from attnflow.hosts.transformers.row_gradients import log_probability
+from attnflow.hosts.restore import exclusive, ordinary
+from attnflow.hosts.transformers.attention import eager_function, own_attention, point_at
+from attnflow.hosts.transformers.row_gradients import has_own_softmax, log_probability
 
 __all__ = ["fading_biases", "visibility"]
 
@@ -39,14 +40,17 @@ _FAINTEST = log(256)  # the path ends at a key weight of 1/256: fainter keys cou
 _HEAD_MULTIPLE = 8  # fused kernels want head sizes that are a multiple of this
 _TOKENS_AT_ONCE = 4096  # positions over all steps of the path that run in one batch
 
-_BIASES: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
+# With the thread they are for: what others do with the model meanwhile stays as it is.
+_BIASES: WeakKeyDictionary[nn.Module, tuple[int, Tensor]] = WeakKeyDictionary()
 
 
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    bias = _BIASES.get(module)
-    if bias is None or _has_own_softmax(module, options):
+    thread, bias = _BIASES.get(module, (0, None))
+    if bias is None or thread != threading.get_ident():
+        return own_attention(module)(module, query, key, value, mask, **options)
+    if has_own_softmax(module, options):
         eager = eager_function(module)
         return eager(module, query, key, value, _additive(mask, query, key, bias), **options)
     scale = options.get("scaling")
@@ -68,13 +72,6 @@ def _attend(
         scale=scale,
     )[..., :width]
     return output.transpose(1, 2).contiguous(), None
-
-
-def _has_own_softmax(module: nn.Module, options: dict[str, Any]) -> bool:
-    """Whether scores are capped or a learned sink takes part, so that fused attention differs."""
-    caps = (options.get("softcap"), getattr(module, "attn_logit_softcapping", None))
-    sinks = (options.get("s_aux"), getattr(module, "sinks", None))
-    return any(one is not None for one in (*caps, *sinks))
 
 
 def _additive(mask: Any, query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
@@ -117,6 +114,7 @@ def visibility(
     count together, by default all. fading: (length - 1,), true for the keys that fade; the others
     stay as they are and get 0.
     """
+    ids, fading = ordinary(ids), ordinary(fading)
     tokens = list(range(len(ids) - start)) if explained is None else list(explained)
     biases = torch.tensor(fading_biases(steps), device=ids.device)
     at_once = max(1, _TOKENS_AT_ONCE // len(ids))
@@ -153,6 +151,6 @@ def _biased(model: PreTrainedModel, biases: Tensor) -> Iterator[None]:
         modules = list(model.modules())
         changes.add(lambda: [_BIASES.pop(module, None) for module in modules])
         for module in modules:
-            _BIASES[module] = biases
+            _BIASES[module] = threading.get_ident(), biases
         point_at(model, _NAME, changes)
         yield

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
+from attnflow.show.numbers import short_number
 from attnflow.show.plots.canvas import (
     SMALL,
     at_layer,
@@ -124,7 +125,7 @@ def _write_numbers(axes: Axes, image: Any, values: NDArray[np.float64]) -> None:
         axes.text(
             layer,
             source,
-            f"{value:.2f}".replace("0.", ".", 1),
+            short_number(value, 2),
             ha="center",
             va="center",
             fontsize=SMALL,

@@ -3,7 +3,7 @@
   "use strict";
 
   const { make } = attnflow;
-  const SCALES = { none: "as computed", sum: "share of row", max: "strongest = 1" };
+  const SCALES = { share: "with its unit", none: "as computed", max: "strongest = 1" };
   const TOPS = ["all", "3", "5", "10", "20", "50"];
 
   class Controls {
@@ -13,6 +13,10 @@
       this.onChange = onChange;
       this.method = this.select("method", results.map((result, k) => [k, label(results, k)]), (value) => ({
         result: Number(value),
+      }));
+      const others = results.map((result, k) => [k, label(results, k)]);
+      this.other = this.select("other", [["none", "nothing"], ...others], (value) => ({
+        other: value === "none" ? null : Number(value),
       }));
       this.scale = this.select("scale", Object.entries(SCALES), (value) => ({ scale: value }));
       this.top = this.select("strongest", TOPS.map((name) => [name, name]), (value) => ({
@@ -31,7 +35,8 @@
         { class: "af-controls", role: "group", "aria-label": "What is shown" },
         field("Method", this.method),
         make("div", { class: "af-field af-wide" }, make("span", {}, "Layer"), this.layer, this.layerName, labelled(this.mean, "mean of layers")),
-        field("Scale", this.scale),
+        results.length > 1 ? field("Beside it", this.other) : null,
+        field("Numbers", this.scale),
         field("Strongest", this.top),
         make("div", { class: "af-field" }, make("span", {}, "Hide below"), this.least, this.leastName),
         make("div", { class: "af-field" }, labelled(this.common, "hide common words")),
@@ -62,10 +67,7 @@
       this.layer.setAttribute("aria-valuetext", `layer ${this.layerName.textContent}`);
       this.mean.checked = state.mean;
       this.scale.value = state.scale;
-      for (const option of this.scale.options) {
-        option.disabled = option.value === "sum" && result.signed;
-        option.title = option.disabled ? "Differences from a baseline have no shares." : "";
-      }
+      this.other.value = state.other === null ? "none" : String(state.other);
       this.top.value = state.top === null ? "all" : String(state.top);
       this.least.value = String(Math.round(state.least * 100));
       this.leastName.textContent = state.least === 0 ? "off" : `${Math.round(state.least * 100)} %`;
@@ -73,10 +75,9 @@
     }
   }
 
-  // A method's name; with its options where two share the name.
+  // A method in words, with those of its options that are not the default.
   function label(results, k) {
-    const { name, title } = results[k];
-    return results.filter((result) => result.name === name).length > 1 ? title : name;
+    return results[k].title;
   }
 
   const field = (name, control) => make("label", { class: "af-field" }, make("span", {}, name), control);

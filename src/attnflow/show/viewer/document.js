@@ -25,6 +25,10 @@
       this.sources = sources;
       this.gap = record.gap;
       this.remarks = record.remarks ?? []; // documents of 0.1.0 have none
+      this.caveats = record.caveats ?? [];
+      this.unit = record.unit ?? "share";
+      this.recipe = record.recipe ?? record.title;
+      this.confirmation = record.confirmation ?? null;
       this.unpacked = new Map();
       this.elsewhereValues = record.elsewhere ? numbers(record.elsewhere, Float32Array) : null;
     }
@@ -62,6 +66,16 @@
         found[index ? index[start + j] : j] = values[start + j] * scale[target];
       }
       return found;
+    }
+
+    // The rows of several targets added up; k is null for the mean of layers.
+    sum(k, targets) {
+      const total = new Float32Array(this.sources);
+      for (const target of targets) {
+        const row = k === null ? this.meanRow(target) : this.row(k, target);
+        for (let j = 0; j < row.length; j++) total[j] += row[j];
+      }
+      return total;
     }
 
     meanRow(target) {
@@ -120,6 +134,9 @@
     const sources = record.sources.texts.length;
     return {
       ...record,
+      answer: record.answer ?? null,
+      passages: record.passages ?? [],
+      heads: record.heads && { ...record.heads, weights: record.heads.weights.map(bytes) },
       results: record.results.map((result) => new Result(result, targets, sources)),
       graph: record.graph && {
         ...record.graph,

@@ -4,7 +4,15 @@
 
   const root = document.getElementById("attnflow-view");
   try {
-    attnflow.show(root, JSON.parse(document.getElementById("attnflow-data").textContent));
+    const record = JSON.parse(document.getElementById("attnflow-data").textContent);
+    const onState = (state) => {
+      try {
+        history.replaceState(null, "", `#${state}`); // a link to what is shown
+      } catch {
+        return; // a frame without an address of its own
+      }
+    };
+    attnflow.show(root, record, { state: location.hash.slice(1), onState });
   } catch (error) {
     root.textContent = `This view cannot be shown: ${error.message}`;
   }

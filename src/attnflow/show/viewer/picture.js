@@ -62,7 +62,7 @@
         pen.fillStyle = look.shade(this.photo ? Math.sign(share) : share);
         pen.fillRect(x, y, w + 0.5, h + 0.5);
         pen.globalAlpha = 1;
-        if (this.targetOf(prefix + k) === this.paint.target) {
+        if (this.paint.rows.includes(this.targetOf(prefix + k))) {
           this.patch = k;
           pen.strokeStyle = look.mark;
           pen.lineWidth = 3;

@@ -3,7 +3,7 @@
 (function (attnflow) {
   "use strict";
 
-  const { make, visible, format, breakLines } = attnflow;
+  const { make, visible, breakLines, isFraming } = attnflow;
   const LINE = 30; // pixels; the style sheet says the same
   const BEYOND = 6; // lines kept above and below what is seen
   let counter = 0;
@@ -11,12 +11,15 @@
   // The space before a token stands outside it, so that shading fits the word.
   function parts(text) {
     const spaced = /^[^\S\n]/u.test(text) && text.trim() !== "";
+    if (/^[^\S\n]+$/.test(text)) return ["", text];
     return spaced ? [" ", visible(text.slice(1))] : ["", visible(text)];
   }
 
   class TextPanel {
-    constructor(items, { label, onHover, onPick, onMove }) {
+    // headings: names by the number of the item they stand before
+    constructor(items, { label, onHover, onPick, onMove, headings = new Map() }) {
       this.items = items;
+      this.headings = headings;
       this.texts = items.map((item) => item.text);
       this.prefix = `af-${++counter}-token-`;
       this.live = new Map(); // line number -> element
@@ -58,13 +61,27 @@
       this.width = width;
       this.pen.font = getComputedStyle(this.body).font;
       this.widths.clear();
-      this.lines = breakLines(this.texts, width, (text) => this.measure(text));
+      this.lines = this.headedLines(width);
       this.lineOf = new Int32Array(this.items.length);
-      this.lines.forEach(([start, end], line) => this.lineOf.fill(line, start, end));
+      this.lines.forEach(({ start, end }, line) => this.lineOf.fill(line, start, end));
       this.body.style.height = `${this.lines.length * LINE}px`;
       this.body.replaceChildren();
       this.live.clear();
       this.show();
+    }
+
+    // Lines of tokens, a passage beginning on a line of its own, below its name.
+    headedLines(width) {
+      const starts = [...this.headings.keys()].sort((a, b) => a - b);
+      const cuts = [...new Set([0, ...starts, this.texts.length])].sort((a, b) => a - b);
+      const lines = [];
+      for (let k = 0; k + 1 < cuts.length; k++) {
+        const from = cuts[k];
+        if (this.headings.has(from)) lines.push({ start: from, end: from, heading: this.headings.get(from) });
+        const part = breakLines(this.texts.slice(from, cuts[k + 1]), width, (text) => this.measure(text));
+        for (const [start, end] of part) lines.push({ start: from + start, end: from + end });
+      }
+      return lines;
     }
 
     show() {
@@ -86,7 +103,8 @@
     addLine(line) {
       const element = make("div", { class: "af-line" });
       element.style.top = `${line * LINE}px`;
-      const [start, end] = this.lines[line];
+      const { start, end, heading } = this.lines[line];
+      if (heading !== undefined) element.append(make("b", { class: "af-heading" }, heading));
       for (let k = start; k < end; k++) {
         const [space, shown] = parts(this.texts[k]);
         if (space && k > start) element.append(space);
@@ -99,7 +117,8 @@
 
     token(k, text) {
       const item = this.items[k];
-      const kind = item.target === null ? " af-source-only" : item.source === null ? " af-written" : "";
+      const blank = isFraming(item.text) ? " af-blank" : "";
+      const kind = blank + (item.target === null ? " af-source-only" : item.source === null ? " af-written" : "");
       const made = make("span", {
         class: `af-token${kind}`,
         id: this.prefix + k,
@@ -113,11 +132,11 @@
       return made;
     }
 
-    // paint: {share(source), value(source), hidden(source), saturated(source), target, pinned}
+    // paint: {share(source), number(source), hidden(source), saturated(source), rows}
     update(paint) {
       this.paint = paint;
       this.repaint();
-      const at = this.items.findIndex((item) => item.target === paint.target);
+      const at = this.items.findIndex((item) => item.target !== null && item.target === paint.rows[0]);
       if (at >= 0) this.root.setAttribute("aria-activedescendant", this.prefix + at);
     }
 
@@ -128,9 +147,9 @@
     }
 
     paintLine(line) {
-      for (const element of line.children) {
+      for (const element of line.querySelectorAll(".af-token")) {
         const item = this.items[Number(element.dataset.item)];
-        const chosen = item.target !== null && item.target === this.paint.target;
+        const chosen = item.target !== null && this.paint.rows.includes(item.target);
         element.classList.toggle("af-chosen", chosen);
         element.setAttribute("aria-selected", chosen ? "true" : "false");
         if (item.source !== null) this.paintSource(element, item.source);
@@ -138,7 +157,7 @@
     }
 
     paintSource(element, source) {
-      const { share, value, hidden, saturated } = this.paint;
+      const { share, number, hidden, saturated } = this.paint;
       const part = hidden(source) ? 0 : share(source);
       const percent = Math.round(Math.min(1, Math.abs(part)) * 100);
       element.style.setProperty("--share", `${percent}%`);
@@ -146,9 +165,20 @@
       element.classList.toggle("af-deep", percent > this.flip);
       element.classList.toggle("af-hidden", hidden(source));
       element.classList.toggle("af-saturated", saturated(source));
-      const said = hidden(source) ? "left out" : format(value(source));
+      const said = hidden(source) ? "left out" : number(source);
       element.title = `${element.textContent}: ${said}${saturated(source) ? ", saturated" : ""}`;
       element.setAttribute("aria-label", `${element.textContent.trim()}, ${said}`);
+    }
+
+    // Scroll to a source, a third of the way down, unless it is in sight.
+    revealSource(source) {
+      const at = this.items.findIndex((item) => item.source === source);
+      if (at < 0 || !this.lines) return;
+      const top = this.lineOf[at] * LINE;
+      const { scrollTop, clientHeight } = this.root;
+      if (top >= scrollTop && top + LINE <= scrollTop + clientHeight) return;
+      this.root.scrollTop = Math.max(0, top - clientHeight / 3);
+      this.show();
     }
 
     // Scroll just enough for a token to be in sight.

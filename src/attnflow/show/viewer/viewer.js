@@ -1,37 +1,58 @@
-// The viewer: what is chosen, and what every panel shows of it. `attnflow.show(element, record)`
-// draws a view document; the same record always gives the same page.
+// The viewer: the answer first, then where it came from. `attnflow.show(element, record)` draws a
+// view document; the same record and state always give the same page.
 (function (attnflow) {
   "use strict";
 
-  const { make, open, visible, format, TextPanel, LayerMap, Strongest, FlowGraph, Picture, Controls } = attnflow;
+  const { make, open, visible, format, wordsOf, namesOf, measure, quoted, listing } = attnflow;
+  const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, Picture, Controls } = attnflow;
   const LEAST = -0.6; // what is less than the baseline is shown, but does not outshine what is more
   const SPOKEN_AFTER = 350; // ms: a screen reader hears where one stops, not every step on the way
+  const NO_NEWS = 0.005; // of a row: what rounds to nothing
 
   class Viewer {
-    constructor(root, record) {
+    constructor(root, record, { state = "", onState = null } = {}) {
       this.view = open(record);
-      const last = this.view.results[0].layers.length - 1;
+      this.onState = onState;
+      this.completion = this.view.answer?.kind === "completion";
       this.state = {
         result: 0,
-        layer: last,
+        other: null,
+        layer: this.view.results[0].layers.length - 1,
         mean: false,
-        scale: "none",
+        scale: "share",
         top: null,
         least: 0,
         hideCommon: false,
-        target: this.view.start,
+        unit: "word",
+        rows: [this.view.start],
         hovered: null,
         source: null,
+        details: false,
       };
-      this.names = this.view.sources.texts.map((text) => text);
-      this.common = new Array(this.names.length).fill(false);
-      for (const item of this.view.items) {
+      this.prepareNames();
+      if (this.completion && this.passages.length) this.state.unit = "sentence";
+      this.build(root);
+      if (this.completion) this.state.rows = this.passages.length ? this.answer.statements[0] : this.firstRows();
+      this.restore(state);
+      this.renderSoon(true);
+    }
+
+    prepareNames() {
+      const { items, sources } = this.view;
+      this.texts = sources.texts.map((text) => text);
+      this.common = new Array(this.texts.length).fill(false);
+      for (const item of items) {
         if (item.source === null) continue;
-        this.names[item.source] = item.text;
+        this.texts[item.source] = item.text;
         this.common[item.source] = item.common;
       }
-      this.build(root);
-      this.renderSoon();
+      const single = this.texts.map((_, k) => [k]);
+      this.framing = this.texts.map((text) => this.completion && attnflow.isFraming(text));
+      this.names = namesOf(single, this.texts, sources.positions);
+      this.words = this.view.image ? single : wordsOf(this.texts);
+      this.wordNames = namesOf(this.words, this.texts, sources.positions);
+      const parts = this.view.passages.filter((passage) => passage.kind !== "sentence");
+      this.passages = parts.length > 1 ? parts : [];
     }
 
     // -- building -------------------------------------------------------------------------------
@@ -39,64 +60,136 @@
     build(root) {
       const { view } = this;
       this.controls = new Controls(view.results, this.state, (change) => this.change(change));
-      this.text = new TextPanel(view.items, {
-        label: "Tokens. Arrow keys choose the target, plus and minus the layer.",
-        onHover: (item) => this.hover(item),
-        onPick: (item) => this.pick(item),
-        onMove: (event) => this.key(event),
-      });
       this.map = new LayerMap({ onPick: (layer) => this.change({ layer, mean: false }) });
-      this.strongest = new Strongest({ onSource: (source) => this.chooseSource(source) });
+      const picks = {
+        onPassage: (passage) => this.text.revealSource(passage.strongest),
+        onWord: (word) => this.text.revealSource(word.source),
+        onCut: (source) => this.chooseSource(source),
+      };
+      this.ranking = new Ranking(picks);
+      this.beside = new Ranking(picks);
       this.spoken = make("p", { class: "af-spoken", "aria-live": "polite" });
+      this.caveats = make("div", { class: "af-caveats", role: "note" });
       this.notes = make("ul", { class: "af-notes" });
-      this.heading = make("h3", {}, "Sources");
-      const panels = [this.textPanel(), this.sidePanel()];
-      if (view.graph) panels.push(this.graphPanel());
-      root.replaceChildren(
-        make("div", { class: "af-viewer" }, this.head(), this.controls.root, make("div", { class: "af-panels" }, ...panels)),
+      this.root = make(
+        "div",
+        { class: "af-viewer" },
+        this.head(),
+        this.answerBlock(),
+        this.caveats,
+        this.spoken,
+        make("div", { class: "af-panels" }, this.sidePanel(), this.textPanel()),
+        this.detailsPanel(),
       );
-      root.firstChild.addEventListener("keydown", (event) => this.layerKey(event));
+      root.replaceChildren(this.root);
+      this.root.addEventListener("keydown", (event) => this.layerKey(event));
     }
 
     head() {
-      const { prediction, model } = this.view;
-      const said = prediction && `The model says ${prediction.label} (${(100 * prediction.probability).toFixed(1)} %).`;
+      const { title, model } = this.view;
+      const kicker = this.completion ? "Prompt" : "Text";
       return make(
         "header",
         { class: "af-head" },
-        make("h2", {}, this.view.title),
-        make("p", { class: "af-quiet" }, [said, model && `Model: ${model}.`].filter(Boolean).join(" ")),
+        make("p", { class: "af-quiet" }, [model && `${model}`, kicker].filter(Boolean).join(" · ")),
+        make("h2", { class: title.length > 120 ? "af-long" : null }, title),
       );
     }
 
+    answerBlock() {
+      const { view } = this;
+      if (this.completion) {
+        this.answer = new AnswerPanel(this.targetTexts(), view.answer.statements, {
+          onPick: (rows) => this.pickRows(rows),
+          onHover: (rows) => this.hover(rows),
+          onUnit: (unit) => this.changeUnit(unit),
+        });
+        return this.answer.root;
+      }
+      if (!view.prediction) return make("p", { class: "af-answer af-hint" }, "Choose a word of the text to see what it draws on.");
+      const { label, probability } = view.prediction;
+      return make(
+        "p",
+        { class: "af-answer af-says" },
+        "The model says ",
+        make("strong", {}, label),
+        make("span", { class: "af-chance" }, `probability ${(100 * probability).toFixed(1)} %`),
+      );
+    }
+
+    targetTexts() {
+      const texts = this.view.targets.texts.map((text) => text);
+      for (const item of this.view.items) if (item.target !== null) texts[item.target] = item.text;
+      return texts;
+    }
+
+    firstRows() {
+      const words = this.answer.words;
+      const content = words.find((word) => word.some((token) => !this.commonTarget(token)));
+      return content ?? words[0];
+    }
+
+    commonTarget(token) {
+      const item = this.view.items.find((one) => one.target === token);
+      return item ? item.common || item.text.trim() === "" : false;
+    }
+
     textPanel() {
+      const items = this.completion ? this.view.items.filter((item) => item.source !== null) : this.view.items;
+      const place = new Map(items.map((item, k) => [item.source, k]));
+      const headings = new Map(this.passages.map(({ name, columns }) => [place.get(columns[0]) ?? -1, name]));
+      headings.delete(-1);
+      this.text = new TextPanel(items, {
+        label: this.completion ? "The prompt, its sources shaded." : "Tokens. Arrow keys choose the target, plus and minus the layer.",
+        onHover: (item) => this.hover(item?.target === null || !item ? null : [item.target]),
+        onPick: (item) => item && item.target !== null && this.pickRows([item.target]),
+        onMove: (event) => this.key(event),
+        headings,
+      });
       const panel = make("section", { class: "af-panel af-reading", "aria-label": "Text" });
       if (this.view.image) {
         this.picture = new Picture(this.view.image, {
-          onPatch: (source) => this.pick({ target: this.targetOf(source) }),
+          onPatch: (source) => this.pickRows([this.targetOf(source)]),
           targetOf: (source) => this.targetOf(source),
         });
         panel.append(this.picture.root);
       }
-      panel.append(this.text.root, this.spoken, this.notes);
+      this.legend = make("p", { class: "af-legend" });
+      panel.append(this.text.root, this.legend);
       return panel;
     }
 
     sidePanel() {
+      this.heading = make("h3", {}, "Where it came from");
+      this.besideHeading = make("h3", {});
+      this.besideBlock = make("div", { hidden: true }, this.besideHeading, this.beside.root);
       return make(
         "section",
         { class: "af-panel af-side", "aria-label": "Sources" },
-        this.heading,
-        this.strongest.root,
-        make("h3", {}, "Sources × layers"),
-        this.map.root,
-        this.map.said,
+        make("div", { class: "af-columns" }, make("div", {}, this.heading, this.ranking.root), this.besideBlock),
       );
     }
 
-    graphPanel() {
-      this.graph = new FlowGraph(this.view.graph, this.names, { onSource: (source) => this.chooseSource(source) });
-      return make("section", { class: "af-panel af-below", "aria-label": "Flow graph" }, make("h3", {}, "Flow graph"), this.graph.root);
+    detailsPanel() {
+      this.summary = make("summary", {}, "Details");
+      const parts = [make("div", { class: "af-detail" }, make("h3", {}, "Sources × layers"), this.map.root, this.map.said)];
+      if (this.view.heads) parts.push(make("div", { class: "af-detail" }, (this.headGrid = new HeadGrid(this.view.heads, this.names)).root));
+      if (this.view.graph) {
+        this.graph = new FlowGraph(this.view.graph, this.names, { onSource: (source) => this.chooseSource(source) });
+        parts.push(make("div", { class: "af-detail af-wide-detail" }, make("h3", {}, "Flow graph"), this.graph.root));
+      }
+      this.details = make(
+        "details",
+        { class: "af-details" },
+        this.summary,
+        this.controls.root,
+        this.notes,
+        make("div", { class: "af-detail-grid" }, ...parts),
+      );
+      this.details.addEventListener("toggle", () => {
+        if (this.state.details !== this.details.open) this.change({ details: this.details.open });
+      });
+      return this.details;
     }
 
     // -- choosing -------------------------------------------------------------------------------
@@ -107,35 +200,41 @@
       if ("result" in change) {
         const same = this.result.layers.indexOf(before);
         this.state.layer = same < 0 ? this.result.layers.length - 1 : same;
-        if (this.result.signed && this.state.scale === "sum") this.state.scale = "none";
       }
+      this.renderSoon("rows" in change);
+      this.onState?.(this.link());
+    }
+
+    hover(rows) {
+      if (String(rows) === String(this.state.hovered)) return;
+      this.state.hovered = rows;
       this.renderSoon();
     }
 
-    hover(item) {
-      const hovered = item?.target ?? null;
-      if (hovered === this.state.hovered) return;
-      this.state.hovered = hovered;
-      this.renderSoon();
+    pickRows(rows) {
+      if (!rows || rows.some((row) => row === null || row === undefined)) return;
+      this.change({ rows, hovered: null });
     }
 
-    pick(item) {
-      if (item?.target === null || item?.target === undefined) return;
-      this.change({ target: item.target, hovered: null });
+    changeUnit(unit) {
+      this.answer.unit = unit;
+      this.change({ unit, rows: this.answer.unitRows(this.state.rows[0]), hovered: null });
     }
 
     chooseSource(source) {
-      this.change({ source: this.state.source === source ? null : source, hovered: null });
+      this.details.open = true;
+      this.change({ source: this.state.source === source ? null : source, details: true, hovered: null });
       this.graph?.root.scrollIntoView({ block: "nearest", behavior: "smooth" });
     }
 
     key(event) {
+      if (this.completion) return;
       const count = this.view.targets.texts.length;
       const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -count, End: count, PageDown: 20, PageUp: -20 };
       if (!(event.key in steps) || event.altKey || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
-      const target = Math.max(0, Math.min(count - 1, this.state.target + steps[event.key]));
-      this.change({ target, hovered: null });
+      const target = Math.max(0, Math.min(count - 1, this.state.rows[0] + steps[event.key]));
+      this.change({ rows: [target], hovered: null });
       this.text.reveal(target);
     }
 
@@ -157,40 +256,132 @@
       return this.view.results[this.state.result];
     }
 
-    get target() {
-      return this.state.hovered ?? this.state.target;
+    get rows() {
+      return this.state.hovered ?? this.state.rows;
+    }
+
+    // What a link must hold to show the same again.
+    link() {
+      const { result, layer, mean, rows, unit, other, details, source } = this.state;
+      const parts = { r: result, l: mean ? "mean" : this.view.results[result].layers[layer], t: `${rows[0]}-${rows.at(-1)}`, u: unit };
+      if (other !== null) parts.o = other;
+      if (source !== null) parts.s = source;
+      if (details) parts.d = 1;
+      return new URLSearchParams(parts).toString();
+    }
+
+    restore(text) {
+      const parts = new URLSearchParams(text);
+      const number = (key, most) => {
+        const value = Number.parseInt(parts.get(key) ?? "", 10);
+        return value >= 0 && value < most ? value : null;
+      };
+      const { view, state } = this;
+      state.result = number("r", view.results.length) ?? state.result;
+      const layer = this.result.layers.indexOf(Number(parts.get("l")));
+      state.layer = layer < 0 ? this.result.layers.length - 1 : layer;
+      state.mean = parts.get("l") === "mean";
+      if (["word", "sentence", "answer"].includes(parts.get("u"))) state.unit = parts.get("u");
+      const [first, last] = (parts.get("t") ?? "").split("-").map(Number);
+      const targets = view.targets.texts.length;
+      if (first >= 0 && last >= first && last < targets) state.rows = Array.from({ length: last - first + 1 }, (_, k) => first + k);
+      state.other = number("o", view.results.length);
+      state.source = number("s", view.sources.texts.length);
+      state.details = parts.get("d") === "1";
+      this.details.open = state.details;
+    }
+
+    // The result in short: what is held against the run after it.
+    inShort() {
+      const reckoning = this.reckon();
+      const { words, total, unit, peak } = reckoning;
+      const passages = this.rankedPassages(reckoning);
+      const lead = this.sentence(reckoning, passages).text;
+      const answer = this.completion ? this.answer.texts.join("").trim() : (this.view.prediction?.label ?? "");
+      const named = passages.map(({ name, share }) => ({ name, text: measure(share, 1, "share") }));
+      const sources = words.slice(0, 12).map((word) => ({ name: word.name, text: this.number(word.value, total, unit, peak) }));
+      return { title: this.view.title, answer, lead, sources: [...named, ...sources] };
     }
 
     // -- reckoning ------------------------------------------------------------------------------
 
-    scaled(layer, row) {
-      const { scale, hideCommon } = this.state;
-      if (scale === "none") return row;
-      let whole = scale === "sum" ? this.result.total(layer, this.target, row) : 0;
-      if (scale === "max") for (let j = 0; j < row.length; j++) if (!(hideCommon && this.common[j])) whole = Math.max(whole, Math.abs(row[j]));
-      return whole > 0 ? row.map((value) => value / whole) : row.fill(0);
+    // What the rows draw on, by source and by word, with what a share is a share of.
+    reckon(result = this.result) {
+      const { layer, mean } = this.state;
+      const number = this.result.layers[layer];
+      const same = result.layers.indexOf(number);
+      const k = mean ? null : result === this.result ? layer : same < 0 ? result.layers.length - 1 : same;
+      const row = result.sum(k, this.rows);
+      const total = result.signed
+        ? row.reduce((sum, value) => sum + Math.abs(value), 0)
+        : this.rows.reduce((sum, target) => sum + result.total(k, target, k === null ? result.meanRow(target) : result.row(k, target)), 0);
+      const saturated = (j) => k !== null && this.rows.length === 1 && result.isSaturated(k, this.rows[0], j);
+      const words = this.rankedWords(row, saturated, result.signed);
+      const strongest = words.length ? Math.abs(words[0].value) : 0;
+      for (const word of words) word.share = strongest > 0 ? word.value / strongest : 0;
+      const peak = this.peak(row, result.signed);
+      return { result, k, row, total, words, saturated, peak, unit: this.unitOf(result) };
     }
 
-    // The row in question, the sources shown (strongest first), and the strongest value.
-    reckon() {
-      const { layer, mean, top, least, hideCommon } = this.state;
-      const raw = mean ? this.result.meanRow(this.target) : this.result.row(layer, this.target);
-      const row = this.scaled(mean ? null : layer, raw);
-      let order = Array.from(row.keys()).filter((j) => row[j] !== 0 && !(hideCommon && this.common[j]));
-      order.sort((a, b) => Math.abs(row[b]) - Math.abs(row[a]) || a - b);
-      let strongest = order.length ? Math.abs(row[order[0]]) : 0;
-      if (this.result.signed) {
-        order = order.filter((j) => row[j] > 0).concat(order.filter((j) => row[j] < 0));
-        if (row[order[0]] > 0) strongest = row[order[0]]; // what is more than the baseline sets the scale
-      }
-      order = order.filter((j) => Math.abs(row[j]) >= least * strongest);
-      if (top !== null) order = order.slice(0, top);
-      return { row, order, strongest };
+    // The strongest value that a person wrote a word for: it sets the scale of the shading.
+    peak(row, signed) {
+      let [most, size] = [0, 0];
+      row.forEach((value, j) => {
+        if (this.framing[j]) return;
+        most = Math.max(most, value);
+        size = Math.max(size, Math.abs(value));
+      });
+      return signed && most === 0 ? size : most;
+    }
+
+    unitOf(result) {
+      return this.state.scale === "share" ? result.unit : this.state.scale;
+    }
+
+    rankedWords(row, saturated, signed) {
+      const { hideCommon, least, top } = this.state;
+      const words = [];
+      this.words.forEach((columns, k) => {
+        if (columns.every((j) => this.framing[j] || (hideCommon && this.common[j]))) return;
+        const value = columns.reduce((sum, j) => sum + row[j], 0);
+        const source = columns.reduce((best, j) => (Math.abs(row[j]) > Math.abs(row[best]) ? j : best), columns[0]);
+        if (value !== 0) words.push({ name: this.wordNames[k], value, source, columns, saturated: saturated(source) });
+      });
+      words.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+      if (signed) words.sort((a, b) => Number(b.value > 0) - Number(a.value > 0) || Math.abs(b.value) - Math.abs(a.value));
+      const strongest = words.length ? Math.abs(words[0].value) : 0;
+      const shown = words.filter((word) => Math.abs(word.value) >= least * strongest);
+      return top === null ? shown : shown.slice(0, top);
+    }
+
+    // Documents and messages, strongest first; shares are of what all of them get.
+    rankedPassages({ row }) {
+      const positive = (j) => Math.max(0, row[j]);
+      const sum = ([first, end]) => {
+        let total = 0;
+        for (let j = first; j < end; j++) total += positive(j);
+        return total;
+      };
+      const sums = this.passages.map((passage) => sum(passage.columns));
+      const total = sums.reduce((a, b) => a + b, 0);
+      if (total <= 0) return [];
+      const peak = this.peak(row, false) || 1;
+      return this.passages
+        .map((passage, k) => {
+          const spans = passage.sentences.length ? passage.sentences : [passage.columns];
+          const best = spans.reduce((a, b, n) => (sum(b) > sum(spans[a]) ? n : a), 0);
+          const [first, end] = spans[best];
+          const pieces = Array.from({ length: end - first }, (_, n) => ({ text: n ? this.texts[first + n] : this.texts[first].trimStart(), share: positive(first + n) / peak }));
+          const strongest = pieces.reduce((a, piece, n) => (piece.share > pieces[a].share ? n : a), 0) + first;
+          return { name: passage.name, share: sums[k] / total, sentence: best + 1, pieces, strongest };
+        })
+        .sort((a, b) => b.share - a.share);
     }
 
     // -- showing --------------------------------------------------------------------------------
 
-    renderSoon() {
+    renderSoon(moved = false) {
+      this.moved = this.moved || moved;
       if (this.waiting) return;
       this.waiting = requestAnimationFrame(() => {
         this.waiting = null;
@@ -212,71 +403,165 @@
     render() {
       this.unpackSoon();
       if (this.state.mean && !this.result.ready) return; // it comes when all layers are there
-      const { row, order, strongest } = this.reckon();
-      const { layer, mean, source } = this.state;
-      const shown = new Set(order);
-      const saturated = (j) => !mean && this.result.isSaturated(layer, this.target, j);
-      const share = (j) => (strongest > 0 ? Math.max(LEAST, row[j] / strongest) : 0);
-      const paint = { share, value: (j) => row[j], hidden: (j) => !shown.has(j), saturated, target: this.target };
+      const reckoning = this.reckon();
+      const { row, words, total, saturated, peak, unit, result } = reckoning;
+      const passages = this.rankedPassages(reckoning);
+      const shown = new Set(words.flatMap((word) => word.columns));
+      const number = (j) => this.number(row[j], total, unit, peak);
+      const share = (j) => (peak > 0 && !this.framing[j] ? Math.max(LEAST, row[j] / peak) : 0);
+      const paint = { share, number, hidden: (j) => !shown.has(j) && row[j] !== 0 && !this.framing[j], saturated, rows: this.rows };
       this.controls.update();
+      this.answer?.update(this.rows, this.state.unit);
       this.text.update(paint);
       this.picture?.update(paint);
-      this.strongest.update({ ...paint, order, names: this.names, positions: this.view.sources.positions, cuttable: Boolean(this.graph), source });
-      this.heading.textContent = `What “${this.targetName()}” draws on`;
-      this.updateMap(order);
-      if (this.state.hovered === null) this.updateGraph();
-      this.note(order, saturated);
-      this.say(row, order);
+      const common = { cuttable: Boolean(this.graph), source: this.state.source };
+      this.ranking.update({ passages, words: this.measured(words, total, unit, peak), total, unit, ...common });
+      this.heading.textContent = this.passages.length ? "Where it came from" : `What ${quoted(this.subject())} draws on`;
+      this.updateBeside();
+      this.updateDetails(reckoning);
+      this.legend.textContent = this.legendText(result, unit);
+      this.warn();
+      this.say(reckoning, passages);
+      if (this.moved && this.state.hovered === null) this.reveal(passages, words);
     }
 
-    updateMap(order) {
-      const all = this.state.top === null && this.state.least === 0;
-      const rows = all && !this.state.hideCommon ? Array.from(this.names.keys()) : order.slice().sort((a, b) => a - b);
-      const grid = this.result.rows(this.target).map((row, k) => row && this.scaled(k, row));
+    measured(words, total, unit, peak) {
+      return words.map((word) => ({ ...word, text: this.number(word.value, total, unit, peak) }));
+    }
+
+    number(value, total, unit, peak) {
+      if (unit === "none") return format(value);
+      if (unit === "max") return format(peak > 0 ? value / peak : 0);
+      return measure(value, total, unit);
+    }
+
+    reveal(passages, words) {
+      this.moved = false;
+      const source = passages[0]?.strongest ?? words[0]?.source;
+      if (source !== undefined && this.completion) this.text.revealSource(source);
+    }
+
+    updateBeside() {
+      const { other } = this.state;
+      this.besideBlock.hidden = other === null || other === this.state.result;
+      if (this.besideBlock.hidden) return;
+      const reckoning = this.reckon(this.view.results[other]);
+      const { words, total, unit, peak, result } = reckoning;
+      this.heading.textContent = this.result.title;
+      this.besideHeading.textContent = result.title;
+      this.beside.update({ passages: this.rankedPassages(reckoning), words: this.measured(words, total, unit, peak), total, unit, cuttable: false, source: null });
+    }
+
+    updateDetails({ words }) {
+      const { layer, mean, top, least, hideCommon } = this.state;
+      const where = mean ? "mean of layers" : `layer ${this.result.layers[layer]} of ${this.result.layers.at(-1)}`;
+      this.summary.textContent = `Details: ${this.result.title}, ${where}`;
+      this.note(words);
+      if (!this.details.open) return; // drawn when it is looked at
+      const listed = words.flatMap((word) => word.columns).sort((a, b) => a - b);
+      const rows = top === null && least === 0 && !hideCommon ? Array.from(this.names.keys()) : listed;
+      const grid = this.result.layers.map((_, k) => (this.result.unpacked.has(k) ? this.result.sum(k, this.rows) : null));
       let strongest = 0;
-      for (const row of grid) if (row) for (const j of rows) strongest = Math.max(strongest, row[j]);
-      const at = this.state.mean ? null : this.state.layer;
-      this.map.update({ rows, grid, least: LEAST, layers: this.result.layers, at, names: this.names, strongest });
+      for (const one of grid) if (one) for (const j of rows) strongest = Math.max(strongest, one[j]);
+      this.map.update({ rows, grid, least: LEAST, layers: this.result.layers, at: mean ? null : layer, names: this.names, strongest });
+      if (this.state.hovered === null) this.updateGraph();
     }
 
     updateGraph() {
       if (!this.graph) return;
-      const at = this.view.sources.positions.indexOf(this.view.targets.positions[this.state.target]);
+      const at = this.view.sources.positions.indexOf(this.view.targets.positions[this.state.rows[0]]);
       const number = this.result.layers[this.state.mean ? this.result.layers.length - 1 : this.state.layer];
       const height = this.view.graph.layers.indexOf(number) + 1;
       if (at >= 0 && height > 0) this.graph.update(height, at, this.state.source);
     }
 
     targetName() {
-      const item = this.view.items.find((one) => one.target === this.target);
-      return visible(item ? item.text : this.view.targets.texts[this.target]).trim();
+      if (this.completion) return this.answer.texts.slice(this.rows[0], this.rows.at(-1) + 1).join("").replace(/\s+/g, " ").trim();
+      const item = this.view.items.find((one) => one.target === this.rows[0]);
+      return visible(item ? item.text : this.view.targets.texts[this.rows[0]]).trim();
     }
 
-    note(order, saturated) {
+    // What the sentence is about: the prediction where it was read, else the words.
+    subject() {
+      const predicting = !this.completion && this.view.prediction && this.rows[0] === this.view.start;
+      return predicting ? this.view.prediction.label : this.targetName();
+    }
+
+    legendText(result, unit) {
+      const what = {
+        share: "darker: a larger share of all that it draws on",
+        flow: "darker: a larger flow, the most that could come through",
+        difference: "blue raises it, orange holds it back, against the baseline",
+        none: "darker: a larger value, as the method computes it",
+        max: "darker: nearer to the strongest source, which is 1",
+      }[unit];
+      const dots = result.record.saturated ? "; dotted: saturated, the same for any target" : "";
+      return `Shading, ${what}${dots}.`;
+    }
+
+    // Saturation and collapse are said first: what is the same for any target explains none.
+    warn() {
+      const top = this.state.layer === this.result.layers.length - 1 && !this.state.mean;
+      const texts = top ? this.result.caveats : [];
+      if (texts.join() === this.warned) return;
+      this.warned = texts.join();
+      this.caveats.hidden = texts.length === 0;
+      this.caveats.replaceChildren(...texts.map((text) => make("p", {}, text)));
+    }
+
+    note(words) {
       const { layer, mean } = this.state;
-      const count = order.filter(saturated).length;
-      // Saturation is counted below for what is shown; a remark speaks of the highest layer only.
-      const remarks = this.result.remarks.filter((text) => !count || !text.includes("saturated"));
-      const notes = [this.result.title, ...remarks.map(sentence)];
-      if (count) notes.push(`${count} of ${order.length} values (dotted) are saturated: they are the same for any target.`);
-      const elsewhere = mean ? null : this.result.elsewhere(layer, this.target);
+      const count = words.filter((word) => word.saturated).length;
+      const remarks = this.result.remarks.filter((text) => !text.includes("saturated") && !text.includes("collapsed"));
+      const notes = [`Recipe: ${this.result.recipe}`, ...remarks.map(sentence)];
+      if (count) notes.push(`${count} of ${words.length} words (dotted) are saturated: they are the same for any target.`);
+      const elsewhere = mean || this.rows.length > 1 ? null : this.result.elsewhere(layer, this.rows[0]);
       if (elsewhere !== null && Math.abs(elsewhere) >= 0.0005) notes.push(`${format(elsewhere)} falls on tokens that are not among the sources.`);
       if (this.result.gap !== null) notes.push(certificate(this.result.gap));
-      if (this.result.signed) notes.push("Blue: more than the baseline; orange: less.");
       if (this.result.thinned) notes.push(`The ${this.result.thinned} strongest sources of each target are kept here.`);
       if (notes.join() === this.noted) return;
       this.noted = notes.join();
       this.notes.replaceChildren(...notes.map((text) => make("li", {}, text)));
     }
 
-    say(row, order) {
-      const { mean, layer } = this.state;
-      const where = mean ? "the mean of layers" : `layer ${this.result.layers[layer]}`;
-      const listed = order.filter((j) => row[j] > 0).slice(0, 3).map((j) => `${visible(this.names[j]).trim()} ${format(row[j])}`);
-      const text = `“${this.targetName()}” at ${where} draws most on ${listed.join(", ") || "nothing shown"}.`;
+    say(reckoning, passages) {
+      const lead = this.sentence(reckoning, passages);
+      if (lead.text === this.said) return;
+      this.said = lead.text;
+      this.spoken.replaceChildren(...lead.parts);
       clearTimeout(this.speaking);
-      this.speaking = setTimeout(() => (this.spoken.textContent = text), SPOKEN_AFTER);
+      this.speaking = setTimeout(() => this.spoken.setAttribute("data-said", lead.text), SPOKEN_AFTER);
     }
+
+    // “Russia” came from “Putin” (71 %): the sentence above the picture.
+    sentence({ words, total, unit, peak }, passages) {
+      const strong = (text) => make("strong", {}, text);
+      const verb = this.completion ? "came from" : "draws on";
+      const name = this.subject();
+      const raising = words.filter((word) => word.value > NO_NEWS * total && /[\p{L}\p{N}]/u.test(word.name)).slice(0, 3);
+      const against = words.filter((word) => word.value < 0).slice(0, 2);
+      const told = (list) => listing(list.map((word) => `${quoted(word.name)} (${this.number(word.value, total, unit, peak)})`));
+      const parts = [strong(quoted(shortened(name)))];
+      if (passages.length) {
+        const [first, next] = passages;
+        parts.push(` ${verb} `, strong(`${first.name}, sentence ${first.sentence}`), ` (${measure(first.share, 1, "share")}`);
+        parts.push(next ? `; next: ${next.name}, ${measure(next.share, 1, "share")}).` : ").");
+        if (raising.length) parts.push(` Strongest words: ${told(raising)}.`);
+      } else if (raising.length) {
+        parts.push(` ${verb} `, strong(told(raising.slice(0, 1))));
+        if (raising.length > 1) parts.push(`, then ${told(raising.slice(1))}`);
+        parts.push(unit === "difference" && against.length ? `, and is held back by ${told(against)}.` : ".");
+      } else {
+        parts.push(" draws on nothing shown.");
+      }
+      const sure = this.result.confirmation;
+      if (sure) parts.push(` ${sure.sentence}`);
+      return { parts, text: parts.map((part) => part.textContent ?? part).join("") };
+    }
+  }
+
+  function shortened(name) {
+    return name.length > 90 ? `${name.slice(0, 88)}…` : name;
   }
 
   function sentence(remark) {
@@ -289,8 +574,8 @@
     return `Certified: every value is within ${gap.toExponential(0)} of the true one.`;
   }
 
-  function show(root, record) {
-    return new Viewer(root, record);
+  function show(root, record, options) {
+    return new Viewer(root, record, options);
   }
 
   Object.assign(attnflow, { show });

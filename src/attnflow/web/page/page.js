@@ -1,12 +1,14 @@
-// The served page: asks, waits in sight, shows. The result itself is the viewer's.
+// The served page: asks, waits in sight, shows. The result itself is the viewer's. An address holds
+// the result and the view of it; what is shown always belongs to what the form says, or says so.
 (function (attnflow) {
   "use strict";
 
-  const { make } = attnflow;
+  const { make, Form } = attnflow;
   const POLL = 250; // ms
   const at = (id) => document.getElementById(id);
-  const USUAL = { explain: ["rollout", "raw", "flow"], generate: ["default"] };
-  let offers = null;
+  let form = null;
+  let viewer = null;
+  let shown = null; // {id, request}: the result in sight, and what was asked for it
   let job = null; // the one in sight; an older one that answers late is not shown
 
   async function ask(address, options = {}) {
@@ -21,78 +23,34 @@
     return body;
   }
 
-  const task = () => document.querySelector("[name=task]:checked").value;
-  const able = () => offers.models.filter((one) => (task() === "explain" ? one.explains : one.generates));
-  const chosen = () => able().find((one) => one.name === at("model").value);
-
-  // -- the form -----------------------------------------------------------------------------------
-
-  function fillForm() {
-    const models = able();
-    at("model").replaceChildren(...models.map((one) => make("option", { value: one.name }, one.name)));
-    at("go").disabled = models.length === 0;
-    at("go").textContent = task() === "explain" ? "Explain" : "Generate";
-    at("tokens-choice").hidden = task() === "explain";
-    at("tokens").max = String(offers.limits.new_tokens);
-    fillMethods();
-    fillModel();
-    if (models.length === 0) {
-      complain("No model here can do this. Start the server with --model NAME, or install attnflow[demo].");
-    }
-  }
-
-  function fillMethods() {
-    const boxes = offers.methods[task()].map((name) => {
-      const box = make("input", { type: "checkbox", name: "method", value: name });
-      box.checked = USUAL[task()].includes(name);
-      return make("label", {}, box, name);
-    });
-    at("methods").replaceChildren(make("legend", {}, "Methods"), ...boxes);
-  }
-
-  function fillModel() {
-    const model = chosen();
-    at("about").textContent = model?.about ?? "";
-    const examples = model?.examples ?? [];
-    at("examples").replaceChildren(
-      ...examples.map((text) => {
-        const button = make("button", { type: "button" }, text);
-        button.addEventListener("click", () => {
-          at("text").value = text;
-          submit();
-        });
-        return button;
-      }),
-    );
-    const known = offers.models.flatMap((one) => one.examples);
-    if (examples.length && (at("text").value === "" || known.includes(at("text").value))) at("text").value = examples[0];
-  }
-
   // -- asking and waiting ---------------------------------------------------------------------------
 
+  function problem() {
+    if (at("text").value.trim() === "") {
+      return form.task === "ask" ? "There is no question: type one first." : "There is nothing to explain: type a text first.";
+    }
+    return form.task === "ask" && form.documents().length === 0 ? "There is no document: add one first." : null;
+  }
+
   async function submit() {
-    complain(null);
-    if (at("text").value.trim() === "") return complain("There is nothing to explain: type a text first.");
-    const checked = [...document.querySelectorAll("[name=method]:checked")].map((box) => box.value);
-    const methods = [...USUAL[task()].filter((name) => checked.includes(name)), ...checked]; // the usual one opens
-    const model = at("model").value;
-    const text = at("text").value;
-    const body =
-      task() === "explain"
-        ? { model, text, methods }
-        : { model, prompt: text, methods, tokens: Number(at("tokens").value) };
+    complain(problem());
+    if (problem()) return;
+    const task = form.task;
+    const body = form.request();
+    const earlier = viewer?.inShort() ?? null;
+    clear(); // a result never stands under a request it does not belong to
     try {
       const headers = { "content-type": "application/json" };
-      const started = await ask(`/api/${task()}`, { method: "POST", headers, body: JSON.stringify(body) });
+      const started = await ask(`/api/${task}`, { method: "POST", headers, body: JSON.stringify(body) });
       job = started.id;
-      await follow(started, task() === "generate" ? text : "");
+      await follow(started, task === "generate" ? body.prompt : "", earlier);
     } catch (error) {
       complain(error.message);
       waiting(null);
     }
   }
 
-  async function follow(started, prompt) {
+  async function follow(started, prompt, earlier) {
     let found = started;
     while (job === started.id && (found.state === "waiting" || found.state === "running")) {
       waiting(found, prompt);
@@ -103,7 +61,7 @@
     waiting(null);
     if (found.state === "failed") complain(found.error);
     else if (found.state === "cancelled") complain("Cancelled.");
-    else await open(found.result);
+    else await open(found.result, "", earlier);
   }
 
   function waiting(found, prompt = "") {
@@ -131,49 +89,108 @@
 
   // -- showing --------------------------------------------------------------------------------------
 
-  async function open(id) {
-    const viewer = attnflow.show(at("result"), await ask(`/api/results/${id}.json`));
-    history.replaceState(null, "", `#${id}`);
-    at("downloads").hidden = false;
+  function clear() {
+    viewer = shown = null;
+    at("result").replaceChildren();
+    at("changed").hidden = true;
+    at("again").hidden = true;
+    at("keep").hidden = true;
+    mark();
+    history.replaceState(null, "", "/");
+  }
+
+  async function open(id, state = "", earlier = null) {
+    const record = await ask(`/api/results/${id}.json`);
+    form.restore(record.request);
+    viewer = attnflow.show(at("result"), record, { state, onState: (view) => address(id, view) });
+    shown = { id, request: JSON.stringify(form.request()) };
+    address(id, viewer.link());
+    at("again").hidden = false;
     at("as-html").href = `/api/results/${id}.html`;
     at("as-json").href = `/api/results/${id}.json`;
-    at("as-png").href = `/api/results/${id}.png`;
     at("as-png").onclick = () => {
-      const { result, target } = viewer.state;
-      at("as-png").href = `/api/results/${id}.png?result=${result}&target=${target}`;
+      const { result, rows } = viewer.state;
+      at("as-png").href = `/api/results/${id}.png?result=${result}&target=${rows[0]}`;
     };
-    at("link").href = `/#${id}`;
-    return viewer;
+    at("as-png").href = `/api/results/${id}.png`;
+    compare(earlier, record.lines ?? []);
+    fold(true);
+  }
+
+  function address(id, view) {
+    history.replaceState(null, "", `/#${id}?${view}`);
+    at("link").href = `/#${id}?${view}`;
+  }
+
+  // The form folds away when there is a result; `Edit and run again` brings it back.
+  function fold(away) {
+    at("ask").hidden = away;
+    at("edit").hidden = !away;
+    at("keep").hidden = away || viewer === null;
+    mark();
+    if (!away) at("text").focus();
+  }
+
+  // A result of another text than the form's is said to be one, and steps back.
+  function mark() {
+    const stale = shown !== null && JSON.stringify(form.request()) !== shown.request;
+    document.body.classList.toggle("stale", stale);
+    at("stale").hidden = !stale;
+  }
+
+  // What changed since the run before: both answers side by side, and sources that rose or fell.
+  function compare(earlier, lines) {
+    const parts = lines.filter((line) => line.startsWith("without ")).map((line) => make("p", {}, line));
+    if (earlier !== null) parts.push(...changes(earlier, viewer.inShort()));
+    at("changed").hidden = parts.length === 0;
+    at("changed").replaceChildren(...parts);
+  }
+
+  function changes(before, now) {
+    const column = (name, one) => make("div", {}, make("h3", {}, name), make("p", {}, make("b", {}, one.answer || one.title)), make("p", {}, one.lead));
+    const verdict = before.answer === now.answer ? "The answer is the same." : "The answer changed.";
+    const known = new Map(before.sources.map(({ name, text }) => [name, text]));
+    const moved = now.sources.filter(({ name, text }) => known.get(name) !== text).slice(0, 5);
+    const list = moved.map(({ name, text }) => make("li", {}, `“${name}”: ${known.get(name) ?? "not among the strongest"} → ${text}`));
+    return [make("p", {}, verdict), make("div", { class: "two" }, column("Before", before), column("Now", now)), make("ul", {}, ...list)];
+  }
+
+  // -- beginning ------------------------------------------------------------------------------------
+
+  function parts() {
+    const [id, state] = location.hash.slice(1).split("?");
+    return { id, state: state ?? "" };
   }
 
   async function begin() {
     try {
-      offers = await ask("/api/models");
-      fillForm();
-      const id = location.hash.slice(1);
-      if (/^[\w-]{6,40}$/.test(id)) await open(id);
+      const offers = await ask("/api/models");
+      form = new Form(offers, { onChange: mark, onExample: submit });
+      if (offers.models.some((one) => one.generates)) form.task = "ask";
+      if (!form.fill()) complain("No model here can do this. Start the server with --model NAME, or install attnflow[demo].");
+      listen();
+      const { id, state } = parts();
+      if (/^[\w-]{6,40}$/.test(id)) await open(id, state);
     } catch (error) {
       complain(error.message);
     }
   }
 
-  for (const radio of document.querySelectorAll("[name=task]")) {
-    radio.addEventListener("change", () => {
-      complain(null);
-      fillForm();
+  function listen() {
+    at("ask").addEventListener("submit", (event) => {
+      event.preventDefault();
+      submit();
     });
+    at("ask").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
+    });
+    at("edit").addEventListener("click", () => fold(false));
+    at("keep").addEventListener("click", () => open(shown.id, viewer.link()).catch((error) => complain(error.message)));
+    at("cancel").addEventListener("click", () => {
+      if (job !== null) ask(`/api/jobs/${job}`, { method: "DELETE" }).catch((error) => complain(error.message));
+    });
+    window.addEventListener("hashchange", () => location.reload());
   }
-  at("model").addEventListener("change", fillModel);
-  at("ask").addEventListener("submit", (event) => {
-    event.preventDefault();
-    submit();
-  });
-  at("text").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
-  });
-  at("cancel").addEventListener("click", () => {
-    if (job !== null) ask(`/api/jobs/${job}`, { method: "DELETE" }).catch((error) => complain(error.message));
-  });
-  window.addEventListener("hashchange", () => location.reload());
+
   begin();
 })((globalThis.attnflow ??= {}));

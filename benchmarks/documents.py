@@ -1,0 +1,73 @@
+"""Of questions answered rightly over five paragraphs: is the right paragraph named first?
+
+python benchmarks/documents.py questions.jsonl --questions 20
+
+The file holds lines of JSON with article, paragraph, context, question, answer and start; questions
+are taken from its development half in order, until so many were answered rightly.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import attnflow
+from attnflow.evaluation.ablation import CompletionPrompt
+from attnflow.evaluation.ablation.prompts import is_answered
+from attnflow.experiments.ablation.data import questions
+from attnflow.hosts.load import load_language_model, quiet_hosts
+
+
+def question_of(prompt: CompletionPrompt) -> str:
+    """The question alone, as it stands at the end of the prompt."""
+    start = prompt.prompt.rindex("Question: ") + len("Question: ")
+    return prompt.prompt[start : prompt.prompt.rindex("\nAnswer:")]
+
+
+def documents_of(prompt: CompletionPrompt) -> tuple[list[str], int, str]:
+    """The paragraphs, the number of the right one, and the sentence with the answer."""
+    spans = list(prompt.documents or ())
+    texts = [prompt.prompt[start:end] for start, end in spans]
+    place = (prompt.answer or (0, 0))[0]
+    right = next(k for k, (start, end) in enumerate(spans) if start <= place < end)
+    return texts, right, prompt.expected or ""
+
+
+def main() -> None:
+    """Ask, and count."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("questions_file", type=Path)
+    parser.add_argument("--questions", type=int, default=20)
+    parser.add_argument("--model", default=None)
+    arguments = parser.parse_args()
+    quiet_hosts()
+    model, tokenizer = load_language_model(arguments.model)
+    answered = first = sentence = number = 0
+    prompts = questions(arguments.questions_file, "development")
+    for prompt in prompts:
+        number += 1
+        texts, right, expected = documents_of(prompt)
+        answer = attnflow.ask(
+            model, question_of(prompt), texts, tokenizer=tokenizer, max_new_tokens=24
+        )
+        if not is_answered(expected, answer.text, cut_off=False):
+            continue
+        sources = max(answer.statements, key=lambda statement: expected in statement.text).sources
+        answered += 1
+        first += sources[0].passage == right
+        sentence += expected in sources[0].text
+        print(
+            f"{answered:3} {'right' if sources[0].passage == right else 'WRONG'} "
+            f"{sources[0]!s:34} {answer.text[:60]!r}",
+            flush=True,
+        )
+        if answered == arguments.questions:
+            break
+    print(
+        f"{answered} of {number} questions answered rightly; right paragraph first: {first}, "
+        f"sentence with the answer first: {sentence}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""ask(): a question over documents, answered by a language model, with the documents it drew on."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnflow.api.completions import generate
+from attnflow.api.documents import mark_documents
+from attnflow.attribution import Attribution
+from attnflow.attribution.passages import Statement, statements_of
+from attnflow.errors import InputError, optional_import, shorten
+from attnflow.methods import Method
+from attnflow.tokens.documents import Document, Documents, compose_prompt, named_documents
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from attnflow.show.page import InteractiveView
+
+__all__ = ["Answer", "Omission", "ask"]
+
+_CHAT_ENDING = "\nAnswer in a few words."
+_MOST_CONFIRMED = 5  # documents that are left out, one run each
+
+
+@dataclass(frozen=True)
+class Omission:
+    """What the model answers when one document is left out.
+
+    changed: whether that is another answer. less_likely: how many times less likely the first
+    answer is while the document's tokens are hidden from the model.
+
+    >>> print(Omission("a.txt", "30 days", changed=True, less_likely=85.0))
+    without a.txt: "30 days"; the answer changes (the first one is 85 times less likely)
+    """
+
+    document: str
+    answer: str
+    changed: bool
+    less_likely: float
+
+    def __str__(self) -> str:
+        verdict = "changes" if self.changed else "stays"
+        how = f"the first one is {_times(self.less_likely)} likely"
+        return f'without {self.document}: "{self.answer}"; the answer {verdict} ({how})'
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a model answers, and for each statement of it the documents it drew on.
+
+    `result` is the attribution behind it: layer × generated token × prompt token. `str()` gives the
+    answer and a line for each statement; a notebook shows the same with the text shaded.
+
+    >>> import numpy as np
+    >>> from attnflow import Raw, Tokens
+    >>> result = Attribution(
+    ...     np.ones((1, 1, 2)) / 2, (1,), Tokens(("45",)), Tokens(("45", "Ġdays")), Raw(),
+    ...     provenance={"completion": "45", "documents": [["a.txt", 0, 2]]},
+    ... )
+    >>> print(Answer("How long?", (Document("a.txt", "45 days"),), result).lines[0])
+    "45" ← a.txt, sentence 1 (100 %)
+    """
+
+    question: str
+    documents: tuple[Document, ...]
+    result: Attribution
+    omissions: tuple[Omission, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return str(self.result.provenance["completion"]).strip()
+
+    @cached_property
+    def statements(self) -> tuple[Statement, ...]:
+        """The sentences of the answer, each with its documents, strongest first."""
+        return statements_of(self.result)
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each statement, then one for each document that was left out."""
+        return [*map(str, self.statements), *map(str, self.omissions)]
+
+    def __str__(self) -> str:
+        return "\n".join([self.text, "", *self.lines])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: the answer, its statements with their sources, the result."""
+        return {
+            "question": self.question,
+            "answer": self.text,
+            "statements": [_statement_record(statement) for statement in self.statements],
+            "omissions": [vars(omission) for omission in self.omissions],
+            "result": self.result.to_dict(),
+        }
+
+    def to_html(self, *, title: str | None = None) -> str:
+        """The viewer as one HTML file, the answer first."""
+        return self.result.to_html(title=title or self.question)
+
+    def viewer(self, *, height: int = 760) -> InteractiveView:
+        """The same viewer in a notebook's cell."""
+        return self.result.viewer(title=self.question, height=height)
+
+    def _repr_html_(self) -> str:
+        from attnflow.show.static_html import answer_html
+
+        return answer_html(self.result, question=self.question, lines=self.lines)
+
+
+def ask(
+    model: nn.Module | str | os.PathLike[str] | None,
+    question: str,
+    documents: Documents,
+    *,
+    max_new_tokens: int = 64,
+    method: str | Method | None = None,
+    tokenizer: Any = None,
+    chat: bool | None = None,
+    confirm: bool = False,
+    seed: int | None = None,
+    stream: Callable[[str], None] | None = None,
+    generate_kwargs: Mapping[str, Any] | None = None,
+) -> Answer:
+    """Answer a question from documents, and say which of them each statement came from.
+
+    model: a name, a path, a loaded model (with its `tokenizer`), or None for SmolLM2.
+    documents: texts, or texts by name: ["...", "..."] or {"contract.txt": "..."}.
+    chat: whether the model's chat template is used; None uses it where there is one. Without it
+        the answer is the first line that the model writes.
+    confirm: leave out each document that is named, ask again, and note whether the answer changes.
+    Everything else is as in `generate`.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> texts = {"a.txt": "the keys to the cabinets .", "b.txt": "the author is old ."}
+    >>> answer = ask(model, "the keys", texts, tokenizer=tokenizer, max_new_tokens=3)
+    >>> sorted(source.name for source in answer.statements[0].sources)
+    ['a.txt', 'b.txt']
+    """
+    if not isinstance(question, str) or not question.strip():
+        raise InputError(f"A question is a text that is not empty; got {shorten(question)}.")
+    collection = named_documents(documents)
+    optional_import("torch", extra="models", purpose="Running a model")
+    from attnflow.hosts.load import load_language_model
+
+    if model is None or isinstance(model, (str, os.PathLike)):
+        loaded = load_language_model(model)
+        model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
+    templated = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
+    shared: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "tokenizer": tokenizer,
+        "chat": templated,
+        "seed": seed,
+        "generate_kwargs": {"min_new_tokens": 1, **(generate_kwargs or {})},
+    }
+    result = _first_line(
+        generate(
+            model, _prompt(question, collection, templated), method=method, stream=stream, **shared
+        ),
+        templated,
+    )
+    answer = Answer(question, collection, mark_documents(result, collection, tokenizer))
+    if not confirm:
+        return answer
+    omissions = _confirm(model, answer, templated, shared)
+    return Answer(question, collection, answer.result, omissions)
+
+
+def _prompt(question: str, documents: Sequence[Document], chat: bool) -> str:
+    ending = _CHAT_ENDING if chat else "\nAnswer:"
+    return compose_prompt(f"Question: {question.strip()}", documents, ending=ending)
+
+
+def _first_line(result: Attribution, chat: bool) -> Attribution:
+    """Without a chat template a model writes on: another question, another answer."""
+    surfaces = result.targets.surfaces()
+    begun = False
+    for count, surface in enumerate(surfaces):
+        if not chat and begun and "\n" in surface:
+            return _first_targets(result, count)
+        begun = begun or bool(surface.strip())
+    return result
+
+
+def _first_targets(result: Attribution, count: int) -> Attribution:
+    surfaces = result.targets.surfaces()[:count]
+    arrays: dict[str, Any] = {name: array[:, :count] for name, array in result.arrays().items()}
+    return replace(
+        result,
+        **arrays,
+        targets=result.targets.select(range(count)),
+        provenance={**result.provenance, "completion": "".join(surfaces)},
+    )
+
+
+def _confirm(
+    model: Any, answer: Answer, chat: bool, shared: Mapping[str, Any]
+) -> tuple[Omission, ...]:
+    """Each document that is named, left out: the model asked again, and the first answer's odds."""
+    names = [source.name for statement in answer.statements for source in statement.sources[:2]]
+    strongest = list(dict.fromkeys(names))[:_MOST_CONFIRMED]
+    factors = _less_likely(model, shared["tokenizer"], answer, strongest)
+    omissions = []
+    for name, factor in zip(strongest, factors, strict=True):
+        others = [document for document in answer.documents if document.name != name]
+        again = _first_line(generate(model, _prompt(answer.question, others, chat), **shared), chat)
+        text = str(again.provenance["completion"]).strip()
+        changed = _plain(text) != _plain(answer.text)
+        omissions.append(Omission(name, text, changed, factor))
+    return tuple(omissions)
+
+
+def _less_likely(model: Any, tokenizer: Any, answer: Answer, names: Sequence[str]) -> list[float]:
+    from attnflow.evaluation.ablation import CompletionAblation
+
+    places = {str(n): (int(a), int(b)) for n, a, b in answer.result.provenance["documents"]}
+    ablation = CompletionAblation(
+        model=model,
+        prompt_ids=tuple(tokenizer.convert_tokens_to_ids(list(answer.result.sources))),
+        completion_ids=tuple(tokenizer.convert_tokens_to_ids(list(answer.result.targets))),
+    )
+    scores = ablation.log_probs([(), *(range(*places[name]) for name in names)])
+    return np.exp(scores[0] - scores[1:]).tolist()
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.sub(r"[^\w ]", "", text.casefold()).split())
+
+
+def _times(factor: float) -> str:
+    if factor < 1:
+        return f"{1 / factor:.1f} times more"
+    return f"{factor:,.0f} times less" if factor >= 10 else f"{factor:.1f} times less"
+
+
+def _statement_record(statement: Statement) -> dict[str, Any]:
+    return {
+        "text": statement.text,
+        "tokens": list(statement.rows),
+        "sources": [vars(source) for source in statement.sources],
+    }

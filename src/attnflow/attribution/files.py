@@ -1,0 +1,124 @@
+"""A result as others keep it: the header and arrays of its file, and a table for pandas."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow import storage
+from attnflow.attribution.confirmation import Confirmation
+from attnflow.errors import FileError, InputError, did_you_mean, optional_import, shorten
+from attnflow.tokens import Tokens
+from attnflow.trace import Prediction
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from attnflow.attribution.result import Attribution
+    from attnflow.methods import Method
+
+__all__ = ["ARRAYS", "ROW_ARRAYS", "data_frame", "fields_of", "header_of", "page_result"]
+
+ARRAYS = ("values", "lower", "upper", "saturated")  # layer × target × source
+ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
+
+
+def header_of(result: Attribution) -> dict[str, Any]:
+    """All of a result but its arrays, as plain values for JSON."""
+    return {
+        "axes": ["layer", "target", "source"],
+        "layers": list(result.layers),
+        "targets": result.targets.to_dict(),
+        "sources": result.sources.to_dict(),
+        "method": result.method.to_dict(),
+        "prediction": result.prediction.to_dict() if result.prediction else None,
+        "steps": list(result.steps),
+        "provenance": dict(result.provenance),
+        "confirmation": result.confirmation.to_dict() if result.confirmation else None,
+    }
+
+
+def fields_of(
+    path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> dict[str, Any]:
+    """The fields of the result in a file, not checked yet."""
+    prediction = header["prediction"]
+    return {
+        **_arrays(arrays),
+        "layers": header["layers"],
+        "targets": Tokens.from_dict(header["targets"]),
+        "sources": Tokens.from_dict(header["sources"]),
+        "method": _method(path, header["method"]),
+        "prediction": None if prediction is None else Prediction.from_dict(prediction),
+        "steps": header["steps"],
+        "provenance": header["provenance"],
+        "confirmation": _confirmation(header),
+    }
+
+
+def _confirmation(header: Mapping[str, Any]) -> Confirmation | None:
+    """Files of 0.1.0 have none."""
+    record = header.get("confirmation")
+    return None if record is None else Confirmation.from_dict(record)
+
+
+def _arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The arrays of a file, which are those of a result and no others."""
+    storage.check_dtypes(arrays, saturated=("bool",))
+    unknown = [name for name in arrays if name not in (*ARRAYS, *ROW_ARRAYS)]
+    if unknown:
+        raise InputError(f"there is an array that no result has, {shorten(unknown[0])}")
+    if "values" not in arrays:
+        raise KeyError("values")
+    return dict(arrays)
+
+
+def _method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
+    from attnflow.methods import MEASURED_METHODS, METHODS, method_from_dict
+
+    known = {*METHODS, *MEASURED_METHODS}
+    if isinstance(record["name"], str) and record["name"] not in known:
+        raise FileError(
+            f"{shorten(str(path))} was made by the method {shorten(record['name'])}, which is not "
+            f"known here.{did_you_mean(record['name'], sorted(known))} If it is a method of yours, "
+            "import the module that registers it (attnflow.methods.METHODS.register) first."
+        )
+    return method_from_dict(record)
+
+
+def page_result(path: str | os.PathLike[str]) -> Attribution | None:
+    """The first result of a view document, the JSON that the page hands out; None for any other."""
+    file = Path(path)
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    with file.open("rb") as content:
+        if b'"attnflow-view"' not in content.read(200):
+            return None
+    from attnflow.show.view import results_of
+
+    with storage.unpacking(path):
+        return results_of(json.loads(file.read_bytes()))[0]
+
+
+def data_frame(result: Attribution) -> pd.DataFrame:
+    """One row for each value of a result: layer, target, source, positions, value and bounds."""
+    pandas = optional_import("pandas", extra="pandas", purpose="to_pandas()")
+    layer, target, source = (index.ravel() for index in np.indices(result.values.shape))
+    columns: dict[str, Any] = {
+        "layer": np.array(result.layers)[layer],
+        "target_position": np.array(result.targets.positions)[target],
+        "target": np.array(result.targets.texts, dtype=object)[target],
+        "source_position": np.array(result.sources.positions)[source],
+        "source": np.array(result.sources.texts, dtype=object)[source],
+        "value": result.values.ravel(),
+    }
+    for name in ARRAYS[1:]:
+        if (array := getattr(result, name)) is not None:
+            columns[name] = array.ravel()
+    return pandas.DataFrame(columns)

@@ -1,0 +1,202 @@
+"""The parts of a prompt that people speak of, and how much a part of an answer draws on each.
+
+A passage is a document, a message or a sentence. Documents that were handed to `generate` are noted
+in the result's provenance; other prompts are divided as they show themselves: numbered blocks,
+blank lines, messages, and where there is nothing of this, sentences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.tokens import Tokens, is_special
+from attnflow.tokens.units import Unit, split_units
+
+if TYPE_CHECKING:
+    from attnflow.attribution.result import Attribution
+
+__all__ = [
+    "DOCUMENTS",
+    "Passage",
+    "RankedSource",
+    "Statement",
+    "passages_of",
+    "rank_passages",
+    "statements_of",
+]
+
+DOCUMENTS = "documents"
+"""Where the provenance of a result names its documents: [name, first token, one after the last]."""
+
+_ROLES = re.compile(r"^(system|user|assistant|tool)\s*\n")
+_HEADING = re.compile(
+    r"^\s*(?:(document|passage|source|text|paragraph)\s+(\d+)|\[(\d+)\]|\((\d+)\)|(\d+)[.)])"
+    r"(?:\s*\(([^)\n]{1,80})\))?\s*[:.]?",
+    re.IGNORECASE,
+)
+Kind = Literal["document", "message", "sentence"]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A document, message or sentence of a prompt: its columns, and those of its sentences."""
+
+    name: str
+    kind: Kind
+    columns: tuple[int, ...]
+    sentences: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class RankedSource:
+    """A passage, its share of what was drawn from all passages, and its strongest sentence.
+
+    sentence: its number within the passage, from 1; None where the passage is a sentence itself.
+    """
+
+    name: str
+    share: float
+    sentence: int | None
+    text: str
+    passage: int
+
+    def __str__(self) -> str:
+        place = self.name if self.sentence is None else f"{self.name}, sentence {self.sentence}"
+        return f"{place} ({self.share:.0%})"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence of the answer: its text, the numbers of its tokens, and where it came from.
+
+    >>> source = RankedSource("contract.txt", 0.61, 3, "The notice is 45 days.", 0)
+    >>> other = RankedSource("faq.txt", 0.12, 1, "See the contract.", 1)
+    >>> print(Statement("45 days", (0, 1), (source, other)))
+    "45 days" ← contract.txt, sentence 3 (61 %; next: faq.txt, 12 %)
+    """
+
+    text: str
+    rows: tuple[int, ...]
+    sources: tuple[RankedSource, ...]
+
+    def __str__(self) -> str:
+        if not self.sources:
+            return f'"{self.text}" ← nothing in the prompt'
+        first = self.sources[0]
+        place = first.name if first.sentence is None else f"{first.name}, sentence {first.sentence}"
+        rest = ""
+        if len(self.sources) > 1:
+            following = self.sources[1]
+            rest = f"; next: {following.name}, {100 * following.share:.0f} %"
+        return f'"{self.text}" ← {place} ({100 * first.share:.0f} %{rest})'
+
+
+def passages_of(result: Attribution) -> tuple[Passage, ...]:
+    """The documents of a result; without any, the parts its prompt falls into.
+
+    >>> import numpy as np
+    >>> from attnflow import Attribution, Raw
+    >>> sources = Tokens(("One", "Ġsentence", ".", "ĠAnother", "."))
+    >>> result = Attribution(np.ones((1, 1, 5)) / 5, (1,), Tokens(("x",)), sources, Raw())
+    >>> [passage.columns for passage in passages_of(result)]
+    [(0, 1, 2), (3, 4)]
+    """
+    if result.sources.grid is not None:
+        return ()
+    marked = result.provenance.get(DOCUMENTS)
+    if marked:
+        return tuple(_marked(result.sources, entry) for entry in marked)
+    framing = [k for k, token in enumerate(result.sources) if is_special(token) or _frames(token)]
+    texts = list(result.sources)
+    parts = split_units(texts, "document", framing=framing)
+    if len(parts) > 1:
+        return tuple(_part(texts, number, unit, framing) for number, unit in enumerate(parts, 1))
+    sentences = split_units(texts, "sentence", framing=framing)
+    return tuple(
+        Passage(f"sentence {number}", "sentence", unit.tokens, (unit,))
+        for number, unit in enumerate(sentences, 1)
+    )
+
+
+def rank_passages(
+    result: Attribution,
+    rows: Sequence[int],
+    passages: Sequence[Passage] | None = None,
+    *,
+    layer: int = -1,
+) -> tuple[RankedSource, ...]:
+    """The passages that these rows together draw on, strongest first, at one layer.
+
+    A share is of what they draw on all passages; what speaks against the answer (negative values)
+    counts as nothing.
+    """
+    candidates = passages_of(result) if passages is None else passages
+    index = len(result.layers) - 1 if layer == -1 else result.layers.index(layer)
+    values = np.maximum(result.values[index, list(rows)], 0.0).sum(axis=0)
+    sums = np.array([values[list(passage.columns)].sum() for passage in candidates])
+    total = float(sums.sum())
+    if total <= 0:
+        return ()
+    order = np.argsort(-sums, kind="stable").tolist()
+    return tuple(_ranked(candidates[k], k, float(sums[k]) / total, values) for k in order)
+
+
+def statements_of(result: Attribution) -> tuple[Statement, ...]:
+    """The sentences of what was generated, each with its ranked passages."""
+    passages = passages_of(result)
+    return tuple(
+        Statement(unit.text, unit.tokens, rank_passages(result, unit.tokens, passages))
+        for unit in split_units(list(result.targets), "sentence")
+    )
+
+
+def _ranked(
+    passage: Passage, number: int, share: float, values: NDArray[np.float64]
+) -> RankedSource:
+    if passage.kind == "sentence" or not passage.sentences:
+        text = passage.sentences[0].text if passage.sentences else ""
+        return RankedSource(passage.name, share, None, text, number)
+    sums = [values[list(sentence.tokens)].sum() for sentence in passage.sentences]
+    best = int(np.argmax(sums))
+    return RankedSource(passage.name, share, best + 1, passage.sentences[best].text, number)
+
+
+def _marked(sources: Tokens, entry: Sequence[str | int]) -> Passage:
+    name, first, end = str(entry[0]), int(entry[1]), int(entry[2])
+    columns = tuple(range(first, end))
+    return Passage(name, "document", columns, _sentences(list(sources), columns))
+
+
+def _part(texts: list[str], number: int, unit: Unit, framing: Sequence[int]) -> Passage:
+    role = _ROLES.match(unit.text)
+    heading = _HEADING.match(unit.text)
+    if role is not None:
+        return Passage(
+            f"message {number} ({role[1]})", "message", unit.tokens, _sentences(texts, unit.tokens)
+        )
+    name = f"part {number}"
+    if heading is not None:
+        digits = next(group for group in heading.groups()[1:5] if group is not None)
+        name = heading[6] or f"{(heading[1] or 'document').lower()} {digits}"
+    return Passage(name, "document", unit.tokens, _sentences(texts, unit.tokens))
+
+
+def _sentences(texts: list[str], columns: Sequence[int]) -> tuple[Unit, ...]:
+    """The sentences within some columns, each by columns of the whole."""
+    first = columns[0]
+    part = texts[first : columns[-1] + 1]
+    return tuple(
+        Unit(unit.text, unit.span, tuple(first + k for k in unit.tokens))
+        for unit in split_units(part, "sentence")
+    )
+
+
+def _frames(token: str) -> bool:
+    """Signs that divide the turns of a chat, such as <|im_start|>."""
+    return token.startswith("<|") and token.endswith("|>")

@@ -1,0 +1,120 @@
+"""`attnflow ask`: the answer to a question, and under it the documents it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from attnflow import storage
+from attnflow.cli.documents import read_documents
+from attnflow.cli.generate import say_if_preparing
+from attnflow.cli.options import (
+    JsonOption,
+    MaxNewTokensOption,
+    MethodOption,
+    ModelOption,
+    OutputOption,
+    SamplingSeedOption,
+    check_text,
+    parse_method,
+    prepare_models,
+)
+from attnflow.cli.output import check_output, print_json, tell_written, write_result
+from attnflow.cli.progress import progress_bars
+from attnflow.show.sentences import place_of
+
+if TYPE_CHECKING:
+    from attnflow.api import Answer
+
+__all__ = ["ask", "show_answer"]
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="The question.")],
+    document: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A document: a file, a pattern such as 'notes/*.txt', or - for standard input; "
+            "repeatable."
+        ),
+    ] = None,
+    model: ModelOption = None,
+    max_new_tokens: MaxNewTokensOption = 64,
+    method: MethodOption = None,
+    confirm: Annotated[
+        bool,
+        typer.Option(
+            "--confirm",
+            help="Leave out each document that is named, ask again, and say whether the answer "
+            "changes.",
+        ),
+    ] = False,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat", help="Whether to use the chat template; default: if there is one."
+        ),
+    ] = None,
+    seed: SamplingSeedOption = None,
+    as_json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Answer QUESTION from documents, and name the document and sentence of each statement."""
+    check_text(question, "answer")
+    applied = None if method is None else parse_method(method)
+    documents = read_documents(document or [])
+    if output is not None:
+        check_output(output)
+    prepare_models()
+    from attnflow.api import ask as run
+
+    say_if_preparing(model)
+    with progress_bars("reading and answering"):
+        answer = run(
+            model,
+            question,
+            documents,
+            max_new_tokens=max_new_tokens,
+            method=applied,
+            chat=chat,
+            confirm=confirm,
+            seed=seed,
+        )
+    if as_json:
+        print_json(answer.to_dict())
+    else:
+        show_answer(answer, Console(highlight=False))
+    if output is not None:
+        _write(answer, output)
+
+
+def show_answer(answer: Answer, console: Console) -> None:
+    """The answer, then a line for each statement with the sentence it came from."""
+    console.print(Text(answer.text, style="bold"))
+    console.print()
+    for statement in answer.statements:
+        console.print(Text(str(statement)), soft_wrap=True)
+        if statement.sources:
+            console.print(Text(f"    {statement.sources[0].text}", style="dim"), soft_wrap=True)
+    for omission in answer.omissions:
+        console.print(Text(str(omission)), soft_wrap=True)
+    result = answer.result
+    console.print()
+    console.print(
+        f"Shares are of what a statement draws from the documents: {escape(result.title)}, "
+        f"{place_of(max(result.layers))}.",
+        style="dim",
+    )
+
+
+def _write(answer: Answer, output: Path) -> None:
+    if output.suffix == ".html":
+        storage.write_text(output, answer.to_html())
+        tell_written(output)
+    else:
+        write_result(answer.result, output, figure=None, trace=None)

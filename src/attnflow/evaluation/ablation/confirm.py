@@ -1,0 +1,110 @@
+"""How sure is an explanation? Its strongest sources hidden together, in one more pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from attnflow.attribution import Attribution, Confirmation
+from attnflow.errors import InputError, ModelError, whole_number
+from attnflow.evaluation.ablation.metrics import strongest
+from attnflow.evaluation.ablation.passes import CompletionAblation, blank_token
+from attnflow.evaluation.ablation.sources import SOURCE_TOKENS, Sources, prompt_tokens
+from attnflow.generation.gradient_rows import LOG_PROBS
+from attnflow.hosts.registry import adapter_for
+from attnflow.tokens import Tokens
+
+__all__ = ["confirm_completion"]
+
+_SIGNS = ".,;:!?\"'()[]{}«»“”‘’"
+
+
+def confirm_completion(
+    result: Attribution,
+    model: Any,
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    *,
+    tokenizer: Any = None,
+    tokens: Sequence[int] | None = None,
+    top: int = 3,
+) -> Confirmation:
+    """What a completion loses without the words that a result finds it to draw on most.
+
+    result: over the prompt's tokens, or over sources that were measured. tokens: which tokens of
+    the completion it is about, by number; default: all. top: how many sources are hidden.
+
+    Where the log-probabilities of the completion are known from the explanation itself, this is
+    one forward pass. Sources are ranked by the sum over the result's targets at its highest layer.
+
+    >>> from attnflow import explain_completion
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> ids = [3, 4, 5, 6]  # the author talked to
+    >>> result = explain_completion(model, {"input_ids": [ids]}, [7], tokenizer=tokenizer)
+    >>> confirmation = confirm_completion(result, model, ids, [7], tokenizer=tokenizer, top=1)
+    >>> confirmation.targets, len(confirmation.sources), len(confirmation.log_probs_without)
+    (('sara',), 1, 1)
+    """
+    if (whole_number(top) or 0) < 1:
+        raise InputError(f"top is how many sources are hidden, at least 1; got {top!r}.")
+    sources = _sources(result, model, tokenizer, prompt_ids)
+    ranked = strongest(sources.scores(result), top)
+    hidden = [position for k in ranked for position in sources.positions[k]]
+    ablation = _ablation(model, tokenizer, prompt_ids, completion_ids)
+    known = result.provenance.get(LOG_PROBS)
+    if known is not None and len(known) == len(completion_ids):
+        rows = np.stack([np.array(known), ablation.at_once([hidden])[0]])
+    else:
+        rows = ablation.at_once([(), hidden])
+    numbers = list(range(len(completion_ids)) if tokens is None else tokens)
+    target_tokens = prompt_tokens(tokenizer, [completion_ids[k] for k in numbers])[0]
+    before, after = (tuple(row[numbers].clip(max=0.0).tolist()) for row in rows)
+    return Confirmation(
+        sources=tuple(_readable(sources.names[k]) for k in ranked),
+        positions=tuple(sources.positions[k] for k in ranked),
+        targets=target_tokens.text,
+        log_probs=before,
+        log_probs_without=after,
+        by=ablation.by,
+    )
+
+
+def _sources(result: Attribution, model: Any, tokenizer: Any, prompt_ids: Sequence[int]) -> Sources:
+    """Those that were measured, or the words of the prompt."""
+    measured = result.provenance.get(SOURCE_TOKENS)
+    if measured is not None:
+        positions = tuple(tuple(each) for each in measured)
+        return Sources(tuple(result.sources), positions, len(prompt_ids))
+    tokens, special = prompt_tokens(tokenizer, prompt_ids)
+    return Sources.of_tokens(
+        tokens,
+        level="token" if tokenizer is None else "word",
+        special=special,
+        exclude_first=not adapter_for(model).facts(model).encoder_decoder,
+    )
+
+
+def _ablation(
+    model: Any, tokenizer: Any, prompt_ids: Sequence[int], completion_ids: Sequence[int]
+) -> CompletionAblation:
+    """Hidden, or blanked where the model counts positions by its mask."""
+    options: dict[str, Any] = {
+        "model": model,
+        "prompt_ids": prompt_ids,
+        "completion_ids": completion_ids,
+    }
+    try:
+        return CompletionAblation(**options)
+    except ModelError:
+        if tokenizer is None:
+            raise
+        return CompletionAblation(**options, by="replace", blank=blank_token(tokenizer))
+
+
+def _readable(name: str) -> str:
+    """As people read it, without the signs around a word."""
+    text = Tokens((name,)).text[0]
+    return text.strip(_SIGNS) or text

@@ -1,0 +1,208 @@
+"""Captures in factors: queries and keys are kept while the model's own fused attention runs.
+
+One example at a time, its padding trimmed before it runs, so that no mask is needed but the
+model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from attnflow.errors import (
+    CaptureError,
+    InputError,
+    MatrixError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+    shorten,
+)
+from attnflow.hosts.adapter import Adapter, Batch, Scores
+from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.measure.gradients import Choice, choose_answers
+from attnflow.hosts.restore import at_rest, ordinary
+from attnflow.trace import FactoredTrace
+from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, ScoreName
+from attnflow.trace.factored_trace import size_in_words, weights_size
+
+if TYPE_CHECKING:
+    from attnflow.hosts.transformers.factors import FactorRecording
+
+__all__ = [
+    "Form",
+    "capture_in_factors",
+    "chosen_form",
+    "free_memory",
+    "single_example",
+    "told_memory",
+]
+
+_MOST_WEIGHTS = 4 * 2**30  # bytes of weights from which factors are kept instead
+
+Form = Literal["auto", "weights", "factors"]
+
+
+def capture_in_factors(
+    adapter: Adapter,
+    model: nn.Module,
+    tokenizer: Any,
+    batch: Batch,
+    *,
+    gradient_kind: str | None,
+    answer: Choice,
+    score: ScoreName,
+) -> FactoredTrace:
+    """One example as a trace in factors."""
+    length = next(iter(batch.inputs.values())).shape[1]
+    with told_memory(model, length), at_rest(model), torch.set_grad_enabled(bool(gradient_kind)):
+        inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
+        run = adapter.run_in_factors(model, inputs, gradient_kind)
+        run.recording.check()
+        scores = _scores(adapter, model, tokenizer, run.outputs, batch, length)
+        if gradient_kind == GRADIENTS:
+            (choice,) = choose_answers([scores], answer, model)
+            run.go_back(scores.score(choice, score) if scores else None)
+        elif gradient_kind == GRADIENT_ATTENTION:
+            (choice,) = choose_answers([scores], answer, model)
+            run.go_back_by_rows(batch.inputs["input_ids"][0], choice)
+    recording: FactorRecording = run.recording
+    _check_layers(adapter, model, recording)
+    about = provenance_of(model, str(recording.dtype).removeprefix("torch."))
+    if gradient_kind == GRADIENTS and scores is not None:
+        about["gradients_of"] = scores.label(choice)
+    numbers = [number for number in recording.numbers if number is not None]
+    numbered = len(numbers) == len(recording.numbers) and numbers == sorted(set(numbers))
+    with torch.no_grad():
+        return FactoredTrace(
+            recording.layers(),
+            adapter.name_positions(model, tokenizer, batch, 0, length),
+            layers=numbers if numbered else None,
+            kind="causal" if recording.causal else "bidirectional",
+            prediction=None if scores is None else scores.prediction(),
+            gradient_kind=gradient_kind,
+            provenance=about,
+        )
+
+
+def _check_layers(adapter: Adapter, model: nn.Module, recording: FactorRecording) -> None:
+    expected = adapter.expected_layers(model)
+    if not recording.numbers or (expected is not None and len(recording.numbers) != expected):
+        raise CaptureError(
+            f"{type(model).__name__} has {expected or 'some'} layers with attention and "
+            f"{len(recording.numbers)} were seen; a result over missing layers would be wrong."
+        )
+
+
+def _scores(
+    adapter: Adapter, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch, length: int
+) -> Scores | None:
+    """What the answer is read from; logits of the last position alone stand for that position."""
+    (scores,) = adapter.scores(model, tokenizer, outputs, batch)
+    logits = getattr(outputs, "logits", None)
+    if scores is None or not isinstance(logits, Tensor) or logits.ndim != 3 or length == 1:
+        return scores
+    return replace(scores, position=length - 1) if logits.shape[1] == 1 else scores
+
+
+def chosen_form(
+    adapter: Adapter,
+    model: nn.Module,
+    batch: Batch,
+    form: Form,
+    *,
+    needs_matrix: bool,
+    arrays: int,
+    mixed: bool,
+) -> Form:
+    """Weights or factors: as asked, or else by the memory that weights would take.
+
+    arrays: how many arrays of the weights' size are kept. mixed: whether heads are mixed at once.
+    """
+    if form not in get_args(Form):
+        raise InputError(
+            f"form={shorten(form)}: choose from {', '.join(map(repr, get_args(Form)))}."
+        )
+    able = adapter.holds_factors(model, batch.inputs)
+    if form == "factors" and not able:
+        raise UnsupportedModelError(
+            f"Factors are kept of one stack of layers over input_ids whose attention goes through "
+            f"transformers' attention interface; {type(model).__name__} on these inputs is none. "
+            "Use form='weights'."
+        )
+    if form == "factors" and needs_matrix:
+        raise MatrixError(
+            "form='factors' keeps queries and keys, and a method or measurement here needs all "
+            f"weights at once: {_weights_in_words(adapter, model, batch, mixed)}. Use "
+            "form='weights'."
+        )
+    if form != "auto" or not able or needs_matrix:
+        return "factors" if form == "factors" else "weights"
+    size = arrays * _size_of_weights(adapter, model, batch, mixed)
+    return "factors" if size > min(_MOST_WEIGHTS, free_memory() / 4) else "weights"
+
+
+def _size_of_weights(adapter: Adapter, model: nn.Module, batch: Batch, mixed: bool) -> int:
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if config is not None else None
+    heads = 1 if mixed else getattr(text, "num_attention_heads", 1)
+    length = batch.inputs["input_ids"].shape[1] if "input_ids" in batch.inputs else 0
+    return batch.size * weights_size(adapter.expected_layers(model) or 1, heads, length)
+
+
+def _weights_in_words(adapter: Adapter, model: nn.Module, batch: Batch, mixed: bool) -> str:
+    return size_in_words(_size_of_weights(adapter, model, batch, mixed))
+
+
+def free_memory() -> float:
+    """Bytes of this machine's memory that are free to use, infinite where the system does not say.
+
+    >>> free_memory() > 0
+    True
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return float("inf")
+    sizes = (line.split()[1] for line in lines if line.startswith("MemAvailable"))
+    return float(next(sizes, "inf")) * 1024
+
+
+def single_example(batch: Batch, example: int) -> Batch:
+    """One example of a batch, without its padding and without a mask."""
+    if "input_ids" not in batch.inputs:
+        if batch.size != 1:
+            raise InputError("Factors of several examples are captured from input_ids only.")
+        return batch
+    shape = batch.inputs["input_ids"].shape
+    every = range(shape[1])
+    positions = list(every) if batch.positions is None else list(batch.positions[example])
+    part = slice(None) if len(positions) == shape[1] else positions
+    inputs = {
+        name: tensor[example : example + 1][:, part] if tensor.shape[:2] == shape else tensor
+        for name, tensor in batch.inputs.items()
+        if name != "attention_mask"
+    }
+    words = None if batch.words is None else (tuple(batch.words[example][k] for k in positions),)
+    return Batch(inputs, size=1, words=words)
+
+
+@contextmanager
+def told_memory(model: nn.Module, length: int) -> Iterator[None]:
+    """Out of memory on a device becomes a sentence: what was needed, and what needs less."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        used = torch.cuda.max_memory_allocated()
+        raise OutOfMemoryError(
+            f"{type(model).__name__} over {length} tokens needs more than the device's "
+            f"{size_in_words(total)}: {size_in_words(used)} were in use at most, and "
+            f"{size_in_words(free)} are free. Rollout onto spans (roll_out_spans) keeps one layer "
+            "at a time and needs least; otherwise shorten the text or load the model in bfloat16."
+        ) from error

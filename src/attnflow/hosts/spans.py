@@ -1,0 +1,187 @@
+"""Rollout of every target onto a few spans of sources, in one forward pass and linear memory.
+
+The spans go up with the model: let C be token × span, 1 where a token belongs to a span. Then
+`C ← (1 - r) W C + r C` at every layer, and after the last one C is the exact rollout of every
+target onto the spans. Nothing of a layer is kept once it is passed: what is in memory is C and one
+layer. The pass ends with the highest layer's attention: nothing above it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnflow.attribution import Attribution
+from attnflow.attribution.rescaling import resolve_spans
+from attnflow.errors import CaptureError, MethodError
+from attnflow.errors.arguments import checked_arguments
+from attnflow.hosts.adapter import Adapter, Batch, device_of
+from attnflow.hosts.capture import Model
+from attnflow.hosts.factored import single_example, told_memory
+from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.load import resolve_model
+from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.restore import at_rest
+from attnflow.hosts.texts import checked_text
+from attnflow.kernels.layer import FactoredLayer
+from attnflow.methods.factored import head_shares
+from attnflow.methods.rollout import Rollout
+from attnflow.tokens import Tokens
+from attnflow.trace.factors import LayerMix
+
+__all__ = ["SpansGoingUp", "roll_out_spans"]
+
+
+@checked_arguments
+def roll_out_spans(
+    model: Model,
+    text: str | Mapping[str, Any],
+    spans: Mapping[str, Any],
+    *,
+    rollout: Rollout | None = None,
+    tokenizer: Any = None,
+) -> Attribution:
+    """The rollout of every token onto named spans: `(1 layer, tokens, spans)`.
+
+    The same as `Rollout()(capture(model, text)).spans(spans)` at the highest layer, without weights
+    and without keeping any layer, while the model's own fused attention runs.
+
+    spans: (start, end) positions or a text, by name, as `Attribution.spans` takes them; what falls
+        outside all of them goes to `elsewhere`.
+    rollout: how heads are mixed, the residual is weighed and positions are dropped; discarding, a
+        receptive field, "max" and "min" are not linear and are refused.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> model, tokenizer = tiny_decoder()
+    >>> result = roll_out_spans(model, "the keys to the", {"first": (0, 2)}, tokenizer=tokenizer)
+    >>> result.values.shape
+    (1, 4, 1)
+    """
+    host, tokenizer = resolve_model(model, tokenizer)
+    adapter = adapter_for(host)
+    if isinstance(text, Mapping):
+        batch = adapter.wrap(host, text)
+    else:
+        batch = adapter.encode(host, tokenizer, [checked_text(text)])
+    applied = Rollout() if rollout is None else rollout
+    return _Passage(adapter, host, tokenizer, single_example(batch, 0), applied).result(spans)
+
+
+@dataclass(eq=False)
+class SpansGoingUp:
+    """C on its way up: every layer that runs is passed once.
+
+    state: (n, spans) in float32. drop: the positions nobody draws on but themselves. count: how
+    many layers the model has. passed: how many of them were passed, number: the latest's own.
+    """
+
+    rollout: Rollout
+    state: Tensor
+    drop: tuple[int, ...]
+    count: int
+    passed: int = 0
+    number: int = 0
+    way: str = ""
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the highest layer was passed."""
+        return self.passed == self.count
+
+    def pass_layer(self, layer: FactoredLayer, number: int | None) -> None:
+        """One layer's matrix times what has come up to it."""
+        share = float(self.rollout.residual_shares(self.count)[self.passed])
+        self.passed += 1
+        self.number = self.passed if number is None else number
+        self.way = layer.way
+        if self.number < self.rollout.start_layer:
+            return
+        shares = head_shares(self.rollout.heads, layer.heads) or ()
+        self.state = layer.spans(self.state, LayerMix(shares, share, self.drop))
+
+
+@dataclass(frozen=True, eq=False)
+class _Passage:
+    """One example of a model, and the rollout that goes up with it."""
+
+    adapter: Adapter
+    model: nn.Module
+    tokenizer: Any
+    batch: Batch
+    rollout: Rollout
+
+    def result(self, spans: Mapping[str, Any]) -> Attribution:
+        """The device computes while names are looked up; then it is waited for."""
+        _check_linear(self.rollout)
+        by_text = [*spans.values(), *self.rollout.drop] if isinstance(spans, Mapping) else []
+        places = self._names() if any(isinstance(x, str) for x in by_text) else self._numbers()
+        members = resolve_spans(places, spans)
+        drop = places.occurrences_of(self.rollout.drop, required=True) if self.rollout.drop else ()
+        layers = self.adapter.expected_layers(self.model)
+        state = _indicators(list(members.values()), self._length).to(device_of(self.model))
+        going_up = SpansGoingUp(self.rollout, state, tuple(drop), int(layers or 0))
+        with told_memory(self.model, self._length), at_rest(self.model), torch.no_grad():
+            run = self.adapter.run_in_factors(self.model, self.batch.inputs, spans=going_up)
+            names, about = self._names(), self._about(going_up)
+            run.recording.check()
+        if not going_up.arrived:
+            raise CaptureError(
+                f"{type(self.model).__name__} has {layers} layers with attention and "
+                f"{going_up.passed} were seen; a result over missing layers would be wrong."
+            )
+        values = going_up.state.double().cpu().numpy()[None]
+        return Attribution(
+            values=values[..., : len(members)],
+            layers=(going_up.number,),
+            targets=names,
+            sources=Tokens(tuple(members), tuple(k[0] for k in members.values())),
+            method=self.rollout,
+            elsewhere=values[..., len(members) :].sum(axis=-1),
+            steps=(f"spans({', '.join(map(repr, members))})",),
+            provenance=about,
+        )
+
+    @property
+    def _length(self) -> int:
+        return int(self.batch.inputs["input_ids"].shape[1])
+
+    def _numbers(self) -> Tokens:
+        return Tokens(("",) * self._length)
+
+    def _names(self) -> Tokens:
+        return self.adapter.name_positions(self.model, self.tokenizer, self.batch, 0, self._length)
+
+    def _about(self, going_up: SpansGoingUp) -> dict[str, Any]:
+        dtype = str(getattr(self.model, "dtype", "")).removeprefix("torch.")
+        causal = self.adapter.facts(self.model).causal
+        return {
+            **provenance_of(self.model, dtype),
+            "kind": "causal" if causal else "bidirectional",
+            "attention": f"factors, {going_up.way}",
+        }
+
+
+def _check_linear(rollout: Rollout) -> None:
+    linear = not rollout.discard and rollout.receptive_field is None and rollout.top_head is None
+    if not linear or rollout.heads in ("max", "min"):
+        raise MethodError(
+            f"{rollout!r} is not linear in the weights, so it cannot go up with the model. Leave "
+            "out discard, receptive_field, top_head and heads='max' or 'min'; or apply it to "
+            "capture(model, text)."
+        )
+
+
+def _indicators(members: Sequence[Sequence[int]], length: int) -> Tensor:
+    """`(n, spans)`: 1 where a position belongs to a span; one more column for those of none."""
+    belongs = np.zeros((length, len(members)), dtype=np.float32)
+    for column, positions in enumerate(members):
+        belongs[positions, column] = 1.0
+    outside = ~belongs.any(axis=1)
+    if outside.any():
+        belongs = np.column_stack([belongs, outside]).astype(np.float32)
+    return torch.from_numpy(belongs)

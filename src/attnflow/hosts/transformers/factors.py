@@ -1,0 +1,382 @@
+"""How a transformers model's attention is held as factors, while its own fused kernels compute it.
+
+Our attention function takes queries and keys after their rotary embedding, runs the fused kernel
+that torch would have run, and keeps what it was given. Which keys a query may see is asked of the
+model's own mask function at a few rows; a mask that is no band around the diagonal is refused, and
+so is a layer whose output at those rows is not what its factors give: nothing is ever assumed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import AttentionInterface
+
+from attnflow.errors import CaptureError, UnsupportedModelError
+from attnflow.hosts.restore import Changes, exclusive
+from attnflow.hosts.transformers.attention import own_attention, point_at
+from attnflow.hosts.transformers.fused import attend
+from attnflow.hosts.transformers.own_rows import constant_others
+from attnflow.hosts.transformers.row_gradients import log_probability
+from attnflow.kernels.blocks import row_sums, weight_rows
+from attnflow.kernels.factors import Band, Factors
+from attnflow.kernels.layer import FactoredLayer, aside
+
+__all__ = ["FactoredRun", "FactorRecording", "SpansArrived", "holding_factors"]
+
+_NAME = "attnflow_factors"
+_ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time
+_CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are held to its output
+_AGREEMENT = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+
+class SpansArrived(Exception):  # noqa: N818 - no error: the pass has done its work
+    """Spans have passed the highest layer: what the model would compute above it is not needed."""
+
+
+class _Difference(NamedTuple):
+    """How far a layer's output is from that of its factors, and how large it is."""
+
+    name: str
+    off: Tensor
+    size: Tensor
+
+
+@dataclass(eq=False)
+class FactorRecording:
+    """What is kept of one forward pass, layer by layer.
+
+    gradients: whether values and output gradients are kept too. own_rows: hold the keys and values
+    of other positions constant, so that each row's gradient is that of its own answer.
+    """
+
+    gradients: bool = False
+    own_rows: bool = False
+    spans: Any = None
+    going_back: bool = False
+    thread: int = field(default_factory=threading.get_ident)
+    factors: dict[nn.Module, Factors] = field(default_factory=dict)
+    sums: dict[nn.Module, Tensor] = field(default_factory=dict)
+    numbers: list[int | None] = field(default_factory=list)
+    bands: dict[tuple[int, bool], Band] = field(default_factory=dict)
+    checks: list[_Difference] = field(default_factory=list)
+    leaf: Tensor = field(default_factory=lambda: torch.empty(0))
+    dtype: torch.dtype = torch.float32
+    causal: bool = False
+
+    def layers(self) -> list[FactoredLayer]:
+        """Every layer, in the order in which they ran."""
+        if self.gradients and any(layer.gradient is None for layer in self.factors.values()):
+            missing = sum(layer.gradient is None for layer in self.factors.values())
+            raise CaptureError(
+                f"The gradient did not reach {missing} of {len(self.factors)} layers with "
+                "attention, so a result would leave some of them out."
+            )
+        return [
+            FactoredLayer(layer, self.sums.get(module)) for module, layer in self.factors.items()
+        ]  # a layer that gave no sums computes them when they are needed
+
+    def check(self) -> None:
+        """That the factors gave every layer's own output; looked at once, at the end."""
+        if not self.checks:
+            return
+        offs = torch.stack([one.off / one.size for one in self.checks]).tolist()
+        limit = _AGREEMENT.get(self.dtype, 1e-3)
+        for one, off in zip(self.checks, offs, strict=True):
+            if not off <= limit:
+                raise UnsupportedModelError(
+                    f"{one.name} computes its attention in a way that is not known here: its "
+                    f"output is off by {off:.3g} of its size from that of its queries and keys, "
+                    f"more than {limit:g}. Use form='weights'."
+                )
+
+    def cut(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        """The embedded tokens as the leaf of the graph."""
+        self.leaf = output.detach().requires_grad_()
+        return self.leaf
+
+    def add(self, module: nn.Module, layer: Factors, sums: Tensor | None) -> None:
+        """Keep one layer as it ran, or hand it on at once where spans go up."""
+        self.dtype, self.causal = layer.query.dtype, layer.band.after == 0
+        index = getattr(module, "layer_idx", None)
+        self.numbers.append(None if index is None else int(index) + 1)
+        if self.spans is not None:
+            self.spans.pass_layer(FactoredLayer(layer, sums), self.numbers[-1])
+            return
+        if module in self.factors:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} runs more than once in a pass, as layers that share "
+                "their parameters do; factors are kept once for each. Use form='weights'."
+            )
+        self.factors[module] = layer
+        if sums is not None:
+            self.sums[module] = aside(sums)
+
+    def add_gradient(self, module: nn.Module, gradient: Tensor) -> None:
+        """The gradient of a layer's output, (1, n, heads, width), as the backward pass meets it."""
+        layer = self.factors[module]
+        self.factors[module] = replace(layer, gradient=gradient[0].detach().transpose(0, 1))
+
+
+_RECORDINGS: WeakKeyDictionary[nn.Module, FactorRecording] = WeakKeyDictionary()
+_THREADS: set[int] = set()  # that hold factors just now
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    recording = _RECORDINGS.get(module)
+    # the backward pass of a device runs in a thread of its own
+    if recording is None or not (recording.going_back or recording.thread == threading.get_ident()):
+        return own_attention(module)(module, query, key, value, mask, **options)
+    sums: Tensor | None
+    layer = _factors(module, query[0], key[0], mask, options, recording.bands)
+    if recording.own_rows:
+        output, sums = constant_others(layer, value[0])
+    else:
+        output, sums = attend(layer, value[0])
+    plain = replace(layer, query=layer.query.detach(), key=layer.key.detach())
+    if recording.going_back:
+        return _arranged(output), None  # computed again for the backward pass: it is kept already
+    recording.checks.append(_difference(module, plain, value[0].detach(), output.detach(), sums))
+    if recording.gradients:
+        plain = replace(plain, value=value[0].detach())
+    recording.add(module, plain, sums)
+    if recording.spans is not None and recording.spans.arrived:
+        raise SpansArrived
+    arranged = _arranged(output)
+    if recording.gradients and arranged.requires_grad:
+        arranged.register_hook(partial(recording.add_gradient, module))
+    return arranged, None
+
+
+def _arranged(output: Tensor) -> Tensor:
+    """`(1, n, heads, width)`, as models take what their attention gives."""
+    return output[None].transpose(1, 2).contiguous()
+
+
+def _mask(*, mask_function: Any, kv_length: int, device: Any = "cpu", **options: Any) -> Any:
+    """`(rows, keys)`: what a few rows of a text may see, in place of the mask of all of them."""
+    if threading.get_ident() not in _THREADS:  # another thread runs the model meanwhile
+        return eager_mask(
+            mask_function=mask_function, kv_length=kv_length, device=device, **options
+        )
+    rows = _sampled(kv_length, torch.device(device))
+    keys = torch.arange(kv_length, device=rows.device)
+    zero = torch.zeros((), dtype=torch.long, device=rows.device)
+    visible = mask_function(zero, zero, rows[:, None], keys[None])
+    return torch.as_tensor(visible, device=rows.device).expand(len(rows), kv_length)
+
+
+AttentionInterface.register(_NAME, _attend)
+AttentionMaskInterface.register(_NAME, _mask)
+
+
+def _sampled(length: int, device: torch.device) -> Tensor:
+    return torch.linspace(0, length - 1, min(_CHECKED_ROWS, length), device=device).round().long()
+
+
+def _factors(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Any,
+    options: dict[str, Any],
+    bands: dict[tuple[int, bool], Band],
+) -> Factors:
+    """What the module was given, with its scale, cap and sink as its own options name them."""
+    if options.get("position_bias") is not None or query.shape[1:] != key.shape[1:]:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} adds a bias to its scores or attends to other positions than "
+            "its own, so queries and keys alone do not give its weights. Use form='weights'."
+        )
+    scale = options.get("scaling")
+    if scale is None:
+        scale = getattr(module, "scaling", None)
+    cap = options.get("softcap")
+    sink = getattr(module, "sinks", None) if options.get("s_aux") is None else options["s_aux"]
+    causal = options.get("is_causal")
+    causal = getattr(module, "is_causal", False) if causal is None else causal
+    place = (id(mask), bool(causal))
+    band = bands.get(place)
+    if band is None:  # asked once for each mask: looking at it waits for the device
+        band = bands[place] = _band(module, mask, query.shape[1], bool(causal))
+    return Factors(
+        query,
+        key,
+        scale=float(query.shape[-1] ** -0.5 if scale is None else scale),
+        band=band,
+        softcap=getattr(module, "attn_logit_softcapping", None) if cap is None else cap,
+        sink=None if sink is None else sink.detach(),
+    )
+
+
+def _band(module: nn.Module, mask: Any, length: int, causal: bool) -> Band:
+    """The band that the model's mask function shows at the sampled rows."""
+    if mask is None:
+        return Band.causal() if causal else Band()
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != length:
+        raise _no_band(module)
+    rows = _sampled(length, mask.device).tolist()
+    firsts, lasts = _ends(mask)
+    before = max(row - first for row, first in zip(rows, firsts, strict=True))
+    after = max(last - row for row, last in zip(rows, lasts, strict=True))
+    everything = (firsts[-1] == 0, lasts[0] == length - 1)
+    band = Band(None if everything[0] else before, None if everything[1] else after)
+    keys = torch.arange(length, device=mask.device)[None]
+    queries = torch.tensor(rows, device=mask.device)[:, None]
+    visible = torch.ones_like(mask, dtype=torch.bool)
+    if band.before is not None:
+        visible = visible & (keys >= queries - band.before)
+    if band.after is not None:
+        visible = visible & (keys <= queries + band.after)
+    if not torch.equal(visible, mask.bool()):
+        raise _no_band(module)
+    return band
+
+
+def _ends(mask: Tensor) -> tuple[list[int], list[int]]:
+    """The first and the last key that each row sees."""
+    places = torch.arange(mask.shape[1], device=mask.device)
+    firsts = torch.where(mask.bool(), places, mask.shape[1]).amin(dim=1)
+    lasts = torch.where(mask.bool(), places, -1).amax(dim=1)
+    return firsts.tolist(), lasts.tolist()
+
+
+def _no_band(module: nn.Module) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{type(module).__name__} masks its attention in a way that is no band around the "
+        "diagonal, so factors do not describe it. Use form='weights'."
+    )
+
+
+def _difference(
+    module: nn.Module, layer: Factors, value: Tensor, output: Tensor, sums: Tensor | None
+) -> _Difference:
+    """How far the factors' output is from the layer's own, at the sampled rows."""
+    rows = _sampled(layer.length, value.device)
+    totals = row_sums(layer, rows) if sums is None else sums[:, rows]
+    weights = weight_rows(layer, totals, rows)
+    grouped = weights.view(len(value), -1, layer.length)
+    expected = (grouped @ value.float()).view(layer.heads, len(rows), -1)
+    off = (expected - output[:, rows].float()).abs().amax()
+    return _Difference(type(module).__name__, off, expected.abs().amax().clamp(min=1e-30))
+
+
+@contextmanager
+def holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iterator[None]:
+    """Every attention of the model is held as factors; then all is as it was.
+
+    With gradients each block of the model is computed a second time on the way back instead of
+    keeping what it computed, where the model's file offers that; the embedded tokens are the one
+    leaf of the graph, so that no parameter is touched.
+    """
+    with exclusive(model) as changes:
+        modules = list(model.modules())
+        if any(module in _RECORDINGS for module in modules):
+            raise CaptureError(f"This {type(model).__name__} is being captured already.")
+        changes.add(lambda: [_RECORDINGS.pop(module, None) for module in modules])
+        changes.add(lambda: _THREADS.discard(threading.get_ident()))
+        _THREADS.add(threading.get_ident())
+        for module in modules:
+            _RECORDINGS[module] = recording
+        point_at(model, _NAME, changes)
+        if recording.gradients:
+            changes.hook(model.get_input_embeddings().register_forward_hook, recording.cut)
+            for module in modules:
+                if isinstance(module, GradientCheckpointingLayer):
+                    _compute_again(module, changes)
+        yield
+
+
+def _compute_again(module: nn.Module, changes: Changes) -> None:
+    """The block keeps its inputs alone, and computes the rest again on the way back."""
+    changes.add(lambda: module.__dict__.pop("forward", None))
+    module.__dict__["forward"] = partial(checkpoint, module.forward, use_reentrant=False)
+
+
+@dataclass(eq=False)
+class FactoredRun:
+    """A forward pass whose attention was held as factors, and the way back through it.
+
+    hidden: (1, n, width), what the model's head reads, where gradients are asked for.
+    """
+
+    model: PreTrainedModel
+    recording: FactorRecording
+    outputs: Any = None
+    hidden: Tensor | None = None
+
+    def run(self, inputs: Mapping[str, Tensor]) -> FactoredRun:
+        """One forward pass; of a language model's scores only those of the last position."""
+        options: dict[str, Any] = (
+            {"use_cache": False} if "use_cache" in _parameters(self.model) else {}
+        )
+        if "logits_to_keep" in _parameters(self.model):
+            options["logits_to_keep"] = 1
+        with (
+            suppress(SpansArrived),
+            holding_factors(self.model, self.recording),
+            self._head_watched(),
+        ):
+            self.outputs = self.model(**inputs, **options)
+        return self  # `recording.check()` waits for the device: whoever asked does it
+
+    @contextmanager
+    def _head_watched(self) -> Iterator[None]:
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.hidden = getattr(output, "last_hidden_state", None)
+
+        with exclusive(self.model) as changes:
+            changes.hook(self.model.base_model.register_forward_hook, keep)
+            yield
+
+    def go_back(self, root: Tensor, gradient: Tensor | None = None) -> None:
+        """A gradient runs down to the embedded tokens; each layer's is kept on its way."""
+        with holding_factors(self.model, replace(self.recording, going_back=True)):
+            torch.autograd.grad(root, self.recording.leaf, gradient)
+
+    def go_back_by_rows(self, ids: Tensor, last: int) -> None:
+        """The gradient of each position's own answer, which is the token that follows it."""
+        if self.hidden is None:
+            raise CaptureError(f"{type(self.model).__name__} shows no last hidden state.")
+        tokens = torch.cat([ids[1:], ids.new_tensor([last])])
+        head = _checked_head(self.model, self.hidden, self.outputs.logits)
+        gradient = torch.empty_like(self.hidden)
+        for start in range(0, len(tokens), _ROWS_OF_SCORES):
+            rows = slice(start, start + _ROWS_OF_SCORES)
+            part = self.hidden[:, rows].detach().requires_grad_()
+            scores = log_probability(head(part), tokens[None, rows])
+            (gradient[:, rows],) = torch.autograd.grad(scores.sum(), part)
+        self.go_back(self.hidden, gradient)
+
+
+def _checked_head(model: PreTrainedModel, hidden: Tensor, logits: Tensor) -> Any:
+    """The model's output embedding, if it alone makes scores of hidden states."""
+    head = model.get_output_embeddings()
+    if head is not None and torch.equal(head(hidden[:, -1:]), logits[:, -1:]):
+        return head
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    if head is not None and cap is not None:
+        return lambda states: torch.tanh(head(states) / cap) * cap
+    raise UnsupportedModelError(
+        f"{type(model).__name__} makes its scores in a way that is not known here; use "
+        "form='weights'."
+    )
+
+
+def _parameters(model: nn.Module) -> Collection[str]:
+    return inspect.signature(model.forward).parameters

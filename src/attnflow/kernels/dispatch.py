@@ -1,0 +1,88 @@
+"""Which of the three ways forms a product: one place that chooses, and says what it chose."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from attnflow.errors import InputError
+from attnflow.kernels import blocks, loops
+from attnflow.kernels.factors import Factors
+
+__all__ = ["WAYS", "Products", "Way", "products_of", "way_for"]
+
+Way = Literal["triton", "blocks", "loops"]
+WAYS: dict[Way, str] = {
+    "triton": "Triton kernels",
+    "blocks": "blocks of torch",
+    "loops": "plain loops",
+}
+
+
+class Products(Protocol):
+    """What every way offers. `sums` is (heads, n), `shares` is (heads,)."""
+
+    def log_sum_exp(self, layer: Factors) -> Tensor:
+        """`(heads, n)`: the logarithm of each row's sum."""
+
+    def rows_down(self, layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor) -> Tensor:
+        """`(targets, n)`: vectors times the mixed attention."""
+
+    def spans_up(self, layer: Factors, sums: Tensor, spans: Tensor, shares: Tensor) -> Tensor:
+        """`(n, spans)`: the mixed attention times the spans."""
+
+    def gradient_rows_down(
+        self, layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor
+    ) -> Tensor:
+        """`(targets, n)`: vectors times the mean of relu(A ⊙ ∇A)."""
+
+
+class _Loops:
+    """The reference, taken from and given back as tensors."""
+
+    def log_sum_exp(self, layer: Factors) -> Tensor:
+        return blocks.log_sum_exp(layer)
+
+    def __getattr__(self, name: str) -> Any:
+        product = getattr(loops, name)
+
+        def in_tensors(layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor) -> Tensor:
+            array = product(layer, vectors.double().cpu().numpy(), shares.double().cpu().numpy())
+            return torch.from_numpy(array).to(vectors)
+
+        return in_tensors
+
+
+def way_for(device: torch.device) -> Way:
+    """Triton on CUDA where it is installed, blocks of torch everywhere else.
+
+    >>> way_for(torch.device("cpu"))
+    'blocks'
+    """
+    return "triton" if device.type == "cuda" and _has_triton() else "blocks"
+
+
+def products_of(way: Way) -> Products:
+    """The products formed in this way.
+
+    >>> products_of("blocks").__name__
+    'attnflow.kernels.blocks'
+    """
+    if way == "triton":
+        from attnflow.kernels import triton_kernels
+
+        return triton_kernels
+    if way == "blocks":
+        return blocks
+    if way == "loops":
+        return _Loops()
+    raise InputError(f"way={way!r}: products are formed by {', '.join(map(repr, WAYS))}.")
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

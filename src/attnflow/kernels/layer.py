@@ -1,0 +1,209 @@
+"""One layer of a trace in factors: a method's matrix, with residual and dropped columns, applied
+without being formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnflow.kernels import blocks
+from attnflow.kernels.dispatch import WAYS, Way, products_of, way_for
+from attnflow.kernels.factors import Factors
+from attnflow.trace.factors import LayerMix
+
+__all__ = ["FactoredLayer", "aside"]
+
+Rows = Sequence[int] | NDArray[np.intp]
+_FEW_ROWS = 256  # whose sums are computed alone rather than those of the whole layer
+_LEAST_REST = 1e-2  # below it, what dropping leaves of a row is summed and not had by subtraction
+
+
+@dataclass(frozen=True, eq=False)
+class _Dropping:
+    """What dropping columns does to the rows of a layer.
+
+    factor: (n,), what a row is scaled by. own: (columns,), the dropped positions' weights on
+    themselves. alone: (n,), the mass of rows that have nothing else and stay with themselves.
+    """
+
+    columns: Tensor
+    factor: Tensor
+    own: Tensor
+    alone: Tensor
+
+
+class FactoredLayer:
+    """The factors of a layer, its rows' log-sum-exp, and the way products are formed.
+
+    sums: (heads, n), where the model's own attention gave it; else it is computed when needed.
+
+    >>> layer = FactoredLayer(Factors(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), scale=1.0))
+    >>> layer.array(layer.times(layer.unit_rows([2]), LayerMix((1.0,), residual=0.25))).round(2)
+    array([[0.25, 0.25, 0.5 ]])
+    """
+
+    def __init__(
+        self,
+        factors: Factors,
+        sums: Tensor | None = None,
+        way: Way | None = None,
+    ) -> None:
+        self.factors = factors
+        self._way: Way = way or way_for(factors.query.device)
+        self._sums = sums
+        self._dropping: dict[tuple[tuple[float, ...], tuple[int, ...]], _Dropping] = {}
+
+    @property
+    def heads(self) -> int:
+        """How many heads."""
+        return self.factors.heads
+
+    @property
+    def length(self) -> int:
+        """How many positions."""
+        return self.factors.length
+
+    @property
+    def size(self) -> int:
+        """Bytes of the factors."""
+        return self.factors.size
+
+    @property
+    def way(self) -> str:
+        """How products are formed, in words."""
+        return WAYS[self._way]
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether values and the output's gradient are there."""
+        return self.factors.gradient is not None
+
+    @property
+    def sums(self) -> Tensor:
+        """`(heads, n)`: the log-sum-exp of each row."""
+        if self._sums is None:
+            self._sums = aside(products_of(self._way).log_sum_exp(self.factors))
+        return self._sums.to(self.factors.query.device, non_blocking=True)
+
+    def _mass(self, sums: Tensor) -> Tensor:
+        """`(heads, n)`: what each row's weights sum to: less than 1 where a sink takes part."""
+        sink = self.factors.sink
+        visible = blocks.sees_something(self.factors).to(sums)
+        if sink is None:
+            return visible.expand_as(sums)
+        return (1 - (sink.to(sums)[:, None] - sums).exp()) * visible
+
+    def weight_rows(self, rows: Rows, *, with_gradient: bool = False) -> NDArray[np.float32]:
+        """`(heads, rows, n)`: the weights of these rows, each times its gradient where asked."""
+        places = torch.as_tensor(np.asarray(rows), device=self.factors.query.device)
+        few = self._sums is None and len(places) < _FEW_ROWS
+        sums = blocks.row_sums(self.factors, places) if few else self.sums[:, places]
+        weights = blocks.weight_rows(self.factors, sums, places, with_gradient=with_gradient)
+        return weights.cpu().numpy()
+
+    def unit_rows(self, rows: Rows) -> Tensor:
+        """`(rows, n)`: 1 at each row's own position."""
+        vectors = torch.zeros(len(rows), self.length, device=self.factors.query.device)
+        vectors[torch.arange(len(rows)), torch.as_tensor(np.asarray(rows))] = 1.0
+        return vectors
+
+    def vectors(self, array: NDArray[np.float64]) -> Tensor:
+        """Vectors of these numbers."""
+        return torch.from_numpy(array).float().to(self.factors.query.device)
+
+    def join(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Several groups of vectors as one."""
+        return torch.cat(list(vectors))
+
+    def array(self, vectors: Tensor) -> NDArray[np.float64]:
+        """The numbers of vectors."""
+        return vectors.double().cpu().numpy()
+
+    def times(self, vectors: Tensor, mix: LayerMix) -> Tensor:
+        """Vectors times `(1 - residual) W + residual I`."""
+        drop = self._dropped(mix)
+        scaled = vectors if drop is None else vectors * drop.factor
+        product = products_of(self._way).rows_down(
+            self.factors, self.sums, scaled, self._shares(mix.heads)
+        )
+        if drop is not None:
+            product[:, drop.columns] = scaled[:, drop.columns] * drop.own
+            product += vectors * drop.alone
+        return torch.lerp(product, vectors.to(product), mix.residual)
+
+    def spans(self, spans: Tensor, mix: LayerMix) -> Tensor:
+        """`(1 - residual) W + residual I` times spans, (n, spans)."""
+        drop = self._dropped(mix)
+        sources = spans if drop is None else spans.index_fill(0, drop.columns, 0.0)
+        product = products_of(self._way).spans_up(
+            self.factors, self.sums, sources, self._shares(mix.heads)
+        )
+        if drop is not None:
+            product[drop.columns] += drop.own[:, None] * spans[drop.columns]
+            product = product * drop.factor[:, None] + spans * drop.alone[:, None]
+        return torch.lerp(product, spans.to(product), mix.residual)
+
+    def times_gradient(self, vectors: Tensor, heads: tuple[float, ...]) -> Tensor:
+        """Vectors times the weighted mean over heads of `relu(A ⊙ ∇A)`."""
+        return products_of(self._way).gradient_rows_down(
+            self.factors, self.sums, vectors, self._shares(heads)
+        )
+
+    def _shares(self, heads: tuple[float, ...]) -> Tensor:
+        return torch.tensor(heads, device=self.factors.query.device, dtype=torch.float32)
+
+    def _dropped(self, mix: LayerMix) -> _Dropping | None:
+        if not mix.drop:
+            return None
+        key = (mix.heads, mix.drop)
+        if key not in self._dropping:
+            self._dropping[key] = self._without(mix)
+        return self._dropping[key]
+
+    def _without(self, mix: LayerMix) -> _Dropping:
+        sums = self.sums
+        columns = torch.tensor(sorted(set(mix.drop)), device=sums.device)
+        shares = self._shares(mix.heads).double()
+        weights = blocks.weight_columns(self.factors, sums, columns, shares)
+        own = weights[columns, torch.arange(len(columns), device=columns.device)].clone()
+        weights[columns, torch.arange(len(columns), device=columns.device)] = 0.0
+        mass = shares @ self._mass(sums).double()
+        rest = mass - weights.sum(dim=1)
+        if bool((rest < _LEAST_REST).any()):
+            rest = self._rest(columns, shares).index_add(0, columns, own)
+        alone = (rest <= 0) & (mass > 0)
+        factor = torch.where(alone, 0.0, mass / rest.masked_fill(rest <= 0, 1.0))
+        return _Dropping(
+            columns, factor.float(), own.float(), torch.where(alone, mass, 0.0).float()
+        )
+
+    def _rest(self, columns: Tensor, shares: Tensor) -> Tensor:
+        """`(n,)`: what rows have beside dropped columns, summed over what is left: subtracting
+        from 1 would leave few digits where a sink takes nearly everything.
+        """
+        hidden = self.factors.hidden
+        hidden = (
+            torch.zeros(self.length, dtype=torch.bool, device=columns.device)
+            if hidden is None
+            else hidden
+        )
+        rest = replace(self.factors, hidden=hidden.index_fill(0, columns, True), sink=None)
+        sums = products_of(self._way).log_sum_exp(rest)
+        visible = blocks.sees_something(rest)
+        return shares @ ((sums - self.sums).exp() * visible).double()
+
+
+def aside(sums: Tensor) -> Tensor:
+    """Sums of a device wait in the host's memory: layers are gone through one after the other, and
+    the device's own memory is what long texts are short of.
+    """
+    if sums.device.type != "cuda":
+        return sums
+    waiting = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+    return waiting.copy_(sums, non_blocking=True)

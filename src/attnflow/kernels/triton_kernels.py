@@ -1,0 +1,201 @@
+"""The three products as Triton kernels, for CUDA.
+
+All of them walk over tiles of scores and never store one. A program holds the tiles of several
+query heads that share a key head: it sums their weights in registers, and multiplies the sum with
+the vectors or spans once. A head's share is added to its log-sum-exp, so that weighing heads costs
+nothing, and a learned sink is in the log-sum-exp already. Every program writes its own part of the
+result and the parts are added afterwards, so results do not depend on the order of programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from attnflow.kernels.factors import Factors
+from attnflow.kernels.triton_code import log_sum_exp_kernel, rows_down_kernel, spans_up_kernel
+
+__all__ = ["Tiles", "gradient_rows_down", "log_sum_exp", "rows_down", "spans_up"]
+
+_LOG2E = 1.4426950408889634
+_NOTHING = 1e30  # subtracted from a score in place of a log-sum-exp: the weight is then 0
+_WIDEST = 128  # spans, or 64 targets, of one launch
+_TARGETS = 64
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The shape of a program's work.
+
+    stationary, moving: positions of the tile that stays and of those that pass. heads: query heads
+    whose weights one program sums, at most. warps, stages: as Triton names them.
+    """
+
+    stationary: int = 64
+    moving: int = 64
+    heads: int = 4
+    warps: int = 4
+    stages: int = 2
+
+
+# Fastest of some forty shapes on an H200 with eight key heads of four query heads, width 128.
+SPANS_UP = Tiles(128, 64, heads=4, warps=8, stages=3)
+ROWS_DOWN = Tiles(128, 64, heads=4, warps=8, stages=2)
+GRADIENT_ROWS_DOWN = Tiles(128, 64, heads=2, warps=8, stages=2)
+# For wider heads, smaller chips and float32, whose tiles take more memory.
+_SMALLER = (Tiles(64, 64, heads=2, warps=4, stages=2), Tiles(64, 32, heads=1, warps=4, stages=1))
+_SMALLEST = Tiles(32, 32, heads=1, warps=4, stages=1)
+
+
+def log_sum_exp(layer: Factors) -> Tensor:
+    """`(heads, n)` in float32, sinks included, as `blocks.log_sum_exp` gives it."""
+    out = torch.empty(layer.heads, layer.length, device=layer.query.device, dtype=torch.float32)
+    tile = 32 if layer.query.dtype == torch.float32 else 64
+    grid = (triton.cdiv(layer.length, tile), layer.heads)
+    log_sum_exp_kernel[grid](
+        layer.query, layer.key, _hidden(layer), out, layer.length, layer.query.shape[2],
+        *_scales(layer), *_reach(layer), *layer.query.stride(), *layer.key.stride(),
+        GROUPS=layer.groups, M=tile, N=tile, D=_padded(layer.query.shape[2]),
+        num_warps=4, **_flags(layer),
+    )  # fmt: skip
+    sums = out / _LOG2E
+    return sums if layer.sink is None else torch.logaddexp(sums, layer.sink.float()[:, None])
+
+
+def spans_up(
+    layer: Factors, sums: Tensor, spans: Tensor, shares: Tensor, tiles: Tiles = SPANS_UP
+) -> Tensor:
+    """`(n, spans)`: the weighted mean of the heads' attention times the spans."""
+    parts = [
+        _fitting(tiles, layer, partial(_spans_up, layer, sums, part, shares))
+        for part in spans.split(_WIDEST, dim=1)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _spans_up(layer: Factors, sums: Tensor, spans: Tensor, shares: Tensor, tiles: Tiles) -> Tensor:
+    (n, count), heads = spans.shape, _heads_at_once(layer, tiles)
+    columns = _padded(count)
+    padded = torch.nn.functional.pad(spans.to(_operand(layer)), (0, columns - count))
+    out = spans.new_empty(layer.heads // heads, n, count, dtype=torch.float32)
+    grid = (triton.cdiv(n, tiles.stationary), layer.heads // heads)
+    width = layer.query.shape[2]
+    spans_up_kernel[grid](
+        layer.query, layer.key, _weighed(layer, sums, shares), padded.contiguous(), _hidden(layer),
+        out, n, width, count, *_scales(layer), *_reach(layer),
+        *layer.query.stride(), *layer.key.stride(),
+        GROUPS=layer.groups, HEADS=heads, M=tiles.stationary, N=tiles.moving, S=columns,
+        D=_padded(width), FULL=_padded(width) == width, STAGES=tiles.stages,
+        num_warps=tiles.warps, **_flags(layer),
+    )  # fmt: skip
+    return out.sum(dim=0)
+
+
+def rows_down(
+    layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles = ROWS_DOWN
+) -> Tensor:
+    """`(targets, n)`: vectors times the weighted mean of the heads' attention."""
+    parts = [
+        _fitting(tiles, layer, partial(_rows_down, layer, sums, part, shares, False))
+        for part in vectors.split(_TARGETS)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def gradient_rows_down(
+    layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, tiles: Tiles = GRADIENT_ROWS_DOWN
+) -> Tensor:
+    """`(targets, n)`: vectors times what each weight adds to the score, where it raises it."""
+    parts = [
+        _fitting(tiles, layer, partial(_rows_down, layer, sums, part, shares, True))
+        for part in vectors.split(_TARGETS)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _rows_down(
+    layer: Factors, sums: Tensor, vectors: Tensor, shares: Tensor, gradient: bool, tiles: Tiles
+) -> Tensor:
+    heads, (count, n) = _heads_at_once(layer, tiles), vectors.shape
+    targets, width = _padded(count), layer.query.shape[2]
+    # the product is linear in its vectors: scaled to at most 1, no number of theirs is too large
+    largest = vectors.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
+    turned = (vectors / largest).to(_operand(layer)).t()
+    padded = torch.nn.functional.pad(turned, (0, targets - count)).contiguous()
+    value, change = layer.gradient_factors() if gradient else (layer.key, layer.query)
+    out = vectors.new_empty(layer.heads // heads, count, n, dtype=torch.float32)
+    grid = (triton.cdiv(n, tiles.stationary), layer.heads // heads)
+    rows_down_kernel[grid](
+        layer.query, layer.key, value, change, _weighed(layer, sums, shares), padded,
+        _hidden(layer), out, n, width, value.shape[2], count, *_scales(layer), *_reach(layer),
+        *layer.query.stride(), *layer.key.stride(), *value.stride(), *change.stride(),
+        GROUPS=layer.groups, HEADS=heads, N=tiles.stationary, M=tiles.moving, T=targets,
+        D=_padded(width), V=_padded(value.shape[2]), FULL=_padded(width) == width,
+        GRADIENT=gradient, STAGES=tiles.stages, num_warps=tiles.warps, **_flags(layer),
+    )  # fmt: skip
+    return out.sum(dim=0).mul_(largest)
+
+
+def _fitting(tiles: Tiles, layer: Factors, launch: Callable[[Tiles], Tensor]) -> Tensor:
+    """The product with these tiles, or with smaller ones where the chip cannot hold them."""
+    exact = layer.query.dtype == torch.float32
+    for shape in () if exact else (tiles, *_SMALLER):
+        try:
+            return launch(shape)
+        except OutOfResources:
+            continue
+    return launch(_SMALLEST)
+
+
+def _heads_at_once(layer: Factors, tiles: Tiles) -> int:
+    """The most heads of one group that a program can take together."""
+    return max(k for k in range(1, min(tiles.heads, 4) + 1) if layer.groups % k == 0)
+
+
+def _weighed(layer: Factors, sums: Tensor, shares: Tensor) -> Tensor:
+    """`(heads, n)`: what is subtracted from a score, in units of log 2, to weigh its head too."""
+    weighed = (sums - layer.log_shares(shares)) * _LOG2E
+    return weighed.clamp(max=_NOTHING).contiguous()
+
+
+def _hidden(layer: Factors) -> Tensor:
+    return layer.query if layer.hidden is None else layer.hidden.to(torch.int8)
+
+
+def _scales(layer: Factors) -> tuple[float, float]:
+    """What products are multiplied by, and the cap; both in units of log 2."""
+    if layer.softcap is None:
+        return layer.scale * _LOG2E, 0.0
+    return layer.scale * _LOG2E / layer.softcap, layer.softcap * _LOG2E
+
+
+def _reach(layer: Factors) -> tuple[int, int]:
+    return layer.band.before or 0, layer.band.after or 0
+
+
+def _flags(layer: Factors) -> dict[str, Any]:
+    exact = layer.query.dtype == torch.float32
+    return {
+        "BEFORE": layer.band.before is not None,
+        "AFTER": layer.band.after is not None,
+        "HIDDEN": layer.hidden is not None,
+        "CAPPED": layer.softcap is not None,
+        "PRECISION": "ieee" if exact else "tf32",
+    }
+
+
+def _operand(layer: Factors) -> torch.dtype:
+    """What weights and vectors are multiplied in: float16 would lose the small ones."""
+    return torch.float32 if layer.query.dtype == torch.float32 else torch.bfloat16
+
+
+def _padded(width: int) -> int:
+    """The width of a tile: a power of two, as tensor cores take it."""
+    return max(16, triton.next_power_of_2(width))

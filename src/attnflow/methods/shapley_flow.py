@@ -1,0 +1,141 @@
+"""Joint attention flow: one network for all sources, shared out so that a row adds up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution, dependence_of
+from attnflow.errors import MethodError, shorten, whole_number
+from attnflow.methods.base import Execution, Selection, attribution_of
+from attnflow.methods.capacities import CapacityMethod
+from attnflow.progress import tell
+from attnflow.tokens import Tokens
+from attnflow.tokens.units import Level, check_level, split_units
+from attnflow.trace import AttentionTrace
+
+__all__ = ["ShapleyFlow"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapleyFlow(CapacityMethod):
+    """Joint attention flow: each source's Shapley value of the flow to all sources at once.
+
+    All sources share one network. The worth of a set of sources is the maximum flow from the target
+    to all of them together, and a source's value is what it adds to that, on average over all
+    orders in which sources can join. So a row adds up to all that the target sends, and nothing is
+    credited twice. With few sources the values are exact; with more, orders are drawn until every
+    value is within `tolerance`, and `lower` and `upper` are confidence intervals.
+
+    units: what the sources are: "token", "word", "sentence" or "document". Several tokens that are
+        one source join together, so its value is not the sum of theirs.
+    tolerance: how far a value may be from the exact one, as a share of what its target can send.
+    confidence: how sure of that to be.
+    seed: of the orders.
+
+    >>> from attnflow.testing import random_trace
+    >>> result = ShapleyFlow()(random_trace(layers=2, length=5), targets=[4], layers=-1)
+    >>> result.values.shape, round(float(result.values.sum()), 9)
+    ((1, 1, 5), 1.0)
+    """
+
+    name: ClassVar[str] = "shapley-flow"
+    units: Level = "token"
+    tolerance: float = 0.01
+    confidence: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_level(self.units)
+        for name, least in (("tolerance", 1e-6), ("confidence", 0.5)):
+            number = getattr(self, name)
+            numeric = isinstance(number, (int, float, np.integer, np.floating))
+            if not numeric or isinstance(number, bool) or not least <= number < 1:
+                raise MethodError(
+                    f"{name} is a number from {least:g} up to, not including, 1; got "
+                    f"{shorten(number)}."
+                )
+            object.__setattr__(self, name, float(number))
+        seed = whole_number(self.seed)
+        if seed is None or seed < 0:
+            raise MethodError(f"seed is a whole number of at least 0; got {shorten(self.seed)}.")
+        object.__setattr__(self, "seed", seed)
+
+    def players(self, trace: AttentionTrace) -> list[list[int]]:
+        """The positions of each source."""
+        tokens = trace.tokens
+        if self.units == "token":
+            return [[k] for k in range(trace.length)]
+        if self.units == "word":
+            return tokens.groups()
+        groups = [list(unit.tokens) for unit in split_units(tokens.texts, self.units)]
+        if not groups:
+            raise MethodError(f"There is no {self.units} in {tokens.listing()}.")
+        return groups
+
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
+    ) -> Attribution:
+        """One game for each layer and target."""
+        from attnflow.maxflow.joint import solve_joint
+
+        if selection.columns is not None and self.units != "token":
+            raise MethodError(
+                f"sources= names tokens, and the sources are {self.units}s; leave it."
+            )
+        players = self.players(trace)
+        others = sorted(set(range(trace.length)).difference(*players))
+        capacities = self.graph(trace).capacities
+        unit = self.unit(capacities)
+        rows = [(level, row) for level in selection.levels for row in selection.rows]
+        answers = solve_joint(
+            capacities / unit,
+            rows=rows,
+            players=[*players, others] if others else players,
+            tolerance=self.tolerance,
+            confidence=self.confidence,
+            seed=self.seed,
+            threads=execution.threads,
+            progress=lambda done, total: tell(execution.progress, self.name, done, total),
+        )
+        shape = (len(selection.levels), len(selection.rows), -1)
+        values = unit * np.stack([row.values for row in answers]).reshape(shape)
+        margins = unit * np.stack([row.margins for row in answers]).reshape(shape)
+        orders = {"orders": max(row.orders for row in answers), "confidence": self.confidence}
+        return self._attribution(trace, selection, values, margins, len(players), orders)
+
+    def _attribution(
+        self,
+        trace: AttentionTrace,
+        selection: Selection,
+        values: NDArray[np.float64],
+        margins: NDArray[np.float64],
+        count: int,
+        notes: dict[str, float],
+    ) -> Attribution:
+        """The first `count` columns are the sources; one more is what is none of them."""
+        lower, upper = np.maximum(values - margins, 0.0), values + margins
+        if self.units == "token":
+            return attribution_of(
+                self, trace, values, selection, lower=lower, upper=upper, notes=notes
+            )
+        return Attribution(
+            values=values[..., :count],
+            lower=lower[..., :count],
+            upper=upper[..., :count],
+            elsewhere=values[..., count] if values.shape[-1] > count else None,
+            dependence=dependence_of(values, values, selection.rows, selection.rows),
+            layers=selection.layers,
+            targets=trace.tokens.select(selection.rows),
+            sources=self._sources(trace),
+            method=self,
+            prediction=trace.prediction,
+            provenance={**trace.provenance, "kind": trace.kind, **notes},
+        )
+
+    def _sources(self, trace: AttentionTrace) -> Tokens:
+        return trace.tokens.merged(self.players(trace))

@@ -1,0 +1,161 @@
+"""A trace in factors: each layer's queries and keys in place of its n × n weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow import storage
+from attnflow.errors import MatrixError, TokensError
+from attnflow.tokens import Tokens
+from attnflow.trace.attention_trace import AttentionTrace
+from attnflow.trace.checks import (
+    ROW_TOLERANCE,
+    Kind,
+    check_prediction,
+    checked_layers,
+    checked_provenance,
+)
+from attnflow.trace.factors import LayerFactors
+from attnflow.trace.prediction import Prediction
+
+__all__ = ["FactoredTrace", "size_in_words", "weights_size"]
+
+
+def weights_size(layers: int, heads: int, length: int) -> int:
+    """Bytes that weights of these layers and heads take, in float32.
+
+    >>> weights_size(30, 9, 8192)
+    72477573120
+    """
+    return layers * heads * length * length * 4
+
+
+def size_in_words(count: float) -> str:
+    """Bytes as people say them.
+
+    >>> size_in_words(72_477_573_120)
+    '72 GB'
+    """
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= unit:
+            return (
+                f"{count / unit:,.0f} {name}"
+                if count >= 10 * unit
+                else f"{count / unit:.1f} {name}"
+            )
+    return f"{count / 1e3:.1f} kB"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class FactoredTrace(AttentionTrace):
+    """An AttentionTrace whose layers are factors. It has no `weights`: asking for them says how
+    large they would be. `Raw`, `Rollout`, `GradientRollout` and `GradientAttention` take either
+    form and agree; a method that needs all weights at once refuses.
+
+    gradient_kind: what the output gradients among the factors are of: "gradients", of one score;
+    "gradient-attention", of each row's own answer; None where there are none.
+
+    >>> from attnflow.testing import random_factors
+    >>> trace = random_factors(layers=3, length=5)
+    >>> trace
+    <FactoredTrace 3 layers × 2 heads × 5 tokens, 't0 t1 t2 t3 t4', in factors>
+    >>> from attnflow import Rollout
+    >>> Rollout()(trace, targets=[4], layers=-1).values.shape
+    (1, 1, 5)
+    """
+
+    factors: tuple[LayerFactors, ...] = ()
+    gradient_kind: str | None = None
+
+    def __init__(
+        self,
+        factors: Sequence[LayerFactors],
+        tokens: Sequence[str],
+        *,
+        layers: Sequence[int] | None = None,
+        kind: Kind = "causal",
+        prediction: Prediction | None = None,
+        gradient_kind: str | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        names = Tokens.of(tokens)
+        if {layer.length for layer in factors} != {len(names)}:
+            raise TokensError(
+                f"{len(names)} tokens for factors over "
+                f"{sorted({layer.length for layer in factors})} positions; pass one for each."
+            )
+        check_prediction(prediction, len(names))
+        fields: dict[str, Any] = {
+            "factors": tuple(factors),
+            "gradient_kind": gradient_kind,
+            "tokens": names,
+            "layers": checked_layers(layers, len(factors)),
+            "kind": kind,
+            "prediction": prediction,
+            "sinks": None,
+            "mixed_heads": None,
+            "stages": None,
+            "encoder_length": None,
+            "gradients": None,
+            "measured": {},
+            "provenance": {
+                **storage.provenance_stamp(),
+                **checked_provenance(provenance or {}),
+                "attention": f"factors, {factors[0].way}",
+            },
+            "row_tolerance": max(ROW_TOLERANCE.values()),
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    @property  # type: ignore[misc]  # a refusal in place of a field
+    def weights(self) -> NDArray[np.floating[Any]]:
+        """There are none; the error says what they would take."""
+        size = weights_size(len(self.layers), self.heads, self.length)
+        raise MatrixError(
+            f"This trace is in factors: the weights of {len(self.layers)} layers × {self.heads} "
+            f"heads × {self.length} × {self.length} positions would take {size_in_words(size)}. "
+            "Raw, Rollout, GradientRollout and GradientAttention work on factors; other methods "
+            "need a shorter text and capture(..., form='weights')."
+        )
+
+    @property
+    def length(self) -> int:
+        """How many positions."""
+        return len(self.tokens)
+
+    @property
+    def heads(self) -> int:
+        """How many heads; all of them are in the factors."""
+        return self.factors[0].heads
+
+    def weight_rows(self, index: int, rows: NDArray[np.intp] | slice) -> NDArray[np.floating[Any]]:
+        """`(heads, rows, n)`: the weights of these rows of one layer, formed from its factors."""
+        places = np.arange(self.length)[rows]
+        return self.factors[index].weight_rows(places)
+
+    def stage(self, name: str) -> AttentionTrace:
+        """There is one stack of layers only."""
+        raise MatrixError(f"A trace in factors is one stack of layers and has no stage {name!r}.")
+
+    def __repr__(self) -> str:
+        text = " ".join(self.tokens.texts[:40])
+        start = text if len(text) <= 40 else text[:37] + "..."
+        return (
+            f"<FactoredTrace {len(self.layers)} layers × {self.heads} heads × {self.length} "
+            f"tokens, {start!r}, in factors>"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Factors belong to the model that made them: what is saved is a result."""
+        raise MatrixError(
+            f"A trace in factors is not written to files; its factors take "
+            f"{size_in_words(sum(layer.size for layer in self.factors))}. Apply a method and save "
+            "its result, or capture(..., form='weights')."
+        )

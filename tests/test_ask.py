@@ -1,0 +1,239 @@
+"""Questions over documents: the documents' places, the ranking, the lines, the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnflow
+from attnflow import Attribution, Raw, Tokens
+from attnflow.attribution.passages import passages_of, rank_passages, statements_of
+from attnflow.cli.app import _run
+from attnflow.cli.documents import read_documents, read_text
+from attnflow.errors import FileError, InputError, TokensError
+from attnflow.testing import tiny_decoder
+from attnflow.tokens.documents import Document, compose_prompt, document_tokens, named_documents
+
+TEXTS = {
+    "a.txt": "the keys to the cabinets . the author is old .",
+    "b.txt": "the authors of the book are here .",
+    "c.txt": "the book is old .",
+}
+
+
+@pytest.fixture(scope="module")
+def writer() -> tuple[Any, Any]:
+    return tiny_decoder()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, writer: tuple[Any, Any]) -> Path:
+    """The tiny model and the documents as files."""
+    place = tmp_path_factory.mktemp("asked")
+    writer[0].save_pretrained(place / "model")
+    writer[1].save_pretrained(place / "model")
+    for name, text in TEXTS.items():
+        (place / name).write_text(text, encoding="utf-8")
+    return place
+
+
+def result_of(prompt: str, completion: str, values: Any, **about: Any) -> Attribution:
+    """A result over the words of a prompt; a word begins with the mark of byte-level BPE."""
+    sources = Tokens(pieces(prompt))
+    targets = Tokens(pieces(completion))
+    array = np.asarray(values, dtype=float)
+    return Attribution(array, (1,), targets, sources, Raw(), provenance=about)
+
+
+def pieces(text: str) -> tuple[str, ...]:
+    return tuple(word.replace("\n", "Ċ").replace("_", "Ġ") for word in text.split(" "))
+
+
+# -- documents ------------------------------------------------------------------------------------
+
+
+def test_documents_have_names_and_are_checked() -> None:
+    names = [document.name for document in named_documents(["One.", Document("x", "Two.")])]
+    assert names == ["document 1", "x"]
+    with pytest.raises(InputError, match="documents is a list of texts"):
+        named_documents("one text")
+    with pytest.raises(InputError, match="documents is empty"):
+        named_documents([])
+    with pytest.raises(InputError, match=r"Two documents are called 'a'"):
+        named_documents([("a", "One."), ("a", "Two.")])
+    with pytest.raises(InputError, match=r"A document's text is a text that is not empty; got ' '"):
+        named_documents({"a": " "})
+    with pytest.raises(InputError, match=r"a pair \(name, text\); got 3"):
+        named_documents([3])  # type: ignore[list-item]
+
+
+def test_documents_are_found_whatever_the_spaces_and_capitals() -> None:
+    tokens = ["[CLS]", "it", "takes", "45", "day", "##s", ".", "it", "takes", "9", ".", "how"]
+    documents = [Document("a", "It takes\n45 days."), Document("b", "It takes 9.")]
+    assert document_tokens(tokens, documents) == [("a", (1, 7)), ("b", (7, 11))]
+    with pytest.raises(TokensError, match="'c' does not stand in the prompt as it is"):
+        document_tokens(tokens, [Document("c", "It takes 10.")])
+
+
+def test_unknown_words_are_found_by_their_tokens() -> None:
+    tokens = ["the", "[UNK]", "is", "old", "so"]
+    pieces_of = {"the zorble is old": ["the", "[UNK]", "is", "old"]}
+    document = Document("a", "the zorble is old")
+    assert document_tokens(tokens, [document], pieces_of.__getitem__) == [("a", (0, 4))]
+
+
+# -- dividing and ranking -------------------------------------------------------------------------
+
+
+def test_shares_are_of_what_the_passages_get() -> None:
+    prompt = "One .\n Two _days .\n Why ?"
+    values = [[[0.1, 0.1, 0.2, 0.3, 0.1, 5.0, 5.0], [0.0, 0.0, 0.2, 0.0, 0.0, 1.0, 1.0]]]
+    result = result_of(prompt, "_Two _days", values, documents=[["a", 0, 2], ["b", 2, 5]])
+    ranked = rank_passages(result, [0, 1])
+    assert [source.name for source in ranked] == ["b", "a"]
+    assert [source.share for source in ranked] == pytest.approx([0.8, 0.2])
+    assert str(statements_of(result)[0]) == '"Two days" ← b, sentence 1 (80 %; next: a, 20 %)'
+
+
+def test_what_speaks_against_counts_as_nothing() -> None:
+    values = [[[0.5, -3.0, 0.5]]]
+    result = result_of("A B C", "x", values, documents=[["a", 0, 1], ["b", 1, 2], ["c", 2, 3]])
+    assert [source.share for source in rank_passages(result, [0])] == [0.5, 0.5, 0.0]
+    nothing = result_of("A B C", "x", [[[0.0, -1.0, 0.0]]], documents=[["a", 0, 3]])
+    assert str(statements_of(nothing)[0]) == '"x" ← nothing in the prompt'
+
+
+@pytest.mark.parametrize(
+    ("prompt", "names"),
+    [
+        ("Document _1: _A .\n Document _2: _B .", ["document 1", "document 2"]),
+        ("A .\n\n B .\n\n Why ?", ["part 1", "part 2", "part 3"]),
+        ("A . _B .", ["sentence 1", "sentence 2"]),
+        (
+            "<|im_start|> system \n Be _brief . <|im_end|> \n <|im_start|> user \n Why ?",
+            ["message 1 (system)", "message 2 (user)"],
+        ),
+    ],
+)
+def test_a_prompt_falls_into_its_parts(prompt: str, names: list[str]) -> None:
+    width = len(pieces(prompt))
+    result = result_of(prompt, "x", np.ones((1, 1, width)))
+    assert [passage.name for passage in passages_of(result)] == names
+
+
+# -- asking ---------------------------------------------------------------------------------------
+
+
+def test_ask_names_documents_and_confirms(writer: tuple[Any, Any]) -> None:
+    model, tokenizer = writer
+    answer = attnflow.ask(
+        model, "the keys", TEXTS, tokenizer=tokenizer, max_new_tokens=4, confirm=True
+    )
+    assert {source.name for source in answer.statements[0].sources} == set(TEXTS)
+    shares = [source.share for source in answer.statements[0].sources]
+    assert sum(shares) == pytest.approx(1)
+    assert shares == sorted(shares, reverse=True)
+    assert str(answer).startswith(answer.text)
+    confirmed = [omission.document for omission in answer.omissions]
+    assert confirmed == [source.name for source in answer.statements[0].sources[:2]]
+    for omission in answer.omissions:
+        others = {n: t for n, t in TEXTS.items() if n != omission.document}
+        again = attnflow.ask(model, "the keys", others, tokenizer=tokenizer, max_new_tokens=4)
+        assert omission.answer == again.text
+        assert omission.changed == (again.text.lower() != answer.text.lower())
+    record = json.loads(json.dumps(answer.to_dict()))
+    assert record["answer"] == answer.text
+    assert "a.txt" in answer._repr_html_()
+
+
+def test_documents_stay_with_a_saved_result(writer: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = writer
+    result = attnflow.generate(
+        model,
+        "the keys",
+        documents=TEXTS,
+        tokenizer=tokenizer,
+        max_new_tokens=3,
+        generate_kwargs={"min_new_tokens": 2},
+    )
+    result.save(tmp_path / "x.json")
+    back = Attribution.load(tmp_path / "x.json")
+    assert [passage.name for passage in passages_of(back)] == list(TEXTS)
+    assert statements_of(back) == statements_of(result)
+
+
+def test_what_cannot_be_asked_is_said(writer: tuple[Any, Any]) -> None:
+    model, tokenizer = writer
+    with pytest.raises(InputError, match="A question is a text that is not empty; got ''"):
+        attnflow.ask(model, "", TEXTS, tokenizer=tokenizer)
+    with pytest.raises(InputError, match="documents go with one question"):
+        attnflow.generate(model, ["a", "b"], documents=TEXTS, tokenizer=tokenizer)
+
+
+def test_documents_go_before_the_last_message() -> None:
+    from attnflow.api.documents import prompt_with_documents
+
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    composed = prompt_with_documents(messages, [Document("a", "So.")])
+    assert composed == [messages[0], {"role": "user", "content": "So.\n\nWhy?"}]
+    assert compose_prompt("Why?", [Document("a", " So.\n")]) == "So.\n\nWhy?"
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def test_files_patterns_and_standard_input(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert [d.name for d in read_documents([str(folder / "*.txt")])] == list(TEXTS)
+    (tmp_path / "a.txt").write_text("another", encoding="utf-8")
+    names = [d.name for d in read_documents([str(folder / "a.txt"), str(tmp_path / "a.txt")])]
+    assert names == [str(folder / "a.txt"), str(tmp_path / "a.txt")]
+
+    class Input:
+        class buffer:  # noqa: N801
+            @staticmethod
+            def read() -> bytes:
+                return b"from a pipe\n"
+
+    monkeypatch.setattr("sys.stdin", Input)
+    assert read_documents(["-"])[0] == Document("standard input", "from a pipe")
+    assert read_text("-", None) == "from a pipe"
+    assert read_text(None, tmp_path / "a.txt") == "another"
+    with pytest.raises(InputError, match="there is no such file"):
+        read_documents(["nowhere/*.txt"])
+    with pytest.raises(FileError, match="There is no file"):
+        read_text(None, tmp_path / "b.txt")
+    with pytest.raises(InputError, match="Give TEXT or --file"):
+        read_text(None, None)
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        read_documents([str(tmp_path / "bad.txt")])
+
+
+def test_the_command_answers_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [part for name in TEXTS for part in ("--document", str(folder / name))]
+    options = ["--model", str(folder / "model"), "--max-new-tokens", "4"]
+    assert _run(["ask", "the keys", *files, *options, "--confirm"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith(f'"{lines[0]}" ← ')
+    assert "sentence" in lines[2]
+    assert "next: " in lines[2]
+    assert any(line.startswith("without ") for line in lines)
+    page = folder / "answer.html"
+    assert _run(["ask", "the keys", *files, *options, "--output", str(page)]) == 0
+    assert "a.txt" in page.read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert _run(["ask", "the keys", *files, *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["answer"] == lines[0]
+
+
+def test_the_command_checks_before_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["ask", "why?"]) == 2
+    assert "There is no document: add --document FILE" in capsys.readouterr().err
+    assert _run(["ask", "why?", "--document", "nowhere.txt"]) == 2
+    assert "there is no such file" in capsys.readouterr().err

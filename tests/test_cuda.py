@@ -1,0 +1,63 @@
+"""The default, its confirmation and the careful method on a GPU, in the precisions people use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnflow
+from attnflow.evaluation.ablation import Careful, LeaveOneOut, Visibility
+from test_gradient_attention import TEXT, model_of
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no GPU here.")
+
+START = 11
+PROMPT = {"input_ids": TEXT[:, :START]}
+ANSWER = TEXT[0, START:15].tolist()
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
+
+
+def on_gpu(family: str, dtype: torch.dtype) -> Any:
+    return model_of(family).to("cuda", dtype)
+
+
+def shares(values: Any) -> Any:
+    return values / np.abs(values).sum()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_the_default_is_that_of_the_processor(family: str, dtype: torch.dtype) -> None:
+    expected = attnflow.explain_completion(model_of(family), PROMPT, ANSWER, targets="answer")
+    model = on_gpu(family, dtype)
+    result = attnflow.explain_completion(
+        model, PROMPT, ANSWER, targets=["answer", slice(1, 3)], confirm=True
+    )
+    near = np.abs(shares(result.values[-1, 0]) - shares(expected.values[-1, 0])).max()
+    assert near < TOLERANCE[dtype]
+    assert result.confirmation is not None
+    assert np.isfinite(result.confirmation.log_probs_without).all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("method", [Careful(level="token"), Visibility(level="token", steps=2)])
+def test_methods_that_run_the_model_again(method: Any, dtype: torch.dtype) -> None:
+    model = on_gpu("llama", dtype)
+    result = method(model, PROMPT, ANSWER, targets="answer")
+    expected = method(model_of("llama"), PROMPT, ANSWER, targets="answer")
+    assert np.corrcoef(result.values[0, 0], expected.values[0, 0])[0, 1] > 0.9
+    loss = LeaveOneOut(level="token", joint=True)(model, PROMPT, ANSWER)
+    assert np.isfinite(loss.values).all()
+
+
+def test_text_is_written_and_explained_on_the_gpu() -> None:
+    model = on_gpu("llama", torch.float32)
+    result = attnflow.generate(model, PROMPT, max_new_tokens=4, confirm=True, contrast=None)
+    assert result.values.shape[1:] == (4, START)
+    careful = attnflow.generate(model, PROMPT, max_new_tokens=4, careful=True, targets="answer")
+    assert np.isfinite(careful.values).all()
+    rollout = attnflow.explain_completion(model, PROMPT, ANSWER, method="gradient-rollout")
+    assert np.isfinite(rollout.values).all()

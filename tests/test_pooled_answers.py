@@ -1,0 +1,82 @@
+"""Classifiers that read the mean of all positions: no single row is their explanation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import attnflow
+from attnflow import Attribution, Rollout
+from attnflow.hosts.registry import adapter_for
+from attnflow.methods.rows import ALL_POSITIONS
+
+IDS = torch.randint(5, 60, (1, 9), generator=torch.Generator().manual_seed(1))
+
+
+def classifier(pooling: str) -> Any:
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1,
+        sep_token_id=2, classifier_pooling=pooling, num_labels=3, initializer_range=0.3,
+        reference_compile=False,
+    )  # fmt: skip
+    return transformers.ModernBertForSequenceClassification(config).eval()
+
+
+def test_the_config_says_where_the_answer_is_read() -> None:
+    for pooling, answer in (("mean", "mean"), ("cls", "first")):
+        model = classifier(pooling)
+        assert adapter_for(model).facts(model).answer == answer
+
+
+def test_rows_of_all_positions_are_averaged(tmp_path: Path) -> None:
+    model = classifier("mean")
+    result = attnflow.explain(model, {"input_ids": IDS}, "rollout")
+    assert list(result.targets) == [ALL_POSITIONS]
+    assert result.prediction is not None
+    assert result.prediction.pooled
+    every = Rollout()(attnflow.capture(model, {"input_ids": IDS}))
+    np.testing.assert_allclose(result.values[:, 0], every.values.mean(axis=1), rtol=1e-6)
+    assert any("mean of all positions" in remark for remark in result._remarks())
+    result.save(tmp_path / "result.json")
+    assert Attribution.load(tmp_path / "result.json").prediction == result.prediction
+    one = attnflow.explain(classifier("cls"), {"input_ids": IDS}, "rollout")
+    assert one.targets.positions == (0,)
+    assert one.prediction is not None
+    assert not one.prediction.pooled
+
+
+def test_gradient_attention_counts_every_row() -> None:
+    """All rows lead to the answer, so the gradient of each counts: columns of the full graph."""
+    model = classifier("mean")
+    result = attnflow.explain(model, {"input_ids": IDS}, "gradient-attention")
+    model.set_attn_implementation("eager")
+    outputs = model(IDS, output_attentions=True)
+    score = outputs.logits[0].log_softmax(-1).max()
+    gradients = torch.autograd.grad(score, outputs.attentions)
+    parts = [
+        (weights.detach() * gradient)[0].relu().mean(0).sum(0)
+        for weights, gradient in zip(outputs.attentions, gradients, strict=True)
+    ]
+    expected = torch.stack(parts).sum(0)
+    np.testing.assert_allclose(
+        result.values[-1, 0], expected, rtol=1e-4, atol=1e-5 * float(expected.max())
+    )
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_methods_are_judged_by_the_row_that_answers(pooling: str) -> None:
+    from attnflow.evaluation.judge import Judge
+
+    model = classifier(pooling)
+    trace = attnflow.capture(model, {"input_ids": IDS})
+    judge = Judge.__new__(Judge)
+    row = judge._row(Rollout(), trace, lambda _: None)
+    assert len(row.targets) == 1
+    assert (row.targets[0] == ALL_POSITIONS) is (pooling == "mean")
