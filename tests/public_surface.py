@@ -14,7 +14,12 @@ NAMES = Path(__file__).parent / "public_names.txt"
 PUBLIC_MODULES = (
     *("attnflow", "attnflow.tokens", "attnflow.trace", "attnflow.graph", "attnflow.attribution"),
     *("attnflow.methods", "attnflow.maxflow", "attnflow.storage", "attnflow.testing"),
-    *("attnflow.errors", "attnflow.progress", "attnflow.trace.extras", "attnflow.evaluation"),
+    *(
+        "attnflow.errors",
+        "attnflow.errors.progress",
+        "attnflow.trace.extras",
+        "attnflow.evaluation",
+    ),
     *("attnflow.evaluation.ablation", "attnflow.evaluation.faithfulness"),
     *("attnflow.evaluation.importance", "attnflow.evaluation.metrics"),
     *("attnflow.show.page", "attnflow.show.plots", "attnflow.show.view"),

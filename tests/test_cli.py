@@ -21,8 +21,8 @@ from attnflow import Attribution, __version__
 from attnflow.cli.app import _run, app
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import AttributionWarning
+from attnflow.errors.progress import Progress
 from attnflow.methods import METHODS, Rollout
-from attnflow.progress import Progress
 from attnflow.testing import tiny_encoder
 from hostile_surface import try_command_lines
 from test_server import tiny_writer

@@ -23,6 +23,7 @@ from attnflow.cli import evaluate as command
 from attnflow.cli.app import _run
 from attnflow.cli.options import parse_method
 from attnflow.errors import FileError, InputError, MethodError, ModelError
+from attnflow.errors.progress import Progress, ProgressCallback
 from attnflow.evaluation import Evaluation, Record, fingerprint, judge
 from attnflow.evaluation import run as running
 from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
@@ -34,7 +35,6 @@ from attnflow.hosts.load import Loaded
 from attnflow.methods import METHODS
 from attnflow.models import agreement
 from attnflow.models.verb_number import load_verb_number
-from attnflow.progress import Progress, ProgressCallback
 from attnflow.testing import tiny_encoder
 from torture_evaluation import run_script
 

@@ -11,6 +11,7 @@ import transformers
 
 from attnflow import capture
 from attnflow.errors import InputError, MethodError, ModelError, TokensError, UnsupportedModelError
+from attnflow.errors.progress import Progress
 from attnflow.evaluation import metrics
 from attnflow.evaluation.faithfulness import Faithfulness
 from attnflow.evaluation.importance import (
@@ -22,7 +23,6 @@ from attnflow.evaluation.importance import (
 )
 from attnflow.hosts.load import Loaded
 from attnflow.models.verb_number import VerbNumberModel, load_verb_number
-from attnflow.progress import Progress
 from attnflow.testing import tiny_encoder
 
 WORDS = ["the key to the cabinets", "some people in the old city", "dogs"]

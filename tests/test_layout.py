@@ -15,10 +15,8 @@ PACKAGE = Path(attnflow.__file__).parent
 
 # Each home may import only homes of a lower rank, and itself. Every file of src has a home here.
 RANK = {
-    "_lazy": 0,
     "_version": 0,
     "errors": 0,
-    "progress": 0,
     "storage": 1,
     "tokens": 1,
     "models": 1,
@@ -34,6 +32,7 @@ RANK = {
     "generation": 7,
     "evaluation": 8,
     "experiments": 9,
+    "corpus": 9,
     "api": 10,
     "web": 12,
     "cli": 13,
@@ -43,7 +42,9 @@ RANK = {
 # A result is loaded, drawn and shown by name: upward, inside a function, and nowhere else.
 LAZY_DOORS = {("attribution", "methods"), ("attribution", "show")}
 
-RUN_MODELS = {"kernels", "hosts", "generation", "evaluation", "experiments", "models", "testing"}
+RUN_MODELS = {
+    *("kernels", "hosts", "generation", "evaluation", "experiments", "corpus", "models", "testing")
+}
 HEAVY = {
     "torch": RUN_MODELS,
     "transformers": RUN_MODELS,
@@ -53,7 +54,7 @@ HEAVY = {
     "pydantic": {"web"},
     "starlette": {"web"},
     "matplotlib": {"show"},
-    "ray": set[str](),
+    "ray": {"corpus"},
 }
 MOST_TOP_LEVEL_MODULES = 12  # beside __init__ and __main__
 

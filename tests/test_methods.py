@@ -27,6 +27,7 @@ from attnflow import (
     Rollout,
 )
 from attnflow.errors import InputError, MethodError, TargetError
+from attnflow.errors.progress import Progress
 from attnflow.methods import (
     METHODS,
     Execution,
@@ -37,7 +38,6 @@ from attnflow.methods import (
     make_method,
     method_from_dict,
 )
-from attnflow.progress import Progress
 from attnflow.testing import Shape, check_method, random_attention, random_trace, tiny_encoder
 
 # What these tests are about is not what a deep result says; tests/test_collapse.py is.

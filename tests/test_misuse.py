@@ -16,12 +16,12 @@ import torch
 
 import attnflow
 from attnflow.errors import InputError, ModelError, TokensError
+from attnflow.errors.progress import Progress
 from attnflow.generation.prompts import encode_prompts, neutral_ids
 from attnflow.generation.sink import prompt_sink
 from attnflow.hosts import registry
 from attnflow.hosts.load import load_model
 from attnflow.methods.sinks import attention_sink
-from attnflow.progress import Progress
 from attnflow.testing import tiny_encoder
 from families import FAMILIES, words
 from test_answers import tokenizer_with

@@ -21,8 +21,8 @@ import pytest
 from attnflow import AttentionTrace, Rollout
 from attnflow.cli.app import _run
 from attnflow.errors import AttributionWarning
+from attnflow.errors.progress import Progress
 from attnflow.hosts.load import Loaded
-from attnflow.progress import Progress
 from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_encoder
 from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError

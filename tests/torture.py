@@ -7,6 +7,7 @@ something hangs, or if a file, a model or a journal is not left as it should be.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import tempfile
@@ -19,6 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import torture_corpus
 import torture_evaluation
 from attnflow.testing import tiny_decoder, tiny_encoder
 from attnflow.web.models import OfferedModel, embedded_models
@@ -130,6 +132,18 @@ def together(count: int, folder: Path) -> Count:
     return Count(*torture_evaluation.run_script("together", count))
 
 
+def corpora(count: int, folder: Path) -> Count:
+    """`corpus run` killed at random moments, the whole run or one of its processes."""
+    return Count(*torture_corpus.run_script("local", count))
+
+
+def corpora_on_ray(count: int, folder: Path) -> Count:
+    """Workers and nodes of a Ray killed while they explain a corpus."""
+    if importlib.util.find_spec("ray") is None:
+        return Count(0, ["Ray is not installed: pip install 'attnflow[ray]'."])
+    return Count(*torture_corpus.run_script("ray", count))
+
+
 def disks(count: int, folder: Path) -> Count:
     """A disk that fills up, for every output format."""
     return Count(*full_disks(folder))
@@ -148,6 +162,8 @@ KINDS: dict[str, tuple[Callable[[int, Path], Count], int]] = {
     "kills of evaluate": (kills, 100),
     "kills on prompts": (prompt_kills, 50),
     "runs on one journal": (together, 20),
+    "kills of corpora": (corpora, 100),
+    "kills on Ray": (corpora_on_ray, 20),
     "full disks": (disks, 0),
 }
 

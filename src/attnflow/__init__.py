@@ -121,9 +121,9 @@ _SUBMODULES = {
     **{
         name: f"attnflow.{name}"
         for name in (
-            *("attribution", "errors", "evaluation", "experiments", "generation", "graph", "hosts"),
-            *("maxflow", "methods", "models", "progress", "show", "storage", "testing", "tokens"),
-            "trace",
+            *("attribution", "corpus", "errors", "evaluation", "experiments", "generation"),
+            *("graph", "hosts", "maxflow", "methods", "models", "show", "storage"),
+            *("testing", "tokens", "trace"),
         )
     },
     "plots": "attnflow.show.plots",
@@ -138,6 +138,7 @@ _EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "web"),
     "matplotlib": "plots",
     "scipy": "evaluate",
+    "pyarrow": "corpus",
 }
 
 

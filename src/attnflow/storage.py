@@ -12,10 +12,11 @@ import json
 import math
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from attnflow.errors import FileError, InputError, shorten
 __all__ = [
     "FORMAT",
     "check_dtypes",
+    "lock",
     "provenance_stamp",
     "read",
     "unpacking",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 FORMAT = 1  # raised when a reader of the old layout could misread the new one
+_FAR = 1 << 40  # a byte no file reaches: what Windows locks cannot be read by others
 _SUFFIXES = (".safetensors", ".json")
 _DTYPES = ("float32", "float64", "bool")  # all that our values are made of
 Arrays = dict[str, NDArray[Any]]
@@ -182,6 +185,32 @@ def write_safely(path: PathLike, writer: Callable[[Path], object]) -> None:
     finally:
         with suppress(OSError):  # it must not hide what happened
             beside.unlink(missing_ok=True)
+
+
+def lock(file: IO[Any], path: PathLike) -> None:
+    """Lock an open file until it is closed, or the process ends in whatever way.
+
+    `path` is what the error names, which a second run is told while the first goes on.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryFile() as file:
+    ...     lock(file, "run.jsonl")
+    """
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(_FAR)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise FileError(
+            f"{shorten(str(path))} is being written by another run ({error.strerror or error}). "
+            "Wait until it is done, or name another place to keep this run in."
+        ) from error
 
 
 def write_text(path: PathLike, text: str) -> None:

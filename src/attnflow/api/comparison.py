@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.graph import LayeredGraph
 from attnflow.methods import Flow, Method, Raw, Rollout
-from attnflow.progress import ProgressCallback, tell
 from attnflow.show.view import View, view
 
 if TYPE_CHECKING:

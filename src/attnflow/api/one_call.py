@@ -11,9 +11,9 @@ from attnflow.api.measured import MeasuredChoice, measured_choice
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, ModelError, optional_import
 from attnflow.errors.arguments import checked_arguments
+from attnflow.errors.progress import ProgressCallback
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.methods import Method, make_method
-from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from attnflow._version import __version__
 from attnflow.cli.ablation import ablation
 from attnflow.cli.ask import ask
 from attnflow.cli.check import check
+from attnflow.cli.corpus import app as corpus
 from attnflow.cli.demo import demo
 from attnflow.cli.evaluate import evaluate
 from attnflow.cli.experiment import app as experiments
@@ -47,6 +48,7 @@ for _command in (ask, explain, generate, report, serve, evaluate, check, methods
     app.command()(_command)
 experiments.command(name="ablation")(ablation)
 app.add_typer(experiments)
+app.add_typer(corpus)
 
 
 def _show_version(requested: bool) -> None:

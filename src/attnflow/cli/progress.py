@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from attnflow.progress import Progress
+from attnflow.errors.progress import Progress
 
 __all__ = ["progress_bars"]
 

@@ -32,6 +32,8 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from attnflow.errors.lazy import submodules
+
 __all__ = [
     "AttnflowError",
     "AttributionWarning",
@@ -55,6 +57,8 @@ __all__ = [
     "shorten",
     "whole_number",
 ]
+
+__getattr__ = submodules(__name__, ("progress",))
 
 _LONGEST = 200  # characters of an input that a message repeats
 _LONGEST_NAME = 100  # comparing longer texts with every allowed name takes long and finds nothing

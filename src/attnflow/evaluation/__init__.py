@@ -7,7 +7,7 @@ texts, so that differences between methods are differences on the same examples.
 
 from __future__ import annotations
 
-from attnflow._lazy import submodules
+from attnflow.errors.lazy import submodules
 from attnflow.evaluation.records import Metric, Record
 from attnflow.evaluation.results import Evaluation
 from attnflow.evaluation.run import evaluate_methods

@@ -17,12 +17,12 @@ from torch import nn
 
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments, checked_seed
+from attnflow.errors.progress import ProgressCallback
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation import metrics
 from attnflow.evaluation.importance.base import Choice, Task
 from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
 from attnflow.evaluation.importance.passes import Passes, Text
-from attnflow.progress import ProgressCallback
 
 __all__ = ["RANDOM", "Curves", "Faithfulness"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnflow.progress import ProgressCallback, tell
+from attnflow.errors.progress import ProgressCallback, tell
 
 __all__ = ["digest_of", "digest_of_tokenizer", "digest_of_weights"]
 

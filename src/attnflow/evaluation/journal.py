@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from attnflow import storage
 from attnflow.errors import FileError, InputError, shorten
 from attnflow.evaluation.records import RANDOM, Record, metrics_of, references_of
 
@@ -58,7 +58,7 @@ class Journal:
         self._name = shorten(str(path))
         self._file = self._open()
         try:
-            self._lock()
+            storage.lock(self._file, self.path)
             self._lines = self._begin()
         except BaseException:
             self._file.close()
@@ -106,24 +106,6 @@ class Journal:
             return os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666), "r+b")
         except (OSError, ValueError) as error:  # a name that no file can have is the latter
             raise self._unwritable(error) from error
-
-    def _lock(self) -> None:
-        """Until the file is closed, or the process ends in whatever way."""
-        try:
-            if sys.platform == "win32":
-                import msvcrt
-
-                self._file.seek(_FAR)
-                msvcrt.locking(self._file.fileno(), msvcrt.LK_NBLCK, 1)
-            else:
-                import fcntl
-
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise FileError(
-                f"{self._name} is being written by another run ({error.strerror or error}). "
-                "Wait until it is done, or name another file to keep this run in."
-            ) from error
 
     def _begin(self) -> list[bytes]:
         """The lines of records; a new file gets its first line, half a line at the end goes."""
@@ -187,7 +169,6 @@ class Journal:
         return record
 
 
-_FAR = 1 << 40  # a byte no journal reaches: what Windows locks cannot be read by others
 _BINARY: int = getattr(os, "O_BINARY", 0)
 
 

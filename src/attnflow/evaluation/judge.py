@@ -14,6 +14,7 @@ from torch import nn
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, MissingDependencyError, ModelError
+from attnflow.errors.progress import Progress, ProgressCallback, tell
 from attnflow.evaluation.faithfulness import Curves, Faithfulness
 from attnflow.evaluation.importance import Importance, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
@@ -22,7 +23,6 @@ from attnflow.evaluation.records import RANDOM, Record
 from attnflow.hosts.capture import capture
 from attnflow.methods import Flow, Method, Requirements, quiet_about_limits
 from attnflow.methods.rows import pooled_row
-from attnflow.progress import Progress, ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
 __all__ = ["RANDOM_ORDERS", "Judge"]

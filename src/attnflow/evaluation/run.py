@@ -15,6 +15,7 @@ from torch import nn
 from attnflow._version import __version__
 from attnflow.errors import InputError, ModelError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.evaluation.fingerprint import digest_of, digest_of_tokenizer, digest_of_weights
 from attnflow.evaluation.importance import BlankOut, InputGradient, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
@@ -26,7 +27,6 @@ from attnflow.evaluation.results import Evaluation
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_model
 from attnflow.methods import METHODS, Method, make_method
-from attnflow.progress import ProgressCallback, tell
 
 __all__ = ["evaluate_methods", "label_of"]
 

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import torch
 
 from attnflow.errors import ModelError
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.evaluation.batching import batches_by_length
 from attnflow.evaluation.importance import Importance, Measure
 from attnflow.generation.prompts import neutral_ids
 from attnflow.hosts.capture import capture_batch
-from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
 __all__ = ["neutral_traces", "observe_texts", "padded"]

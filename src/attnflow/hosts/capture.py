@@ -12,6 +12,7 @@ from torch import nn
 
 from attnflow.errors import InputError, TokensError, UnsupportedModelError, shorten
 from attnflow.errors.arguments import checked_arguments
+from attnflow.errors.progress import ProgressCallback
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.factored import Form, capture_in_factors, chosen_form, single_example
@@ -37,7 +38,6 @@ from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.hosts.texts import checked_text
 from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
-from attnflow.progress import ProgressCallback
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -228,6 +229,7 @@ def provenance_of(model: nn.Module, dtype: str) -> dict[str, Any]:
     }
 
 
+@cache  # reading a package's metadata takes milliseconds, more than a short text takes to run
 def _version_of(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

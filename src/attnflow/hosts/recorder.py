@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from attnflow.errors.progress import ProgressCallback
 from attnflow.methods.mixing import Heads, mix_heads
-from attnflow.progress import ProgressCallback
 from attnflow.trace.extras import GRADIENTS
 
 __all__ = ["AttentionObserver", "LayerWeights", "RecordedLayer", "Recorder", "Stage"]

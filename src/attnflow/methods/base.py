@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import InputError, MethodError, shorten, whole_number
+from attnflow.errors.progress import ProgressCallback
 from attnflow.methods.limits import warn_of_limits
 from attnflow.methods.mixing import Heads, Mixing
-from attnflow.progress import ProgressCallback
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENTS, ScoreName

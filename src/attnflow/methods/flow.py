@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import MethodError, shorten
 from attnflow.errors.arguments import checked_arguments
+from attnflow.errors.progress import tell
 from attnflow.graph import Cut, CutEdge
 from attnflow.methods.base import (
     Execution,
@@ -21,7 +22,6 @@ from attnflow.methods.base import (
     checked_flag,
 )
 from attnflow.methods.capacities import CapacityMethod
-from attnflow.progress import tell
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 

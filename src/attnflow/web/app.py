@@ -25,8 +25,8 @@ from attnflow.api import ask
 from attnflow.api.comparison import Comparison, compare, continued
 from attnflow.attribution.words import method_in_words
 from attnflow.errors import AttnflowError, InputError, TokensError
+from attnflow.errors.progress import Progress
 from attnflow.methods import METHODS, Flow, Method, make_method
-from attnflow.progress import Progress
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
 from attnflow.show.view import View
 from attnflow.web.guard import Guard

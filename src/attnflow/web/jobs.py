@@ -16,7 +16,7 @@ from threading import Event, Lock, Thread
 from typing import Any, Literal
 
 from attnflow.errors import AttnflowError, AttributionWarning
-from attnflow.progress import Progress
+from attnflow.errors.progress import Progress
 
 __all__ = ["CancelledJobError", "Job", "Jobs", "QueueFullError"]
 

@@ -24,6 +24,7 @@ from attnflow.errors.arguments import (
     checked_arguments,
     checked_seed,
 )
+from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.ablation.passes import (
     By,
     CompletionAblation,
@@ -46,7 +47,6 @@ from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.transformers.texts import checked_tokenizer
-from attnflow.progress import ProgressCallback
 from attnflow.tokens import Tokens
 from attnflow.tokens.units import Level, check_level
 

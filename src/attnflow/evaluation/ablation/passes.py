@@ -22,11 +22,11 @@ from transformers import DynamicCache
 
 from attnflow.errors import InputError, ModelError, TokensError, did_you_mean, shorten
 from attnflow.errors.arguments import check_fields
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.texts import check_vocabulary
-from attnflow.progress import ProgressCallback, tell
 
 __all__ = ["By", "CompletionAblation", "Score", "blank_token", "log_odds"]
 

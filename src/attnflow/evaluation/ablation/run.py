@@ -12,6 +12,7 @@ from typing import Any
 from attnflow._version import __version__
 from attnflow.errors import InputError, ModelError, whole_number
 from attnflow.errors.arguments import checked_arguments, checked_seed
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.evaluation.ablation.judge import LEAVE_ONE_DOCUMENT_OUT, CompletionJudge
 from attnflow.evaluation.ablation.passes import By, Score
 from attnflow.evaluation.ablation.prompts import CompletionPrompt
@@ -24,7 +25,6 @@ from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_language_model
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.transformers.texts import checked_tokenizer
-from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens.units import Level, check_level
 
 __all__ = ["DEFAULT_RANKINGS", "evaluate_completions"]

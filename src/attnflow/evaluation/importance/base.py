@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from attnflow.attribution import Contribution
 from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whole_number
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation.importance.passes import Forward, Passes, Row, Score, Text, score_of
 from attnflow.hosts.adapter import Scores
-from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens import Tokens
 
 __all__ = ["Answer", "Choice", "Importance", "Measure", "Task", "read_answers"]

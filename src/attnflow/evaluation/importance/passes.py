@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import InputError, ModelError, TokensError, UnsupportedModelError, shorten
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.evaluation.batching import batches_by_length
 from attnflow.hosts.adapter import Batch, Scores, TokenIds
 from attnflow.hosts.registry import Adapter, adapter_for
 from attnflow.hosts.restore import at_rest
-from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens import Tokens
 
 __all__ = ["Passes", "Row", "Score", "Text", "score_of"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import InputError, did_you_mean
+from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.ablation import CompletionEvaluation
 from attnflow.evaluation.ablation.rankings import named_rankings
 from attnflow.evaluation.table import Table
@@ -15,7 +16,6 @@ from attnflow.experiments.ablation.data import PARTS, Part
 from attnflow.experiments.ablation.observe import KINDS, observe, prompts_of
 from attnflow.experiments.ablation.tables import differences_table, kind_table
 from attnflow.experiments.report import Report
-from attnflow.progress import ProgressCallback
 
 __all__ = ["DEFAULT_METHODS", "AblationExperiment"]
 

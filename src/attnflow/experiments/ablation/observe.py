@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import FileError
+from attnflow.errors.progress import Progress, ProgressCallback, tell
 from attnflow.evaluation.ablation import CompletionEvaluation, CompletionPrompt
 from attnflow.evaluation.ablation.run import evaluate_completions
 from attnflow.experiments.ablation.data import Part, facts, passages, questions
-from attnflow.progress import Progress, ProgressCallback, tell
 
 __all__ = ["DATA_FILES", "KINDS", "Kind", "observe", "prompts_of"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import InputError
+from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.table import Table
 from attnflow.experiments.known_answer.contenders import CONTENDERS, DEFAULT
 from attnflow.experiments.known_answer.data import Wording, fact_prompts
@@ -22,7 +23,6 @@ from attnflow.experiments.known_answer.tables import (
 )
 from attnflow.experiments.report import Report
 from attnflow.methods import quiet_about_limits
-from attnflow.progress import ProgressCallback
 
 __all__ = ["DEFAULT", "KnownAnswer"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.experiments.known_answer.data import FactPrompt
 from attnflow.experiments.observe import neutral_traces, padded
 from attnflow.hosts.capture import capture_batch
-from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
 __all__ = ["Known", "arithmetic", "stated_facts"]

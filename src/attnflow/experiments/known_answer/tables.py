@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.evaluation.metrics import compare_paired, summarize
 from attnflow.evaluation.table import Cell, Table
 from attnflow.experiments.known_answer.contenders import DEFAULT, RELATIVES, Contender
@@ -14,7 +15,6 @@ from attnflow.experiments.known_answer.observe import Known
 from attnflow.experiments.layers import Floats
 from attnflow.hosts.capture import capture
 from attnflow.methods import Method, quiet_about_limits
-from attnflow.progress import ProgressCallback, tell
 from attnflow.tokens.common_words import common_tokens
 
 __all__ = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from attnflow.errors.progress import ProgressCallback
 from attnflow.experiments.pronouns import sentence_tables, winogender_tables
 from attnflow.experiments.pronouns.data import PronounSentence
 from attnflow.experiments.pronouns.observe import PronounReader
@@ -14,7 +15,6 @@ from attnflow.experiments.pronouns.winogender import Schema
 from attnflow.experiments.protocol import Experiment
 from attnflow.experiments.report import Report
 from attnflow.methods import quiet_about_limits
-from attnflow.progress import ProgressCallback
 
 __all__ = ["Pronouns"]
 

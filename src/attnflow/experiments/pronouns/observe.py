@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.errors import ModelError, TokensError
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.evaluation.importance.passes import Passes
 from attnflow.experiments.known_answer.contenders import DEFAULT, DEFAULT_METHOD
 from attnflow.experiments.layers import METHODS, Floats
@@ -24,7 +25,6 @@ from attnflow.experiments.protocol import Protocol
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.capture import capture_batch
 from attnflow.methods import Flow, Method, quiet_about_limits
-from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
 __all__ = ["PronounReader", "Reading", "lean"]

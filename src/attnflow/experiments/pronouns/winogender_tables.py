@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.table import Cell, Table
 from attnflow.experiments.layers import Floats
 from attnflow.experiments.pronouns.observe import PronounReader, Reading
@@ -24,7 +25,6 @@ from attnflow.experiments.pronouns.tables import (
     standing,
 )
 from attnflow.experiments.pronouns.winogender import SOMEONE, Schema, crossed
-from attnflow.progress import ProgressCallback
 
 __all__ = ["Winogender", "draw", "findings", "protocol", "read_schemas", "tables"]
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from attnflow.errors import InputError, TokensError, did_you_mean
+from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.texts import LabelledText
 from attnflow.experiments.protocol import SampledExperiment
 from attnflow.experiments.report import Report
@@ -17,7 +18,6 @@ from attnflow.experiments.sst2.observe import Run
 from attnflow.experiments.sst2.tables import run_as_paper, run_sound
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import quiet_about_limits
-from attnflow.progress import ProgressCallback
 
 __all__ = ["Sst2"]
 

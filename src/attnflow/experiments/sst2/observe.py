@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from attnflow.errors import TokensError
+from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.texts import LabelledText
@@ -25,7 +26,6 @@ from attnflow.experiments.sst2.double_embedded import (
 )
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import Flow, quiet_about_limits
-from attnflow.progress import ProgressCallback, tell
 from attnflow.trace import AttentionTrace
 
 __all__ = [

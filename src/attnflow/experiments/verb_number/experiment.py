@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnflow.errors.progress import ProgressCallback
 from attnflow.experiments.protocol import SampledExperiment
 from attnflow.experiments.report import Report
 from attnflow.experiments.verb_number.observe import observe, text_of
@@ -21,7 +22,6 @@ from attnflow.experiments.verb_number.tables import (
 from attnflow.methods import quiet_about_limits
 from attnflow.models.agreement import Example
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
-from attnflow.progress import ProgressCallback
 
 __all__ = ["VerbNumber"]
 

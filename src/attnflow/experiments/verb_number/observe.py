@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
 from attnflow.experiments.layers import METHODS
 from attnflow.experiments.observe import observe_texts
 from attnflow.methods import Flow, quiet_about_limits
 from attnflow.models.agreement import Example
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
-from attnflow.progress import ProgressCallback
 from attnflow.trace import AttentionTrace
 
 __all__ = ["Observation", "observe", "text_of"]

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.faithfulness import RANDOM, Faithfulness
 from attnflow.evaluation.metrics import partial_spearman, spearman
 from attnflow.evaluation.table import Cell, Table, decimals
@@ -27,7 +28,6 @@ from attnflow.experiments.verb_number.observe import Observation, text_of
 from attnflow.experiments.verb_number.protocols import AS_PAPER, PAPER, SOUND, AgreementProtocol
 from attnflow.models.agreement import Example
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
-from attnflow.progress import ProgressCallback
 
 __all__ = ["agreements_of", "faithfulness_table", "findings_of", "subject_table", "tables_of"]
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from attnflow.errors import CaptureError, UnsupportedModelError
+from attnflow.errors.progress import tell
 from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import undone
-from attnflow.progress import tell
 
 __all__ = ["VALUE_ZEROING", "outermost_layers", "replayed"]
 

@@ -1,0 +1,103 @@
+"""read(): the result of a corpus as a table, in memory or in parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from attnflow.corpus.output_folder import read_manifest, read_notes
+from attnflow.corpus.rows import SCHEMA
+from attnflow.errors import FileError, optional_import, shorten
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Corpus", "read"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a run wrote. `settings` and `provenance` are those of its manifest.
+
+    texts, errors: how many texts are done, and how many of them have no result but a sentence.
+    complete: whether all texts of the data are done.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    @cached_property
+    def _notes(self) -> list[dict[str, Any]]:
+        notes = [(path, read_notes(path)) for path in self.parts]
+        broken = next((path for path, own in notes if own is None), None)
+        if broken is not None:
+            raise FileError(
+                f"{shorten(str(broken))} is damaged. Run the same command again: it is made anew."
+            )
+        return [own for _, own in notes if own is not None]
+
+    @property
+    def parts(self) -> list[Path]:
+        """The files with the rows, in the order of the texts."""
+        return sorted(self.path.glob("part-*.parquet"))
+
+    @property
+    def texts(self) -> int:
+        """How many texts are done."""
+        return sum(int(own["texts"]) for own in self._notes)
+
+    @property
+    def errors(self) -> int:
+        """How many of them have no result but a sentence."""
+        return sum(int(own["errors"]) for own in self._notes)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all texts of the data are done."""
+        return self.texts == int(self.settings["texts"])
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """As the column `method` names them."""
+        return tuple(self.settings["methods"])
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows, a part at a time: a corpus may be larger than the memory."""
+        for path in self.parts:
+            yield pq.read_table(path, columns=None if columns is None else list(columns))
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows as one table of pyarrow, in the order of the texts."""
+        tables = [table.replace_schema_metadata() for table in self.tables(columns)]
+        if tables:
+            return pa.concat_tables(tables)
+        return SCHEMA.empty_table().select(columns or SCHEMA.names)
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """All rows as a table of pandas."""
+        optional_import("pandas", extra="pandas", purpose="to_pandas()")
+        return self.to_arrow(columns).to_pandas()
+
+    def __repr__(self) -> str:
+        of = "" if self.complete else f" of {int(self.settings['texts']):,}"
+        failed = f", {self.errors:,} failed" if self.errors else ""
+        return f"<Corpus {self.texts:,}{of} texts{failed}, {', '.join(self.methods)}>"
+
+
+def read(path: str | os.PathLike[str]) -> Corpus:
+    """The result that `run` wrote into a folder, complete or not.
+
+    Anything that reads Parquet reads it too: `pandas.read_parquet(path)`, `SELECT * FROM
+    'path/*.parquet'` in DuckDB, `polars.read_parquet("path/*.parquet")`.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    return Corpus(folder, manifest["settings"], manifest["provenance"])

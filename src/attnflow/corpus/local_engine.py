@@ -1,0 +1,294 @@
+"""This machine: a loaded model in this process, or processes with a copy of the model each.
+
+A process that dies (it was killed, or the memory was used up) costs its shard, which is done again.
+Where a batch has ended three processes, its texts are run alone, and a text that has ended three
+processes alone becomes an error row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attnflow
+from attnflow import errors
+from attnflow.corpus.engine import BatchBegun, Engine, Identity, PartDone, Work
+from attnflow.corpus.output_folder import PartNotes
+from attnflow.corpus.plan import Shard
+from attnflow.errors import AttnflowError, ModelError
+
+__all__ = ["InlineEngine", "LocalEngine", "cores", "gpus"]
+
+_DEATHS = 3  # of processes in one batch before its texts are run alone
+_STARTS = 3  # of processes that die before they are ready, before the run gives up
+_SECONDS_TO_END = 5.0
+_THREADS = ("OMP", "MKL", "OPENBLAS", "NUMBA", "RAYON", "VECLIB")
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def gpus() -> int:
+    """How many NVIDIA devices there are, asked without loading torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+class InlineEngine(Engine):
+    """A model that is loaded already, in this process."""
+
+    def __init__(self, work: Work, loaded: Any) -> None:
+        from attnflow.corpus.shard_worker import load_explainer
+
+        self._work = work
+        self._explainer = load_explainer(work.settings, loaded)
+
+    def identity(self) -> Identity:
+        """Of the model as it is."""
+        return Identity(self._explainer.identity(), self._explainer.provenance())
+
+    def run(
+        self, shards: Sequence[Shard], about: dict[str, Any]
+    ) -> Iterator[BatchBegun | PartDone]:
+        """One after the other."""
+        from attnflow.corpus.shard_worker import ShardWorker
+
+        worker = ShardWorker(self._explainer, self._work.paths, self._work.output, about)
+        for shard in shards:
+            yield PartDone(worker.run(shard))
+
+
+class _Process:
+    """A worker process: JSON lines in both directions, read by a thread of its own."""
+
+    def __init__(self, start: dict[str, Any], inbox: queue.Queue[tuple[_Process, Any]]) -> None:
+        self.shard: Shard | None = None
+        self.batch: tuple[int, ...] = ()
+        self.ready = False
+        self.last_words = ""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "attnflow.corpus.worker_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=_environment(int(start["threads"])),
+        )
+        self.send(start)
+        threading.Thread(target=self._read, args=(inbox,), daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """A process that has died is noticed where its end is read."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _read(self, inbox: queue.Queue[tuple[_Process, Any]]) -> None:
+        assert self._process.stdout is not None
+        with suppress(OSError, ValueError):
+            for line in self._process.stdout:
+                inbox.put((self, json.loads(line)))
+        inbox.put((self, None))
+
+    def end(self) -> str:
+        """End it, if it has not, and say how it ended."""
+        with suppress(OSError):
+            self._process.terminate()
+        try:
+            status = self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        self.last_words = self._last_line()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            with suppress(OSError):
+                assert stream is not None
+                stream.close()
+        return _ending(status)
+
+    def _last_line(self) -> str:
+        """What it wrote to standard error last."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1][:300] if lines else "nothing"
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Each library's own pool of threads as large as the share of cores that a process has."""
+    root = str(Path(attnflow.__file__).parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        **{f"{name}_NUM_THREADS": str(threads) for name in _THREADS},
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": root if not path else f"{root}{os.pathsep}{path}",
+    }
+
+
+class LocalEngine(Engine):
+    """Processes on this machine, each with a copy of the model and a share of the cores."""
+
+    def __init__(
+        self, work: Work, processes: int | None = None, threads: int | None = None
+    ) -> None:
+        self._devices = gpus()
+        self._count = processes or self._devices or cores()
+        self._start = {**work.to_dict(), "threads": threads or max(1, cores() // self._count)}
+        self._inbox: queue.Queue[tuple[_Process, Any]] = queue.Queue()
+        self._processes: list[_Process] = []
+        self._started = 0
+        self._failed_starts = 0
+        self._identity: Identity | None = None
+
+    def identity(self) -> Identity:
+        """Of the first process that is ready."""
+        self._add_process()
+        while self._identity is None:
+            process, message = self._inbox.get()
+            self._take_start(process, message)
+        return self._identity
+
+    def run(
+        self, shards: Sequence[Shard], about: dict[str, Any]
+    ) -> Iterator[BatchBegun | PartDone]:
+        """Each process gets the next shard when it has done one."""
+        self.identity() if self._identity is None else None
+        run = _Assignments(shards, about)
+        while len(self._processes) < min(self._count, len(shards)):
+            self._add_process()
+        for process in self._processes:
+            if process.ready:
+                run.assign(process)
+        while run.unfinished:
+            process, message = self._inbox.get()
+            if message is None:
+                self._replace(process, run)
+            elif "part" in message:
+                notes = PartNotes(**message["part"])
+                run.finish(process, notes)
+                yield PartDone(notes)
+            elif "batch" in message and process.shard is not None:
+                process.batch = tuple(message["batch"])
+                yield BatchBegun(process.shard.number, len(process.batch), message["tokens"])
+            else:
+                self._take_start(process, message)
+                run.assign(process)
+
+    def close(self) -> None:
+        """End all processes; what they had not committed is done again in the next run."""
+        processes, self._processes = self._processes, []
+        for process in processes:
+            process.end()
+
+    def _add_process(self) -> None:
+        device = f"cuda:{self._started % self._devices}" if self._devices else None
+        self._started += 1
+        self._processes.append(_Process({**self._start, "device": device}, self._inbox))
+
+    def _take_start(self, process: _Process, message: Any) -> None:
+        """A process is ready, or has failed for a reason that the next would fail for too."""
+        if message is None:
+            self._replace(process, None)
+        elif "failed" in message:
+            raise _error_of(message["failed"])
+        elif "ready" in message:
+            identity = Identity(**message["ready"])
+            if self._identity is not None and identity.settings != self._identity.settings:
+                raise ModelError("The model has changed while the run went on; start again.")
+            self._identity, process.ready = identity, True
+            self._failed_starts = 0
+
+    def _replace(self, process: _Process, run: _Assignments | None) -> None:
+        """A process has died: its shard goes back, another takes its place."""
+        ending = process.end()
+        self._processes.remove(process)
+        if not process.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= _STARTS:
+                raise ModelError(
+                    f"A worker process {ending} before it was ready, {_STARTS} times; the last one "
+                    f"said: {process.last_words}"
+                )
+        if run is not None:
+            run.give_back(process, ending)
+        self._add_process()
+
+
+class _Assignments:
+    """Which shards are to be done, which process does which, and what has ended processes."""
+
+    def __init__(self, shards: Sequence[Shard], about: dict[str, Any]) -> None:
+        self._about = about
+        self._waiting = deque(shards)
+        self.unfinished = {shard.number for shard in shards}
+        self._deaths: Counter[tuple[int, ...]] = Counter()
+        self._careful: set[int] = set()
+        self._lethal: dict[int, str] = {}
+
+    def assign(self, process: _Process) -> None:
+        """The next shard, if there is one."""
+        process.shard, process.batch = None, ()
+        if not self._waiting:
+            return
+        shard = process.shard = self._waiting.popleft()
+        rows = range(shard.first, shard.first + shard.count)
+        process.send(
+            {
+                "shard": shard.to_dict(),
+                "about": self._about,
+                "careful": [number for number in self._careful if number in rows],
+                "lethal": {k: why for k, why in self._lethal.items() if k in rows},
+            }
+        )
+
+    def finish(self, process: _Process, notes: PartNotes) -> None:
+        """A part is there."""
+        self.unfinished.discard(notes.shard)
+        self.assign(process)
+
+    def give_back(self, process: _Process, ending: str) -> None:
+        """The shard of a process that died is the next to be done."""
+        if process.shard is None:
+            return
+        self._waiting.appendleft(process.shard)
+        self._deaths[process.batch] += 1
+        if process.batch and self._deaths[process.batch] >= _DEATHS:
+            if len(process.batch) > 1:
+                self._careful |= set(process.batch)
+            else:
+                self._lethal[process.batch[0]] = (
+                    f"The process that explained this text {ending}, {_DEATHS} times. The text may "
+                    "need more memory than there is."
+                )
+
+
+def _error_of(record: dict[str, str]) -> AttnflowError:
+    """The error a process told of, as one of ours of the same kind."""
+    kind = getattr(errors, record["kind"], ModelError)
+    return kind(record["message"])

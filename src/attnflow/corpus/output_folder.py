@@ -1,0 +1,210 @@
+"""The folder a corpus is explained into: the manifest, the lock, and the parts.
+
+    _manifest.json       what the run is; written first
+    part-00000000.parquet   the rows of one shard, for every shard that is done
+    _lock                held while a run goes on
+
+A part appears whole or not at all, under a name that only its shard has. That it is there is the
+commit, so a shard is in the result once, however often it was begun. Names that begin with an
+underscore are left out by pandas, DuckDB, Polars and Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from attnflow import storage
+from attnflow.errors import FileError, InputError, shorten
+from attnflow.evaluation.journal import fingerprint
+
+__all__ = [
+    "MANIFEST",
+    "METADATA",
+    "OutputFolder",
+    "PartNotes",
+    "notes_of",
+    "part_path",
+    "read_manifest",
+    "read_notes",
+    "write_part",
+]
+
+MANIFEST = "_manifest.json"
+METADATA = b"attnflow"
+"""The key in the metadata of a part under which its run and its provenance stand, as JSON."""
+_FORMAT = "attnflow corpus 1"
+_LOCK = "_lock"
+
+
+@dataclass(frozen=True)
+class PartNotes:
+    """What a part says of itself in its metadata."""
+
+    shard: int
+    texts: int
+    errors: int
+    tokens: int
+
+
+def part_path(folder: Path, shard: int) -> Path:
+    """Where the rows of a shard stand."""
+    return folder / f"part-{shard:08d}.parquet"
+
+
+def write_part(folder: Path, table: pa.Table, notes: PartNotes, about: Mapping[str, Any]) -> None:
+    """Commit the rows of one shard. The same rows give the same bytes."""
+    record = json.dumps({**about, **vars(notes)}, sort_keys=True, ensure_ascii=False)
+    stamped = table.replace_schema_metadata({METADATA: record.encode()})
+
+    def write(beside: Path) -> None:
+        pq.write_table(stamped, beside, compression="zstd")
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())  # a name must never lead to a file whose content is not there
+
+    storage.write_safely(part_path(folder, notes.shard), write)
+
+
+def read_notes(path: Path) -> dict[str, Any] | None:
+    """What a part says of itself; None where it is no whole part of ours."""
+    try:
+        metadata = pq.read_metadata(path).metadata or {}
+        notes = json.loads(metadata.get(METADATA, b"null"))
+    except (OSError, ValueError):
+        return None
+    return notes if isinstance(notes, dict) else None
+
+
+def notes_of(path: Path) -> PartNotes | None:
+    """The counts of a part that is there and whole."""
+    notes = read_notes(path) if path.exists() else None
+    return None if notes is None else _counts(notes)
+
+
+def _counts(notes: Mapping[str, Any]) -> PartNotes:
+    return PartNotes(*(int(notes[name]) for name in ("shard", "texts", "errors", "tokens")))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the run in this folder is."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileError(
+            f"{shorten(str(folder))} holds no corpus: there is no {MANIFEST}. `attnflow corpus run "
+            "--output` makes one."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"{shorten(str(path))} cannot be read: {error}.") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise FileError(f"{shorten(str(path))} was not written by `attnflow corpus run`.")
+    return manifest
+
+
+class OutputFolder:
+    """The folder of a run, locked while it is open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._file = (path / _LOCK).open("a+b")
+        except OSError as error:
+            raise FileError(
+                f"{shorten(str(path))} cannot be written to: {error.strerror or error}."
+            ) from error
+        try:
+            storage.lock(self._file, path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> OutputFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    @property
+    def manifest(self) -> dict[str, Any] | None:
+        """That of the run that is here, if there is one."""
+        return read_manifest(self.path) if (self.path / MANIFEST).exists() else None
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Refuse a folder that holds another run, and say in what it differs.
+
+        `settings` may be a part of all: what is known before the model is loaded.
+        """
+        manifest = self.manifest
+        if manifest is None:
+            self._refuse_strangers()
+            return
+        before = manifest["settings"]
+        differing = [
+            f"{name} was {shorten(before.get(name), 80)} and is {shorten(value, 80)}"
+            for name, value in settings.items()
+            if json.dumps(before.get(name), sort_keys=True) != json.dumps(value, sort_keys=True)
+        ]
+        if differing:
+            raise InputError(
+                f"{shorten(str(self.path))} holds another run: {'; '.join(differing)}. Go on with "
+                "the same settings, or name another folder."
+            )
+
+    def begin(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the manifest, or hold these settings against the one that is there."""
+        self.check(settings)
+        for beside in self.path.glob(".attnflow-*"):  # what a killed run left; we hold the lock
+            with suppress(OSError):
+                beside.unlink()
+        manifest = self.manifest
+        if manifest is None:
+            manifest = {
+                "format": _FORMAT,
+                "fingerprint": fingerprint(settings),
+                "settings": dict(settings),
+                "provenance": dict(provenance),
+            }
+            content = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)
+            storage.write_text(self.path / MANIFEST, content + "\n")
+        return manifest
+
+    def parts(self, key: str) -> dict[int, PartNotes]:
+        """The shards that are done, with what their parts say; a damaged part is done again."""
+        parts: dict[int, PartNotes] = {}
+        for path in sorted(self.path.glob("part-*.parquet")):
+            notes = read_notes(path)
+            if notes is None:
+                path.unlink()
+                continue
+            if notes.get("fingerprint") != key:
+                raise FileError(
+                    f"{shorten(str(path))} belongs to another run than {MANIFEST} beside it. Move "
+                    "it away, or name another folder."
+                )
+            parts[int(notes["shard"])] = _counts(notes)
+        return parts
+
+    def _refuse_strangers(self) -> None:
+        others = [path.name for path in self.path.iterdir() if path.name != _LOCK]
+        others = [name for name in others if not name.startswith(".attnflow-")]
+        if others:
+            raise InputError(
+                f"{shorten(str(self.path))} is not empty and holds no run ({shorten(others[0])}). "
+                "Name a folder that is new or empty."
+            )

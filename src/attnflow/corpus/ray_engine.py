@@ -1,0 +1,146 @@
+"""A cluster: Ray Data hands shards to a pool of actors, each with a copy of the model.
+
+What an actor does with a shard is what a process of the local engine does. It writes the part
+itself, so that rows never travel through Ray; what comes back is a line for each part. Ray starts
+actors and nodes anew and repeats their tasks. A shard whose part is there already is not done
+again, and a part is the same whoever writes it, so repeating loses and doubles nothing. That is
+also why Ray Data's own checkpoints are not used: they would say once more what the parts say.
+
+The data and the output must lie where every node finds them under the same path.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from attnflow.corpus.engine import BatchBegun, Engine, Identity, PartDone, Work
+from attnflow.corpus.output_folder import PartNotes, notes_of, part_path
+from attnflow.corpus.plan import Shard
+from attnflow.corpus.shard_worker import ShardWorker, load_explainer
+from attnflow.errors import AttnflowError, InputError, ModelError, optional_import, whole_number
+
+__all__ = ["RayEngine", "ShardActor"]
+
+_MOST_BLOCKS = 2000  # of shards; a block is what Ray repeats when an actor dies
+
+
+class ShardActor:
+    """What runs in an actor: one model, one shard at a time."""
+
+    def __init__(self, work: dict[str, Any], about: dict[str, Any], threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self._work = Work.from_dict(work)
+        device = "cuda" if torch.cuda.is_available() else None
+        explainer = load_explainer(self._work.settings, device=device)
+        own = explainer.identity()
+        settings = about["settings"]
+        differing = [name for name in own if own[name] != settings[name]]
+        if differing:
+            raise ModelError(
+                f"The model on this node is another than that of the run: {differing[0]} is "
+                f"{own[differing[0]]!r} and was {settings[differing[0]]!r}."
+            )
+        self._worker = ShardWorker(explainer, self._work.paths, self._work.output, about)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Explain the shards of a batch, which is one, and tell what their parts say."""
+        rows = zip(*(batch[name].tolist() for name in _FIELDS), strict=True)
+        notes = [self._explain(Shard(*row)) for row in rows]
+        return {name: [vars(each)[name] for each in notes] for name in vars(notes[0])}
+
+    def _explain(self, shard: Shard) -> PartNotes:
+        present = notes_of(part_path(self._work.output, shard.number))
+        return self._worker.run(shard) if present is None else present
+
+
+_FIELDS = ("number", "first", "count", "file", "row", "offset")
+
+
+class RayEngine(Engine):
+    """A pool of actors on a Ray cluster, or on one that is started here."""
+
+    def __init__(
+        self, work: Work, *, actors: int, gpus: float, threads: int, address: str | None
+    ) -> None:
+        for name, value in (("actors", actors), ("threads", threads)):
+            if (whole_number(value) or 0) < 1:
+                raise InputError(f"{name} is a whole number of at least 1; got {value!r}.")
+        self._ray = optional_import("ray", extra="ray", purpose="engine='ray'")
+        self._data = optional_import("ray.data", extra="ray", purpose="engine='ray'")
+        self._work, self._actors, self._gpus, self._threads = work, actors, gpus, threads
+        self._started = not self._ray.is_initialized()
+        if self._started:
+            self._start(address)
+
+    def _start(self, address: str | None) -> None:
+        """Connect to the cluster at the address, or start one with a core for each actor."""
+        own = {"num_cpus": self._actors * self._threads + 1, "include_dashboard": False}
+        try:
+            self._ray.init(
+                address=address,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                **({} if address else own),
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise InputError(f"Ray cannot be reached at {address!r}: {error}.") from error
+
+    def identity(self) -> Identity:
+        """Of the model as a node of the cluster loads it."""
+        options = {"num_cpus": self._threads, "num_gpus": self._gpus}
+        task = self._ray.remote(**options)(_identity)
+        return self._told(lambda: self._ray.get(task.remote(self._work.to_dict())))
+
+    def run(
+        self, shards: Sequence[Shard], about: dict[str, Any]
+    ) -> Iterator[BatchBegun | PartDone]:
+        """A task for each shard; parts are told of as their blocks come back."""
+        context = self._data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.print_on_execution_start = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        items = [{name: vars(shard)[name] for name in _FIELDS} for shard in shards]
+        rows = self._data.from_items(items, override_num_blocks=min(len(items), _MOST_BLOCKS))
+        parts = rows.map_batches(
+            ShardActor,
+            fn_constructor_args=(self._work.to_dict(), about, self._threads),
+            batch_size=1,
+            compute=self._data.ActorPoolStrategy(size=min(self._actors, len(items))),
+            num_cpus=self._threads,
+            num_gpus=self._gpus,
+        )
+        batches = iter(parts.iter_batches(batch_size=None))
+        while (batch := self._told(lambda: next(batches, None))) is not None:
+            names = ("shard", "texts", "errors", "tokens")
+            for row in zip(*(batch[name].tolist() for name in names), strict=True):
+                yield PartDone(PartNotes(*row))
+
+    def _told(self, work: Any) -> Any:
+        """What Ray wraps around an error of ours is taken off again."""
+        try:
+            return work()
+        except self._ray.exceptions.RayError as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, AttnflowError):
+                cause = getattr(cause, "cause", None) or cause.__cause__
+            if isinstance(cause, AttnflowError):
+                raise cause from error
+            first = next((line for line in str(error).splitlines() if line.strip()), "")
+            raise ModelError(
+                f"Ray gave up ({type(error).__name__}: {first[:300]}). What is done is kept; the "
+                "same command goes on, also with --engine local."
+            ) from error
+
+    def close(self) -> None:
+        """Leave the cluster, if it was entered here."""
+        if self._started:
+            self._ray.shutdown()
+
+
+def _identity(work: dict[str, Any]) -> Identity:
+    explainer = load_explainer(Work.from_dict(work).settings)
+    return Identity(explainer.identity(), explainer.provenance())

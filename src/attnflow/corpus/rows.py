@@ -1,0 +1,206 @@
+"""The rows of a result: one for each text, target and method, and what their columns mean.
+
+text             the number of the text in the corpus, from 0
+id               what the data call it, where they have a column for that
+tokens           how many tokens the text has
+method           as the command line writes it: rollout:residual=0.4
+target           the token that is explained, as people read it
+target_position  its position in the text, from 0
+layer            the layer that is read
+level            what a source is: token, word, sentence, document
+prediction       what the model says at the target; of a completion, the completion
+probability      of the prediction, from 0 to 1; of a completion that of the target, if it is known
+sources          the strongest, strongest first: text, number (among all sources, from 0),
+                 position (of its first token), value, share (of the row's absolute sum), and where
+                 a solver certifies them lower and upper bounds of the value, and whether it is
+                 saturated
+source_count     how many sources there are
+elsewhere        what falls on no source, in the unit of the values; null where it is not known
+flags            what limits the row: collapsed, saturated, alone (see docs/corpora.md)
+source_texts, values   every source and its value, where they are asked for
+error            why there is no result; then only text, id and this are set
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.corpus.settings import Settings, method_label
+from attnflow.corpus.texts import CorpusText
+from attnflow.evaluation.ablation.sources import Sources, content_spans
+
+__all__ = ["SCHEMA", "Row", "error_row", "result_rows"]
+
+Values = NDArray[np.float64]
+_LOG_PROBS = "log_probs"  # in the provenance of a completion that gradients explain
+_MOSTLY = 0.5  # the share of saturated sources from which a row is flagged
+
+SOURCE = pa.struct(
+    [
+        pa.field("text", pa.string()),
+        pa.field("number", pa.int32()),
+        pa.field("position", pa.int32()),
+        pa.field("value", pa.float64()),
+        pa.field("share", pa.float64()),
+        pa.field("lower", pa.float64()),
+        pa.field("upper", pa.float64()),
+        pa.field("saturated", pa.bool_()),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        pa.field("text", pa.int64(), nullable=False),
+        pa.field("id", pa.string()),
+        pa.field("tokens", pa.int32()),
+        pa.field("method", pa.string()),
+        pa.field("target", pa.string()),
+        pa.field("target_position", pa.int32()),
+        pa.field("layer", pa.int32()),
+        pa.field("level", pa.string()),
+        pa.field("prediction", pa.string()),
+        pa.field("probability", pa.float64()),
+        pa.field("sources", pa.list_(SOURCE)),
+        pa.field("source_count", pa.int32()),
+        pa.field("elsewhere", pa.float64()),
+        pa.field("flags", pa.list_(pa.string())),
+        pa.field("source_texts", pa.list_(pa.string())),
+        pa.field("values", pa.list_(pa.float64())),
+        pa.field("error", pa.string()),
+    ]
+)
+Row = dict[str, Any]
+Members = list[list[int]]
+"""For each unit of a text, the tokens it is made of."""
+
+
+def error_row(text: CorpusText, sentence: str) -> Row:
+    """The row of a text that could not be explained."""
+    return {"text": text.number, "id": text.id, "error": sentence}
+
+
+def result_rows(
+    text: CorpusText,
+    results: Sequence[Attribution],
+    settings: Settings,
+    flags: Sequence[str] = (),
+    documents: Members | None = None,
+) -> list[Row]:
+    """The rows of one text: its targets in order, and for each its methods in order.
+
+    documents: which tokens each document of the text is made of, where that is known.
+    """
+    tables = [_Grouped(result, text, settings, documents) for result in results]
+    targets = max(len(result.targets) for result in results)
+    return [
+        {"text": text.number, "id": text.id, **table.row(target, flags)}
+        for target in range(targets)
+        for table in tables
+        if target < len(table.result.targets)
+    ]
+
+
+class _Grouped:
+    """A result read at one layer, its sources grouped to a level."""
+
+    def __init__(
+        self, result: Attribution, text: CorpusText, settings: Settings, documents: Members | None
+    ) -> None:
+        self.result = result.layer(settings.layer) if len(result.layers) > 1 else result
+        self.settings = settings
+        self.members: Members | None = None
+        self.names = list(result.sources.text)
+        self.positions = list(result.sources.positions)
+        if settings.level != "token":
+            self.names, self.members = self._units(text, documents)
+            self.positions = [self.positions[each[0]] for each in self.members]
+
+    def _units(self, text: CorpusText, documents: Members | None) -> tuple[list[str], Members]:
+        raw, level = self.result.sources.texts, self.settings.level
+        if level == "document" and documents is not None:
+            return list(text.documents), documents
+        spans = content_spans(raw, text.documents) if text.documents else None
+        units = Sources.of_tokens(raw, level=level, documents=spans, exclude_first=False)
+        return list(units.names), [list(each) for each in units.positions]
+
+    def row(self, target: int, flags: Sequence[str]) -> Row:
+        """The columns of one target."""
+        result = self.result
+        values = result.values[0, target]
+        grouped, prediction = self._sums(values), result.prediction
+        completion = result.provenance.get("completion")
+        return {
+            "tokens": int(result.provenance.get("prompt_length", len(result.sources))),
+            "method": method_label(result.method),
+            "target": result.targets.text[target],
+            "target_position": result.targets.positions[target],
+            "layer": result.layers[0],
+            "level": self.settings.level,
+            "prediction": completion if prediction is None else prediction.label,
+            "probability": self._probability(target),
+            "sources": self._top(target, grouped, float(np.abs(values).sum())),
+            "source_count": len(self.names),
+            "elsewhere": self._elsewhere(target, values, grouped),
+            "flags": [*flags, *self._limits(target)],
+            "source_texts": self.names if self.settings.values else None,
+            "values": grouped.tolist() if self.settings.values else None,
+        }
+
+    def _probability(self, target: int) -> float | None:
+        """Of the prediction; of a completion's token where the pass that explained it tells."""
+        likely = self.result.provenance.get(_LOG_PROBS)
+        if self.result.prediction is not None:
+            return self.result.prediction.probability
+        return None if likely is None else math.exp(likely[target])
+
+    def _sums(self, values: Values) -> Values:
+        if self.members is None:
+            return values
+        return np.array([values[each].sum() for each in self.members])
+
+    def _top(self, target: int, values: Values, size: float) -> list[Row]:
+        order = np.argsort(-values, kind="stable")[: self.settings.top].tolist()
+        lower, upper = (
+            None if bound is None else self._sums(bound[0, target])
+            for bound in (self.result.lower, self.result.upper)
+        )
+        return [
+            {
+                "text": self.names[k],
+                "number": k,
+                "position": self.positions[k],
+                "value": float(values[k]),
+                "share": float(values[k] / size) if size > 0 else 0.0,
+                "lower": None if lower is None else float(lower[k]),
+                "upper": None if upper is None else float(upper[k]),
+                "saturated": self._is_saturated(target, k),
+            }
+            for k in order
+        ]
+
+    def _is_saturated(self, target: int, source: int) -> bool | None:
+        if self.result.saturated is None:
+            return None
+        members = [source] if self.members is None else self.members[source]
+        return bool(self.result.saturated[0, target, members].all())
+
+    def _elsewhere(self, target: int, values: Values, grouped: Values) -> float | None:
+        """What the method itself puts elsewhere, and what lies in no unit of the level."""
+        rest = 0.0
+        if self.members is not None:
+            inside = sorted({k for each in self.members for k in each})
+            rest = float(np.delete(values, inside).sum())
+        own = self.result.elsewhere
+        return rest if own is None else rest + float(own[0, target])
+
+    def _limits(self, target: int) -> list[str]:
+        result = self.result
+        if result.saturated is not None and result.saturated[0, target].mean() > _MOSTLY:
+            return ["saturated"]
+        return ["collapsed"] if result.collapsed else []

@@ -1,0 +1,74 @@
+"""A process of the local engine: `python -m attnflow.corpus.worker_process`.
+
+It reads JSON lines from standard input, what to load and then shards, and writes JSON lines to
+standard output: that it is ready, which batch it begins, which part is done. It ends with its
+input. What other libraries print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import warnings
+from typing import IO, Any
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Serve shards until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    start = json.loads(sys.stdin.readline() or "null")
+    if start is None:
+        return
+    from attnflow.errors import AttnflowError
+
+    try:
+        _serve(start, out)
+    except BrokenPipeError:  # nobody waits for this any more
+        return
+    except AttnflowError as error:
+        _send(out, {"failed": {"kind": type(error).__name__, "message": str(error)}})
+
+
+def _serve(start: dict[str, Any], out: IO[bytes]) -> None:
+    import torch
+
+    from attnflow.corpus.engine import Work
+    from attnflow.corpus.plan import Shard
+    from attnflow.corpus.shard_worker import BatchReport, ShardWorker, load_explainer
+    from attnflow.hosts.load import quiet_hosts
+
+    quiet_hosts()
+    torch.set_num_threads(int(start["threads"]))
+    work = Work.from_dict(start)
+    device = start["device"] if torch.cuda.is_available() else None
+    explainer = load_explainer(work.settings, device=device)
+    ready = {"settings": explainer.identity(), "provenance": explainer.provenance()}
+    _send(out, {"ready": ready})
+
+    def told(report: BatchReport) -> None:
+        _send(out, {"batch": report.texts, "tokens": report.tokens})
+
+    worker: ShardWorker | None = None
+    for line in sys.stdin:
+        task = json.loads(line)
+        if worker is None:
+            worker = ShardWorker(explainer, work.paths, work.output, task["about"], told)
+        lethal = {int(number): sentence for number, sentence in task["lethal"].items()}
+        notes = worker.run(Shard(**task["shard"]), lethal, task["careful"])
+        _send(out, {"part": vars(notes)})
+
+
+def _send(out: IO[bytes], message: dict[str, Any]) -> None:
+    out.write(json.dumps(message).encode() + b"\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

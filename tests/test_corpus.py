@@ -1,0 +1,598 @@
+"""Corpora: what a text gets in a corpus is what it gets alone, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torture_corpus
+from attnflow import corpus, explain, explain_completion, generate
+from attnflow.cli.app import _run
+from attnflow.corpus import corpus_run
+from attnflow.corpus.dataset import Corpus
+from attnflow.corpus.engine import BatchBegun, PartDone
+from attnflow.corpus.files import DataFile, Problem, find_files
+from attnflow.corpus.local_engine import InlineEngine, _Assignments
+from attnflow.corpus.output_folder import PartNotes
+from attnflow.corpus.plan import Plan, Shard, ShardReader
+from attnflow.corpus.progress_report import Tally
+from attnflow.corpus.settings import Columns, Settings
+from attnflow.corpus.shard_worker import ShardWorker, load_explainer
+from attnflow.errors import FileError, InputError, StoppedError
+from attnflow.hosts.load import Loaded
+from attnflow.methods import quiet_about_limits
+from attnflow.models.verb_number import load_verb_number
+from attnflow.testing import tiny_decoder, tiny_encoder
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+TEXTS = [
+    "the key to the cabinets is",
+    "some people in the old city",
+    "the keys",
+    "the officers that the king saw near the river",
+    "the author of the books",
+    "the king",
+    "a book about the old river in the city",
+]
+
+
+def write_texts(folder: Path, texts: list[str] = TEXTS) -> Path:
+    path = folder / "texts.txt"
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def write_jsonl(folder: Path, rows: list[Any]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def rows_of(result: Corpus) -> list[dict[str, Any]]:
+    return result.to_arrow().to_pylist()
+
+
+def parts_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("part-*.parquet"))}
+
+
+def close(one: float, other: float) -> bool:
+    return one == pytest.approx(other, rel=1e-5, abs=1e-7)
+
+
+def same_top(row: dict[str, Any], result: Any, k: int) -> None:
+    """The row holds what `top` lists, and the shares that `normalize` gives."""
+    expected = result.top(k)
+    shares = result.normalize().top(k)
+    assert [source["position"] for source in row["sources"]] == [c.position for c in expected]
+    for source, value, share in zip(row["sources"], expected, shares, strict=True):
+        assert close(source["value"], value.value)
+        assert close(source["share"], share.value)
+
+
+# -- the same as alone ------------------------------------------------------------------------
+
+
+def test_each_text_gets_what_explain_gives_it_alone(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder()
+    options: Any = {"tokenizer": tokenizer, "output": tmp_path / "out", "top": 3}
+    methods = ["rollout", "raw:heads=max", "flow"]
+    result = corpus.run(model, write_texts(tmp_path), methods=methods, shard_size=3, **options)
+    rows = rows_of(result)
+    assert [(row["text"], row["method"]) for row in rows] == [
+        (number, method) for number in range(len(TEXTS)) for method in methods
+    ]
+    with quiet_about_limits():
+        for row in rows:
+            alone = explain(
+                model, TEXTS[row["text"]], row["method"], targets=0, layers=-1, tokenizer=tokenizer
+            )
+            same_top(row, alone, 3)
+            assert row["target"] == alone.targets.text[0]
+            assert row["layer"] == alone.layers[-1]
+            assert row["error"] is None
+            if row["method"] == "flow":
+                first = row["sources"][0]
+                assert first["lower"] <= first["value"] <= first["upper"]
+
+
+def test_gradient_attention_of_a_language_model_is_that_of_explain(tmp_path: Path) -> None:
+    model, tokenizer = tiny_decoder()
+    data = write_texts(tmp_path)
+    result = corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out", values=True)
+    assert result.methods == ("gradient-attention",)
+    for row in rows_of(result):
+        with quiet_about_limits():
+            alone = explain(model, TEXTS[row["text"]], tokenizer=tokenizer, layers=-1)
+        assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-8)
+        assert row["prediction"] == alone.prediction.label
+        assert close(row["probability"], alone.prediction.probability)
+        assert row["target_position"] == alone.targets.positions[0]
+        assert row["flags"] == (["collapsed"] if alone.collapsed else [])
+        assert close(row["elsewhere"], 0 if alone.elsewhere is None else alone.elsewhere[0, 0])
+
+
+@pytest.mark.parametrize("method", [None, "rollout"])
+def test_completions_get_what_explain_completion_gives(tmp_path: Path, method: str | None) -> None:
+    model, tokenizer = tiny_decoder()
+    pairs = [("the keys to", "the cabinets are"), ("the king", "saw"), ("a book of the", "key is")]
+    data = write_jsonl(tmp_path, [{"prompt": p, "completion": c} for p, c in pairs])
+    options: Any = {"tokenizer": tokenizer, "methods": [method] if method else None}
+    rows = rows_of(corpus.run(model, data, output=tmp_path / "out", **options))
+    assert [row["text"] for row in rows] == [0, 0, 0, 1, 2, 2]
+    for number, (prompt, completion) in enumerate(pairs):
+        own = [row for row in rows if row["text"] == number]
+        with quiet_about_limits():
+            alone = explain_completion(
+                model, prompt, completion, method=method, tokenizer=tokenizer
+            ).layer(-1)
+        for k, row in enumerate(own):
+            same_top(row, alone.row(alone.targets.positions[k]), 5)
+            assert close(row["elsewhere"], alone.elsewhere[0, k])
+            assert row["prediction"] == alone.provenance["completion"]
+
+
+def test_completions_are_made_where_there_are_none(tmp_path: Path) -> None:
+    model, tokenizer = tiny_decoder()
+    data = write_texts(tmp_path, ["the keys to", "the king"])
+    options: Any = {"tokenizer": tokenizer, "prompt": "text", "max_new_tokens": 3}
+    rows = rows_of(corpus.run(model, data, output=tmp_path / "out", **options))
+    alone = generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=3)
+    assert [row["target"] for row in rows if row["text"] == 0] == list(alone.targets.text)
+    same_top(rows[0], alone.layer(-1).row(alone.targets.positions[0]), 5)
+
+
+def test_all_targets_and_chosen_ones(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder()
+    data = write_texts(tmp_path, ["the key", "the king"])
+    options: Any = {"tokenizer": tokenizer, "methods": ["raw", "rollout"]}
+    every = corpus.run(model, data, output=tmp_path / "all", targets="all", **options)
+    order = [(row["target_position"], row["method"]) for row in rows_of(every) if not row["text"]]
+    length = len(order) // 2
+    assert order == [(k, name) for k in range(length) for name in ("raw", "rollout")]
+    some = corpus.run(model, data, output=tmp_path / "some", targets=["key"], **options)
+    by_text = {row["text"]: row["error"] for row in rows_of(some)}
+    assert by_text[0] is None
+    assert "'key'" in by_text[1]
+
+
+def test_sources_are_grouped_to_words_and_documents(tmp_path: Path) -> None:
+    model, tokenizer = tiny_decoder()
+    documents = ["sara talked to the author", "The keys are HIS"]
+    row = {"prompt": "the book of", "documents": documents, "completion": "her"}
+    data = write_jsonl(tmp_path, [row])
+    options: Any = {"tokenizer": tokenizer, "methods": ["rollout"], "values": True}
+    result = corpus.run(model, data, output=tmp_path / "out", level="document", **options)
+    [grouped] = rows_of(result)
+    assert grouped["source_texts"] == documents
+    prompt = "\n\n".join([*documents, "the book of"])
+    with quiet_about_limits():
+        alone = explain_completion(model, prompt, "her", method="rollout", tokenizer=tokenizer)
+    values = alone.values[-1, 0]
+    assert grouped["values"] == pytest.approx([values[:5].sum(), values[5:9].sum()])
+    assert [s["position"] for s in sorted(grouped["sources"], key=lambda s: s["position"])] == [
+        0,
+        5,
+    ]
+    total = sum(grouped["values"]) + grouped["elsewhere"]
+    assert close(total, values.sum() + alone.elsewhere[-1, 0])
+
+
+# -- what is wrong with a text ----------------------------------------------------------------
+
+
+def test_a_bad_text_becomes_a_row_with_its_sentence(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder()
+    long = "the " * 2000
+    data = write_jsonl(
+        tmp_path, [{"id": 7, "text": "the key"}, {"id": 8, "text": "  "}, {"text": long}, [1]]
+    )
+    with data.open("ab") as file:
+        file.write(b'{"text": "half\n\xff\xfe\n')
+    result = corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out")
+    rows = rows_of(result)
+    assert (result.texts, result.errors) == (6, 5)
+    assert [row["id"] for row in rows] == ["7", "8", None, None, None, None]
+    sentences = [row["error"] for row in rows]
+    assert sentences[0] is None
+    assert "nothing to explain" in sentences[1]
+    assert "tokens and" in sentences[2]
+    assert "neither a text nor an object" in sentences[3]
+    assert "not JSON" in sentences[4]
+    assert "not UTF-8" in sentences[5]
+
+
+def test_a_batch_that_fails_is_run_text_by_text(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder()
+    data = write_texts(tmp_path)
+    usual = type(model).forward
+
+    def forward(self: Any, input_ids: Any = None, **inputs: Any) -> Any:
+        if len(input_ids) > 1 or input_ids.shape[1] == 4:
+            raise RuntimeError("out of memory\nmore")
+        return usual(self, input_ids=input_ids, **inputs)
+
+    type(model).forward = forward
+    try:
+        result = corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out")
+    finally:
+        type(model).forward = usual
+    rows = rows_of(result)
+    short = [len(tokenizer(text)["input_ids"]) == 4 for text in TEXTS]
+    assert any(short)
+    assert [row["error"] == "RuntimeError: out of memory" for row in rows] == short
+    assert {tuple(row["flags"]) for row in rows if row["error"] is None} == {("alone",)}
+
+
+# -- resume -----------------------------------------------------------------------------------
+
+
+def stop_after(parts: int) -> Callable[[Any], None]:
+    def stop(state: Any) -> None:
+        if state.texts >= parts:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_a_stopped_run_goes_on_and_gives_the_same_bytes(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder()
+    data = write_texts(tmp_path)
+    options: Any = {"tokenizer": tokenizer, "methods": ["rollout"], "shard_size": 2}
+    corpus.run(model, data, output=tmp_path / "one", **options)
+    out = tmp_path / "two"
+    with pytest.raises(StoppedError, match="4 of 7 texts are kept"):
+        corpus.run(model, data, output=out, progress=stop_after(4), **options)
+    half = corpus.read(out)
+    assert (half.texts, half.complete) == (4, False)
+    (out / ".attnflow-1-abc.parquet").write_bytes(b"what a killed run leaves")
+    (out / "part-00000000.parquet").write_bytes(b"damaged")
+    result = corpus.run(model, data, output=out, **options)
+    assert result.complete
+    assert parts_of(out) == parts_of(tmp_path / "one")
+    assert not list(out.glob(".attnflow-*"))
+
+
+def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder()
+    data = write_texts(tmp_path)
+    options: Any = {"tokenizer": tokenizer, "output": tmp_path / "out"}
+    corpus.run(model, data, methods=["rollout"], **options)
+    before = parts_of(tmp_path / "out")
+    with pytest.raises(InputError, match="top was 5 and is 3"):
+        corpus.run(model, data, methods=["rollout"], top=3, **options)
+    with pytest.raises(InputError, match=r"methods was \['rollout'\] and is \['raw'\]"):
+        corpus.run(model, data, methods=["raw"], **options)
+    model.get_input_embeddings().weight.data[0, 0] += 1
+    with pytest.raises(InputError, match="weights was"):
+        corpus.run(model, data, methods=["rollout"], **options)
+    write_texts(tmp_path, [*TEXTS[:-1], "the city"])
+    with pytest.raises(InputError, match="data was"):
+        corpus.run(model, data, methods=["rollout"], **options)
+    assert parts_of(tmp_path / "out") == before
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "diary.txt").write_text("mine")
+    with pytest.raises(InputError, match="not empty and holds no run"):
+        corpus.run(model, write_texts(tmp_path), tokenizer=tokenizer, output=tmp_path / "out")
+    with pytest.raises(FileError, match=r"holds no corpus: there is no _manifest\.json"):
+        corpus.read(tmp_path / "out")
+
+
+def test_two_runs_into_one_folder_are_told(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder()
+    data = write_texts(tmp_path)
+    messages: list[str] = []
+
+    def meanwhile(state: Any) -> None:
+        with pytest.raises(FileError, match="is being written by another run") as refusal:
+            corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out")
+        messages.append(str(refusal.value))
+
+    corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out", progress=meanwhile)
+    assert messages
+
+
+# -- data -------------------------------------------------------------------------------------
+
+
+def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
+    texts = ['one, "two"', "a line\nand another", "é ü 日本", "last"]
+    table = pa.table({"other": [1, 2, 3, 4], "text": texts})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        import csv
+
+        csv.writer(file).writerows([("other", "text"), *zip("1234", texts, strict=True)])
+    (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, texts)), encoding="utf-8")
+    dataset = tmp_path / "dataset"
+    dataset.mkdir()
+    for k in range(2):
+        with pa.ipc.new_stream(dataset / f"data-{k}.arrow", table.schema) as stream:
+            stream.write_table(table.slice(2 * k, 2), max_chunksize=1)
+    state = {"_data_files": [{"filename": f"data-{k}.arrow"} for k in range(2)]}
+    (dataset / "state.json").write_text(json.dumps(state))
+    for name in ("a.parquet", "a.csv", "a.jsonl", "dataset"):
+        files = find_files(tmp_path / name)
+        plan = Plan.of(files, 3)
+        assert plan.rows == 4, name
+        reader = ShardReader([file.path for file in plan.files], ["text"])
+        for shards in (plan.shards, plan.shards[::-1]):
+            rows = {shard.number: reader.read(shard) for shard in shards}
+            assert [row["text"] for row in rows[0] + rows[1]] == texts, name  # type: ignore[index]
+
+
+def test_shards_go_over_the_ends_of_files(tmp_path: Path) -> None:
+    for name, count in (("a", 3), ("b", 1), ("c", 4)):
+        lines = [f"{name}{k}" for k in range(count)]
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
+    plan = Plan.of(find_files(str(tmp_path / "*.txt")), 5)
+    reader = ShardReader([file.path for file in plan.files], ["text"])
+    rows = [[row["text"] for row in reader.read(shard)] for shard in plan.shards]  # type: ignore[index]
+    assert rows == [["a0", "a1", "a2", "b0", "c0"], ["c1", "c2", "c3"]]
+
+
+def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text\n"open\n', encoding="utf-8")
+    with pytest.raises(InputError, match="no part of a table"):
+        Plan.of(find_files(tmp_path / "a.csv"), 5)
+    (tmp_path / "b.csv").write_text("text,label\none,1\ntwo\n", encoding="utf-8")
+    assert [isinstance(row, Problem) for row in DataFile(tmp_path / "b.csv").rows()] == [0, 1]
+    (tmp_path / "a.parquet").write_bytes(b"no")
+    with pytest.raises(FileError, match="cannot be read as Parquet"):
+        Plan.of(find_files(tmp_path / "a.parquet"), 5)
+    (tmp_path / "a.md").touch()
+    with pytest.raises(InputError, match=r"ends in '\.md'"):
+        find_files(tmp_path / "a.md")
+    with pytest.raises(FileError, match="There is no file or folder"):
+        find_files(tmp_path / "nowhere")
+    with pytest.raises(FileError, match="No file fits"):
+        find_files(tmp_path / "*.nothing")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(InputError, match="holds the splits 'train', 'test'"):
+        find_files(tmp_path / "d")
+
+
+def test_columns_are_found_or_named() -> None:
+    assert Columns.of(["Sentence", "label"]).text == "Sentence"
+    assert Columns.of(["prompt", "completion", "documents"]).completion == "completion"
+    assert Columns.of(["body", "prompt"], text="body").prompt is None
+    with pytest.raises(InputError, match="Did you mean 'body'"):
+        Columns.of(["body"], text="bodi")
+    with pytest.raises(InputError, match="no column 'text', 'sentence', 'prompt' or 'image'"):
+        Columns.of(["body"])
+    with pytest.raises(InputError, match="one of text, prompt and image"):
+        Columns.of(["a", "b"], text="a", prompt="b")
+
+
+def test_settings_travel_as_json() -> None:
+    settings = Settings(
+        model="m", methods=("rollout:drop=0,the", "flow"), targets=(0, "key"), level="word"
+    )
+    assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    with pytest.raises(InputError, match="top is a whole number of at least 1"):
+        Settings(top=0)
+    with pytest.raises(InputError, match="each method once"):
+        Settings(methods=("raw", "raw"))
+
+
+def test_the_result_is_read_by_pandas_as_it_is(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    model, tokenizer = tiny_encoder()
+    result = corpus.run(model, write_texts(tmp_path), tokenizer=tokenizer, output=tmp_path / "out")
+    table = pandas.read_parquet(tmp_path / "out")
+    assert len(table) == len(TEXTS) == len(result.to_pandas())
+    metadata = pq.read_schema(result.parts[0]).metadata
+    assert json.loads(metadata[b"attnflow"])["provenance"]["class"] == type(model).__name__
+
+
+# -- processes --------------------------------------------------------------------------------
+
+
+def test_processes_give_the_rows_of_one_and_survive_their_deaths(tmp_path: Path) -> None:
+    data = write_texts(tmp_path, TEXTS * 4)
+    options: Any = {"methods": ["rollout"], "shard_size": 4}
+    model, tokenizer = load_verb_number()
+    corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "one", **options)
+    victims: list[int] = []
+
+    def kill_one(state: Any) -> None:
+        if not victims and state.texts > state.resumed:
+            victims.extend(_children(os.getpid())[:1])
+            os.kill(victims[0], signal.SIGKILL)
+
+    options |= {"processes": 2, "threads": 1, "progress": kill_one}
+    with pytest.raises(InputError, match="model was 'VerbNumberModel' and is None"):
+        corpus.run(None, data, output=tmp_path / "one", **options)
+    result = corpus.run(None, data, output=tmp_path / "two", **options)
+    assert victims
+    assert result.complete
+    same = ["text", "method", "sources", "prediction", "probability", "elsewhere"]
+    assert result.to_arrow(same) == corpus.read(tmp_path / "one").to_arrow(same)
+
+
+def _children(parent: int) -> list[int]:
+    listing = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=False
+    ).stdout
+    own = [int(line) for line in listing.split()]
+    commands = {child: Path(f"/proc/{child}/cmdline") for child in own}
+    return [k for k, path in commands.items() if path.exists() and b"worker" in path.read_bytes()]
+
+
+def test_a_model_that_cannot_be_loaded_is_said_as_it_is_elsewhere(tmp_path: Path) -> None:
+    from attnflow.errors import ModelError
+
+    with pytest.raises(ModelError, match="There is no folder"):
+        corpus.run("./nowhere", write_texts(tmp_path), output=tmp_path / "out", processes=1)
+
+
+def test_progress_counts_what_is_done() -> None:
+    tally = Tally(total=10, resumed=2, errors=1)
+    assert tally.add(BatchBegun(0, texts=3, tokens=30)).texts == 5
+    assert tally.add(BatchBegun(0, texts=1, tokens=5)).tokens == 35
+    state = tally.add(PartDone(PartNotes(shard=0, texts=5, errors=1, tokens=40)))
+    assert (state.texts, state.tokens, state.errors, state.resumed) == (7, 40, 2, 2)
+
+
+class _FakeProcess:
+    def __init__(self) -> None:
+        self.shard: Any = None
+        self.batch: tuple[int, ...] = ()
+        self.messages: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+
+
+def test_a_text_that_ends_processes_becomes_an_error_row_in_the_end() -> None:
+    process: Any = _FakeProcess()
+    shards = [Shard(0, 0, 4, 0, 0, 0), Shard(1, 4, 4, 0, 4, 0)]
+    assignments = _Assignments(shards, {})
+
+    def die_in(batch: tuple[int, ...]) -> dict[str, Any]:
+        for _ in range(3):
+            assignments.assign(process)
+            process.batch = batch
+            assignments.give_back(process, "was ended by SIGKILL")
+        assignments.assign(process)
+        assert process.shard == shards[0]
+        return process.messages[-1]
+
+    message = die_in((1, 2))
+    assert (sorted(message["careful"]), message["lethal"]) == ([1, 2], {})
+    assignments.give_back(process, "ended before any batch")
+    message = die_in((2,))
+    assert "was ended by SIGKILL, 3 times" in message["lethal"][2]
+    assignments.finish(process, PartNotes(0, 4, 1, 9))
+    assert process.shard == shards[1]
+    assert process.messages[-1]["careful"] == []
+
+
+def test_texts_under_suspicion_are_run_alone_and_lethal_ones_not_at_all(tmp_path: Path) -> None:
+    data, settings = write_texts(tmp_path), Settings(methods=("rollout",))  # type: ignore[arg-type]
+    plan = Plan.of([DataFile(data)], 10)
+    batches: list[list[int]] = []
+    worker = ShardWorker(
+        load_explainer(settings, tiny_encoder()),
+        [str(data)],
+        tmp_path,
+        {},
+        told=lambda report: batches.append(report.texts),
+    )
+    notes = worker.run(plan.shards[0], {2: "It ended the process."}, careful=[0])
+    rows = pq.read_table(tmp_path / "part-00000000.parquet").to_pylist()
+    assert notes.errors == 1
+    assert rows[2]["error"] == "It ended the process."
+    assert all(len(batch) == 1 for batch in batches)
+    assert [row["flags"] for row in rows if row["text"] in (0, 1)] == [["alone"], []]
+
+
+def test_a_full_disk_ends_the_run_and_the_next_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = tiny_encoder()
+    data = write_texts(tmp_path)
+    options: Any = {"tokenizer": tokenizer, "methods": ["raw"], "shard_size": 3}
+    corpus.run(model, data, output=tmp_path / "one", **options)
+    usual, written = pq.write_table, list[Path]()
+
+    def write(table: Any, path: Path, **more: Any) -> None:
+        written.append(path)
+        usual(table, path, **more)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", write)
+    with pytest.raises(FileError, match="the disk is full"):
+        corpus.run(model, data, output=tmp_path / "two", **options)
+    assert len(parts_of(tmp_path / "two")) == 1
+    monkeypatch.undo()
+    corpus.run(model, data, output=tmp_path / "two", **options)
+    assert parts_of(tmp_path / "two") == parts_of(tmp_path / "one")
+
+
+# -- the summary and the command --------------------------------------------------------------
+
+
+def test_the_summary_counts_what_the_rows_say(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder()
+    data = write_texts(tmp_path, [*TEXTS, "the " * 2000])
+    options: Any = {"tokenizer": tokenizer, "methods": ["rollout", "raw"], "level": "word"}
+    result = corpus.run(model, data, output=tmp_path / "out", shard_size=3, **options)
+    summary = corpus.summarize(tmp_path / "out")
+    rows = [row for row in rows_of(result) if row["error"] is None]
+    tops = {
+        name: [row["sources"][0] for row in rows if row["method"] == name]
+        for name in ("rollout", "raw")
+    }
+    for name, own in tops.items():
+        method = summary.methods[name]
+        assert method.rows == len(TEXTS)
+        assert method.strongest == Counter(source["text"] for source in own)
+        several = [row for row in rows if row["method"] == name and row["source_count"] > 1]
+        assert method.first == sum(row["sources"][0]["number"] == 0 for row in several)
+        assert method.share == pytest.approx(sum(source["share"] for source in own) / len(own))
+    same = sum(
+        a["number"] == b["number"] for a, b in zip(tops["rollout"], tops["raw"], strict=True)
+    )
+    pair = summary.pairs["rollout", "raw"]
+    assert pair.agreement == pytest.approx(same / len(TEXTS))
+    assert len(pair.examples) == len(TEXTS) - same
+    [(sentence, count)] = summary.errors.items()
+    assert (count, "tokens and" in sentence) == (1, True)
+    page = summary.to_html()
+    assert "Where methods disagree" in page
+    assert "<script" not in page
+
+
+def test_the_command_runs_and_sums_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def engine(work: Any, processes: int | None, threads: int | None) -> InlineEngine:
+        assert (processes, threads) == (2, 1)
+        return InlineEngine(work, Loaded(*load_verb_number()))
+
+    monkeypatch.setattr(corpus_run, "LocalEngine", engine)
+    data, out = write_texts(tmp_path), tmp_path / "out"
+    command = ["corpus", "run", "--data", str(data), "--output", str(out), "--method", "rollout"]
+    command += ["--method", "raw:heads=max", "--processes", "2", "--threads", "1", "--top", "2"]
+    assert _run(command) == 0
+    lines = capsys.readouterr().err.splitlines()
+    states = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [state["texts"] for state in states] == [0, len(TEXTS)]
+    assert states[-1]["tokens_per_second"] > 0
+    assert _run(command) == 0
+    assert json.loads(capsys.readouterr().err.splitlines()[0])["resumed"] == len(TEXTS)
+    assert _run([*command, "--layer", "2"]) == 2
+    assert "layer was -1 and is 2" in capsys.readouterr().err
+    assert _run(["corpus", "summary", str(out)]) == 0
+    assert "the first token is the strongest" in capsys.readouterr().out
+    assert (out / "_summary.html").is_file()
+    assert _run(["corpus", "summary", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["texts"] == len(TEXTS)
+    assert len(pq.read_table(out)) == 2 * len(TEXTS)
+
+
+def test_kills_lose_and_double_nothing() -> None:
+    assert torture_corpus.run_script("local", 9) == (9, [])
+
+
+def test_a_ray_with_two_nodes_gives_the_bytes_of_processes_though_one_dies() -> None:
+    pytest.importorskip("ray")
+    assert torture_corpus.run_script("ray", 2) == (2, [])
