@@ -493,7 +493,7 @@ def test_texts_under_suspicion_are_run_alone_and_lethal_ones_not_at_all(tmp_path
         [str(data)],
         tmp_path,
         {},
-        told=lambda report: batches.append(report.texts),
+        report=lambda report: batches.append(report.texts),
     )
     notes = worker.run(plan.shards[0], {2: "It ended the process."}, careful=[0])
     rows = pq.read_table(tmp_path / "part-00000000.parquet").to_pylist()

@@ -106,7 +106,7 @@ def run(
 ) -> None:
     """Explain every text of DATA into OUTPUT; the same command goes on with a run that stopped."""
     methods = None if method is None else [parse_method(name) for name in method]
-    chosen: Any = [parse_target(target) for target in targets or ["prediction"]]
+    target_refs: Any = [parse_target(target) for target in targets or ["prediction"]]
     optional_import("pyarrow", extra="corpus", purpose="Explaining a corpus")
     prepare_models()
     from attnflow import corpus
@@ -123,7 +123,7 @@ def run(
             documents=documents,
             image=image,
             id=key,
-            targets=chosen[0] if chosen in (["prediction"], ["all"]) else chosen,
+            targets=target_refs[0] if target_refs in (["prediction"], ["all"]) else target_refs,
             layer=layer,
             level=level,  # type: ignore[arg-type]  # checked there
             top=top,

@@ -64,7 +64,7 @@ class ShardWorker:
     """Explains shards and commits each as a part.
 
     about: what every part says of the run. lethal: texts that have ended a process before, with
-    the sentence that stands in their place. told: called before each batch.
+    the sentence that stands in their place. report: called before each batch.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class ShardWorker:
         paths: Sequence[str],
         output: Path,
         about: dict[str, Any],
-        told: Callable[[BatchReport], None] | None = None,
+        report: Callable[[BatchReport], None] | None = None,
     ) -> None:
         self.explainer = explainer
         self.settings = explainer.settings
         self.output = output
         self.about = about
         self._reader = ShardReader(paths, self.settings.columns.names)
-        self._told = told
+        self._report = report
 
     def run(
         self, shard: Shard, lethal: dict[int, str] | None = None, careful: Sequence[int] = ()
@@ -94,8 +94,8 @@ class ShardWorker:
         rows: dict[int, list[Row]] = {}
         tokens = 0
         for batch, count in self._batches(texts, lethal or {}, careful, rows):
-            if self._told is not None:
-                self._told(BatchReport([text.number for text in batch], count))
+            if self._report is not None:
+                self._report(BatchReport([text.number for text in batch], count))
             rows |= self._explained(batch, alone=len(batch) == 1 and batch[0].number in careful)
             tokens += count
         in_order = [row for text in texts for row in rows[text.number]]

@@ -78,7 +78,7 @@ def _errors(errors: Mapping[str, int]) -> list[str]:
 
 def _methods(summary: Mapping[str, Any]) -> list[str]:
     level = summary["level"]
-    used = [
+    strongest = [
         f'<div class="panel"><h3>{escape(name)}</h3>{_bars(each["strongest"], each["rows"])}</div>'
         for name, each in summary["methods"].items()
     ]
@@ -89,7 +89,7 @@ def _methods(summary: Mapping[str, Any]) -> list[str]:
     return [
         "<h2>Which sources are used most</h2>",
         f'<p class="soft">How often each {level} is the strongest source of a target.</p>',
-        f'<div class="panels">{"".join(used)}</div>',
+        f'<div class="panels">{"".join(strongest)}</div>',
         f"<h2>Does the first {level} win?</h2>",
         f'<div class="panels">{"".join(places)}</div>',
     ]

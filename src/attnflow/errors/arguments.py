@@ -48,7 +48,7 @@ def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
     signature = inspect.signature(function)
     hints: dict[str, Any] = {}
     name = function.__name__
-    shown = function.__qualname__.split(".")[0] if name == "__call__" else name
+    label = function.__qualname__.split(".")[0] if name == "__call__" else name
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -57,9 +57,9 @@ def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InputError(f"{shown}(): {error}.") from error
+            raise InputError(f"{label}(): {error}.") from error
         for argument, value in bound.arguments.items():
-            _check(shown, argument, value, hints.get(argument, _UNKNOWN), signature)
+            _check(label, argument, value, hints.get(argument, _UNKNOWN), signature)
         return function(*args, **kwargs)
 
     return call

@@ -177,12 +177,12 @@ def _placed(tokenizer: Any, text: str, messages: Sequence[Message]) -> list[tupl
     spans: list[tuple[int, int]] = []
     place = 0
     for message, sign in zip(messages, signs, strict=True):
-        before, found, form = form.partition(sign)
+        before, mark, form = form.partition(sign)
         begin = place + len(before)
         after = form.partition(_SIGN)[0]
         ends = (begin + len(c) for c in (message["content"], message["content"].strip()))
         end = next((e for e in ends if text[begin:e] and text.startswith(after, e)), None)
-        if not found or text[place:begin] != before or end is None:
+        if not mark or text[place:begin] != before or end is None:
             return None
         spans.append((begin, end))
         place = end

@@ -177,9 +177,9 @@ class Flow(CapacityMethod):
         """
         if self.capacities != "gradients":
             return np.ones((len(levels), len(rows), len(columns)), np.bool_)
-        received = capacities[0].sum(axis=0)[list(columns)]
-        sent = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
-        return np.asarray(received[None, None, :] <= sent[:, :, None])
+        incoming = capacities[0].sum(axis=0)[list(columns)]
+        outgoing = capacities.sum(axis=2)[np.array(levels)[:, None] - 1, rows]
+        return np.asarray(incoming[None, None, :] <= outgoing[:, :, None])
 
 
 def _shares_held(layers: Sequence[int], solution: FlowResult) -> dict[str, dict[str, float]]:
