@@ -346,9 +346,10 @@ def _show(result: Attribution, saturation: str, *, table: bool, every_layer: boo
         names = [result.title]
         console.print(terminal.layers_table([result], names=names, console=console, most=most))
         console.print(terminal.contributions(result))
-    place = place_of(result.layers[-1])
+    place = place_of(max(result.layers))
     position = f"{result.targets.text[0]}, position {result.targets.positions[0]}"
-    about = f"{result.title}, {place}, read at {position}. --table shows every layer."
+    hint = "" if table else " --table shows every layer."
+    about = f"{result.title}, {place}, read at {position}.{hint}"
     console.print(Text(about, style="dim"), soft_wrap=True)
     if result.confirmation is not None:
         console.print(escape(str(result.confirmation)), soft_wrap=True)

@@ -38,6 +38,11 @@ class LayerMix:
 class LayerFactors(Protocol):
     """One layer's attention in factors. Vectors are opaque: only the layers of a trace, which all
     compute in the same place, can take them; parts are had by indexing their first axis.
+
+    >>> from attnflow.testing import random_factors
+    >>> layer = random_factors(layers=1, length=4).factors[0]
+    >>> layer.array(layer.unit_rows([2])).tolist()
+    [[0.0, 0.0, 1.0, 0.0]]
     """
 
     @property

@@ -110,7 +110,8 @@ def evaluate_completions(
     items = tuple(CompletionPrompt(p) if isinstance(p, str) else p for p in prompts)
     if not items:
         raise InputError("There are no prompts to evaluate on.")
-    rankings = named_rankings(methods or DEFAULT_RANKINGS, by=by, score=score)
+    choice = DEFAULT_RANKINGS if methods is None else methods
+    rankings = named_rankings(choice, by=by, score=score)
     judge = CompletionJudge(
         model=checked_generator(model),
         tokenizer=tokenizer,
