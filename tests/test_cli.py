@@ -154,7 +154,7 @@ def test_what_gradients_are_of_can_be_chosen(
     assert "answer=1 chooses what gradients are taken of" in capsys.readouterr().err
     encoder = ["explain", "--model", folder, TEXT, "--method", "norm-rollout:kind=encoder"]
     assert _run(encoder) == 0
-    assert "Norm rollout, layer" in capsys.readouterr().out
+    assert "Norm rollout, kind encoder, layer" in capsys.readouterr().out
     assert _run(["explain", "the key", "--method", "norm-rollout:kind=encoder"]) == 1
     assert "VerbNumberModel normalises before attention" in capsys.readouterr().err
 
@@ -374,7 +374,11 @@ def in_shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command in a shell of its own; $attnflow is the command."""
     environment = {**os.environ, "attnflow": f"{sys.executable} -m attnflow", **variables}
     return subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, env=environment, check=False
+        ["bash", "-c", script],
+        capture_output=True,
+        encoding=variables.get("PYTHONIOENCODING", "utf-8"),
+        env=environment,
+        check=False,
     )
 
 
@@ -456,7 +460,7 @@ def test_what_a_method_warns_of_is_one_sentence(
         return original(self, *arguments)
 
     monkeypatch.setattr(Rollout, "_compute", compute)
-    assert _run(["explain", "the key"]) == 0
+    assert _run(["explain", "the key", "--method", "rollout"]) == 0
     assert capsys.readouterr().err == "attnflow: Every row is the same.\n"
     file = tmp_path / "report.html"
     assert _run(["report", "the key", "--method", "rollout", "--output", str(file)]) == 0

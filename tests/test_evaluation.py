@@ -395,7 +395,7 @@ def test_a_journal_is_locked_while_a_run_writes_it(embedded: Loaded, tmp_path: P
             refusals.append(str(refusal.value))
 
     first = evaluate_methods(model, TEXTS, **options, progress=second_run)
-    assert "name another file" in refusals[0]
+    assert "name another place" in refusals[0]
     assert scores_of(evaluate_methods(model, TEXTS, **options)) == scores_of(first)
     assert len(path.read_text().splitlines()) == 4
 

@@ -95,7 +95,7 @@ def test_a_text_is_explained_as_the_library_does(client: Client) -> None:
     document = client.get(f"/api/results/{job['result']}.json").json
     assert [found["name"] for found in document["results"]] == ["rollout", "flow"]
     assert unpack_values(document) == pytest.approx(
-        explain(None, TEXT, targets="all").values, abs=1e-4
+        explain(None, TEXT, "rollout", targets="all").values, abs=1e-4
     )
     assert document["graph"]["length"] == 7
 

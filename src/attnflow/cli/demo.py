@@ -74,7 +74,7 @@ def _ask(console: Console, output: Path) -> None:
 
 
 def _explain(console: Console, output: Path) -> None:
-    """Why singular? What rollout says, and what it is worth."""
+    """Why singular? What the default says, and what it is worth."""
     from attnflow.api import explain
     from attnflow.api.comparison import compare
     from attnflow.hosts.load import load_model
@@ -97,6 +97,6 @@ def _interpretation(result: Attribution) -> str:
     if first == subject:
         return f"That is right: the subject is “{subject}”."
     return (
-        f"The subject is “{subject}”, and rollout puts “{first}” first: the answer is right, this "
-        "explanation of it is not. `attnflow evaluate` says which method to trust for a model."
+        f"The subject is “{subject}”, and {result.title} puts “{first}” first: the answer is "
+        "right, this explanation of it is not. `attnflow evaluate` says which method to trust for a model."
     )

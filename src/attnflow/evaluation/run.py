@@ -155,7 +155,7 @@ def _settings(judge: Judge, methods: Mapping[str, Method], texts: Sequence[str])
 
 def _order(texts: Sequence[str], *, min_words: int, seed: int, skip: int) -> list[int]:
     """Which texts, in which order; the order of all is drawn, so that a longer run goes on."""
-    if isinstance(texts, str) or not texts:
+    if isinstance(texts, str) or not len(texts):
         raise InputError(f"A list of texts is needed; got {shorten(texts)}.")
     if not isinstance(skip, int) or skip < 0 or not isinstance(min_words, int) or min_words < 1:
         raise InputError(f"skip={skip!r}, min_words={min_words!r}: at least 0, and at least 1.")

@@ -41,7 +41,11 @@ def resolve_targets(
     """
     if targets is None:
         return tuple(CompletionTarget(text, (k,)) for k, text in enumerate(tokens))
-    single = isinstance(targets, (str, slice, range)) or not isinstance(targets, Iterable)
+    single = (
+        isinstance(targets, (str, slice, range))
+        or not isinstance(targets, Iterable)
+        or whole_number(targets) is not None  # an array of no axes says that it can be iterated
+    )
     references: list[Any] = [targets] if single else list(targets)  # type: ignore[arg-type]
     if not references:
         raise TargetError(f"No target given; choose from {_listing(tokens)}.")
