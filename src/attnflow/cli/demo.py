@@ -98,5 +98,6 @@ def _interpretation(result: Attribution) -> str:
         return f"That is right: the subject is “{subject}”."
     return (
         f"The subject is “{subject}”, and {result.title} puts “{first}” first: the answer is "
-        "right, this explanation of it is not. `attnflow evaluate` says which method to trust for a model."
+        "right, this explanation of it is not. `attnflow evaluate` says which method to trust for "
+        "a model."
     )
