@@ -7,6 +7,7 @@ simply work.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -206,7 +207,8 @@ def _cases(folder: Path, seed: int) -> Iterator[tuple[_Call, str, Any]]:
 
 def wrong_type_calls(folder: Path, count: int, seed: int = 0) -> tuple[int, list[Outcome]]:
     """Try `count` calls, each with one hostile value; how many were tried, and what went wrong."""
-    outcomes = [_tried(*case) for case in islice(_cases(folder, seed), count)]
+    with contextlib.chdir(folder):  # a text is a fine name for a journal: it is kept there
+        outcomes = [_tried(*case) for case in islice(_cases(folder, seed), count)]
     return len(outcomes), [outcome for outcome in outcomes if outcome is not None]
 
 
