@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import attnflow
 from attnflow.errors.renamed import RENAMED_MODULES, renamed_arguments
 from public_surface import NAMES, PUBLIC_MODULES, surface
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_the_public_names() -> None:
@@ -143,3 +148,14 @@ def test_without_torch_the_extra_is_named(statement: str) -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'attnflow[models]'" in run.stdout
+
+
+def test_all_reads_the_model_that_generate_defaults_to_and_compiles_nothing() -> None:
+    """`[all]` lacked SmolLM2's reader, and `[demo]` pulled a runtime that must be compiled."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    named = re.findall(r"\w+", extras["all"][0].partition("[")[2])
+    assert set(named) >= {"models", "plots", "pandas", "graphs", "evaluate", "web", "demo"}
+    assert any(line.startswith("gguf") for line in extras["demo"])
+    everything = [line for lines in extras.values() for line in lines]
+    assert not [line for line in everything if line.startswith(("llm-", "llama"))]

@@ -156,6 +156,7 @@ def generate(
     return results if batch.several else results[0]
 
 
+# Its options are those of generate(), each spelled out: people read signatures.
 @checked_arguments
 def explain_completion(
     model: Model,

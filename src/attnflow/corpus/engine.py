@@ -77,6 +77,7 @@ class PartDone:
 class Engine(ABC):
     """Runs shards somewhere; leaving it ends all that it started."""
 
+    # Python asks for these three arguments, here as in every context manager.
     def __enter__(self) -> Self:
         return self
 

@@ -129,6 +129,7 @@ class OutputFolder:
             self._file.close()
             raise
 
+    # Python asks for these three arguments, here as in every context manager.
     def __enter__(self) -> OutputFolder:
         return self
 

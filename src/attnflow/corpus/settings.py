@@ -188,6 +188,7 @@ def method_label(method: Method) -> str:
     >>> method_label(Rollout(residual=0.4))
     'rollout:residual=0.4'
     """
+    # `label_of` of evaluation is for people, this one can be typed again: values differ.
     options = [
         f"{f.name}={_written(getattr(method, f.name))}"
         for f in fields(method)

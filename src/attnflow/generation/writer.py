@@ -79,6 +79,7 @@ class Writer:
             for (prompt, ids), result in zip(pairs, results, strict=True)
         ]
 
+    # The arguments of `write`, spelled out: a bundle of them would serve only these two.
     def texts(
         self,
         batch: PromptBatch,

@@ -194,6 +194,7 @@ def fan_out(
     return left
 
 
+# The mirror of fan_down. One body for both would branch in the innermost loop of the search.
 @inlined
 def fan_up(
     capacity: Integers, residual: Integers, forward: Words, backward: Words, counts: Integers,
