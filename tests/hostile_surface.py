@@ -96,8 +96,10 @@ def _command_line(rng: random.Random, encoder: str, writer: str, data: Path) -> 
         if rng.random() < 0.5:  # a language model without parts of its prompts
             few = ["--samples", rng.choice(("1", "0", "x")), "--model", writer]
             return [command, "ablation", *few, *_options(rng, _ABLATION)]
-        names = ("", "verb-number", "known-answer", "x")
-        return [command, rng.choice(names), *_options(rng, _EXPERIMENT)]
+        name = rng.choice(("", "verb-number", "known-answer", "x"))
+        option = "--prompts" if name == "known-answer" else "--samples"
+        few = [option, rng.choice(("2", "0", "-1", "x"))]  # in full they take hours
+        return [command, name, *few, *_options(rng, _EXPERIMENT)]
     if command == "serve":  # only what never gets so far as to serve
         return [command, "--no-open", "--port", rng.choice(("70000", "-1", "x", "9" * 40))]
     return [command, *_options(rng, _EXPLAIN)]
@@ -173,7 +175,6 @@ _ABLATION: dict[str, _OPTION] = {
     "--output": ("out", "", "texts.txt"),
 }
 _EXPERIMENT: dict[str, _OPTION] = {
-    "--samples": ("0", "-1", "x"),
     "--protocol": ("sound", "x"),
     "--data": ("no.tsv", ".", ""),
     "--seed": ("9" * 40, "-1", "x"),
