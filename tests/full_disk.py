@@ -22,7 +22,7 @@ from attnflow.testing import random_trace, tiny_decoder
 __all__ = ["FORMATS", "full_disks"]
 
 _BEFORE = b"what was there before"
-_ROOM = 2_000  # bytes: less than any of these files needs
+_ROOM = 500  # bytes: less than any of these files needs
 
 
 def _result() -> Any:

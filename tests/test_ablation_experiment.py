@@ -219,6 +219,8 @@ def test_a_model_that_answers_nothing_says_so(
         (["--kind", "fact"], "Did you mean 'facts'"),
         (["--method", "rolout"], "Did you mean 'rollout'"),
         (["--device", "nowhere"], "--device 'nowhere' cannot be used"),
+        # Without CUDA torch asserts that it has it, which is no RuntimeError.
+        *([] if torch.cuda.is_available() else [(["--device", "cuda"], "'cuda' cannot be used")]),
         (["--ablations", "1"], "at least 2"),
     ],
 )

@@ -81,7 +81,7 @@ def ablation(
     command = _command(model, data, part, method, kind, samples, ablations, seed)
     try:
         host = loaded.model.float().to(device)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
         raise InputError(f"--device {device!r} cannot be used: {error}") from error
     try:
         with progress_bars() as progress:
