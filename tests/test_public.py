@@ -65,6 +65,15 @@ def test_what_is_public_is_declared() -> None:
         assert all(hasattr(module, exported) for exported in module.__all__)
 
 
+def test_the_command_line_waits_for_no_model() -> None:
+    """`attnflow --version` took seconds, since tables of experiments came with torch."""
+    code = (
+        "import sys, attnflow.cli.app; print({'torch', 'transformers', 'scipy'} & {*sys.modules})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "set()\n"
+
+
 def test_import_is_fast_and_loads_nothing_heavy() -> None:
     """Timed in fresh interpreters, best of five: a slow machine is not a slow import."""
     code = (

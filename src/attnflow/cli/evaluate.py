@@ -25,13 +25,13 @@ from attnflow.cli.options import (
 from attnflow.cli.output import print_json, tell_written
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import FileError, InputError, StoppedError
-from attnflow.evaluation.texts import LabelledText, holds_prompts, read_texts
 from attnflow.methods import MEASURED_METHODS, METHODS
 from attnflow.models.agreement import held_out, read_agreement
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
     from attnflow.evaluation.table import Table
+    from attnflow.evaluation.texts import LabelledText
 
 __all__ = ["evaluate"]
 
@@ -112,6 +112,8 @@ def evaluate(
     where known 'completion', 'answer', 'documents') is held against ablations of a language model
     or an encoder-decoder.
     """
+    from attnflow.evaluation.texts import holds_prompts
+
     journal = output / f"{_NAME}.jsonl" if resume is None and output is not None else resume
     if not held_out_only and column is None and holds_prompts(data):
         options = PromptOptions(method, level, by, max_new_tokens, chat, skip, samples, seed)
@@ -176,6 +178,8 @@ def _evaluate_prompts(
 
 
 def _read(data: Path, column: str | None, held_out_only: bool) -> list[LabelledText]:
+    from attnflow.evaluation.texts import LabelledText, read_texts
+
     if not held_out_only:
         return read_texts(data, column=column)
     if column is not None:

@@ -6,7 +6,7 @@ Their options look alike because typer has one shape for a declaration; each say
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -25,9 +25,11 @@ from attnflow.errors import InputError
 from attnflow.experiments import EXPERIMENTS
 from attnflow.experiments.pronouns.data import OURS, PAPERS, parse_sentence
 from attnflow.experiments.pronouns.winogender import read_winogender
-from attnflow.experiments.report import Report
 from attnflow.experiments.verb_number.data import template_examples
 from attnflow.models.agreement import Example, held_out, read_agreement
+
+if TYPE_CHECKING:  # its tables come with the evaluation, and that with torch
+    from attnflow.experiments.report import Report
 
 __all__ = ["app", "finish"]
 
