@@ -138,6 +138,9 @@ def test_a_contrast_is_the_difference_of_two_scores(family: str) -> None:
         explained(model, contrast=str(first), tokenizer=tokenizer)
     with pytest.raises(InputError, match="about one target; got 2"):
         explained(model, contrast="7", targets=[0, 1], tokenizer=tokenizer)
+    for nothing in ("", "  "):  # a tokenizer makes a token of the space before it
+        with pytest.raises(InputError, match="names no answer"):
+            explained(model, contrast=nothing, tokenizer=tokenizer)
     with pytest.raises(MethodError, match="'rollout' takes none"):
         explained(model, contrast="7", method="rollout", tokenizer=tokenizer)
 

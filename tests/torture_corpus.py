@@ -13,14 +13,17 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import torture_evaluation
+from torture_evaluation import Tally
 
 WORDS = [
     "key",
@@ -43,21 +46,7 @@ RAY_TEXTS = 600
 RAY_SHARD = 10
 
 
-class Tally(NamedTuple):
-    """How many attempts were made, and what was wrong in each that failed."""
-
-    tried: int
-    wrong: list[str]
-
-
-def run_script(kind: str, count: int, seed: int = 0) -> Tally:
-    """One kind in a process of its own: forking needs a process with a single thread."""
-    command = [sys.executable, __file__, kind, str(count), str(seed)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if process.returncode:
-        return Tally(0, [process.stderr[-2000:]])
-    return Tally(**json.loads(process.stdout.splitlines()[-1]))
+run_script = partial(torture_evaluation.run_script, script=__file__)
 
 
 def _write_texts(path: Path, count: int) -> None:

@@ -35,9 +35,9 @@ class Tally(NamedTuple):
     wrong: list[str]
 
 
-def run_script(kind: str, count: int, seed: int = 0) -> Tally:
+def run_script(kind: str, count: int, seed: int = 0, script: str = __file__) -> Tally:
     """One kind in a process of its own: forking needs a process with a single thread."""
-    command = [sys.executable, __file__, kind, str(count), str(seed)]
+    command = [sys.executable, script, kind, str(count), str(seed)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if process.returncode:

@@ -81,6 +81,8 @@ class CompletionRequest:
             raise InputError(
                 f"baseline is 'neutral', None, or token ids of a prompt; got {shorten(baseline)}."
             )
+        if contrast is not None and not contrast.strip():
+            raise InputError(f"contrast={contrast!r} names no answer; write the one you expected.")
         if contrast is not None and not takes_gradients(applied):
             raise MethodError(
                 f"contrast={shorten(contrast)} is about a gradient, and {applied.name!r} takes "

@@ -129,11 +129,11 @@ def _round_down(
             total, inexact, later = np.int64(0), 0, 0
             for v in range(n):
                 product = row[v] * first * second
-                whole = np.int64(product)  # a cast to integer drops the fraction: rounding down
-                into[v] = whole
-                total += whole
-                inexact += (whole != product) | ((whole == 0) & (row[v] > 0.0))
-                later += (v > u) & (whole != 0)
+                integer = np.int64(product)  # a cast to integer drops the fraction: rounding down
+                into[v] = integer
+                total += integer
+                inexact += (integer != product) | ((integer == 0) & (row[v] > 0.0))
+                later += (v > u) & (integer != 0)
             row_sum[m + 1, u] = total
             rounded[m + 1] += inexact
             backward[m + 1] += later
