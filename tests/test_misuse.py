@@ -302,6 +302,9 @@ def test_the_form_of_a_chat_stays_in_the_neutral_prompt() -> None:
     neutral = tokenizer.convert_ids_to_tokens(neutral_ids(tokenizer, plain.ids, plain.form))
     assert (neutral[0], neutral[-1]) == ("w20", "w21")
     assert not {"w5", "w6"} & set(neutral)
+    sign, word = tokenizer.convert_tokens_to_ids(["<|turn|>", "w5"])  # a chat written as a text
+    assert neutral_ids(tokenizer, [sign, word])[0] == sign
+    assert sign not in tokenizer.all_special_ids
 
 
 CHAT = "{% for m in messages %}<|turn|> {{ m.role }} {{ m.content }} {% endfor %}<|turn|> assistant"
