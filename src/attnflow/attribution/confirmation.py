@@ -12,6 +12,7 @@ from attnflow.errors import InputError, shorten, whole_number
 __all__ = ["Confirmation"]
 
 _MOST_NAMED = 5  # sources that the sentence names
+_MOST_OF_IT, _HARDLY = 0.5, 0.1  # parts of the probability
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,20 @@ class Confirmation:
     def share(self) -> float:
         """The part of that probability that is lost; negative where it rises."""
         return 1 - self.probability_without / self.probability if self.probability else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """What it means for the explanation: whether half, a tenth or less of p is lost.
+
+        >>> Confirmation(("Rome",), ((3,),), ("Rome",), (-0.1,), (-4.6,)).verdict
+        'Most of it is lost: the answer rests on it.'
+        """
+        them = "it" if len(self.sources) == 1 else "them"
+        if self.share >= _MOST_OF_IT:
+            return f"Most of it is lost: the answer rests on {them}."
+        if self.share >= _HARDLY:
+            return f"Part of it is lost: the answer rests on {them} in part."
+        return f"Hardly anything is lost: the answer does not need {them}, whatever the shares say."
 
     def __str__(self) -> str:
         verb = "Hiding" if self.by == "hide" else "Blanking"

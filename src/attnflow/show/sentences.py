@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
 from attnflow.errors import TokensError
+from attnflow.methods import MEASURED_METHODS
 from attnflow.tokens import Tokens
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.text import join, visible
@@ -19,6 +20,7 @@ __all__ = [
     "caveats",
     "is_framing",
     "place_of",
+    "reading_place",
     "sources_sentence",
     "unit_of",
     "word_row",
@@ -171,6 +173,19 @@ def place_of(layer: int) -> str:
     ('layer 3', 'the mean of layers')
     """
     return "the mean of layers" if layer == MEAN_OVER_LAYERS else f"layer {layer}"
+
+
+def reading_place(result: Attribution) -> str:
+    """Where a result is read, in words: its highest layer, or the whole model that was run again.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> reading_place(Rollout()(trace))
+    'layer 1'
+    """
+    if result.method.name in MEASURED_METHODS:
+        return "the whole model"
+    return place_of(max(result.layers))
 
 
 def _groups(tokens: Tokens) -> list[list[int]]:
