@@ -198,6 +198,11 @@ def _items(result: Attribution) -> list[dict[str, Any]]:
     places = _merged_places(sources, targets)
     texts = [sources[s] if s is not None else targets[t or 0] for s, t in places]
     surfaces = Tokens(tuple(texts)).surfaces()
+    if (
+        "source_tokens" in result.provenance
+    ):  # whole words before pieces: each has spaces of its own
+        apart = sources.surfaces(), targets.surfaces()
+        surfaces = [apart[0][s] if s is not None else apart[1][t or 0] for s, t in places]
     common = common_tokens(texts).tolist()
     return [
         {"text": surface, "source": source, "target": target, "common": skipped}

@@ -59,7 +59,7 @@ def results_of(document: Mapping[str, Any]) -> list[Attribution]:
     return [_result(document, index, axes) for index in range(len(document["results"]))]
 
 
-def _result(document: Mapping[str, Any], index: int, axes: Mapping[str, Tokens]) -> Attribution:
+def _result(document: Mapping[str, Any], index: int, axes: Mapping[str, Any]) -> Attribution:
     from attnflow.methods import method_from_dict
 
     record = document["results"][index]
@@ -95,7 +95,7 @@ def _axis(document: Mapping[str, Any], name: str) -> Tokens:
     return Tokens(tuple(record["texts"]), tuple(record["positions"]), None, grid)
 
 
-def _bounds(record: Mapping[str, Any], values: Floats) -> dict[str, Floats]:
+def _bounds(record: Mapping[str, Any], values: Floats) -> dict[str, Any]:
     if record.get("bounds") is None:
         return {}
     lower, upper = unpack_bounds(record["bounds"], record["values"], values)
