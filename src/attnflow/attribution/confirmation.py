@@ -90,18 +90,32 @@ class Confirmation:
         return 1 - self.probability_without / self.probability if self.probability else 0.0
 
     @property
+    def lost(self) -> float:
+        """The part of the whole answer's probability that is gone, from 0 to 1.
+
+        >>> round(Confirmation(("Rome",), ((3,),), ("Rome",), (-0.1,), (-4.6,)).lost, 3)
+        0.989
+        """
+        return 1 - exp(-max(self.drop, 0.0))
+
+    @property
     def verdict(self) -> str:
-        """What it means for the explanation: whether half, a tenth or less of p is lost.
+        """What it means for the explanation: whether half, a tenth or less of the answer's
+        probability is lost.
 
         >>> Confirmation(("Rome",), ((3,),), ("Rome",), (-0.1,), (-4.6,)).verdict
         'Most of it is lost: the answer rests on it.'
         """
         them = "it" if len(self.sources) == 1 else "them"
-        if self.share >= _MOST_OF_IT:
-            return f"Most of it is lost: the answer rests on {them}."
-        if self.share >= _HARDLY:
-            return f"Part of it is lost: the answer rests on {them} in part."
-        return f"Hardly anything is lost: the answer does not need {them}, whatever the shares say."
+        if self.lost < _HARDLY:
+            return f"Hardly anything is lost: the answer does not need {them}, whatever shares say."
+        much = "Most" if self.lost >= _MOST_OF_IT else "Part"
+        rests = f"rests on {them}" + ("" if self.lost >= _MOST_OF_IT else " in part")
+        if len(self.targets) == 1:
+            return f"{much} of it is lost: the answer {rests}."
+        factor = exp(min(self.drop, 300.0))
+        times = f"{factor:,.0f}" if factor >= 10 else f"{factor:.1f}"
+        return f"The whole answer becomes {times} times less likely: it {rests}."
 
     def __str__(self) -> str:
         verb = "Hiding" if self.by == "hide" else "Blanking"

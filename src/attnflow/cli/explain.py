@@ -50,7 +50,12 @@ from attnflow.errors import AttributionWarning, InputError, SaturationWarning
 from attnflow.methods import Flow, Method
 from attnflow.methods.rows import pooled_row
 from attnflow.show import terminal
-from attnflow.show.sentences import reading_place, sources_sentence
+from attnflow.show.sentences import (
+    TABLE_LEGENDS,
+    reading_place,
+    sources_sentence,
+    unit_of,
+)
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
@@ -349,7 +354,7 @@ def _show(result: Attribution, saturation: str, *, table: bool, every_layer: boo
         console.print(terminal.contributions(result))
     place = reading_place(result)
     position = f"{result.targets.text[0]}, position {result.targets.positions[0]}"
-    hint = "" if table else " --table shows every layer."
+    hint = f" {TABLE_LEGENDS[unit_of(result)]}" if table else " --table shows every layer."
     about = f"{result.title}, {place}, read at {position}.{hint}"
     console.print(Text(about, style="dim"), soft_wrap=True)
     if result.confirmation is not None:

@@ -46,12 +46,16 @@ from attnflow.cli.output import (
 )
 from attnflow.errors import InputError
 from attnflow.show import terminal
-from attnflow.show.sentences import reading_place, sources_sentence
+from attnflow.show.sentences import TABLE_LEGENDS, reading_place, sources_sentence, unit_of
 from attnflow.tokens.common_words import common_tokens
 
 __all__ = ["generate", "say_if_preparing"]
 
 _SENTENCES = 8  # words of a completion that get a sentence
+_ROW_LEGENDS = {
+    **TABLE_LEGENDS,
+    "share": "The numbers of a line are what the token draws on each source.",
+}
 _BASELINES = {"auto": None, "neutral": "neutral", "none": None}
 
 
@@ -233,7 +237,8 @@ def _show(result: Attribution, console: Console, look: _Look) -> None:
         console.print()
     if look.table:
         _tables(result, one, console, look)
-    about = f"{result.title}, {reading_place(one)}. --table shows the numbers."
+    legend = _ROW_LEGENDS[unit_of(one)] if look.table else "--table shows the numbers."
+    about = f"{result.title}, {reading_place(one)}. {legend}"
     console.print(Text(about, style="dim"), soft_wrap=True)
 
 

@@ -16,6 +16,8 @@ from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.text import join, visible
 
 __all__ = [
+    "TABLE_LEGENDS",
+    "UNIT_LEGENDS",
     "WordRow",
     "caveats",
     "is_framing",
@@ -25,6 +27,18 @@ __all__ = [
     "unit_of",
     "word_row",
 ]
+
+UNIT_LEGENDS = {
+    "share": "Percentages are shares of all that the target draws on.",
+    "flow": "A flow is the most that could come through, from 0 to 1; flows do not add up.",
+    "difference": "Differences from a baseline: + raises, − holds back.",
+}
+"""What the numbers of a result are, by `unit_of`."""
+TABLE_LEGENDS = {
+    **UNIT_LEGENDS,
+    "share": "The numbers of a column are what the target draws on each source at that layer.",
+}
+"""The same under a table of plain numbers."""
 
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _WORTH_SAYING = 0.1  # the share of saturated flows from which a reader is told first
