@@ -39,7 +39,6 @@ NOT_RUN = {
     "test_pronouns.py and test_ablation_experiment.py run every experiment on little data",
     "pip install": "it changes the machine",
     "python training/": "hours of training; tests/test_sst2_training.py",
-    "python benchmarks/": "data that is not shipped, or an hour",
     "make ": "the Makefile is what continuous integration runs",
 }
 # Blocks of Python that need a package that is not among ours: a line of theirs, and why.
