@@ -41,6 +41,8 @@ NOT_RUN = {
     "python training/": "hours of training; tests/test_sst2_training.py",
     "make ": "the Makefile is what continuous integration runs",
 }
+# A masked language model answers at its mask; for others it is an unknown word.
+TEXTS = ["the [MASK] to the cabinets", "the author talked to [MASK] about his book"]
 # Blocks of Python that need a package that is not among ours: a line of theirs, and why.
 NOT_RUN_PYTHON = {"duckdb.sql": "duckdb and polars are other people's readers of the same files"}
 
@@ -150,7 +152,7 @@ def _write_data(folder: Path) -> None:
     }.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    texts = ["the keys to the cabinets", "the author talked to sara about his book"]
+    texts = TEXTS
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     (folder / "numpred.val").write_text(
         "\n".join(f"VBP\t{text}" for text in texts), encoding="utf-8"
@@ -235,8 +237,8 @@ def namespace(folder: Path) -> dict[str, Any]:
         "attnflow": attnflow,
         "model": decoder.model,
         "tokenizer": decoder.tokenizer,
-        "text": "the keys to the cabinets",
-        "texts": ["the keys to the cabinets", "the author is here"],
+        "text": "the keys to",
+        "texts": TEXTS,
         "prompt": "the keys to",
         "prompts": ["the keys to", "the author"],
         "completion": "the cabinets",
@@ -272,6 +274,7 @@ def two_sided(known: dict[str, Any]) -> None:
 def masked(known: dict[str, Any]) -> None:
     """An encoder, for what is measured on classifiers and masked language models."""
     known["model"], known["tokenizer"] = tiny_encoder()
+    known["text"] = TEXTS[0]
     batch = attnflow.capture_batch(known["model"], known["texts"], tokenizer=known["tokenizer"])
     known["traces"] = batch
 
