@@ -26,6 +26,8 @@ from attnflow.trace.extras import GRADIENTS
 
 __all__ = ["Explainer", "TextExplainer"]
 
+_COUNTED_AT_ONCE = 64  # texts whose lengths are taken together
+
 
 class Explainer(ABC):
     """A loaded model, and what is asked of each text."""
@@ -39,6 +41,16 @@ class Explainer(ABC):
     @abstractmethod
     def length(self, text: CorpusText) -> int:
         """How many tokens it has; raises where the model cannot take it."""
+
+    def lengths(self, texts: Sequence[CorpusText]) -> list[int | Exception]:
+        """The length of each text, or why the model cannot take it."""
+        return [self._length_or_error(text) for text in texts]
+
+    def _length_or_error(self, text: CorpusText) -> int | Exception:
+        try:
+            return self.length(text)
+        except Exception as error:  # whatever is wrong with a text must not end the run
+            return error
 
     @abstractmethod
     def explain(self, texts: Sequence[CorpusText]) -> list[list[Attribution]]:
@@ -107,8 +119,27 @@ class TextExplainer(Explainer):
 
     def length(self, text: CorpusText) -> int:
         """As the model's tokenizer counts, special tokens included."""
-        batch = self.adapter.encode(self.model, self.tokenizer, [text.text])
-        return int(batch.inputs["input_ids"].shape[1])
+        return self._lengths_together([text])[0]
+
+    def lengths(self, texts: Sequence[CorpusText]) -> list[int | Exception]:
+        """Many at a time, since asking the tokenizer and the model takes longer than counting.
+
+        Where one cannot be taken, those beside it are asked one by one.
+        """
+        lengths: list[int | Exception] = []
+        for start in range(0, len(texts), _COUNTED_AT_ONCE):
+            part = texts[start : start + _COUNTED_AT_ONCE]
+            try:
+                lengths += self._lengths_together(part)
+            except Exception:  # it is told of the text it belongs to
+                lengths += super().lengths(part)
+        return lengths
+
+    def _lengths_together(self, texts: Sequence[CorpusText]) -> list[int]:
+        plain = [text.text for text in texts]
+        batch = self.adapter.encode(self.model, self.tokenizer, plain)
+        longest = int(batch.inputs["input_ids"].shape[1])
+        return [len(batch.positions_of(k, longest)) for k in range(len(texts))]
 
     def explain(self, texts: Sequence[CorpusText]) -> list[list[Attribution]]:
         """One forward pass for all methods that can share it."""

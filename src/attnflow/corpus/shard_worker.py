@@ -113,19 +113,21 @@ class ShardWorker:
         rows: dict[int, list[Row]],
     ) -> Iterator[tuple[list[CorpusText], int]]:
         """Batches of the texts that can be explained, each with its tokens; errors go to `rows`."""
+        problems = {text.number: text.problem or lethal.get(text.number) for text in texts}
+        sound = [text for text in texts if not problems[text.number]]
         usable: list[CorpusText] = []
         lengths: list[int] = []
-        for text in texts:
-            problem = text.problem or lethal.get(text.number)
-            try:
-                length = 0 if problem else self.explainer.length(text)
-            except Exception as error:  # whatever is wrong with a text must not end the run
-                problem = _sentence(error)
-            if problem:
-                rows[text.number] = [error_row(text, problem)]
+        for text, length in zip(sound, self.explainer.lengths(sound), strict=True):
+            if isinstance(length, Exception):
+                problems[text.number] = _sentence(length)
             else:
                 usable.append(text)
                 lengths.append(length)
+        rows |= {
+            text.number: [error_row(text, problem)]
+            for text in texts
+            if (problem := problems[text.number])
+        }
         for numbers in batches_within(lengths, self.settings.tokens_per_batch):
             batch = [usable[k] for k in numbers]
             if any(text.number in careful for text in batch):
