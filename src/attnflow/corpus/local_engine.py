@@ -178,7 +178,8 @@ class LocalEngine(Engine):
         self, shards: Sequence[Shard], about: dict[str, Any]
     ) -> Iterator[BatchBegun | PartDone]:
         """Each process gets the next shard when it has done one."""
-        self.identity() if self._identity is None else None
+        if self._identity is None:
+            self.identity()
         run = _Assignments(shards, about)
         while len(self._processes) < min(self._count, len(shards)):
             self._add_process()
