@@ -1,12 +1,14 @@
 """What the README and the docs tell people to type: it runs, on small models where one is named.
 
-The README and docs/tasks.md are run line by line. Of the other pages every command is parsed by the
-real command line, with its options, and every block of Python is compiled and its names looked up.
+The README, docs/tasks.md and docs/corpora.md are run line by line. Of the other pages every command
+is parsed by the real command line, with its options, and every block of Python is compiled and its
+names looked up.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -94,7 +96,11 @@ def _tiny_translator() -> Any:
 def small_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Every model that a page names is a tiny one; every file it names is there."""
 
+    original = load._pretrained
+
     def named(name: str, needs_tokenizer: bool) -> Any:
+        if "vit" in name:
+            return original(name, needs_tokenizer)
         if "t5" in name:
             return _tiny_translator()
         return tiny_encoder() if "bert" in name or "my-" in name else writer()
@@ -184,6 +190,51 @@ def test_python_of_the_readme_and_the_tasks_runs(name: str, small_models: Path) 
         code = code.replace("translate English to German: The house", "the keys")
         code = code.replace("max_new_tokens=12", "max_new_tokens=3").replace('"Das"', '"the"')
         exec(compile(code, str(path), "exec"), known)
+
+
+def write_corpora(folder: Path) -> None:
+    """The files that docs/corpora.md names."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    image = pytest.importorskip("PIL.Image")
+    texts = ["the keys to the cabinet", "the author of the books", "the king", "the old city"]
+    verbs = ["plural", "singular", "singular", None]
+    table = pa.table({"id": [1, 2, 3, 4], "text": texts, "verb": verbs})
+    pq.write_table(table.set_column(0, "id", pa.array("abcd")), folder / "prefixes.parquet")
+    pq.write_table(table.select(["id", "text"]), folder / "reviews.parquet")
+    row = {"question": "the keys are", "context": ["the book of", "her keys"], "answer": "his"}
+    (folder / "questions.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    image.new("RGB", (32, 32), "red").save(folder / "red.png")
+    (folder / "images.csv").write_text("path\nred.png\n", encoding="utf-8")
+    _tiny_vision().save_pretrained(folder / "my-vit")
+    preparation = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+    (folder / "my-vit" / "preprocessor_config.json").write_text(json.dumps(preparation))
+
+
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
+def test_the_page_on_corpora_runs(
+    small_models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its commands in their order, then its Python; in this process, where the models are tiny."""
+    pytest.importorskip("pandas")
+    write_corpora(small_models)
+    from attnflow.corpus import place
+    from attnflow.corpus.local_engine import InlineEngine
+    from attnflow.corpus.shard_worker import load_for
+
+    def inline(work: Any, processes: int | None, threads: int | None) -> InlineEngine:
+        return InlineEngine(work, load_for(work.settings))
+
+    monkeypatch.setattr(place, "LocalEngine", inline)
+    page = ROOT / "docs" / "corpora.md"
+    lines = commands(page)
+    assert len(lines) >= 5
+    for line in lines:
+        assert _run(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+    known: dict[str, Any] = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), known)
+    errors = [known["attnflow"].corpus.read(name).errors for name in ("out", "sources", "images")]
+    assert errors == [0, 0, 0]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

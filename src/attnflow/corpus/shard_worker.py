@@ -19,7 +19,7 @@ from attnflow.corpus.texts import CorpusText, text_of
 from attnflow.errors import AttnflowError
 from attnflow.hosts.load import Loaded, load_language_model, load_model
 
-__all__ = ["ALONE", "BatchReport", "ShardWorker", "load_explainer"]
+__all__ = ["ALONE", "BatchReport", "ShardWorker", "load_explainer", "load_for"]
 
 ALONE = "alone"
 """The flag of a row whose text was explained alone, because its batch failed."""
@@ -36,7 +36,7 @@ def load_explainer(
     settings: Settings, loaded: Loaded | None = None, device: str | None = None
 ) -> Explainer:
     """The model of these settings, ready for texts, prompts or images."""
-    loaded = loaded or _load(settings)
+    loaded = loaded or load_for(settings)
     if device is not None:
         loaded = Loaded(loaded.model.to(device), loaded.tokenizer)
     explainer: Explainer
@@ -54,7 +54,8 @@ def load_explainer(
     return explainer
 
 
-def _load(settings: Settings) -> Loaded:
+def load_for(settings: Settings) -> Loaded:
+    """The model that these settings name: a language model where prompts are explained."""
     if settings.columns.prompt is not None:
         return load_language_model(settings.model)
     return load_model(settings.model)
