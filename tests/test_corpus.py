@@ -32,7 +32,7 @@ from attnflow.corpus.plan import Plan, Shard, ShardReader
 from attnflow.corpus.progress_report import Tally
 from attnflow.corpus.settings import Columns, Settings
 from attnflow.corpus.shard_worker import ShardWorker, load_explainer
-from attnflow.errors import FileError, InputError, StoppedError
+from attnflow.errors import FileError, InputError, ModelError, StoppedError
 from attnflow.hosts.load import Loaded, load_model
 from attnflow.methods import quiet_about_limits
 from attnflow.methods.rows import ALL_POSITIONS
@@ -528,6 +528,15 @@ def test_where_the_work_is_done_is_checked_first(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("options", [{"processes": 2}, {"engine": "ray"}, {"threads": 2}])
+def test_a_loaded_model_runs_here_alone(tmp_path: Path, options: dict[str, Any]) -> None:
+    model, tokenizer = tiny_encoder()
+    with pytest.raises(InputError, match="loaded model"):
+        corpus.run(
+            model, write_texts(tmp_path), tokenizer=tokenizer, output=tmp_path / "o", **options
+        )
+
+
 def test_settings_travel_as_json() -> None:
     settings = Settings(
         model="m", methods=("rollout:drop=0,the", "flow"), targets=(0, "key"), level="word"
@@ -590,8 +599,6 @@ def _children(parent: int) -> list[int]:
 
 
 def test_a_model_that_cannot_be_loaded_is_said_as_it_is_elsewhere(tmp_path: Path) -> None:
-    from attnflow.errors import ModelError
-
     with pytest.raises(ModelError, match="There is no folder"):
         corpus.run("./nowhere", write_texts(tmp_path), output=tmp_path / "out", processes=1)
 
@@ -609,6 +616,7 @@ class _FakeProcess:
         self.shard: Any = None
         self.batch: tuple[int, ...] = ()
         self.messages: list[dict[str, Any]] = []
+        self.last_words = "nothing"
 
     def send(self, message: dict[str, Any]) -> None:
         self.messages.append(message)
@@ -628,6 +636,9 @@ def test_a_text_that_ends_processes_becomes_an_error_row_in_the_end() -> None:
         assert process.shard == shards[0]
         return process.messages[-1]
 
+    with pytest.raises(ModelError, match="while it read the texts from number 0 on, 3 times; it"):
+        die_in(())
+    assignments = _Assignments(shards, {})
     message = die_in((1, 2))
     assert (sorted(message["careful"]), message["lethal"]) == ([1, 2], {})
     assignments.give_back(process, "ended before any batch")

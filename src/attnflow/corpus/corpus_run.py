@@ -65,8 +65,8 @@ def run(
 
     model: a Hugging Face name, a folder, or None for a model that ships with attnflow; a loaded
         model (with its `tokenizer`) runs in this process alone.
-    data: a file, a folder, a pattern, or several: .parquet, .jsonl, .csv, .txt, .arrow, or a folder
-        that `datasets` saved.
+    data: a file, a folder, a pattern, or several: .parquet, .jsonl, .csv, .tsv, .txt, .arrow, or a
+        folder that `datasets` saved.
     text, prompt, completion, documents, image, id: the names of the columns, where they are not
         called so.
     methods, targets, layer, level, top, values, chat, max_new_tokens, tokens_per_batch,

@@ -249,6 +249,7 @@ class _Assignments:
         self._waiting = deque(shards)
         self.unfinished = {shard.number for shard in shards}
         self._deaths: Counter[tuple[int, ...]] = Counter()
+        self._unread: Counter[int] = Counter()
         self._careful: set[int] = set()
         self._lethal: dict[int, str] = {}
 
@@ -278,15 +279,28 @@ class _Assignments:
         if process.shard is None:
             return
         self._waiting.appendleft(process.shard)
+        if not process.batch:
+            self._count_unread(process.shard, ending, process.last_words)
+            return
         self._deaths[process.batch] += 1
-        if process.batch and self._deaths[process.batch] >= _DEATHS:
-            if len(process.batch) > 1:
-                self._careful |= set(process.batch)
-            else:
-                self._lethal[process.batch[0]] = (
-                    f"The process that explained this text {ending}, {_DEATHS} times. The text may "
-                    "need more memory than there is."
-                )
+        if self._deaths[process.batch] < _DEATHS:
+            return
+        if len(process.batch) > 1:
+            self._careful |= set(process.batch)
+        else:
+            self._lethal[process.batch[0]] = (
+                f"The process that explained this text {ending}, {_DEATHS} times. The text may "
+                "need more memory than there is."
+            )
+
+    def _count_unread(self, shard: Shard, ending: str, last_words: str) -> None:
+        """What ends every process that reads a shard would do so for ever."""
+        self._unread[shard.number] += 1
+        if self._unread[shard.number] >= _DEATHS:
+            raise ModelError(
+                f"A worker process {ending} while it read the texts from number {shard.first:,} "
+                f"on, {_DEATHS} times; it said: {last_words}"
+            )
 
 
 def _error_of(record: dict[str, str]) -> AttnflowError:

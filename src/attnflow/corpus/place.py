@@ -74,6 +74,11 @@ class Place:
                 "A loaded model runs in this process alone; give its name or its folder to run it "
                 "in several processes or on Ray."
             )
+        if self.threads is not None:
+            raise InputError(
+                f"threads={self.threads} is for processes; a loaded model has those of this "
+                "process: torch.set_num_threads(...)."
+            )
         from attnflow.hosts.load import Loaded
 
         return InlineEngine(work, Loaded(model, tokenizer))
