@@ -33,6 +33,7 @@ from attnflow.corpus.progress_report import Tally
 from attnflow.corpus.settings import Columns, Settings
 from attnflow.corpus.shard_worker import ShardWorker, load_explainer
 from attnflow.errors import FileError, InputError, ModelError, StoppedError
+from attnflow.generation.writer import Writer
 from attnflow.hosts.load import Loaded, load_model
 from attnflow.methods import quiet_about_limits
 from attnflow.methods.rows import ALL_POSITIONS
@@ -149,14 +150,35 @@ def test_completions_get_what_explain_completion_gives(tmp_path: Path, method: s
             assert row["prediction"] == alone.provenance["completion"]
 
 
-def test_completions_are_made_where_there_are_none(tmp_path: Path) -> None:
+def test_completions_are_made_where_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, tokenizer = tiny_decoder()
-    data = write_texts(tmp_path, ["the keys to", "the king"])
-    options: Any = {"tokenizer": tokenizer, "prompt": "text", "max_new_tokens": 3}
+    prompts = ["the keys to", "a book about the cabinets of", "the king"]
+    pairs = [{"prompt": p, "completion": "saw her" if p == "the king" else None} for p in prompts]
+    options: Any = {"tokenizer": tokenizer, "max_new_tokens": 3, "methods": ["rollout", "raw"]}
+    data, lengths = write_jsonl(tmp_path, pairs), list[int]()
+    usual = Writer.write
+
+    def write(self: Any, batch: Any, *more: Any, **options: Any) -> Any:
+        lengths.append(len(batch))
+        return usual(self, batch, *more, **options)
+
+    monkeypatch.setattr(Writer, "write", write)
     rows = rows_of(corpus.run(model, data, output=tmp_path / "out", **options))
-    alone = generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=3)
-    assert [row["target"] for row in rows if row["text"] == 0] == list(alone.targets.text)
-    same_top(rows[0], alone.layer(-1).row(alone.targets.positions[0]), 5)
+    assert lengths == [2]  # written together
+    for number, prompt in enumerate(prompts):
+        for method in ("rollout", "raw"):
+            own = [row for row in rows if (row["text"], row["method"]) == (number, method)]
+            about: Any = {"method": method, "tokenizer": tokenizer}
+            with quiet_about_limits():
+                if prompt == "the king":
+                    alone = explain_completion(model, prompt, "saw her", **about)
+                else:
+                    alone = generate(model, prompt, max_new_tokens=3, **about)
+            assert [row["target"] for row in own] == list(alone.targets.text)
+            for k, row in enumerate(own):
+                same_top(row, alone.layer(-1).row(alone.targets.positions[k]), 5)
 
 
 def test_all_targets_and_chosen_ones(tmp_path: Path) -> None:
