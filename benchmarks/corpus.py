@@ -15,6 +15,7 @@ part that is done to the last, on Ray with two actors against two processes, in 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import subprocess
@@ -85,8 +86,8 @@ def forward_by_hand(loaded: Any, texts: list[str]) -> None:
     with torch.no_grad():
         for k in [*order, None]:
             if k is None or (batch and (len(batch) + 1) * lengths[k] > TOKENS):
-                chosen = [texts[i] for i in batch]
-                inputs = tokenizer(chosen, padding=True, padding_side="right", return_tensors="pt")
+                own = [texts[i] for i in batch]
+                inputs = tokenizer(own, padding=True, padding_side="right", return_tensors="pt")
                 model(**inputs)
                 batch = []
             if k is not None:
@@ -148,7 +149,7 @@ print(next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmH
 
 def peak_memory(count: int, folder: Path) -> float:
     """Megabytes of a whole run, data and model in one process, over so many short texts."""
-    path = write_lines(folder / f"short-{count}.txt", passages(count, 3, 12))
+    path = write_lines(folder / f"short-{count}.txt", passages(count, 2, 6))
     command = [sys.executable, "-W", "ignore", "-c", _PEAK, str(path), str(folder / f"m{count}")]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(run.stdout.splitlines()[-1])
@@ -165,11 +166,15 @@ def engine_pace(engine: str, data: Path, output: Path) -> float:
 
 
 def engine_paces(count: int, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Those of both engines, in turns; Ray is started once, as on a cluster."""
+    """Those of both engines, in turns; Ray is started once, as on a cluster.
+
+    Its workers are nice by default. Here they must not be: other work on the machine would count.
+    """
     import ray
 
     data = write_lines(folder / "engines.txt", passages(count, 3, 24))
     paces: dict[str, list[float]] = {"local": [], "ray": []}
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # its own name
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         for number in range(rounds):
