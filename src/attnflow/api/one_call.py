@@ -117,12 +117,9 @@ def default_method(model: Any, options: Mapping[str, Any] | None = None) -> Meth
     >>> default_method(tiny_decoder()[0]).name
     'gradient-attention'
     """
-    from attnflow.hosts.registry import adapter_for
+    from attnflow.hosts import token_answers
 
-    adapter = adapter_for(model)
-    if adapter.explains_rows(model):
-        return make_method("gradient-attention", options)
-    return make_method("alti" if adapter.takes_apart(model) else "rollout", options)
+    return token_answers.default_method(model, options)
 
 
 def _next_token(
