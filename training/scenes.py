@@ -5,8 +5,8 @@
 The architecture is transformers' own LlavaForConditionalGeneration with a CLIP vision tower of
 three layers and a Llama of four. One core trains it in about twenty minutes. Several questions
 about one scene share a sequence for speed; a mask keeps them from seeing one another, so each is
-answered as it would be alone. Beside the answers, each patch's last vision embedding must tell
-the colour and shape of the object it shows (two linear heads that are thrown away afterwards).
+answered as it would be alone. Before that the connector is aligned: what it makes of each patch
+must be near the words for the colour and the shape of the object that the patch shows.
 """
 
 from __future__ import annotations
@@ -37,14 +37,23 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from attnflow.models.drawn_scenes import COLOURS, SHAPES, SIZE, Question, Scene, scenes
+from attnflow.models.drawn_scenes import (
+    COLOURS,
+    DEVELOPMENT_SEED,
+    SHAPES,
+    SIZE,
+    TEST_SEED,
+    TRAIN_SEED,
+    Question,
+    Scene,
+    scenes,
+)
 
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<image>")
 WORDS = ("what", "is", "the", "colour", "shape", "left", "right", "of", "above", "below", "?")
 PATCH = 8
 PATCHES = (SIZE // PATCH) ** 2
 SLOT = 10  # tokens of the longest question with its answer and <eos>
-TRAIN_SEED, DEVELOPMENT_SEED, TEST_SEED = 1, 2, 3
 IGNORED = -100
 
 
@@ -54,13 +63,14 @@ class Settings:
 
     seed: int = 0
     scenes: int = 12_000
-    steps: int = 2_400
-    batch: int = 24
+    aligning_steps: int = 500
+    steps: int = 2_000
+    batch: int = 12
     questions: int = 6
-    learning_rate: float = 2e-3
+    learning_rate: float = 1.5e-3
     weight_decay: float = 0.02
-    warmup: int = 150
-    patch_weight: float = 0.5
+    warmup: int = 100
+    patch_weight: float = 0.3
 
 
 # --- what the model is --------------------------------------------------------------------------
@@ -115,7 +125,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenerat
         vocab_size=len(tokenizer), hidden_size=96, intermediate_size=192, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=4, head_dim=24, max_position_embeddings=512,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=tokenizer.pad_token_id, initializer_range=0.05, tie_word_embeddings=True,
     )  # fmt: skip
     config = LlavaConfig(
         vision_config=vision,
@@ -124,6 +134,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenerat
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
         image_seq_length=PATCHES,
+        tie_word_embeddings=True,
     )
     return LlavaForConditionalGeneration(config)
 
@@ -178,12 +189,11 @@ class Data:
     def batch(
         self, numbers: Sequence[int], questions: int, random: np.random.Generator
     ) -> dict[str, Tensor]:
-        """Some scenes, each with some of its questions; those for places come twice as often."""
+        """Some scenes, each with some of its questions."""
         rows = []
         for number in numbers:
             asked = self.questions[number]
-            odds = np.array([2.0 if question.kind == "place" else 1.0 for question in asked])
-            picks = random.choice(len(asked), size=questions, p=odds / odds.sum())
+            picks = random.integers(len(asked), size=questions)
             rows.append([self.slot(asked[k]) for k in picks])
         opening = [self.tokenizer.bos_token_id] + [SPECIAL.index("<image>")] * PATCHES
         ids = [opening + [i for slot, _ in row for i in slot] for row in rows]
@@ -212,23 +222,44 @@ def separating_mask(questions: int) -> tuple[Tensor, Tensor]:
 
 
 class Trained(nn.Module):
-    """The model with the two heads that only training uses."""
+    """The model with the direction that only training uses: that of a patch without an object."""
 
-    def __init__(self, model: LlavaForConditionalGeneration) -> None:
+    def __init__(self, model: LlavaForConditionalGeneration, tokenizer: Any) -> None:
         super().__init__()
         self.model = model
-        width = model.config.vision_config.hidden_size
-        self.colour = nn.Linear(width, 1 + len(COLOURS))
-        self.shape = nn.Linear(width, 1 + len(SHAPES))
+        width = model.config.text_config.hidden_size
+        self.ground = nn.Parameter(torch.zeros(1, width))
+        self.words = [
+            torch.tensor(tokenizer.convert_tokens_to_ids(list(names)))
+            for names in (COLOURS, SHAPES)
+        ]
+
+    def image_tokens(self, pixels: Tensor) -> Tensor:
+        """(batch, patches, width): what the language model reads of the images."""
+        inner = self.model.model
+        hidden = inner.vision_tower(pixels).last_hidden_state[:, 1:]
+        return inner.multi_modal_projector(hidden)
+
+    def alignment(self, tokens: Tensor, patches: Tensor) -> Tensor:
+        """How far the patches are from the words for what they show."""
+        embeddings = self.model.get_input_embeddings().weight
+        loss = tokens.new_zeros(())
+        for words, labels in zip(self.words, patches.unbind(dim=1), strict=True):
+            names = torch.cat([self.ground, embeddings[words]])
+            loss = loss + functional.cross_entropy(
+                (tokens @ names.T).flatten(0, 1), labels.flatten()
+            )
+        return loss
 
     def losses(self, batch: dict[str, Tensor], questions: int) -> tuple[Tensor, Tensor]:
-        """Of the answers, and of the patches."""
+        """Of the answers, and of the patches; of the patches alone where nothing is asked."""
         inner = self.model.model
-        hidden = inner.vision_tower(batch["pixel_values"]).last_hidden_state[:, 1:]
+        tokens = self.image_tokens(batch["pixel_values"])
+        patches = self.alignment(tokens, batch["patches"])
+        if not questions:
+            return tokens.new_zeros(()), patches
         embeddings = inner.get_input_embeddings()(batch["input_ids"])
-        start, end = 1, 1 + PATCHES
-        projected = inner.multi_modal_projector(hidden)
-        stream = torch.cat([embeddings[:, :start], projected, embeddings[:, end:]], dim=1)
+        stream = torch.cat([embeddings[:, :1], tokens, embeddings[:, 1 + PATCHES :]], dim=1)
         mask, positions = separating_mask(questions)
         size = len(stream)
         states = inner.language_model(
@@ -238,20 +269,16 @@ class Trained(nn.Module):
             use_cache=False,
         ).last_hidden_state
         right = batch["targets"] != IGNORED
-        answers = functional.cross_entropy(
-            self.model.lm_head(states[right]), batch["targets"][right]
-        )
-        colours, shapes = batch["patches"][:, 0].flatten(), batch["patches"][:, 1].flatten()
-        patches = functional.cross_entropy(self.colour(hidden).flatten(0, 1), colours)
-        patches = patches + functional.cross_entropy(self.shape(hidden).flatten(0, 1), shapes)
-        return answers, patches
+        logits = self.model.lm_head(states[right])
+        return functional.cross_entropy(logits, batch["targets"][right]), patches
 
 
 def learning_rate_factor(step: int, settings: Settings) -> float:
     """Linear warm-up, then a cosine to zero."""
     if step < settings.warmup:
         return (step + 1) / settings.warmup
-    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    total = settings.aligning_steps + settings.steps
+    done = (step - settings.warmup) / max(1, total - settings.warmup)
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
@@ -270,13 +297,14 @@ def train(trained: Trained, data: Data, settings: Settings, checkpoint: Path) ->
     run.resume()
     trained.train()
     began, means = time.monotonic(), np.zeros(2)
-    while run.done < settings.steps:
+    while run.done < settings.aligning_steps + settings.steps:
+        aligning = run.done < settings.aligning_steps
         random = np.random.default_rng([settings.seed, run.done])
         numbers = random.integers(len(data.images), size=settings.batch)
         batch = data.batch(numbers.tolist(), settings.questions, random)
-        answers, patches = trained.losses(batch, settings.questions)
+        answers, patches = trained.losses(batch, 0 if aligning else settings.questions)
         optimiser.zero_grad()
-        (answers + settings.patch_weight * patches).backward()
+        (answers + (1.0 if aligning else settings.patch_weight) * patches).backward()
         nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
         optimiser.step()
         schedule.step()
@@ -295,7 +323,7 @@ def train(trained: Trained, data: Data, settings: Settings, checkpoint: Path) ->
 
 def answers_of(model: LlavaForConditionalGeneration, data: Data) -> Iterator[tuple[Question, bool]]:
     """Every question with whether the model answers it, word for word, by its greedy choice."""
-    trained = Trained(model).eval()
+    trained = Trained(model, data.tokenizer).eval()
     with torch.no_grad():
         for number, questions in enumerate(data.questions):
             slots = [data.slot(question) for question in questions]
@@ -303,9 +331,7 @@ def answers_of(model: LlavaForConditionalGeneration, data: Data) -> Iterator[tup
             ids = torch.tensor([opening + ids for ids, _ in slots])
             pixels = torch.from_numpy(normalised(data.images[number]))[None]
             inner = trained.model.model
-            projected = inner.multi_modal_projector(
-                inner.vision_tower(pixels).last_hidden_state[:, 1:]
-            ).expand(len(ids), -1, -1)
+            projected = trained.image_tokens(pixels).expand(len(ids), -1, -1)
             words = inner.get_input_embeddings()(ids)
             stream = torch.cat([words[:, :1], projected, words[:, 1 + PATCHES :]], dim=1)
             states = inner.language_model(inputs_embeds=stream, use_cache=False).last_hidden_state
@@ -340,7 +366,7 @@ def main() -> None:
     settings = Settings(steps=arguments.steps, scenes=arguments.scenes)
     torch.manual_seed(settings.seed)
     tokenizer = make_tokenizer()
-    trained = Trained(make_model(tokenizer))
+    trained = Trained(make_model(tokenizer), tokenizer)
     print(f"{sum(p.numel() for p in trained.model.parameters())} parameters", flush=True)
     train(trained, Data(settings.scenes, TRAIN_SEED, tokenizer), settings, arguments.checkpoint)
     model = trained.model.half().float().eval()  # measured as it ships

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,9 +29,11 @@ from attnflow.hosts.restore import at_rest
 from attnflow.hosts.token_answers import join_targets
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.transformers.texts import tokens_of
+from attnflow.hosts.vision_language.prompts import after_prompt, has_images
 from attnflow.methods import Flow, GradientAttention, Method, Rollout
 from attnflow.methods.limits import warn_of_limits
 from attnflow.methods.rows import as_one, less_identity, rows_of
+from attnflow.methods.towers import image_sources
 from attnflow.tokens import Tokens
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import LOG_PROB
@@ -46,6 +48,8 @@ class Reader:
     model: Any
     tokenizer: Any
     request: CompletionRequest
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    """What a prompt has beside its tokens: the images of a vision-language model."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -75,7 +79,7 @@ class Reader:
     def method_for(self, prompt: Prompt) -> Method:
         """The method, with the prompt's own sink dropped where that is asked."""
         method = self.request.method
-        if not self.request.finds_sink or not isinstance(method, Rollout):
+        if not self.request.finds_sink or not isinstance(method, Rollout) or has_images(self.extra):
             return method
         inputs = self._text_inputs(prompt.ids, [0])
         sink = prompt_sink(self.model, self.tokenizer, inputs, prompt.ids[0], self.facts)
@@ -84,7 +88,7 @@ class Reader:
     def explains_rows(self, method: Method) -> bool:
         """Whether one pass over what was written explains it."""
         by_rows = isinstance(method, GradientAttention) and self.request.sources == "prompt"
-        return by_rows and can_explain_rows(self.model)
+        return by_rows and not has_images(self.extra) and can_explain_rows(self.model)
 
     def less_baseline(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
         """Less what the method says of the same completion after a prompt that says nothing."""
@@ -108,7 +112,7 @@ class Reader:
 
     def streamable(self, method: Method) -> bool:
         """Whether rows can be had while the model runs; otherwise a whole trace is needed."""
-        if self.request.sources == "all" or not can_stream(self.model):
+        if self.request.sources == "all" or has_images(self.extra) or not can_stream(self.model):
             return False
         return isinstance(method, Rollout) and streams(method)
 
@@ -215,7 +219,7 @@ class Reader:
             tokenizer=self.tokenizer,
             methods=[method],
         )
-        first = (trace.encoder_length or len(prompt)) - (trace.encoder_length is None)
+        first = self._first_row(trace, len(prompt))
         result = self._rows(method, trace, list(range(first, first + len(ids))), len(prompt))
         result = replace(
             result,
@@ -241,9 +245,11 @@ class Reader:
                 tokenizer=self.tokenizer,
                 contrast=None if contrast is None else contrast.other,
             )
-            rows = [first + (trace.encoder_length or 0) + k for k in target.tokens]
+            rows = [self._first_row(trace, len(prompt)) + k for k in target.tokens]
             part = self._rows(method, trace, rows, len(prompt))
-            results.append(as_one(less_identity(part, rows)))
+            columns = self._columns(trace, len(prompt))
+            places = [columns.index(row) if row in columns else trace.length for row in rows]
+            results.append(as_one(less_identity(part, places)))
         names = self._names_after(prompt, targets)
         result = join_targets(results, names)
         about = {**result.provenance, **self._about(prompt, ids), **notes}
@@ -273,27 +279,43 @@ class Reader:
         self, method: Method, trace: AttentionTrace, rows: list[int], prompt: int
     ) -> Attribution:
         """These rows over the sources that are asked for; the rest of them is elsewhere."""
-        length = trace.encoder_length or prompt
-        both = self.request.sources == "all"
+        columns = self._columns(trace, prompt)
         if isinstance(method, Flow):  # flows to single sources do not add up: nothing is elsewhere
-            columns = list(range(trace.length if both else length))
             return method(trace, targets=rows, sources=columns)
         result = method(trace, targets=rows)
-        if both:
+        if len(columns) == trace.length:
             return result
+        others = sorted(set(range(trace.length)) - set(columns))
         part: dict[str, Any] = {
-            name: None if (array := getattr(result, name)) is None else array[..., :length].copy()
+            name: None if (array := getattr(result, name)) is None else array[..., columns].copy()
             for name in ("values", "lower", "upper", "saturated")
         }
         return replace(
             result,
             **part,
-            elsewhere=result.values[..., length:].sum(axis=-1),
-            sources=result.sources.select(range(length)),
+            elsewhere=result.values[..., others].sum(axis=-1),
+            sources=result.sources.select(columns),
         )
+
+    def _columns(self, trace: AttentionTrace, prompt: int) -> list[int]:
+        """The positions of a trace that are the sources: those of the prompt, or all."""
+        sources = image_sources(trace)  # of two towers: patches and words
+        if sources is None:
+            sources, end = list(range(trace.length)), trace.encoder_length or prompt
+        else:
+            end = (trace.encoder_length or 0) + prompt
+        return sources if self.request.sources == "all" else [k for k in sources if k < end]
+
+    def _first_row(self, trace: AttentionTrace, prompt: int) -> int:
+        """The position of a trace that predicts the first token of the completion."""
+        if self.facts.encoder_decoder:
+            return trace.encoder_length or 0
+        return (trace.encoder_length or 0) + prompt - 1
 
     def _text_inputs(self, prompt: list[int], ids: list[int]) -> dict[str, Tensor]:
         """Prompt and completion as one text, or on the two sides of an encoder–decoder."""
+        if has_images(self.extra):
+            return after_prompt(self.model, self.extra, prompt, ids[:-1])
         if not self.facts.encoder_decoder:
             text = torch.tensor([[*prompt, *ids[:-1]]])
             return {"input_ids": text, "attention_mask": torch.ones_like(text)}

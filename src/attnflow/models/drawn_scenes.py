@@ -19,8 +19,11 @@ from attnflow.errors import InputError, whole_number
 
 __all__ = [
     "COLOURS",
+    "DEVELOPMENT_SEED",
     "SHAPES",
     "SIZE",
+    "TEST_SEED",
+    "TRAIN_SEED",
     "Question",
     "Scene",
     "SceneObject",
@@ -43,6 +46,10 @@ COLOURS: Final = {
 }
 SHAPES: Final = ("circle", "square", "triangle", "cross", "diamond", "ring")
 SIDES: Final = ("left of", "right of", "above", "below")
+
+TRAIN_SEED, DEVELOPMENT_SEED, TEST_SEED = 1, 2, 3
+"""Seeds of the scenes that the shipped model learned from, of those that the default method was
+chosen by, and of those that nothing was chosen by."""
 
 _SMALLEST, _LARGEST = 14, 22  # the side of an object's box, in pixels
 _GAP = 3  # between two boxes, so that no patch edge decides whose pixel it is

@@ -168,6 +168,11 @@ class _Probe(AttentionObserver):
         if not used:
             raise CaptureError(f"No layer of the vision tower of {name} reaches its image tokens.")
         matrix = feeding_matrix(tokens, self.leaves[id(used[-1])], name)
+        if not matrix.any():
+            raise CaptureError(
+                f"No patch changes what the language model of {name} reads: its connector gives "
+                "zeros, as that of a model that was never trained may do."
+            )
         return Connector(
             matrix,
             tuple(self.places),

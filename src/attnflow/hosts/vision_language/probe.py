@@ -80,9 +80,11 @@ def _by_gradient_lengths(
             f"{name} mixes overlapping patches into {len(outputs)} image tokens; up to "
             f"{_MOST_TOKENS} of them can be told apart. Use a smaller image."
         )
-    direction, rows = _direction(outputs), []
-    for token in torch.eye(len(outputs)):
-        rows.append(_gradients(outputs, leaves, direction, token).norm(dim=-1).cpu().numpy())
+    direction = _direction(outputs)
+    rows = [
+        _gradients(outputs, leaves, direction, token).norm(dim=-1).cpu().numpy()
+        for token in torch.eye(len(outputs))
+    ]
     return np.stack(rows).astype(np.float64)
 
 

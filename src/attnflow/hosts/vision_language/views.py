@@ -34,7 +34,7 @@ class View:
 
 
 def views_of(model: Any, connector: Connector, inputs: Mapping[str, Tensor]) -> list[View]:
-    """Every view in the order of the pixels; the class tokens of a tile stand before its patches."""
+    """Every view in the order of the pixels; class tokens stand before the patches of a tile."""
     views: list[View] = []
     for pixels in connector.pixels:
         if pixels.positions.ndim == 1:
