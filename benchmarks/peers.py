@@ -4,7 +4,8 @@
 
 Facts (which word states the answer?) and running text, SmolLM2. Every peer runs as it is on PyPI,
 in an environment of its own. The table gives each method's agreement with ablations and its cost in
-seconds for a prompt; the second one its paired difference from attnflow's default.
+seconds for a prompt; the second one its paired difference from attnflow's default. An interrupted
+run goes on by the same command.
 """
 
 from __future__ import annotations
@@ -49,15 +50,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=None, help="folder with running text")
     parser.add_argument("--part", choices=PARTS, default="development")
     parser.add_argument("--samples", type=int, default=30)
+    parser.add_argument("--skip", type=int, default=0, help="prompts that were looked at already")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=Path("out/peers"))
     options = parser.parse_args()
     loaded = load_language_model(options.model)
     model = loaded.model.float().to(options.device)
     methods = rankings(model, loaded.tokenizer, options.data)
+    options.output.mkdir(parents=True, exist_ok=True)
     pages = []
     for kind in ("facts", "text"):
-        prompts = prompts_of(kind, options.part, options.data)
+        prompts = prompts_of(kind, options.part, options.data, options.skip)
         if prompts is None:
             continue
         evaluation = evaluate_completions(
@@ -66,12 +69,12 @@ def main() -> None:
             tokenizer=loaded.tokenizer,
             methods=methods,
             samples=options.samples,
+            resume=options.output / f"{kind}-{options.part}-{options.skip}.jsonl",
             **KINDS[kind].options,
         )
         for table in (kind_table(kind, evaluation), differences_table(kind, evaluation)):
             pages.append("\n".join(table.markdown()))
             print(pages[-1], flush=True)
-    options.output.mkdir(parents=True, exist_ok=True)
     write_text(options.output / "peers.md", "\n\n".join(pages))
 
 
