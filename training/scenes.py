@@ -62,13 +62,14 @@ class Settings:
     """Everything that decides the result; kept with a checkpoint."""
 
     seed: int = 0
-    scenes: int = 12_000
-    aligning_steps: int = 500
-    steps: int = 2_000
-    batch: int = 12
+    scenes: int = 5_000
+    aligning_steps: int = 300
+    steps: int = 1_800
+    batch: int = 6
+    aligning_batch: int = 12
     questions: int = 6
-    learning_rate: float = 1.5e-3
-    weight_decay: float = 0.02
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.01
     warmup: int = 100
     patch_weight: float = 0.3
 
@@ -118,14 +119,15 @@ def make_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
     """LLaVA in small: CLIP's tower without its class token, a projection, a Llama."""
     vision = CLIPVisionConfig(
-        hidden_size=64, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
-        image_size=SIZE, patch_size=PATCH, hidden_act="gelu", projection_dim=64,
+        hidden_size=48, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        image_size=SIZE, patch_size=PATCH, hidden_act="gelu", projection_dim=48,
     )  # fmt: skip
     text = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=96, intermediate_size=192, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=4, head_dim=24, max_position_embeddings=512,
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=16, max_position_embeddings=512,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id, initializer_range=0.05, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )  # fmt: skip
     config = LlavaConfig(
         vision_config=vision,
@@ -136,7 +138,23 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenerat
         image_seq_length=PATCHES,
         tie_word_embeddings=True,
     )
-    return LlavaForConditionalGeneration(config)
+    model = LlavaForConditionalGeneration(config)
+    _begin_alike(model)
+    return model
+
+
+def _begin_alike(model: LlavaForConditionalGeneration) -> None:
+    """Queries and keys begin alike, so like attends to like: a word to the patches that show it.
+
+    What is read there begins to be handed on as it is. Training is free to undo both.
+    """
+    with torch.no_grad():
+        for layer in model.model.language_model.layers:
+            attention = layer.self_attn
+            nn.init.normal_(attention.q_proj.weight, std=0.125)
+            nn.init.normal_(attention.v_proj.weight, std=0.125)
+            attention.k_proj.weight.copy_(attention.q_proj.weight)
+            attention.o_proj.weight.copy_(attention.v_proj.weight.T)
 
 
 # --- data ---------------------------------------------------------------------------------------
@@ -288,7 +306,7 @@ def train(trained: Trained, data: Data, settings: Settings, checkpoint: Path) ->
         parameter_groups(trained),
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
-        betas=(0.9, 0.98),
+        betas=(0.9, 0.95),
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: learning_rate_factor(step, settings)
@@ -300,7 +318,8 @@ def train(trained: Trained, data: Data, settings: Settings, checkpoint: Path) ->
     while run.done < settings.aligning_steps + settings.steps:
         aligning = run.done < settings.aligning_steps
         random = np.random.default_rng([settings.seed, run.done])
-        numbers = random.integers(len(data.images), size=settings.batch)
+        size = settings.aligning_batch if aligning else settings.batch
+        numbers = random.integers(len(data.images), size=size)
         batch = data.batch(numbers.tolist(), settings.questions, random)
         answers, patches = trained.losses(batch, 0 if aligning else settings.questions)
         optimiser.zero_grad()

@@ -185,7 +185,7 @@ class Attribution:
         ]
 
     def of_image(self, number: int = 0) -> Attribution:
-        """The part of a result that is on one image, of sources that are patches and words together.
+        """The part of a result on one image, of sources that are patches and words together.
 
         Its sources are that image's positions, with their grid, so everything that draws a map
         takes it; the rest of each row is in `elsewhere`.

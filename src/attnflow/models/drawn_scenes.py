@@ -8,7 +8,7 @@ it. Everything follows from a seed, so a data set is two numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -58,6 +58,7 @@ _NOISE = 6.0  # standard deviation of the noise, in brightness
 _JITTER = 14  # by how much a colour may differ from its name's
 _TRIES = 60  # places that are tried for an object before the scene is begun anew
 
+Floats = NDArray[np.float64]
 Kind = Literal["colour", "shape", "place"]
 Box = tuple[int, int, int, int]
 
@@ -241,19 +242,22 @@ def draw(scene: Scene) -> NDArray[np.uint8]:
     return np.clip(np.rint(canvas), 0, 255).astype(np.uint8)
 
 
+# Whether a point (x, y) of the square from -1 to 1 lies in a shape.
+_INSIDE: Final[Mapping[str, Callable[[Floats, Floats], NDArray[np.bool_]]]] = {
+    "circle": lambda x, y: x**2 + y**2 <= 1,
+    "ring": lambda x, y: (x**2 + y**2 <= 1) & (x**2 + y**2 >= 0.25),
+    "square": lambda x, y: (np.abs(x) <= 0.9) & (np.abs(y) <= 0.9),
+    "diamond": lambda x, y: np.abs(x) + np.abs(y) <= 1,
+    "triangle": lambda x, y: np.abs(x) <= (y + 1) / 2,
+    "cross": lambda x, y: np.minimum(np.abs(x), np.abs(y)) <= 0.33,
+}
+
+
 def _cover(item: SceneObject) -> NDArray[np.float64]:
     """How much of each pixel of its box the object covers, 0 to 1, from 4 x 4 points in each."""
     side = item.box[2] - item.box[0]
     points = (np.arange(4 * side) + 0.5) / (2 * side) - 1  # -1 to 1
     x, y = points[None, :], points[:, None]
-    radius = np.hypot(x, y)
-    inside = {
-        "circle": radius <= 1,
-        "ring": (radius <= 1) & (radius >= 0.5),
-        "square": (np.abs(x) <= 0.9) & (np.abs(y) <= 0.9),
-        "diamond": np.abs(x) + np.abs(y) <= 1,
-        "triangle": np.abs(x) <= (y + 1) / 2,
-        "cross": (np.minimum(np.abs(x), np.abs(y)) <= 0.33) & (np.maximum(abs(x), abs(y)) <= 1),
-    }[item.shape]
+    inside = _INSIDE[item.shape](x, y)
     covered: NDArray[np.float64] = inside.reshape(side, 4, side, 4).mean(axis=(1, 3))
     return covered

@@ -59,11 +59,11 @@ def image_words_figure(result: Attribution, pictures: Sequence[Any] = ()) -> Fig
             picture = np.asarray(shown[k]) if shown else None
             _draw_map(grid[row, k], values, image, picture)
             if k == 0:
-                grid[row, k].set_ylabel(plain(label(one.targets[row])), fontsize=11)
+                grid[row, k].set_ylabel(label(one.targets[row]), fontsize=11, **plain())
             if row == 0 and len(images) > 1:
                 grid[row, k].set_title(image.name, fontsize=SMALL)
         _draw_words(grid[row, -1], one, row)
-    figure.suptitle(plain(result.title), fontsize=SMALL + 1)
+    figure.suptitle(result.title, fontsize=SMALL + 1)
     return figure
 
 
@@ -98,8 +98,8 @@ def _draw_words(axes: Axes, one: Attribution, row: int) -> None:
     strongest = np.sort(strongest)[::-1]
     total = float(values.sum()) or 1.0
     axes.barh(range(len(strongest)), values[strongest] / total, color=BLUE, height=0.65)
-    names = [plain(label(one.sources[k])) for k in strongest]
-    axes.set_yticks(range(len(strongest)), names, fontsize=SMALL)
+    names = [label(one.sources[k]) for k in strongest]
+    axes.set_yticks(range(len(strongest)), names, fontsize=SMALL, **plain())
     axes.tick_params(axis="x", labelsize=SMALL - 1)
     share = float(values[on_images].sum()) / total
     axes.set_title(f"{share:.0%} on the image, the rest:", fontsize=SMALL)
