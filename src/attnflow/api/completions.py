@@ -291,6 +291,14 @@ def _check_measured(
 def _measure(
     reader: Reader, choice: MeasuredChoice, prompt: Prompt, ids: list[int], confirm: bool
 ) -> Attribution:
+    from attnflow.hosts.vision_language.prompts import has_images
+
+    if has_images(reader.extra):
+        from attnflow.evaluation.ablation.image_prompts import measure_images
+
+        return _confirmed(
+            reader, measure_images(reader, choice.method, prompt, ids), prompt, ids, confirm
+        )
     result = choice(
         reader.model,
         prompt,

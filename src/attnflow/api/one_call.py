@@ -86,6 +86,11 @@ def explain(
     if images is not None:
         from attnflow.hosts.vision_language.prompts import image_prompt, processor_of
 
+        if confirm or isinstance(measured, MeasuredChoice):
+            raise InputError(
+                "confirm=True, careful=True and methods that run the model again take no images "
+                "here; attnflow.generate(..., method='visibility', images=[...]) does."
+            )
         processor = processor_of(host, processor)
         tokenizer = tokenizer or processor.tokenizer
         text = image_prompt(host, text, images, processor)

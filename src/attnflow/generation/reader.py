@@ -81,7 +81,7 @@ class Reader:
         method = self.request.method
         if not self.request.finds_sink or not isinstance(method, Rollout) or has_images(self.extra):
             return method
-        inputs = self._text_inputs(prompt.ids, [0])
+        inputs = self.text_inputs(prompt.ids, [0])
         sink = prompt_sink(self.model, self.tokenizer, inputs, prompt.ids[0], self.facts)
         return replace(method, drop=() if sink is None else (sink,))
 
@@ -180,7 +180,7 @@ class Reader:
         self, prompt: list[int], ids: list[int], dtype: str, notes: dict[str, Any]
     ) -> dict[str, Any]:
         """The axes of a result, and what it says of the model and the text."""
-        about = {**provenance_of(self.model, dtype), **self._about(prompt, ids), **notes}
+        about = {**provenance_of(self.model, dtype), **self.about(prompt, ids), **notes}
         return {
             "targets": self._tokens_after(prompt, ids),
             "sources": self.tokens(prompt),
@@ -215,7 +215,7 @@ class Reader:
         """Any method, through a trace of the whole text."""
         trace = capture(
             self.model,
-            self._text_inputs(prompt, ids),
+            self.text_inputs(prompt, ids),
             tokenizer=self.tokenizer,
             methods=[method],
         )
@@ -224,7 +224,7 @@ class Reader:
         result = replace(
             result,
             targets=self._tokens_after(prompt, ids),
-            provenance={**trace.provenance, **self._about(prompt, ids), **notes},
+            provenance={**trace.provenance, **self.about(prompt, ids), **notes},
             prediction=None,
         )
         return self._joined(result, ids)
@@ -233,7 +233,7 @@ class Reader:
         self, method: Method, prompt: list[int], ids: list[int], notes: dict[str, Any]
     ) -> Attribution:
         """A gradient method: one pass for each target, whatever the number of its tokens."""
-        inputs, contrast = self._text_inputs(prompt, ids), self.contrast(ids)
+        inputs, contrast = self.text_inputs(prompt, ids), self.contrast(ids)
         first = 0 if self.facts.encoder_decoder else len(prompt) - 1
         targets, results = self.targets(ids), []
         for target in targets:
@@ -247,12 +247,12 @@ class Reader:
             )
             rows = [self._first_row(trace, len(prompt)) + k for k in target.tokens]
             part = self._rows(method, trace, rows, len(prompt))
-            columns = self._columns(trace, len(prompt))
+            columns = self.columns(trace, len(prompt))
             places = [columns.index(row) if row in columns else trace.length for row in rows]
             results.append(as_one(less_identity(part, places)))
-        names = self._names_after(prompt, targets)
+        names = self.names_after(prompt, targets)
         result = join_targets(results, names)
-        about = {**result.provenance, **self._about(prompt, ids), **notes}
+        about = {**result.provenance, **self.about(prompt, ids), **notes}
         return replace(result, provenance=about)
 
     def row_options(self, completions: Sequence[list[int]]) -> dict[str, Any]:
@@ -273,13 +273,13 @@ class Reader:
         targets = self.targets(ids)
         parts = [as_one(rows_of(result, target.tokens)) for target in targets]
         prompt = int(result.provenance["prompt_length"])
-        return join_targets(parts, self._names_after([0] * prompt, targets))
+        return join_targets(parts, self.names_after([0] * prompt, targets))
 
     def _rows(
         self, method: Method, trace: AttentionTrace, rows: list[int], prompt: int
     ) -> Attribution:
         """These rows over the sources that are asked for; the rest of them is elsewhere."""
-        columns = self._columns(trace, prompt)
+        columns = self.columns(trace, prompt)
         if isinstance(method, Flow):  # flows to single sources do not add up: nothing is elsewhere
             return method(trace, targets=rows, sources=columns)
         result = method(trace, targets=rows)
@@ -297,7 +297,7 @@ class Reader:
             sources=result.sources.select(columns),
         )
 
-    def _columns(self, trace: AttentionTrace, prompt: int) -> list[int]:
+    def columns(self, trace: AttentionTrace, prompt: int) -> list[int]:
         """The positions of a trace that are the sources: those of the prompt, or all."""
         sources = image_sources(trace)  # of two towers: patches and words
         if sources is None:
@@ -312,7 +312,7 @@ class Reader:
             return trace.encoder_length or 0
         return (trace.encoder_length or 0) + prompt - 1
 
-    def _text_inputs(self, prompt: list[int], ids: list[int]) -> dict[str, Tensor]:
+    def text_inputs(self, prompt: list[int], ids: list[int]) -> dict[str, Tensor]:
         """Prompt and completion as one text, or on the two sides of an encoder–decoder."""
         if has_images(self.extra):
             return after_prompt(self.model, self.extra, prompt, ids[:-1])
@@ -336,12 +336,13 @@ class Reader:
         start = len(prompt)
         return Tokens(self.tokens(ids).texts, tuple(range(start, start + len(ids))))
 
-    def _names_after(self, prompt: list[int], targets: Sequence[CompletionTarget]) -> Tokens:
+    def names_after(self, prompt: list[int], targets: Sequence[CompletionTarget]) -> Tokens:
         """Targets by name, each at the position of its first token."""
         positions = tuple(len(prompt) + target.tokens[0] for target in targets)
         return Tokens(tuple(target.text for target in targets), positions)
 
-    def _about(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
+    def about(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
+        """What a result says of the text it is about."""
         text = None if self.tokenizer is None else self.tokenizer.decode(ids)
         return {
             "prompt_length": len(prompt),
