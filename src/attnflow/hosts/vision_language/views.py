@@ -26,11 +26,15 @@ _GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_t
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One image, tile or video step: its grid, and its vision positions, prefix first."""
+    """One image, tile or video step: its grid, and its vision positions, prefix first.
+
+    source: which of the model's images it is a part of, as far as the shape of the pixels tells.
+    """
 
     name: str
     grid: Grid
     positions: tuple[int, ...]
+    source: tuple[str, int]
 
 
 def views_of(model: Any, connector: Connector, inputs: Mapping[str, Tensor]) -> list[View]:
@@ -56,7 +60,8 @@ def _images(pixels: PixelMap, blocks: Sequence[int]) -> list[View]:
     starts = np.concatenate([[0], np.cumsum(blocks)])
     height, width = pixels.positions.shape[-2:]
     views, placed = [], set(pixels.positions[pixels.positions >= 0].tolist())
-    for tile in pixels.positions.reshape(-1, height, width):
+    each = pixels.positions.shape[1] if pixels.positions.ndim == 4 else 1  # tiles of an image
+    for number, tile in enumerate(pixels.positions.reshape(-1, height, width)):
         patches, rows, columns, size = _reading_order(tile)
         if not patches:
             continue  # a tile that only fills up the batch
@@ -64,7 +69,7 @@ def _images(pixels: PixelMap, blocks: Sequence[int]) -> list[View]:
         others = [k for k in range(starts[block], starts[block + 1]) if k not in placed]
         placed.update(others)
         grid = Grid(rows, columns, len(others), *size)
-        views.append(View("", grid, (*others, *patches)))
+        views.append(View("", grid, (*others, *patches), (pixels.name, number // each)))
     return views
 
 
@@ -88,25 +93,25 @@ def _cut_patches(model: Any, pixels: PixelMap, inputs: Mapping[str, Tensor]) -> 
     vision = model.config.vision_config
     side, merge = int(vision.patch_size), int(getattr(vision, "spatial_merge_size", 1))
     views, start = [], 0
-    for steps, rows, columns in inputs[_GRIDS[pixels.name]].tolist():
+    for number, (steps, rows, columns) in enumerate(inputs[_GRIDS[pixels.name]].tolist()):
         count = steps * rows * columns
         numbers = pixels.positions[start : start + count]
         blocks = numbers.reshape(steps, rows // merge, columns // merge, merge, merge)
         lines = blocks.transpose(0, 1, 3, 2, 4).reshape(steps, rows * columns)
         for step in lines:
             grid = Grid(rows, columns, 0, rows * side, columns * side)
-            views.append(View("", grid, tuple(step.tolist())))
+            views.append(View("", grid, tuple(step.tolist()), (pixels.name, number)))
         start += count
     return views
 
 
 def _numbered(views: Sequence[View], connector: Connector) -> list[View]:
-    """Views that feed neighbouring image tokens are parts of one image."""
+    """Views of one source that feed neighbouring image tokens are parts of one image."""
     runs = np.cumsum(np.diff(np.array(connector.places), prepend=connector.places[0]) > 1)
-    images = []
+    images: list[tuple[int, tuple[str, int]]] = []
     for view in views:
         fed = np.flatnonzero(connector.matrix[:, list(view.positions)].any(axis=1))
-        images.append(int(runs[fed[0]]) if len(fed) else -1)
+        images.append((int(runs[fed[0]]) if len(fed) else -1, view.source))
     order = {image: k + 1 for k, image in enumerate(dict.fromkeys(images))}
     named = []
     for k, (view, image) in enumerate(zip(views, images, strict=True)):
