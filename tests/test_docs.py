@@ -29,6 +29,7 @@ from attnflow.testing import random_attention, tiny_decoder, tiny_encoder
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+IN_ORDER = {"corpora.md"}  # whose commands need what earlier ones left; a test of its own runs it
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DOTTED = re.compile(r"attnflow(\.\w+)+")
 # What is parsed but not run here: how it begins, and why.
@@ -186,7 +187,7 @@ def test_every_command_is_understood(page: str, line: str) -> None:
 
 
 def runnable() -> list[str]:
-    lines = [line for _, line in listed_commands()]
+    lines = [line for page, line in listed_commands() if page not in IN_ORDER]
     return [line for line in dict.fromkeys(lines) if not line.startswith(tuple(NOT_RUN))]
 
 
@@ -216,15 +217,10 @@ def test_every_command_runs(
         line = line.replace(words, others)
     if line.startswith("attnflow evaluate") and "--samples" not in line:
         line += " --samples 2"
-    if line == "attnflow corpus summary out/":
-        assert _run(shlex.split(CORPUS)[1:]) == 0
     status = _run(shlex.split(line)[1:])
     error = capsys.readouterr().err
     ended_at_once = "The model ended at once" in error  # a tiny model may have nothing to say
     assert status == 0 or ended_at_once, error
-
-
-CORPUS = "attnflow corpus run --model ./my-model --data reviews.parquet --output out/"
 
 
 def namespace(folder: Path) -> dict[str, Any]:
@@ -305,7 +301,9 @@ WORDS = {
 
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if path.name not in IN_ORDER], ids=lambda path: path.name
+)
 def test_python_of_every_page_runs(path: Path, small_models: Path) -> None:
     known = namespace(small_models)
     for block in blocks(path, "python"):
@@ -326,6 +324,51 @@ ONE_HEAD = """class OneHead(nn.Module):
         super().__init__()
         self.scores = nn.Parameter(torch.randn(4, 4))
 """
+
+
+def write_corpora(folder: Path) -> None:
+    """The files that docs/corpora.md names."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    image = pytest.importorskip("PIL.Image")
+    texts = ["the keys to the cabinet", "the author of the books", "the king", "the old city"]
+    verbs = ["plural", "singular", "singular", None]
+    table = pa.table({"id": [1, 2, 3, 4], "text": texts, "verb": verbs})
+    pq.write_table(table.set_column(0, "id", pa.array("abcd")), folder / "prefixes.parquet")
+    pq.write_table(table.select(["id", "text"]), folder / "reviews.parquet")
+    row = {"question": "the keys are", "context": ["the book of", "her keys"], "answer": "his"}
+    (folder / "questions.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    image.new("RGB", (32, 32), "red").save(folder / "red.png")
+    (folder / "images.csv").write_text("path\nred.png\n", encoding="utf-8")
+    _tiny_vision().save_pretrained(folder / "my-vit")
+    preparation = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+    (folder / "my-vit" / "preprocessor_config.json").write_text(json.dumps(preparation))
+
+
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
+def test_the_page_on_corpora_runs(
+    small_models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its commands in their order, then its Python; in this process, where the models are tiny."""
+    pytest.importorskip("pandas")
+    write_corpora(small_models)
+    from attnflow.corpus import place
+    from attnflow.corpus.local_engine import InlineEngine
+    from attnflow.corpus.shard_worker import load_for
+
+    def inline(work: Any, processes: int | None, threads: int | None) -> InlineEngine:
+        return InlineEngine(work, load_for(work.settings))
+
+    monkeypatch.setattr(place, "LocalEngine", inline)
+    page = ROOT / "docs" / "corpora.md"
+    lines = commands(page)
+    assert len(lines) >= 5
+    for line in lines:
+        assert _run(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+    known: dict[str, Any] = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), known)
+    errors = [known["attnflow"].corpus.read(name).errors for name in ("out", "sources", "images")]
+    assert errors == [0, 0, 0]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -20,6 +20,7 @@ from attnflow.cli.options import (
     ChatOption,
     ConfirmOption,
     FileOption,
+    ImagesOption,
     JsonOption,
     MaxNewTokensOption,
     MessageOption,
@@ -65,6 +66,7 @@ def generate(
     ] = None,
     file: FileOption = None,
     message: MessageOption = None,
+    images: ImagesOption = None,
     model: ModelOption = None,
     max_new_tokens: MaxNewTokensOption = 20,
     select: Annotated[
@@ -126,6 +128,10 @@ def generate(
 ) -> None:
     """Continue PROMPT and show, for each new token, the prompt tokens it drew on.
 
+    With --image a vision-language model answers PROMPT, and its sources are patches of the image
+    and words together; --model scenes is a small one that ships. An --output that is a picture
+    then shows the image under each word.
+
     Without --method it is the default of `attnflow.generate`: what found the true source most
     often.
     """
@@ -152,7 +158,8 @@ def generate(
         careful=careful,
         targets=None if targets is None else [parse_span(target) for target in targets],
         contrast=rather_than,
-        confirm=confirm,
+        confirm=confirm and not images,
+        images=images or None,
         baseline=cast("Any", subtracted),
         chat=chat,
         seed=seed,
@@ -167,7 +174,7 @@ def generate(
         look = _Look(select, layers, top, words, hide_common, table)
         _show(result, console, look)
     if output is not None:
-        _write(result, output, select)
+        _write(result, output, select, images or ())
 
 
 def _prompt(
@@ -291,12 +298,20 @@ def _check_spans(spans: Mapping[str, Span], prompt: str) -> None:
             )
 
 
-def _write(result: Attribution, output: Path, select: str | None) -> None:
+def _write(
+    result: Attribution, output: Path, select: str | None, images: Sequence[Path] = ()
+) -> None:
     if output.suffix not in PICTURES:
         write_result(result, output, figure=None, trace=None)
         return
     from attnflow.show import plots
 
+    if images:
+        from attnflow.hosts.vision_language.prompts import read_image
+
+        pictures = [read_image(image) for image in images]
+        write_figure(plots.image_words_figure(result, pictures), output)
+        return
     target = None if select is None else parse_target(select)
     write_figure(plots.completion_figure(result, target), output)
 

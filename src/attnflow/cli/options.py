@@ -25,6 +25,7 @@ __all__ = [
     "ConfirmOption",
     "DecoderTextOption",
     "FileOption",
+    "ImagesOption",
     "FolderOption",
     "JsonOption",
     "LayersOption",
@@ -85,6 +86,14 @@ def _check_seed(seed: int | None) -> int | None:
 FileOption = Annotated[
     Path | None,
     typer.Option("--file", metavar="FILE", help="Read it from this file instead."),
+]
+ImagesOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image",
+        metavar="FILE",
+        help="An image that the text is about, for a vision-language model; repeatable.",
+    ),
 ]
 TableOption = Annotated[
     bool, typer.Option("--table", help="Show the numbers too, a column for each layer.")
