@@ -14,6 +14,7 @@ from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import Method, make_method
 from attnflow.methods.rows import pooled_row
+from attnflow.methods.towers import image_sources
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
@@ -65,7 +66,7 @@ def apply_method(
             return pooled_row(method(trace, layers=layers))
         if predicting and trace.prediction is not None:
             targets = trace.prediction.position  # the rows of others answer other questions
-        return method(trace, targets=targets, layers=layers)
+        return method(trace, targets=targets, layers=layers, sources=image_sources(trace))
     tokenizer, decoder_text = options.get("tokenizer"), options.get("decoder_text")
     tokens = capture(
         model, text, tokenizer=tokenizer, decoder_text=decoder_text, heads="mean"
