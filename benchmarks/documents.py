@@ -3,8 +3,8 @@
 python benchmarks/documents.py questions.jsonl --questions 20 --part held-out
 
 The file holds lines of JSON with article, paragraph, context, question, answer and start; questions
-are taken from one half of it in order, until so many were answered rightly. Each is asked as `attnflow
-ask` asks it, with its defaults.
+are taken from one half of it in order, until so many were answered rightly. Each is asked as
+`attnflow ask` asks it, with its defaults.
 """
 
 from __future__ import annotations

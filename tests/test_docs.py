@@ -162,7 +162,8 @@ def _write_data(folder: Path) -> None:
     table = pandas.DataFrame({"review": texts})
     table.to_csv(folder / "reviews.csv", index=False)
     table.rename(columns={"review": "text"}).to_parquet(folder / "reviews.parquet")
-    lines = [json.dumps({"prompt": text, "completion": " the"}) for text in texts]
+    prompts = [text.replace("[MASK]", "keys") for text in texts]
+    lines = [json.dumps({"prompt": prompt, "completion": " the"}) for prompt in prompts]
     (folder / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
     messages = [{"role": "user", "content": "the keys to the cabinets"}]
     (folder / "chat.json").write_text(json.dumps(messages), encoding="utf-8")
@@ -200,7 +201,9 @@ STAND_INS = {
         '--model ./my-model "the old keys" --targets the --layers 2'
     ),
     "--select Russia": "--select -1",
-    "--held-out ": "",  # of the file that the embedded model was trained on
+    # the file is shared out by its own lines, of which the embedded model has not seen some
+    "--data numpred.val --held-out": "--data texts.txt",
+    "--held-out ": "",
     "--skip 600 --samples 2000": "--samples 2",
     "--samples 2000": "--samples 2",
     "--min-words 4": "",
@@ -211,12 +214,17 @@ STAND_INS = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("line", runnable())
 def test_every_command_runs(
-    line: str, small_models: Path, capsys: pytest.CaptureFixture[str]
+    line: str,
+    small_models: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for words, others in STAND_INS.items():
         line = line.replace(words, others)
     if line.startswith("attnflow evaluate") and "--samples" not in line:
         line += " --samples 2"
+    if "--message" in line:
+        monkeypatch.setattr(load, "_smollm2", chatting_writer)
     status = _run(shlex.split(line)[1:])
     error = capsys.readouterr().err
     ended_at_once = "The model ended at once" in error  # a tiny model may have nothing to say
@@ -256,9 +264,19 @@ def namespace(folder: Path) -> dict[str, Any]:
     }
 
 
+CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+
+
+def chatting_writer() -> Any:
+    """The tiny language model, with a template for conversations."""
+    loaded = writer()
+    loaded.tokenizer.chat_template = CHAT_TEMPLATE
+    return loaded
+
+
 def chatty(known: dict[str, Any]) -> None:
     """A conversation, and a tokenizer with a template for it."""
-    known["tokenizer"].chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    known["tokenizer"].chat_template = CHAT_TEMPLATE
     known["messages"] = [{"role": "user", "content": "the keys to"}]
 
 
