@@ -1,9 +1,10 @@
 """Drawn scenes with questions whose answer lies in a known place: shapes, colours, positions.
 
 A scene holds two to four objects of different shapes and colours on a plain, slightly noisy
-ground, each in a box of 16 × 16 pixels on a grid of 8. Each question names one object ("what colour is the circle?") and is answered by what can
-be seen of one object only, whose box is known: an attribution of the answer can be held against
-it. Everything follows from a seed, so a data set is two numbers.
+ground, each in a box of 16 × 16 pixels on a grid of 8. Each question names one object ("what
+colour is the circle?") and is answered by what can be seen of one object only, whose box is known:
+an attribution of the answer can be held against it. Everything follows from a seed, so a data set
+is two numbers.
 """
 
 from __future__ import annotations
