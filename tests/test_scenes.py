@@ -170,7 +170,7 @@ def test_the_command_line_takes_an_image(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"images": []}, "images is empty"),
-        ({"images": "scene.png"}, "images is a list of images"),
+        ({"images": "scene.png"}, "images is a list"),
         ({"images": ["no-such.png"]}, "There is no image 'no-such.png'"),
         ({"images": [PAIR.image()], "confirm": True}, "confirm=True hides words"),
     ],
