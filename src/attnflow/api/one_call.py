@@ -142,17 +142,14 @@ def default_method(
     >>> default_method(tiny_decoder()[0]).name
     'gradient-attention'
     """
-    from attnflow.hosts.registry import adapter_for
+    from attnflow.hosts import token_answers
     from attnflow.hosts.vision_language.towers import reads_images
 
-    adapter = adapter_for(model)
     if isinstance(text, Mapping) and reads_images(model, text):
         from attnflow.generation.request import IMAGE_METHOD
 
         return make_method(IMAGE_METHOD.name, options) if options else IMAGE_METHOD
-    if adapter.explains_rows(model):
-        return make_method("gradient-attention", options)
-    return make_method("alti" if adapter.takes_apart(model) else "rollout", options)
+    return token_answers.default_method(model, options)
 
 
 def _next_token(

@@ -30,6 +30,7 @@ __all__ = [
     "JsonOption",
     "LayersOption",
     "MaxNewTokensOption",
+    "MessageOption",
     "MethodOption",
     "MethodsOption",
     "ModelOption",
@@ -194,6 +195,15 @@ DecoderTextOption = Annotated[
 ]
 WordsOption = Annotated[bool, typer.Option("--words", help="Merge word pieces to words.")]
 ChatOption = Annotated[bool, typer.Option("--chat", help="Put the prompt into the chat template.")]
+MessageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--message",
+        metavar="ROLE=TEXT",
+        help="Instead of PROMPT: a turn of a conversation (system, user or assistant), repeatable; "
+        "or one .json file with a list of messages.",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
 ]
