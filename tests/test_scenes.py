@@ -31,7 +31,7 @@ from attnflow.models.scenes import load_scenes
 from attnflow.tokens.patches import Grid, ImagePatches
 
 PAIR = Scene(
-    (SceneObject("circle", "red", (4, 20, 22, 38)), SceneObject("cross", "blue", (40, 22, 56, 38))),
+    (SceneObject("circle", "red", (0, 16, 16, 32)), SceneObject("cross", "blue", (32, 16, 48, 32))),
     seed=9,
 )
 
@@ -68,7 +68,7 @@ def test_an_object_is_drawn_in_its_box_and_in_its_colour() -> None:
 
 def test_each_shape_is_drawn_otherwise() -> None:
     drawings = [
-        Scene((SceneObject(shape, "red", (10, 10, 30, 30)),), seed=3).image() for shape in SHAPES
+        Scene((SceneObject(shape, "red", (8, 8, 24, 24)),), seed=3).image() for shape in SHAPES
     ]
     assert len({drawing.tobytes() for drawing in drawings}) == len(SHAPES)
 
@@ -83,7 +83,7 @@ def test_questions_name_the_object_that_answers_them() -> None:
 
 
 def test_a_place_with_two_objects_is_not_asked_for() -> None:
-    three = (*PAIR.objects, SceneObject("ring", "green", (40, 44, 56, 60)))
+    three = (*PAIR.objects, SceneObject("ring", "green", (32, 32, 48, 48)))
     texts = [question.text for question in questions_about(three)]
     assert "what is right of the circle?" not in texts
 
@@ -99,21 +99,21 @@ def test_a_folder_without_the_model_is_named(tmp_path: Path) -> None:
 
 
 def test_mass_on_a_box_is_that_of_the_parts_of_patches_inside() -> None:
-    image = ImagePatches("image 1", Grid(8, 8, 0, 64, 64))
-    scores = np.arange(64.0)
-    assert _mass(scores, image, (0, 0, 64, 64)) == scores.sum()
+    image = ImagePatches("image 1", Grid(6, 6, 0, 48, 48))
+    scores = np.arange(36.0)
+    assert _mass(scores, image, (0, 0, 48, 48)) == scores.sum()
     assert _mass(scores, image, (4, 0, 8, 8)) == 0.0
-    assert np.isclose(_mass(scores, image, (8, 4, 16, 12)), 0.5 * scores[1] + 0.5 * scores[9])
+    assert np.isclose(_mass(scores, image, (8, 4, 16, 12)), 0.5 * scores[1] + 0.5 * scores[7])
 
 
 def test_a_map_points_at_the_object_with_most_mass_per_area() -> None:
-    image = ImagePatches("image 1", Grid(8, 8, 0, 64, 64))
+    image = ImagePatches("image 1", Grid(6, 6, 0, 48, 48))
     question = Question("what colour is the circle?", "red", 0, "colour")
     asked = SceneQuestion(None, None, PAIR, question)
-    scores = np.zeros((8, 8))
+    scores = np.zeros((6, 6))
     scores[3, 1] = 1.0
     assert _points_at(scores.ravel(), image, asked)
-    scores[3, 6] = 2.0
+    scores[3, 5] = 2.0
     assert not _points_at(scores.ravel(), image, asked)
 
 
@@ -137,10 +137,10 @@ def test_each_word_of_an_answer_is_over_patches_and_words(small: tuple[Any, Any]
     )
     assert result.method == IMAGE_METHOD
     (image,) = result.sources.images
-    assert (image.grid.rows, image.grid.columns, image.grid.prefix) == (8, 8, 1)
+    assert (image.grid.rows, image.grid.columns, image.grid.prefix) == (6, 6, 1)
     assert list(result.sources)[-1] == "?"
     assert result.values.shape[1] == len(result.targets)
-    assert result.values.shape[2] == 65 + 1 + len(question.text.replace("?", " ?").split())
+    assert result.values.shape[2] == 37 + 1 + len(question.text.replace("?", " ?").split())
 
 
 def test_rollout_of_an_answer_is_a_distribution(small: tuple[Any, Any]) -> None:
@@ -170,7 +170,7 @@ def test_the_command_line_takes_an_image(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"images": []}, "images is empty"),
-        ({"images": "scene.png"}, "images is a list of images"),
+        ({"images": "scene.png"}, "images is a list"),
         ({"images": ["no-such.png"]}, "There is no image 'no-such.png'"),
         ({"images": [PAIR.image()], "confirm": True}, "confirm=True hides words"),
     ],

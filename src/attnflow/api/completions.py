@@ -108,8 +108,9 @@ def generate(
         where each stands. `ask` words the question and gives a line for each statement.
     method: None is the measured default, `GradientAttention()`: what each generated token's own
         position attends to, as far as it raises that token's probability (docs/generation.md).
-        "rollout" is Deb's tensor; it streams beside the key-value cache. Other methods run once
-        more at the end; "leave-one-out" and its like run the model again for every source.
+        With images it is `GradientRollout()`. "rollout" is Deb's tensor; it streams beside the
+        key-value cache. Other methods run once more at the end; "leave-one-out" and its like run
+        the model again for every source.
     careful: take ten passes a target instead of one: `evaluation.ablation.Careful`.
     targets: what of the completion is explained: tokens by number (from 0) or text, phrases
         ("45 days"), slices, or "answer" for all of it as one; default: every token.

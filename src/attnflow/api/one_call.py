@@ -53,7 +53,8 @@ def explain(
     method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
         `Flow(residual=0.4)`; what it requires beside the weights is captured too. None is
         what agrees best with ablations (docs/evidence.md): `GradientAttention()` for causal
-        language models, `Alti()` for text encoders whose blocks are known, `Rollout()` for others.
+        language models, `Alti()` for text encoders whose blocks are known, `Rollout()` for others;
+        with images `GradientRollout()` (docs/images.md).
     targets, layers: only these; a target is a position or a token that occurs once. By default
         every layer, and the position that the model's answer is read from, so that `.top(3)` says
         what the answer draws on; "all", or a model without an answer: every position.
@@ -120,6 +121,11 @@ def explain(
             contrast=contrast,
             progress=progress,
         )
+    if images is not None and measured is None:
+        from attnflow.methods.rows import less_identity
+
+        place = result.targets.positions[0]  # that a word is itself explains nothing
+        result = less_identity(result, [result.sources.positions.index(place)])
     if confirm and next_token is not None:
         result = with_confirmation(result, host, next_token, tokenizer)
     return result.merge_words() if words else result

@@ -15,7 +15,7 @@ from attnflow.generation.targets import TargetRef
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.texts import checked_text
 from attnflow.hosts.transformers.texts import after_start, check_vocabulary, prefix_ids
-from attnflow.methods import GradientAttention, Method, Rollout, make_method
+from attnflow.methods import GradientAttention, GradientRollout, Method, Rollout, make_method
 from attnflow.methods.mixing import ONE_STEP
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
@@ -42,7 +42,7 @@ FALLBACK_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
 
 Dropped is the prompt's sink, wherever it is."""
 
-IMAGE_METHOD = GradientAttention()
+IMAGE_METHOD = GradientRollout()
 """For prompts with images: what found the true object of drawn scenes (docs/images.md)."""
 
 Baseline = Literal["neutral"] | Sequence[int] | None

@@ -69,7 +69,7 @@ class GradientAttention(Method):
     start_layer: int = 1
     score: ScoreName = LOG_PROB
     drop_sink: bool = True
-    tower: TowerRule = "rollout"
+    tower: TowerRule = "connector"
 
     def __post_init__(self) -> None:
         check_score(self.score)

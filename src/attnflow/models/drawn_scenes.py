@@ -1,9 +1,10 @@
 """Drawn scenes with questions whose answer lies in a known place: shapes, colours, positions.
 
 A scene holds two to four objects of different shapes and colours on a plain, slightly noisy
-ground. Each question names one object ("what colour is the circle?") and is answered by what can
-be seen of one object only, whose box is known: an attribution of the answer can be held against
-it. Everything follows from a seed, so a data set is two numbers.
+ground, each in a box of 16 × 16 pixels on a grid of 8. Each question names one object ("what
+colour is the circle?") and is answered by what can be seen of one object only, whose box is known:
+an attribution of the answer can be held against it. Everything follows from a seed, so a data set
+is two numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = [
     "scenes",
 ]
 
-SIZE: Final = 64
+SIZE: Final = 48
 """Width and height of a scene in pixels."""
 
 COLOURS: Final = {
@@ -51,8 +52,9 @@ TRAIN_SEED, DEVELOPMENT_SEED, TEST_SEED = 1, 2, 3
 """Seeds of the scenes that the shipped model learned from, of those that the default method was
 chosen by, and of those that nothing was chosen by."""
 
-_SMALLEST, _LARGEST = 14, 22  # the side of an object's box, in pixels
-_GAP = 3  # between two boxes, so that no patch edge decides whose pixel it is
+_SIDE = 16  # of an object's box, in pixels
+_GRID = 8  # boxes stand on multiples of this, so that the patches of the shipped model fit them
+_GAP = 8  # at least, between two boxes
 _GROUND = (205, 245)  # brightness of the ground
 _NOISE = 6.0  # standard deviation of the noise, in brightness
 _JITTER = 14  # by how much a colour may differ from its name's
@@ -166,9 +168,8 @@ def _places(count: int, random: np.random.Generator) -> list[Box] | None:
     for _ in range(_TRIES):
         if len(boxes) == count:
             break
-        side = int(random.integers(_SMALLEST, _LARGEST + 1))
-        left, top = (int(n) for n in random.integers(1, SIZE - side, size=2))
-        box = (left, top, left + side, top + side)
+        left, top = (_GRID * int(n) for n in random.integers((SIZE - _SIDE) // _GRID + 1, size=2))
+        box = (left, top, left + _SIDE, top + _SIDE)
         if not any(_touch(box, other) for other in boxes):
             boxes.append(box)
     return boxes if len(boxes) == count else None
@@ -228,7 +229,7 @@ def draw(scene: Scene) -> NDArray[np.uint8]:
     """The scene as (height, width, 3) bytes; its seed decides the ground and the noise.
 
     >>> draw(random_scene(seed=1)).shape
-    (64, 64, 3)
+    (48, 48, 3)
     """
     random = np.random.default_rng([scene.seed, 1])
     canvas = np.full((SIZE, SIZE, 3), random.uniform(*_GROUND))

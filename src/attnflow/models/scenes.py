@@ -1,7 +1,7 @@
 """The small vision-language model that ships with the package, trained on drawn scenes.
 
 It answers questions about two to four coloured shapes ("what colour is the circle?"). It is
-transformers' own LlavaForConditionalGeneration: a CLIP vision tower of three layers over 8 × 8
+transformers' own LlavaForConditionalGeneration: a CLIP vision tower of three layers over 6 × 6
 patches, a projection, a Llama of three layers. ``scenes/README.md`` is its card, and
 ``training/scenes.py`` trains it.
 """

@@ -26,7 +26,7 @@ from attnflow.models.drawn_scenes import DEVELOPMENT_SEED, TEST_SEED, scenes
 
 __all__ = ["DEFAULT", "Scenes"]
 
-DEFAULT = "gradient-attention, rollout of the tower"
+DEFAULT = "gradient-rollout"
 """The default of generate() with images, by its name among the contenders."""
 Part = Literal["test", "development"]
 _KINDS = ("colour", "shape", "place")

@@ -26,7 +26,7 @@ __all__ = ["METRICS", "SceneQuestion", "observe"]
 
 Floats = NDArray[np.float64]
 METRICS = ("most", "share", "deletion")
-_STEPS = 16  # points of a deletion curve after the first
+_STEPS = 8  # points of a deletion curve after the first
 
 
 @dataclass(frozen=True, eq=False)
