@@ -15,6 +15,7 @@ from attnflow.errors.progress import ProgressCallback
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.methods import Method, make_method
 from attnflow.tokens import TokenRef
+from attnflow.tokens.pictures import Picture
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,13 +30,14 @@ __all__ = ["default_method", "explain", "with_confirmation"]
 @checked_arguments
 def explain(
     model: nn.Module | str | os.PathLike[str] | None,
-    text: str | Mapping[str, Any],
+    text: str | Mapping[str, Any] | Picture,
     method: str | Method | MeasuredMethod | None = None,
     *,
     targets: Sequence[TokenRef] | TokenRef | None = None,
     layers: Sequence[int] | int | None = None,
     words: bool = False,
     tokenizer: Any = None,
+    processor: Any = None,
     decoder_text: str | None = None,
     answer: int | str | None = None,
     contrast: int | str | None = None,
@@ -48,6 +50,9 @@ def explain(
 
     model: a Hugging Face name, a local path, a loaded model (then pass its `tokenizer` too), or
         None for the model that ships with attnflow.
+    text: a text, prepared inputs by name, or for a vision model an image: a path, a PIL image, an
+        array (height, width, 3), a tensor (3, height, width) or the bytes of a file.
+    processor: what turns an image into the model's pixels; default: the model's own.
     method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
         `Flow(residual=0.4)`; what it requires beside the weights is captured too. None is
         what agrees best with ablations (docs/evidence.md): `GradientAttention()` for causal
@@ -100,6 +105,7 @@ def explain(
             targets=targets,
             layers=layers,
             tokenizer=tokenizer,
+            processor=processor,
             decoder_text=decoder_text,
             answer=answer,
             contrast=contrast,

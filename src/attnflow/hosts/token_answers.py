@@ -53,10 +53,8 @@ def apply_method(
         if predicting and trace.prediction is not None:
             targets = trace.prediction.position  # the rows of others answer other questions
         return method(trace, targets=targets, layers=layers)
-    tokenizer, decoder_text = options.get("tokenizer"), options.get("decoder_text")
-    tokens = capture(
-        model, text, tokenizer=tokenizer, decoder_text=decoder_text, heads="mean"
-    ).tokens
+    shared = {name: options.get(name) for name in ("tokenizer", "processor", "decoder_text")}
+    tokens = capture(model, text, heads="mean", **shared).tokens
     rows = tokens.indices_of(targets)
     traces = (capture(model, text, methods=[method], position=row, **options) for row in rows)
     results = [

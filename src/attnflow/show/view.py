@@ -72,7 +72,8 @@ def view(
     """The document of one result, or of several about the same targets and sources.
 
     graph: the flow network, to be drawn and cut; left out where it is too large to look at.
-    image: the pixels (height, width, 3) behind results over patches.
+    image: the pixels (height, width, 3) behind results over patches; default: the picture that
+        the results carry.
     trace: what the results were made of; its heads are shown where they are not too many.
 
     >>> from attnflow import AttentionTrace, Rollout
@@ -141,6 +142,8 @@ def results_of(document: Mapping[str, Any]) -> list[Attribution]:
     prediction = document.get("prediction")
     marks = [[p["name"], *p["columns"]] for p in document.get("passages", ())]
     provenance = {"model": document.get("model"), "view": document.get("title")}
+    if image is not None and image.get("picture"):
+        provenance["images"] = [image["picture"]]
     answer = document.get("answer") or {}
     if answer.get("kind") == "completion":
         provenance["completion"] = "".join(axes["targets"].surfaces())
@@ -179,7 +182,7 @@ def _check(results: Sequence[Attribution]) -> None:
 
 def _title(result: Attribution) -> str:
     if result.sources.grid is not None:
-        return "An image"
+        return str(result.provenance.get("image") or "An image")
     words = Tokens(tuple(t for t in result.sources if not is_special(t)) or result.sources.texts)
     text = " ".join("".join(words.surfaces()).split())
     return text if len(text) <= 80 else text[:79] + "…"
@@ -410,7 +413,9 @@ def _image(result: Attribution, pixels: Any) -> dict[str, Any] | None:
                 f"{result.sources.listing()}."
             )
         return None
-    return {"picture": None if pixels is None else picture_address(pixels), **grid.to_dict()}
+    pictures = result.provenance.get("images") or (None,)
+    picture = pictures[0] if pixels is None else picture_address(pixels)
+    return {"picture": picture, **grid.to_dict()}
 
 
 def _text(array: NDArray[Any], dtype: type[np.generic]) -> str:
