@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import InputError, TargetError, shorten
-from attnflow.tokens import Grid, TokenRef
+from attnflow.tokens import Grid, TokenRef, Tokens
 
 if TYPE_CHECKING:
     from attnflow.attribution.result import Attribution
 
-__all__ = ["PERCENTILES", "Contrast", "PatchMap", "Scale", "contrast", "patch_maps"]
+__all__ = ["PERCENTILES", "Contrast", "PatchMap", "Scale", "contrast", "grids_of", "patch_maps"]
 
 Scale = Literal["percentiles", "full"] | tuple[float, float]
 """How values become colours: between percentiles of the patches, from 0 to the strongest patch, or
@@ -70,8 +70,8 @@ def patch_maps(
     >>> patch_maps(result, target="b")[0].values.tolist()
     [[0.0, 1.0]]
     """
-    grids = result.sources.grids
-    if not grids:
+    places = _places(result.sources)
+    if not places:
         raise InputError(
             "There is no map without sources that are the patches of an image; these are "
             f"{result.sources.listing()}."
@@ -83,7 +83,23 @@ def patch_maps(
         )
     row = result if target is None else result.row(target)
     values = row.layer(layer).values[0, 0]
-    return [PatchMap(grid, grid.patches_of(values)) for grid in grids]
+    return [PatchMap(grid, grid.patches_of(values[start:])) for start, grid in places]
+
+
+def grids_of(tokens: Tokens) -> list[Grid]:
+    """The grid of each image among the tokens, in their order.
+
+    >>> grids_of(Tokens(("the", "key")))
+    []
+    """
+    return [grid for _, grid in _places(tokens)]
+
+
+def _places(tokens: Tokens) -> list[tuple[int, Grid]]:
+    """Where each image begins, and its grid: one image alone, or several among words."""
+    if tokens.grid is not None:
+        return [(0, tokens.grid)]
+    return [(image.start, image.grid) for image in getattr(tokens, "images", ())]
 
 
 def contrast(maps: list[PatchMap], scale: Scale = "percentiles") -> Contrast:

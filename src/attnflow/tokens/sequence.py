@@ -95,11 +95,6 @@ class Tokens(Sequence[str]):
         """The tokens as the tokenizer writes them: the same as `texts`."""
         return self.texts
 
-    @property
-    def grids(self) -> tuple[Grid, ...]:
-        """The grid of each image among the tokens, in their order."""
-        return () if self.grid is None else (self.grid,)
-
     @cached_property
     def text(self) -> tuple[str, ...]:
         """The tokens as people read them, without spaces around them, line ends visible."""

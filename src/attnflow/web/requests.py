@@ -23,6 +23,7 @@ __all__ = [
     "ExplainRequest",
     "GenerateRequest",
     "Limits",
+    "offer_of",
     "read_request",
 ]
 
@@ -45,6 +46,7 @@ class Limits:
     """How much one visitor, and all together, may ask for."""
 
     body_bytes: int = 64 * 1024
+    image_bytes: int = 4 * 1024 * 1024
     characters: int = 20_000
     tokens: int = 512
     flow_tokens: int = 128
@@ -79,7 +81,7 @@ class BaseRequest(BaseModel):
     @field_validator("model")
     @classmethod
     def _model_is_offered(cls, name: str, info: ValidationInfo) -> str:
-        models = _offer_of(info).models.values()
+        models = offer_of(info).models.values()
         able = [model.name for model in models if getattr(model, cls.ability)]
         if name not in able:
             raise InputError(
@@ -91,7 +93,7 @@ class BaseRequest(BaseModel):
     @field_validator("text", "prompt", "question", check_fields=False)
     @classmethod
     def _text_can_be_read(cls, text: str, info: ValidationInfo) -> str:
-        limit = _offer_of(info).limits.characters
+        limit = offer_of(info).limits.characters
         if not text.strip():
             raise InputError("There is nothing to explain: the text is empty.")
         if len(text) > limit:
@@ -160,7 +162,7 @@ class AskRequest(BaseRequest):
     def _documents_can_be_read(
         cls, documents: list[DocumentField], info: ValidationInfo
     ) -> list[DocumentField]:
-        limit = _offer_of(info).limits.characters
+        limit = offer_of(info).limits.characters
         if len(documents) > _MOST_DOCUMENTS:
             raise InputError(f"Give up to {_MOST_DOCUMENTS} documents; got {len(documents)}.")
         length = sum(len(document.text) for document in documents)
@@ -208,7 +210,7 @@ class GenerateRequest(BaseRequest):
         return tuple(None if name == DEFAULT else make_method(name) for name in names)
 
 
-R = TypeVar("R", ExplainRequest, GenerateRequest, AskRequest)
+R = TypeVar("R", bound=BaseRequest)
 
 
 def read_request(
@@ -233,13 +235,14 @@ def read_request(
 
 
 def _checked_tokens(count: int, info: ValidationInfo) -> int:
-    limit = _offer_of(info).limits.new_tokens
+    limit = offer_of(info).limits.new_tokens
     if not 1 <= count <= limit:
         raise InputError(f"'tokens' is from 1 to {limit}; got {_abridged(count)}.")
     return count
 
 
-def _offer_of(info: ValidationInfo) -> _Offer:
+def offer_of(info: ValidationInfo) -> _Offer:
+    """What a validator checks against."""
     assert isinstance(info.context, _Offer)  # `read_request` is the only way in
     return info.context
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from attnflow.attribution.patch_maps import patch_maps
+from attnflow.attribution.patch_maps import grids_of, patch_maps
 from attnflow.errors import AttnflowError, MethodError, MissingDependencyError, ModelError
 from attnflow.evaluation.images.ablation import Hiding, PatchAblation
 from attnflow.evaluation.images.examples import Box, ImageExample
@@ -70,7 +70,7 @@ class ImageJudge:
             start = perf_counter()
             maps[name] = self._map(method, trace)
             seconds[name] = perf_counter() - start
-        grid = trace.tokens.grids[0]
+        grid = grids_of(trace.tokens)[0]
         ablation = PatchAblation(
             self.model,
             prepared.inputs["pixel_values"],

@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.patch_maps import Contrast, PatchMap, Scale, contrast, patch_maps
+from attnflow.attribution.patch_maps import (
+    Contrast,
+    PatchMap,
+    Scale,
+    contrast,
+    grids_of,
+    patch_maps,
+)
 from attnflow.errors import InputError, optional_import
 from attnflow.show.plots.canvas import (
     BLUE,
@@ -114,7 +121,7 @@ def overlay_figure(
     titles = [result.method.name for result in results] if names is None else list(names)
     if len(titles) != len(results):
         raise InputError(f"{len(results)} results but {len(titles)} names.")
-    grids = results[0].sources.grids
+    grids = grids_of(results[0].sources)
     if not grids:
         patch_maps(results[0], target=results[0].targets.positions[0])  # says what is missing
     across = len(grids) if len(grids) > 1 else _across(len(results))
