@@ -21,7 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+from transformers import (
+    DeiTConfig,
+    DeiTForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
 
 SIDE, PATCH = 96, 16  # pixels of a scene, and of a patch
 # Where each thing is in its photograph: left, top, right, bottom.
@@ -128,12 +134,26 @@ def pixels_of(scenes: list[Scene]) -> torch.Tensor:
     return torch.from_numpy(stack).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-def train(photographs: Mapping[str, Image.Image], *, steps: int, seed: int) -> tuple[Any, Any]:
-    """A model that says what is in a scene; every step draws new ones."""
-    model, processor = new_model(seed)
+def grow_to_deit(vit: ViTForImageClassification) -> DeiTForImageClassification:
+    """A DeiT that begins as this ViT: a distillation token beside the class token, like it."""
+    settings = {k: v for k, v in vit.config.to_dict().items() if k not in ("model_type", "dtype")}
+    model = DeiTForImageClassification(DeiTConfig(**settings))
+    weights = {name.replace("vit.", "deit.", 1): w for name, w in vit.state_dict().items()}
+    places, token = (weights[f"deit.embeddings.{n}"] for n in ("position_embeddings", "cls_token"))
+    grown = torch.cat([places[:, :1], places[:, :1], places[:, 1:]], dim=1)
+    weights["deit.embeddings.position_embeddings"] = grown
+    weights["deit.embeddings.distillation_token"] = token.clone()
+    model.load_state_dict(weights)
+    return model
+
+
+def train(
+    model: Any, photographs: Mapping[str, Image.Image], *, steps: int, rate: float, seed: int
+) -> Any:
+    """The model once it says what is in a scene; every step draws new ones."""
     rng, names = np.random.default_rng([seed, 1]), list(THINGS)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
     start, right = perf_counter(), 0.0
     model.train()
     for step in range(1, steps + 1):
@@ -150,7 +170,7 @@ def train(photographs: Mapping[str, Image.Image], *, steps: int, seed: int) -> t
             seconds = perf_counter() - start
             print(f"{step} steps, {seconds:.0f} s: {right / 50:.1%} right", flush=True)
             right = 0.0
-    return model.eval(), processor
+    return model.eval()
 
 
 def write_scenes(photographs: Any, folder: Path, *, count: int, seed: int) -> None:
@@ -170,15 +190,19 @@ def main() -> None:
     """Train, then write development scenes and others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("out/scenes"))
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=450)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     photographs = read_photographs()
     for name, seed in (("development", 100), ("held-out", 200)):
         write_scenes(photographs, arguments.output / name, count=200, seed=seed)
-    model, processor = train(photographs, steps=arguments.steps, seed=arguments.seed)
-    model.save_pretrained(arguments.output / "vit")
-    processor.save_pretrained(arguments.output / "vit")
+    model, processor = new_model(arguments.seed)
+    train(model, photographs, steps=arguments.steps, rate=2e-3, seed=arguments.seed)
+    deit = grow_to_deit(model)
+    train(deit, photographs, steps=arguments.steps // 5, rate=5e-4, seed=arguments.seed + 1)
+    for name, each in (("vit", model), ("deit", deit)):
+        each.save_pretrained(arguments.output / name)
+        processor.save_pretrained(arguments.output / name)
 
 
 if __name__ == "__main__":
