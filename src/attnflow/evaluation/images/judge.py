@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from torch import nn
 
 from attnflow.attribution.patch_maps import grids_of, patch_maps
-from attnflow.errors import AttnflowError, MethodError, MissingDependencyError, ModelError
+from attnflow.errors import (
+    AttnflowError,
+    MethodError,
+    MissingDependencyError,
+    ModelError,
+    optional_import,
+)
 from attnflow.evaluation.images.ablation import Hiding, PatchAblation
 from attnflow.evaluation.images.examples import Box, ImageExample
 from attnflow.evaluation.records import RANDOM, Record
@@ -122,11 +127,12 @@ class ImageJudge:
         The box goes the way of the photo: as a white rectangle through the same processor, so that
         whatever resizes and crops the photo does the same to the box.
         """
-        drawing = Image.new("RGB", photo.image.size)
+        images = optional_import("PIL.Image", extra="images", purpose="Evaluating on images")
+        drawing = images.new("RGB", photo.image.size)
         left, top, right, bottom = (round(side) for side in box)
         drawing.paste((255, 255, 255), (left, top, right, bottom))
-        seen = prepare_images(self.model, [Photo(drawing, "box")], self.processor)[0].picture
-        inside = seen[..., 0].astype(np.float64) / 255
+        picture = prepare_images(self.model, [Photo(drawing, "box")], self.processor)[0].picture
+        inside = picture[..., 0].astype(np.float64) / 255
         down, across = grid.height // grid.rows, grid.width // grid.columns
         cut = inside[: grid.rows * down, : grid.columns * across]
         cells = cut.reshape(grid.rows, down, grid.columns, across)

@@ -27,6 +27,7 @@ MOST_PIXELS = 120_000_000
 """Larger images are refused: they would take more than a third of a GB once unpacked."""
 
 _CHANNELS = (1, 3, 4)
+_LARGEST_FILE = 400_000_000  # bytes
 _LARGEST_16_BIT = 65_535
 
 
@@ -94,13 +95,19 @@ def list_photos(folder: Path) -> list[Path]:
 def _opened_file(path: Path) -> Photo:
     name = shorten(str(path))
     try:
-        content = None if path.is_dir() else path.read_bytes()
+        folder, size = path.is_dir(), path.stat().st_size
+        content = None if folder or size > _LARGEST_FILE else path.read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise FileError(f"There is no image {name} that can be read: {reason}.") from error
-    if content is None:
+    if folder:
         raise InputError(
             f"{name} is a folder; name an image in it, or give the folder to `attnflow explain`."
+        )
+    if content is None:
+        raise InputError(
+            f"{name} has {size:,} bytes; images of up to {_LARGEST_FILE:,} are read. Save it in "
+            "another format."
         )
     return _opened(io.BytesIO(content), path.name)
 
