@@ -106,7 +106,9 @@ def generate(
     confirm: hide the strongest three words together, in one more pass: `result.confirmation`.
     baseline: "neutral" subtracts what the model does on a neutral prompt of the same length and
         the same completion, a list of token ids is a prompt of your own, None subtracts nothing.
-    sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too.
+    sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too;
+        spans of the prompt by name, {"contract": (0, 120)}, sum over each. A streamed rollout then
+        keeps a column for each span instead of one for each token.
     seed: sample with this seed; without it the search is greedy.
     stream: called with each piece of text as it is made.
     generate_kwargs: more for the model's generate(), such as {"temperature": 0.7}.

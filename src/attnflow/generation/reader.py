@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.rescaling import SOURCE_TOKENS, resolve_spans
 from attnflow.errors import InputError
 from attnflow.generation.gradient_rows import (
     LOG_PROBS,
@@ -55,7 +56,7 @@ class Reader:
     def read(self, prompt: Prompt, ids: list[int], notes: dict[str, Any]) -> Attribution:
         """Attribute a completion to its prompt: its targets, by default every token of it."""
         method = self.method_for(prompt)
-        return self.less_baseline(self._attribute(method, prompt.ids, ids, notes), prompt, ids)
+        return self.finished(self._attribute(method, prompt.ids, ids, notes), prompt, ids)
 
     def targets(self, ids: list[int]) -> tuple[CompletionTarget, ...]:
         """What is explained of a completion."""
@@ -86,7 +87,33 @@ class Reader:
         by_rows = isinstance(method, GradientAttention) and self.request.sources == "prompt"
         return by_rows and can_explain_rows(self.model)
 
-    def less_baseline(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
+    def finished(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
+        """Less the baseline, and over the spans that are asked for."""
+        result = self._less_baseline(result, prompt, ids)
+        if self.request.spans is None:
+            return result
+        members = self._spans(prompt.ids)
+        if not self._sums_early:
+            result = result.spans(self.request.spans)
+        places = [list(positions) for positions in members.values()]
+        return replace(result, provenance={**result.provenance, SOURCE_TOKENS: places})
+
+    def _spans(self, prompt: list[int]) -> dict[str, list[int]]:
+        return resolve_spans(self.tokens(prompt), self.request.spans or {})
+
+    @property
+    def _sums_early(self) -> bool:
+        """Whether rows beside the cache hold spans alone; a baseline's tokens are others."""
+        request = self.request
+        linear = isinstance(request.method, Rollout) and request.method.receptive_field is None
+        return (
+            request.spans is not None
+            and request.baseline is None
+            and linear
+            and self.streamable(request.method)
+        )
+
+    def _less_baseline(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
         """Less what the method says of the same completion after a prompt that says nothing."""
         baseline = self.request.baseline
         if baseline is None:
@@ -133,7 +160,22 @@ class Reader:
             dropped=dropped,
             layers=int(layers or 0),
             room=room,
+            members=self._members(ids, padding) if self._sums_early else None,
         )
+
+    def _members(self, ids: Tensor, padding: list[int]) -> Tensor:
+        """(examples, prompt, spans and one more): which positions each span has; the last column
+        is for those of none.
+        """
+        rows = []
+        for row, pad in zip(ids.tolist(), padding, strict=True):
+            spans = list(self._spans(row[pad:]).values())
+            member = torch.zeros(len(row), len(spans) + 1)
+            for column, positions in enumerate(spans):
+                member[[pad + k for k in positions], column] = 1
+            member[pad:, -1] = (member[pad:].sum(dim=1) == 0).float()
+            rows.append(member)
+        return torch.stack(rows).to(ids.device)
 
     def from_cache(
         self,
@@ -147,7 +189,13 @@ class Reader:
         """The rows of one example as a result."""
         values, elsewhere = cache.rows(example, len(ids))
         frame = self._frame(prompt, ids, cache.dtype, notes)
-        frame["dependence"] = cache.dependence(example, len(ids))
+        if self._sums_early:
+            spans = self._spans(prompt)
+            values, elsewhere = values[..., :-1], elsewhere + values[..., -1]
+            frame["sources"] = Tokens(tuple(spans), tuple(k[0] for k in spans.values()))
+            frame["steps"] = (f"spans({', '.join(map(repr, spans))})",)
+        else:
+            frame["dependence"] = cache.dependence(example, len(ids))
         result = Attribution(values, cache.layers, method=method, elsewhere=elsewhere, **frame)
         warn_of_limits(result)
         return self._joined(result, ids)
