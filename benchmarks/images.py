@@ -15,6 +15,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -37,8 +38,8 @@ def measure(rounds: int, photo: Path) -> dict[str, list[float]]:
     processor = ViTImageProcessorPil()
     pixels = processor(images=Image.open(photo), return_tensors="pt")["pixel_values"]
     ways: dict[str, Callable[[], Any]] = {"plain": lambda: plain(model, pixels)}
-    for name in METHODS:
-        ways[name] = lambda name=name: attnflow.explain(model, photo, name, processor=processor)
+    options: dict[str, Any] = {"processor": processor}
+    ways |= {name: partial(attnflow.explain, model, photo, name, **options) for name in METHODS}
     plain(model, pixels)  # memory is asked for once; the first map is not warmed up
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):

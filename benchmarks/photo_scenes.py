@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
@@ -56,11 +57,11 @@ class Scene(NamedTuple):
 
 def read_photographs() -> dict[str, Image.Image]:
     """Photographs by their file names, things by theirs, from the packages that carry them."""
-    import skimage
-    import sklearn
-
-    folders = [Path(str(skimage.__file__)).parent / "data"]
-    folders.append(Path(str(sklearn.__file__)).parent / "datasets" / "images")
+    packages = {"skimage": "data", "sklearn": "datasets/images"}
+    folders = [
+        Path(str(importlib.import_module(package).__file__)).parent / folder
+        for package, folder in packages.items()
+    ]
     names = {*(file for file, _ in THINGS.values()), *GROUNDS, *DISTRACTORS}
     photographs = {}
     for name in sorted(names):

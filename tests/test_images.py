@@ -552,3 +552,14 @@ def test_the_norm_family_explains_vision_models(name: str, _: str) -> None:
         assert result.image(target=result.targets.positions[0]).shape == (16, 16)
     with pytest.raises(UnsupportedModelError, match="normalises before attention"):
         attnflow.explain(model, {"pixel_values": pixels}, "norm-rollout", kind="layernorm")
+
+
+def test_the_default_of_image_classifiers_is_what_hidden_patches_chose(loaded: Loaded) -> None:
+    from transformers import Dinov2Config, Dinov2Model
+
+    result = attnflow.explain(loaded.model, PIXELS, processor=loaded.tokenizer)
+    assert result.method.name == "gradient-attention"
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bare = Dinov2Model(Dinov2Config(**sizes, image_size=16, patch_size=8)).eval()
+    pixels = {"pixel_values": torch.zeros(1, 3, 16, 16)}
+    assert attnflow.explain(bare, pixels).method.name == "rollout"  # no class, no gradient

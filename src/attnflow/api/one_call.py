@@ -56,7 +56,8 @@ def explain(
     method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
         `Flow(residual=0.4)`; what it requires beside the weights is captured too. None is
         what agrees best with ablations (docs/evidence.md): `GradientAttention()` for causal
-        language models, `Alti()` for text encoders whose blocks are known, `Rollout()` for others.
+        language models and image classifiers, `Alti()` for text encoders whose blocks are known,
+        `Rollout()` for others.
     targets, layers: only these; a target is a position or a token that occurs once. By default
         every layer, and the position that the model's answer is read from, so that `.top(3)` says
         what the answer draws on; "all", or a model without an answer: every position.
@@ -126,7 +127,8 @@ def default_method(model: Any, options: Mapping[str, Any] | None = None) -> Meth
     from attnflow.hosts.registry import adapter_for
 
     adapter = adapter_for(model)
-    if adapter.explains_rows(model):
+    sees = adapter.reads_images(model) and adapter.facts(model).answer is not None
+    if sees or adapter.explains_rows(model):
         return make_method("gradient-attention", options)
     return make_method("alti" if adapter.takes_apart(model) else "rollout", options)
 

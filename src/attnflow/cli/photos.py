@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["PhotoOptions", "explain_photos", "load_vision_model", "names_photos"]
 
 FIGURES = ("overlay", "methods")
-_SIDE_BY_SIDE = ("rollout", "alti", "norm-rollout", "gradient-rollout", "raw")
+_SIDE_BY_SIDE = (
+    *("gradient-attention", "alti", "norm-rollout", "rollout", "gradient-rollout", "raw"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class PhotoOptions:
     figure: str | None
     as_json: bool
     output: Path | None
-    others: dict[str, object]
+    others: Mapping[str, object]
 
 
 def names_photos(text: str | None, model: str | None) -> bool:

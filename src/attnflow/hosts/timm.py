@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attnflow.errors import TokensError, UnsupportedModelError, optional_import
 from attnflow.hosts.adapter import Adapter, Batch, Scores, device_of, on_device
+from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.measure.blocks import BLOCK_MEASURES, Parts, watched_blocks
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.refusals import REFUSED, refuse_by_name
@@ -73,6 +74,12 @@ class TimmAdapter(Adapter):
         grid = Grid(rows, columns, prefix, height, width)
         return Tokens(patch_names(grid, _prefix_names(host, prefix)), grid=grid)
 
+    def facts(self, model: nn.Module) -> ModelFacts:
+        """Where the class is read, if there are classes."""
+        if not getattr(model, "num_classes", 0):
+            return ModelFacts()
+        return ModelFacts(answer="mean" if _is_pooled(model) else "first")
+
     def reads_images(self, model: nn.Module) -> bool:
         """All of timm's models do."""
         return True
@@ -89,9 +96,8 @@ class TimmAdapter(Adapter):
             return [None] * batch.size
         if not getattr(model, "num_classes", 0):
             return [None] * batch.size
-        pooled = getattr(model, "global_pool", "token") in ("avg", "avgmax", "max")
         return [
-            Scores(row, 0, lambda ids: [f"class {k}" for k in ids], pooled=pooled)
+            Scores(row, 0, lambda ids: [f"class {k}" for k in ids], pooled=_is_pooled(model))
             for row in outputs
         ]
 
@@ -131,6 +137,11 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         yield
 
 
+def _is_pooled(model: nn.Module) -> bool:
+    """Whether the class is read from all positions together."""
+    return getattr(model, "global_pool", "token") in ("avg", "avgmax", "max")
+
+
 def _attends(module: nn.Module) -> bool:
     return hasattr(module, "fused_attn") and isinstance(
         getattr(module, "attn_drop", None), nn.Module
@@ -167,7 +178,8 @@ def _parts_of(model: nn.Module) -> list[Parts]:
     """The blocks of a plain pre-norm transformer; other kinds of blocks are refused by name."""
     parts = []
     for block in getattr(model, "blocks", ()):
-        attention, kind = getattr(block, "attn", None), type(block).__name__
+        attention: Any = getattr(block, "attn", None)
+        kind = type(block).__name__
         if kind != "Block" or not _is_plain(attention):
             raise UnsupportedModelError(
                 f"{type(model).__name__} cannot be taken apart: its {kind} with "

@@ -53,7 +53,8 @@ def apply_method(
         if predicting and trace.prediction is not None:
             targets = trace.prediction.position  # the rows of others answer other questions
         return method(trace, targets=targets, layers=layers)
-    shared = {name: options.get(name) for name in ("tokenizer", "processor", "decoder_text")}
+    names = ("tokenizer", "processor", "decoder_text")
+    shared: dict[str, Any] = {name: options.get(name) for name in names}
     tokens = capture(model, text, heads="mean", **shared).tokens
     rows = tokens.indices_of(targets)
     traces = (capture(model, text, methods=[method], position=row, **options) for row in rows)

@@ -83,6 +83,7 @@ def _draw(result: Any, position: int, generated: bool) -> bytes:
     from attnflow.show import plots
     from attnflow.show.plots.canvas import pyplot
 
+    figure: Any
     if result.sources.grid is not None and result.provenance.get("images"):
         figure = plots.image_overlay(result, target=position).get_figure(root=True)
     elif generated:

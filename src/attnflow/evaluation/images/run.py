@@ -73,8 +73,7 @@ def evaluate_images(
     >>> evaluation.methods
     ('rollout', '(leave one patch out)', 'centre', 'random')
     """
-    host = load_model(model, needs_tokenizer=False).model if _is_name(model) else model
-    assert isinstance(host, nn.Module)  # a name was loaded above
+    host = model if isinstance(model, nn.Module) else load_model(model, needs_tokenizer=False).model
     adapter = adapter_for(host)
     if not adapter.reads_images(host):
         raise InputError(f"{type(host).__name__} reads no images; evaluate_methods is for texts.")
@@ -102,10 +101,6 @@ def evaluate_images(
         refused=refused,
         settings=settings,
     )
-
-
-def _is_name(model: object) -> bool:
-    return isinstance(model, (str, os.PathLike))
 
 
 def _order(count: int, seed: int, skip: int, samples: int | None) -> list[int]:
