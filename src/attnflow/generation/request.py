@@ -22,6 +22,7 @@ from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 __all__ = [
     "DEFAULT_METHOD",
     "FALLBACK_METHOD",
+    "IMAGE_METHOD",
     "Baseline",
     "CompletionRequest",
     "Sources",
@@ -40,6 +41,9 @@ FALLBACK_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
 """For models in which gradient attention of every generated token cannot be had in one pass.
 
 Dropped is the prompt's sink, wherever it is."""
+
+IMAGE_METHOD = GradientAttention()
+"""For prompts with images: what found the true object of drawn scenes (docs/images.md)."""
 
 Baseline = Literal["neutral"] | Sequence[int] | None
 Targets = Sequence[TargetRef] | TargetRef | None
