@@ -438,14 +438,14 @@ def test_an_image_on_the_command_line_is_told_what_to_do(
     picture = tmp_path / "photo.png"
     picture.write_bytes(b"\x89PNG")
     assert _run(["explain", str(picture)]) == 2
-    assert "is an image, and the command line takes text. In Python: attnflow.explain(model, {" in (
+    assert "is an image, and the models that come with attnflow read text. Name a vision model" in (
         capsys.readouterr().err
     )
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.ViTConfig(**sizes, intermediate_size=16, image_size=16, patch_size=8)
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
     assert _run(["explain", "--model", str(tmp_path / "vit"), "no-such-file.png"]) == 2
-    assert "reads no text (it has no tokenizer), and the command line takes text. In Python" in (
+    assert "reads no text: it has no tokenizer. A vision model takes the path of an image" in (
         capsys.readouterr().err
     )
 

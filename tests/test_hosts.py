@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import attnflow
-from attnflow.errors import TokensError, UnsupportedModelError
+from attnflow.errors import FileError, TokensError, UnsupportedModelError
 from attnflow.hosts import registry as adapters
 from attnflow.hosts.adapter import Adapter
 from attnflow.hosts.check import check_model
@@ -133,7 +133,7 @@ def test_timm_windows_are_refused_by_name(timm: Any) -> None:
 def test_timm_takes_pixels(timm: Any) -> None:
     with pytest.raises(TokensError, match=r"one tensor \(batch, channels, height, width\)"):
         attnflow.capture(vit(timm), {"x": torch.zeros(3)})
-    with pytest.raises(TokensError, match="takes prepared inputs, not a text"):
+    with pytest.raises(FileError, match="There is no image 'a cat'"):
         attnflow.capture(vit(timm), "a cat")
 
 

@@ -89,7 +89,7 @@ def test_mappings_that_are_no_inputs(inputs: Any, message: str) -> None:
 def test_an_image_is_told_what_it_needs() -> None:
     image = pytest.importorskip("PIL.Image").new("RGB", (32, 32))
     for run in (attnflow.capture, attnflow.explain):
-        with pytest.raises(InputError, match=r"\(Image\)\. An image is prepared by .*processor"):
+        with pytest.raises(ModelError, match=r"no image processor beside it; pass one: processor="):
             run(build("ViT"), image)  # type: ignore[operator]
 
 

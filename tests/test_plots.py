@@ -145,7 +145,7 @@ def draw_bars(trace: AttentionTrace = TRACE) -> Axes:
 def draw_overlay(trace: AttentionTrace = TRACE) -> Axes:
     ramp = np.outer(np.linspace(0, 1, 48), np.ones(64))
     values = Raw()(trace).values[0, :3, :4]
-    return plots.image_overlay(patches_result(values, 48, 64), ramp, ax=small())
+    return plots.image_overlay(patches_result(values, 48, 64), ramp, scale="full", ax=small())
 
 
 def draw_film(trace: AttentionTrace = TRACE) -> Axes:
@@ -442,7 +442,7 @@ def test_an_image_lies_under_its_map() -> None:
     values = np.array([[0.0, 1.0], [2.0, 4.0]])
     result = patches_result(values, 8, 8)
     picture = np.random.default_rng(0).integers(0, 255, size=(8, 8, 3)).astype(np.uint8)
-    axes = plots.image_overlay(result, picture, alpha=0.5)
+    axes = plots.image_overlay(result, picture, scale="full", alpha=0.5)
     under, over = axes.images
     grey = np.zeros((8, 8))
     for row, column in np.ndindex(8, 8):
@@ -453,7 +453,8 @@ def test_an_image_lies_under_its_map() -> None:
     cover = over.to_rgba(np.array([0.0, 2.0, 4.0]))
     np.testing.assert_allclose(cover[:, 3], [0, 0.25, 0.5], atol=0.01)
     assert colors.same_color(cover[2][:3], VERMILLION)
-    two = plots.image_overlay(result.minus(patches_result(values.T, 8, 8)), grey)
+    difference = result.minus(patches_result(values.T, 8, 8))
+    two = plots.image_overlay(difference, grey, scale="full")
     less, none, more = two.images[1].to_rgba(np.array([-1.0, 0.0, 1.0]))
     assert less[2] > less[0]
     assert more[0] > more[2]

@@ -31,6 +31,7 @@ __all__ = [
     "random_trace",
     "tiny_decoder",
     "tiny_encoder",
+    "tiny_vision_model",
 ]
 
 Shape = Literal["dense", "causal", "window", "peaked", "uniform", "identity"]
@@ -319,6 +320,34 @@ def tiny_decoder(*, seed: int = 0) -> Loaded:
         eos_token_id=1,
     )
     return Loaded(LlamaForCausalLM(config).eval(), tokenizer)
+
+
+def tiny_vision_model(*, seed: int = 0) -> Loaded:
+    """A tiny random ViT that looks at 4 × 4 patches of 8 pixels, and its image processor.
+
+    >>> model, processor = tiny_vision_model()
+    >>> model.config.id2label[2]
+    'coin'
+    """
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+
+    from attnflow.hosts.load import Loaded
+
+    torch.manual_seed(seed)
+    config = ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=48,
+        image_size=32,
+        patch_size=8,
+        initializer_range=0.4,  # attention that differs visibly from patch to patch
+        id2label={0: "cat", 1: "cup", 2: "coin"},
+        label2id={"cat": 0, "cup": 1, "coin": 2},
+    )
+    processor = ViTImageProcessorPil(size={"height": 32, "width": 32})
+    return Loaded(ViTForImageClassification(config).eval(), processor)
 
 
 def _tiny_tokenizer() -> Any:

@@ -15,6 +15,7 @@ from attnflow.errors.progress import ProgressCallback
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.methods import Method, make_method
 from attnflow.tokens import TokenRef
+from attnflow.tokens.pictures import Picture
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +30,7 @@ __all__ = ["default_method", "explain", "with_confirmation"]
 @checked_arguments
 def explain(
     model: nn.Module | str | os.PathLike[str] | None,
-    text: str | Mapping[str, Any],
+    text: str | Mapping[str, Any] | Picture,
     method: str | Method | MeasuredMethod | None = None,
     *,
     targets: Sequence[TokenRef] | TokenRef | None = None,
@@ -50,11 +51,14 @@ def explain(
 
     model: a Hugging Face name, a local path, a loaded model (then pass its `tokenizer` too), or
         None for the model that ships with attnflow.
+    text: a text, prepared inputs by name, or for a vision model an image: a path, a PIL image, an
+        array (height, width, 3), a tensor (3, height, width) or the bytes of a file.
+    processor: what turns an image into the model's pixels; default: the model's own.
     method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
         `Flow(residual=0.4)`; what it requires beside the weights is captured too. None is
         what agrees best with ablations (docs/evidence.md): `GradientAttention()` for causal
-        language models, `Alti()` for text encoders whose blocks are known, `Rollout()` for others;
-        with images `GradientRollout()` (docs/images.md).
+        language models and image classifiers, `Alti()` for text encoders whose blocks are known,
+        `GradientRollout()` for text with images (docs/images.md), `Rollout()` for others.
     targets, layers: only these; a target is a position or a token that occurs once. By default
         every layer, and the position that the model's answer is read from, so that `.top(3)` says
         what the answer draws on; "all", or a model without an answer: every position.
@@ -116,6 +120,7 @@ def explain(
             targets=targets,
             layers=layers,
             tokenizer=tokenizer,
+            processor=processor,
             decoder_text=decoder_text,
             answer=answer,
             contrast=contrast,

@@ -28,6 +28,7 @@ from attnflow.attribution.checks import (
 from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
 from attnflow.attribution.image_parts import part_on_image
+from attnflow.attribution.patch_maps import patch_maps
 from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
 from attnflow.attribution.words import title_in_words
 from attnflow.errors import (
@@ -207,20 +208,14 @@ class Attribution:
 
         Prefix tokens (class, registers) are left out; `top` and `values` have them.
         """
-        grid = self.sources.grid
-        if grid is None:
+        maps = patch_maps(self, target=target, layer=layer)
+        if len(maps) > 1:
             raise InputError(
-                "image() needs sources that are the patches of an image; these are "
-                f"{self.sources.listing()}."
+                f"image() is about one image and there are {len(maps)} among these sources; "
+                "attribution.patch_maps gives the map of each."
             )
-        if target is None and len(self.targets) > 1:
-            raise TargetError(
-                f"image() shows one target and this result has {len(self.targets)}; name it: "
-                "image(target=...), for example '[CLS]'."
-            )
-        row = 0 if target is None else self.targets.index_of(target)
-        patches = self.values[self._layer_index(layer), row, grid.prefix :]
-        return enlarge(patches.reshape(grid.rows, grid.columns), grid.height, grid.width)
+        grid, values = maps[0]
+        return enlarge(values, grid.height, grid.width)
 
     def _layer_index(self, number: int) -> int:
         layer = whole_number(number)

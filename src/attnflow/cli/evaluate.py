@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnflow import storage
+from attnflow.cli.evaluate_images import ImageOptions, evaluate_images, names_images
 from attnflow.cli.evaluate_prompts import PromptOptions, evaluate_prompts, write_prompts
 from attnflow.cli.options import (
     ChatOption,
@@ -30,6 +31,8 @@ from attnflow.models.agreement import held_out, read_agreement
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
+    from attnflow.evaluation.ablation import CompletionEvaluation
+    from attnflow.evaluation.images import ImageEvaluation
     from attnflow.evaluation.table import Table
     from attnflow.evaluation.texts import LabelledText
 
@@ -43,7 +46,8 @@ def evaluate(
         Path,
         typer.Option(
             help="The texts: .txt (one a line), .csv, .tsv, .jsonl or .parquet. A file with a "
-            "column 'prompt' is about what a language model writes after each."
+            "column 'prompt' is about what a language model writes after each. Images: a folder, "
+            "or a table with a column 'path' and, where known, 'label' and 'box'."
         ),
     ],
     model: ModelOption = None,
@@ -72,7 +76,8 @@ def evaluate(
         str | None,
         typer.Option(
             help="What blanks a word: unk, mask, pad, delete; default: the first there. For "
-            "prompts: hide (the default), replace, delete."
+            "prompts: hide (the default), replace, delete. For images: mean (the default), blur, "
+            "zero."
         ),
     ] = None,
     level: Annotated[
@@ -115,6 +120,10 @@ def evaluate(
     from attnflow.evaluation.texts import holds_prompts
 
     journal = output / f"{_NAME}.jsonl" if resume is None and output is not None else resume
+    if not held_out_only and column is None and names_images(data):
+        image_options = ImageOptions(method, by, skip, samples, seed, batch_size)
+        _evaluate_images(data, model, image_options, journal, output, as_json)
+        return
     if not held_out_only and column is None and holds_prompts(data):
         options = PromptOptions(method, level, by, max_new_tokens, chat, skip, samples, seed)
         _evaluate_prompts(data, model, options, journal, output, as_json)
@@ -166,14 +175,38 @@ def _evaluate_prompts(
     prepare_models()
     with _stoppable(journal):
         evaluation = evaluate_prompts(data, model, options, journal)
+    _hand_over(evaluation, data, output, as_json)
+
+
+def _evaluate_images(
+    data: Path,
+    model: str | None,
+    options: ImageOptions,
+    journal: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    prepare_models()
+    with _stoppable(journal, "images"):
+        evaluation = evaluate_images(data, model, options, journal)
+    _hand_over(evaluation, data, output, as_json)
+
+
+def _hand_over(
+    evaluation: CompletionEvaluation | ImageEvaluation,
+    data: Path,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Written, printed as JSON, or shown as tables with the verdict."""
     if output is not None:
         write_prompts(evaluation, output, name=_NAME)
     if as_json:
         print_json(evaluation.to_dict())
         return
     console = Console(highlight=False)
-    count = len(evaluation.used)
-    _say(console, f"{count} prompts from {data.name}; means with 95 % bootstrap intervals.")
+    count = f"{len(evaluation.used)} {evaluation.example_name}s"
+    _say(console, f"{count} from {data.name}; means with 95 % bootstrap intervals.")
     _show_tables(console, evaluation.tables(), evaluation.verdict())
 
 
@@ -189,7 +222,7 @@ def _read(data: Path, column: str | None, held_out_only: bool) -> list[LabelledT
 
 
 @contextmanager
-def _stoppable(journal: Path | None) -> Iterator[None]:
+def _stoppable(journal: Path | None, plural: str = "texts") -> Iterator[None]:
     """Say what an interruption has left."""
     try:
         yield
@@ -198,8 +231,8 @@ def _stoppable(journal: Path | None) -> Iterator[None]:
             raise
         done = journal.read_bytes().count(b"\n") - 1
         raise StoppedError(
-            f"interrupted; {done} texts are kept in {str(journal)!r}, and the same command goes on "
-            "from there."
+            f"interrupted; {done} {plural} are kept in {str(journal)!r}, and the same command goes "
+            "on from there."
         ) from None
 
 

@@ -13,6 +13,7 @@ from attnflow.errors import FileError, InputError
 
 if TYPE_CHECKING:
     from attnflow.evaluation.ablation import CompletionEvaluation
+    from attnflow.evaluation.images import ImageEvaluation
 
 __all__ = ["PromptOptions", "evaluate_prompts", "write_prompts"]
 
@@ -62,8 +63,10 @@ def evaluate_prompts(
         )
 
 
-def write_prompts(evaluation: CompletionEvaluation, output: Path, *, name: str) -> None:
-    """The same as a page and as a table, one line for each prompt and method."""
+def write_prompts(
+    evaluation: CompletionEvaluation | ImageEvaluation, output: Path, *, name: str
+) -> None:
+    """The same as a page and as a table, one line for each prompt or image and method."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -45,6 +45,7 @@ from attnflow.cli.output import (
     write_graph,
     write_result,
 )
+from attnflow.cli.photos import PhotoOptions, explain_photos, names_photos
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import AttributionWarning, InputError, SaturationWarning
 from attnflow.methods import Flow, Method
@@ -70,7 +71,11 @@ _LONG = 20.0  # seconds after which people want to know how many more
 
 def explain(
     text: Annotated[
-        str | None, typer.Argument(help="The text to explain; - reads standard input.")
+        str | None,
+        typer.Argument(
+            help="The text to explain; - reads standard input. With a vision model: the path of "
+            "a photo, or of a folder of photos."
+        ),
     ] = None,
     file: FileOption = None,
     model: ModelOption = None,
@@ -103,14 +108,34 @@ def explain(
         str | None,
         typer.Option(
             help=f"Which figure --output is, one of {', '.join(FIGURES)}; default: layers, with "
-            "--all-targets pairs, with --cut the cut in the graph."
+            "--all-targets pairs, with --cut the cut in the graph; of photos: overlay (the "
+            "default) or methods, side by side."
         ),
     ] = None,
 ) -> None:
-    """Show which tokens of TEXT the model's output draws on.
+    """Show which tokens of TEXT, or which parts of a photo, the model's output draws on.
 
     Without --method it is the default of `attnflow.explain`: what agrees best with ablations.
     """
+    if text is not None and file is None and names_photos(text, model):
+        others = {"--words": words, "--decoder-text": decoder_text, "--careful": careful}
+        others |= {"--cut": cut, "--table": table, "--all-targets": all_targets}
+        explain_photos(
+            text,
+            model,
+            PhotoOptions(
+                None if method is None and not option else _choice(method, option, None),
+                targets,
+                layers,
+                answer,
+                rather_than,
+                figure,
+                as_json,
+                output,
+                others,
+            ),
+        )
+        return
     text = read_text(text, file)
     choice = _choice(method, option, figure)
     all_targets = all_targets or figure == "pairs"

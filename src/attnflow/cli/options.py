@@ -17,6 +17,7 @@ import typer
 from attnflow.errors import InputError, optional_import
 from attnflow.methods import MEASURED_METHODS, METHODS, Method, make_method
 from attnflow.tokens import TokenRef
+from attnflow.tokens.pictures import names_picture
 
 __all__ = [
     "AnswerOption",
@@ -56,7 +57,6 @@ __all__ = [
 
 _LONGEST_NAME = 1000  # characters of a model's name or path; file systems take less
 _LARGEST_SEED = 2**32 - 1  # what numpy's and torch's generators take alike
-_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 _SYNTAX = "NAME[:KEY=VALUE,...]"
 
 
@@ -299,23 +299,20 @@ def check_text(text: str, purpose: str = "explain") -> str:
             "The text is not valid Unicode: it holds bytes that the terminal could not decode. "
             "Save it as UTF-8 and try again."
         )
-    if text.lower().endswith(_IMAGES) and len(text) < _LONGEST_NAME and Path(text).is_file():
-        raise InputError(f"{text!r} is an image, and the command line takes text. {_IN_PYTHON}")
+    if names_picture(text):
+        raise InputError(
+            f"{text!r} is an image, and this command takes text. Photos: attnflow explain, report "
+            "and evaluate, with --model FOLDER of a vision model."
+        )
     return text
-
-
-_IN_PYTHON = (
-    "In Python: attnflow.explain(model, {'pixel_values': pixels}, targets='[CLS]')"
-    ".to_html(image=pixels), with the pixels as the model's image processor makes them."
-)
 
 
 def check_texts_model(name: str | None, tokenizer: object) -> None:
     """That a model reads text: what the command line can hand it."""
     if tokenizer is None:
         raise InputError(
-            f"--model {name!r} reads no text (it has no tokenizer), and the command line takes "
-            f"text. {_IN_PYTHON}"
+            f"--model {name!r} reads no text: it has no tokenizer. A vision model takes the path "
+            "of an image: attnflow explain --model FOLDER photo.jpg --output overlay.png."
         )
 
 

@@ -19,10 +19,12 @@ from attnflow.cli.options import (
     prepare_models,
 )
 from attnflow.cli.output import check_output, tell_written
+from attnflow.cli.photos import load_vision_model
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
 from attnflow.methods import Method
 from attnflow.show.page import page
+from attnflow.tokens.pictures import names_picture
 
 if TYPE_CHECKING:
     from attnflow.api.comparison import Comparison
@@ -32,7 +34,7 @@ __all__ = ["report"]
 
 def report(
     output: Annotated[Path, typer.Option(help="The .html file to write.")],
-    text: Annotated[str | None, typer.Argument(help="The text to explain.")] = None,
+    text: Annotated[str | None, typer.Argument(help="The text to explain, or a photo.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help="Instead of TEXT: a prompt to continue and explain.")
     ] = None,
@@ -61,7 +63,8 @@ def report(
 def _check_request(output: Path, text: str | None, prompt: str | None) -> None:
     if (text is None) == (prompt is None):
         raise InputError('A report is about one thing: give TEXT, or --prompt "...".')
-    check_text(text if text is not None else prompt or "")
+    if text is None or not names_picture(text):
+        check_text(text if text is not None else prompt or "")
     if output.suffix != ".html":
         raise InputError(f"--output {str(output)!r}: a report is a page; its ending is .html.")
     check_output(output)
@@ -71,6 +74,10 @@ def _explain(model: str | None, text: str, methods: list[Method]) -> Comparison:
     from attnflow.api.comparison import compare
     from attnflow.hosts.load import load_model
 
+    if names_picture(text):
+        loaded = load_vision_model(model, text)
+        with progress_bars("running the model") as tell:
+            return compare(loaded, text, methods or None, progress=tell)
     with progress_bars("loading the model") as tell:
         loaded = load_model(model)
         check_texts_model(model, loaded.tokenizer)

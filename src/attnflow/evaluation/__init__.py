@@ -14,4 +14,4 @@ from attnflow.evaluation.run import evaluate_methods
 
 __all__ = ["Evaluation", "Metric", "Record", "evaluate_methods"]
 
-__getattr__ = submodules(__name__, ("ablation", "faithfulness", "importance", "metrics"))
+__getattr__ = submodules(__name__, ("ablation", "faithfulness", "images", "importance", "metrics"))

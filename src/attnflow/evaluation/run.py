@@ -28,7 +28,7 @@ from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_model
 from attnflow.methods import METHODS, Method, make_method
 
-__all__ = ["evaluate_methods", "label_of"]
+__all__ = ["by_label", "evaluate_methods", "label_of"]
 
 _BLANKS: tuple[BlankToken, ...] = ("unk", "mask", "pad")
 
@@ -92,14 +92,14 @@ def evaluate_methods(
         batch_size=batch_size,
         progress=progress,
     )
-    by_label = _by_label(methods if methods is not None else list(METHODS))
+    labelled = by_label(methods if methods is not None else list(METHODS))
     drawn_texts = tuple(texts[k] for k in order)
     settings = {
-        **_settings(judge, by_label, drawn_texts), "min_words": min_words, "skip": skip
+        **_settings(judge, labelled, drawn_texts), "min_words": min_words, "skip": skip
     }  # fmt: skip
-    records, refused = _run(judge, by_label, drawn_texts, count, settings, resume)
+    records, refused = _run(judge, labelled, drawn_texts, count, settings, resume)
     return Evaluation(
-        methods=tuple(name for name in by_label if name not in refused),
+        methods=tuple(name for name in labelled if name not in refused),
         measures=tuple(judge.measures),
         records=records,
         refused=refused,
@@ -194,12 +194,17 @@ def label_of(method: Method) -> str:
     return " ".join([method.name, *options])
 
 
-def _by_label(methods: Sequence[str | Method]) -> dict[str, Method]:
+def by_label(methods: Sequence[str | Method]) -> dict[str, Method]:
+    """Methods by their labels; at least one, each once.
+
+    >>> list(by_label(["rollout", "raw"]))
+    ['rollout', 'raw']
+    """
     instances = [make_method(method) for method in methods]
-    by_label = {label_of(method): method for method in instances}
-    if not instances or len(by_label) < len(instances):
+    labelled = {label_of(method): method for method in instances}
+    if not instances or len(labelled) < len(instances):
         raise InputError(
             f"methods={[label_of(method) for method in instances]}: at least one is needed, each "
             "once."
         )
-    return by_label
+    return labelled

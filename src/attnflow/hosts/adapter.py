@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from attnflow.errors import (
     InputError,
+    ModelError,
     TokensError,
     UnsupportedModelError,
     did_you_mean,
@@ -295,6 +296,17 @@ class Adapter(ABC):
                 f"{' and '.join(others)}: what it attends with cannot be reached. Blank-out and "
                 "input gradients need no access; an adapter gives it with `run_with`."
             )
+
+    def reads_images(self, model: nn.Module) -> bool:
+        """Whether one image is what the model takes: its positions are patches."""
+        return False
+
+    def image_processor(self, model: nn.Module) -> Any:
+        """What turns an image into the model's pixels: a processor, or a function of an image."""
+        raise ModelError(
+            f"{type(model).__name__} names no image processor of its own; pass one: "
+            "processor=..., or prepared pixels: {'pixel_values': pixels}."
+        )
 
     def takes_apart(self, model: nn.Module) -> bool:
         """Whether it is a text encoder with an answer whose blocks can be taken apart."""

@@ -23,6 +23,7 @@ from attnflow.hosts.forward_pass import (
     check_size,
     provenance_of,
 )
+from attnflow.hosts.images.preparing import image_of
 from attnflow.hosts.load import resolve_model
 from attnflow.hosts.measure.gradients import (
     Choice,
@@ -44,6 +45,7 @@ from attnflow.hosts.vision_language.capture import (
 )
 from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
+from attnflow.tokens.pictures import Picture
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
 
@@ -56,9 +58,10 @@ Model = nn.Module | str | os.PathLike[str] | None
 @checked_arguments
 def capture(
     model: Model,
-    text: str | Mapping[str, Any],
+    text: str | Mapping[str, Any] | Picture,
     *,
     tokenizer: Any = None,
+    processor: Any = None,
     decoder_text: str | None = None,
     methods: Sequence[Method] = (),
     heads: Heads | None = None,
@@ -74,7 +77,9 @@ def capture(
 
     model: a loaded model (then pass its `tokenizer` too), a Hugging Face name, a path, or None
         for the model that ships with attnflow.
-    text: a text, or prepared inputs: tensors by the names of the model's forward arguments.
+    text: a text; for a vision model an image (a path, a PIL image, an array, a tensor, the bytes
+        of a file); or prepared inputs: tensors by the names of the model's forward arguments.
+    processor: what turns an image into the model's pixels; by default the model's own.
     methods: record just what these methods require: how heads may be mixed, gradients,
         measurements.
     heads: None keeps every head; with "mean" and the like each layer is reduced as it is seen,
@@ -100,6 +105,8 @@ def capture(
     """
     host, tokenizer = resolve_model(model, tokenizer)
     adapter = adapter_for(host)
+    image = None if isinstance(text, Mapping) else image_of(host, text, processor)
+    text = text if image is None else image.inputs
     if isinstance(text, Mapping):
         batch = adapter.wrap(host, text)
         if batch.size != 1:
@@ -111,7 +118,10 @@ def capture(
         batch = adapter.encode(host, tokenizer, [checked_text(text)], decoder_texts)
     request = _Request.checked(methods, heads, record, answer, contrast, position, score)
     request = replace(request, form=form, methods=tuple(methods))
-    return _traces(host, tokenizer, adapter, batch, request, progress)[0]
+    trace = _traces(host, tokenizer, adapter, batch, request, progress)[0]
+    if image is None:
+        return trace
+    return replace(trace, provenance={**trace.provenance, **image.provenance})
 
 
 def capture_phrase(

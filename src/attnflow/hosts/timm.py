@@ -7,15 +7,18 @@ forward pass that flag is cleared on each module and `attn_drop` is watched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnflow.errors import TokensError
+from attnflow.errors import TokensError, UnsupportedModelError, optional_import
 from attnflow.hosts.adapter import Adapter, Batch, Scores, device_of, on_device
+from attnflow.hosts.facts import ModelFacts
+from attnflow.hosts.measure.blocks import BLOCK_MEASURES, Parts, watched_blocks
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.refusals import REFUSED, refuse_by_name
 from attnflow.hosts.restore import exclusive
@@ -29,6 +32,7 @@ class TimmAdapter(Adapter):
     """timm models whose blocks attend over all tokens: ViT, DeiT, EVA, registers, no-CLS."""
 
     name = "timm"
+    measures = BLOCK_MEASURES
 
     def recognises(self, model: nn.Module) -> bool:
         """Classes defined in timm."""
@@ -49,7 +53,8 @@ class TimmAdapter(Adapter):
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
         """One forward pass with every attention module unfused and watched."""
-        with _watched(model, recorder):
+        parts = _parts_of(model) if set(recorder.record) & set(BLOCK_MEASURES) else []
+        with _watched(model, recorder), watched_blocks(parts, recorder, type(model).__name__):
             return self.forward(model, inputs)
 
     def expected_layers(self, model: nn.Module) -> int | None:
@@ -69,6 +74,20 @@ class TimmAdapter(Adapter):
         grid = Grid(rows, columns, prefix, height, width)
         return Tokens(patch_names(grid, _prefix_names(host, prefix)), grid=grid)
 
+    def facts(self, model: nn.Module) -> ModelFacts:
+        """Where the class is read, if there are classes."""
+        if not getattr(model, "num_classes", 0):
+            return ModelFacts()
+        return ModelFacts(answer="mean" if _is_pooled(model) else "first")
+
+    def reads_images(self, model: nn.Module) -> bool:
+        """All of timm's models do."""
+        return True
+
+    def image_processor(self, model: nn.Module) -> Any:
+        """timm's own transform, by what the model's configuration says of its data."""
+        return TimmTransform.of(model)
+
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Scores | None]:
@@ -77,11 +96,31 @@ class TimmAdapter(Adapter):
             return [None] * batch.size
         if not getattr(model, "num_classes", 0):
             return [None] * batch.size
-        pooled = getattr(model, "global_pool", "token") in ("avg", "avgmax", "max")
         return [
-            Scores(row, 0, lambda ids: [f"class {k}" for k in ids], pooled=pooled)
+            Scores(row, 0, lambda ids: [f"class {k}" for k in ids], pooled=_is_pooled(model))
             for row in outputs
         ]
+
+
+@dataclass(frozen=True)
+class TimmTransform:
+    """timm's transform of an image to pixels, and what undoes its last step."""
+
+    transform: Callable[[Any], Tensor]
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, model: Any) -> TimmTransform:
+        """As the model's `pretrained_cfg` says, at the size its patches were made for."""
+        data = optional_import("timm.data", extra="models", purpose="Preparing an image for timm")
+        height, width = model.patch_embed.img_size or model.pretrained_cfg["input_size"][1:]
+        config = data.resolve_data_config({"input_size": (3, height, width)}, model=model)
+        return cls(data.create_transform(**config), config["mean"], config["std"])
+
+    def __call__(self, image: Any) -> Tensor:
+        """One image, (channels, height, width)."""
+        return self.transform(image)
 
 
 @contextmanager
@@ -90,9 +129,17 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     modules: list[Any] = [m for m in model.modules() if _attends(m)]
     with exclusive(model) as changes:
         for module in modules:
+            watch = _AttentionWatch(module, recorder)
             changes.set(module, "fused_attn", False)
-            changes.hook(module.attn_drop.register_forward_hook, _hook(recorder))
+            changes.hook(module.attn_drop.register_forward_hook, watch.attended)
+            if isinstance(getattr(module, "qkv", None), nn.Module):
+                changes.hook(module.qkv.register_forward_hook, watch.projected)
         yield
+
+
+def _is_pooled(model: nn.Module) -> bool:
+    """Whether the class is read from all positions together."""
+    return getattr(model, "global_pool", "token") in ("avg", "avgmax", "max")
 
 
 def _attends(module: nn.Module) -> bool:
@@ -101,14 +148,57 @@ def _attends(module: nn.Module) -> bool:
     )
 
 
-def _hook(recorder: Recorder) -> Any:
-    def seen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        recorder.add(inputs[0])
-        if recorder.disturb:
+class _AttentionWatch:
+    """One attention module while it runs: its values first, then its weights."""
+
+    def __init__(self, module: Any, recorder: Recorder) -> None:
+        self.module, self.recorder = module, recorder
+        self.values = torch.empty(0)
+
+    def projected(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Queries, keys and values of all heads in one; (batch, heads, n, width) are the values."""
+        batch, length, width = output.shape
+        heads = self.module.num_heads
+        shaped = output.reshape(batch, length, 3, heads, width // (3 * heads))
+        self.values = shaped[:, :, 2].transpose(1, 2)
+
+    def attended(
+        self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> Tensor | None:
+        """Weights after the softmax."""
+        self.recorder.add(inputs[0])
+        if self.recorder.watch is not None:
+            self.recorder.watch(inputs[0], self.values)
+        if self.recorder.disturb:
             return torch.full_like(output, 1 / output.shape[-1])
         return None
 
-    return seen
+
+def _parts_of(model: nn.Module) -> list[Parts]:
+    """The blocks of a plain pre-norm transformer; other kinds of blocks are refused by name."""
+    parts = []
+    for block in getattr(model, "blocks", ()):
+        attention: Any = getattr(block, "attn", None)
+        kind = type(block).__name__
+        if kind != "Block" or not _is_plain(attention):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} cannot be taken apart: its {kind} with "
+                f"{type(attention).__name__} is not the plain one (qkv, softmax, proj). Rollout, "
+                "flow and the gradient methods work."
+            )
+        scale = getattr(getattr(block, "ls1", None), "gamma", None)
+        parts.append(Parts(block, attention.proj, scale=scale))
+    return parts
+
+
+def _is_plain(attention: Any) -> bool:
+    """Whether values go straight from `qkv` through the weights to `proj`, nothing in between."""
+    return (
+        isinstance(getattr(attention, "qkv", None), nn.Linear)
+        and isinstance(getattr(attention, "proj", None), nn.Linear)
+        and isinstance(getattr(attention, "norm", nn.Identity()), nn.Identity)
+        and getattr(attention, "gate", None) is None
+    )
 
 
 def _prefix_names(model: Any, count: int) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ def default_method(model: nn.Module, options: Mapping[str, Any] | None = None) -
     'gradient-attention'
     """
     adapter = adapter_for(model)
-    if adapter.explains_rows(model):
+    sees = adapter.reads_images(model) and adapter.facts(model).answer is not None
+    if sees or adapter.explains_rows(model):
         return make_method("gradient-attention", options)
     return make_method("alti" if adapter.takes_apart(model) else "rollout", options)
 
@@ -67,10 +68,9 @@ def apply_method(
         if predicting and trace.prediction is not None:
             targets = trace.prediction.position  # the rows of others answer other questions
         return method(trace, targets=targets, layers=layers, sources=image_sources(trace))
-    tokenizer, decoder_text = options.get("tokenizer"), options.get("decoder_text")
-    tokens = capture(
-        model, text, tokenizer=tokenizer, decoder_text=decoder_text, heads="mean"
-    ).tokens
+    names = ("tokenizer", "processor", "decoder_text")
+    shared: dict[str, Any] = {name: options.get(name) for name in names}
+    tokens = capture(model, text, heads="mean", **shared).tokens
     rows = tokens.indices_of(targets)
     traces = (capture(model, text, methods=[method], position=row, **options) for row in rows)
     results = [

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import statements_of
+from attnflow.attribution.patch_maps import Contrast, PatchMap, contrast, patch_maps
 from attnflow.show.how_sure import how_sure_html
 from attnflow.show.png import picture_address
 from attnflow.show.sentences import (
@@ -201,17 +201,28 @@ def _table(row: WordRow) -> str:
 
 def _map(result: Attribution, row: int) -> str:
     """What one target draws on over the patches of an image, as a picture of its own."""
-    grid = result.sources.grid
-    assert grid is not None  # the caller has looked
-    patches: NDArray[np.float64] = result.layer(-1).values[0, row, grid.prefix :]
-    shares = patches.reshape(grid.rows, grid.columns) / (float(np.abs(patches).max()) or 1.0)
-    small = enlarge(np.maximum(shares, 0.0), grid.rows * 12, grid.columns * 12)
-    pixels = 255 + (np.array(_DEEP) - 255) * small[..., None]
+    maps = patch_maps(result, target=result.targets.positions[row])
+    ends = contrast(maps)
+    pictures = list(result.provenance.get("images") or ())
+    pictures += [None] * (len(maps) - len(pictures))
     name = html.escape(result.targets.text[row])
-    return (
-        f"<img alt='What {name} draws on' style='border-radius:6px;width:320px;max-width:100%' "
-        f"src='{picture_address(np.clip(pixels, 0, 255).astype(np.uint8))}'>"
+    return "".join(
+        _laid_over(one, ends, picture, name) for one, picture in zip(maps, pictures, strict=False)
     )
+
+
+def _laid_over(one: PatchMap, ends: Contrast, picture: str | None, name: str) -> str:
+    """White is nothing and the deep colour is all, multiplied with the picture under it."""
+    shares = np.maximum(ends.shares(one.values), 0.0)
+    small = enlarge(shares, one.grid.rows * 12, one.grid.columns * 12)
+    pixels = 255 + (np.array(_DEEP) - 255) * small[..., None]
+    address = picture_address(np.clip(pixels, 0, 255).astype(np.uint8))
+    shape = f"border-radius:6px;width:100%;aspect-ratio:{one.grid.width}/{one.grid.height}"
+    under = "" if picture is None else f"<img alt='' style='{shape}' src='{html.escape(picture)}'>"
+    place = "position:absolute;inset:0;mix-blend-mode:multiply;" if under else ""
+    over = f"<img alt='What {name} draws on' style='{place}{shape}' src='{address}'>"
+    box = "position:relative;display:inline-block;width:320px;max-width:100%;margin-right:8px"
+    return f"<div style='{box}'>{under}{over}</div>"
 
 
 def _completion(result: Attribution) -> str:

@@ -74,7 +74,8 @@ def view(
     """The document of one result, or of several about the same targets and sources.
 
     graph: the flow network, to be drawn and cut; left out where it is too large to look at.
-    image: the pixels (height, width, 3) behind results over patches.
+    image: the pixels (height, width, 3) behind results over patches; default: the picture that
+        the results carry.
     trace: what the results were made of; its heads are shown where they are not too many.
     heads: the heads themselves, such as those of a completion, in place of the trace's.
 
@@ -127,7 +128,7 @@ def _check(results: Sequence[Attribution]) -> None:
 
 def _title(result: Attribution) -> str:
     if result.sources.grid is not None:
-        return "An image"
+        return str(result.provenance.get("image") or "An image")
     words = Tokens(tuple(t for t in result.sources if not is_special(t)) or result.sources.texts)
     text = " ".join("".join(words.surfaces()).split())
     return text if len(text) <= 80 else text[:79] + "…"
@@ -333,4 +334,6 @@ def _image(result: Attribution, pixels: Any) -> dict[str, Any] | None:
                 f"{result.sources.listing()}."
             )
         return None
-    return {"picture": None if pixels is None else picture_address(pixels), **grid.to_dict()}
+    pictures = result.provenance.get("images") or (None,)
+    picture = pictures[0] if pixels is None else picture_address(pixels)
+    return {"picture": picture, **grid.to_dict()}

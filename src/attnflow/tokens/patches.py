@@ -44,6 +44,15 @@ class Grid:
         """How many tokens in all."""
         return self.prefix + self.rows * self.columns
 
+    def patches_of(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The values of the patches, (rows, columns), of a value for each token.
+
+        >>> Grid(1, 2, prefix=1, height=2, width=4).patches_of(np.array([9.0, 1.0, 2.0])).tolist()
+        [[1.0, 2.0]]
+        """
+        patches = values[self.prefix : self.length]
+        return patches.reshape(self.rows, self.columns)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)

@@ -3,8 +3,8 @@
 GET    /                          the page
 GET    /assets/{name}             its scripts and styles
 GET    /api/models                what is offered, and the limits
-POST   /api/explain, /api/generate, /api/chat, /api/ask    a job: {"id", "state", ...}, or
-                                  {"error": sentence}
+POST   /api/explain, /api/generate, /api/chat, /api/ask, /api/image
+                                  a job: {"id", "state", ...}, or {"error": sentence}
 GET    /api/jobs/{id}             how far it is, what was written so far, the id of the result
 DELETE /api/jobs/{id}             stop it
 GET    /api/results/{id}.json, .html, .png
@@ -30,6 +30,7 @@ from attnflow.methods import METHODS, Flow, Method, make_method
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
 from attnflow.show.view import View
 from attnflow.web.guard import Guard
+from attnflow.web.images import ImageRequest, explain_image
 from attnflow.web.jobs import Job, Jobs, QueueFullError
 from attnflow.web.models import OfferedModel
 from attnflow.web.requests import (
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["Guard", "Server", "create_app", "guarded_app"]
 
 _FOLDER = Path(__file__).parent
-_PAGE_SCRIPTS, _PAGE_STYLES = ("form.js", "page.js"), ("page.css",)
+_PAGE_SCRIPTS = ("form.js", "page.js", "photo.js")
+_PAGE_STYLES = ("page.css", "photo.css")
 _KINDS = {".js": "text/javascript", ".css": "text/css"}
 _FORMS = {"json": "application/json", "html": "text/html; charset=utf-8", "png": "image/png"}
 
@@ -84,6 +86,19 @@ class Server:
         """Check a question over documents and put it into the queue."""
         request = read_request(body, AskRequest, self.models, self.limits)
         return self.jobs.submit(lambda job: self._ask(request, job))
+
+    def explain_image(self, body: bytes) -> Job:
+        """Check a request about an image and put it into the queue."""
+        request = read_request(body, ImageRequest, self.models, self.limits)
+        request.content()  # what is no base64 is told at once
+        return self.jobs.submit(lambda job: self._explain_image(request, job))
+
+    def _explain_image(self, request: ImageRequest, job: Job) -> str:
+        job.tell(Progress("loading the model", 0, 0))
+        comparison = explain_image(request, self.models[request.model].loaded, job.tell)
+        document = comparison.view(title=request.name)
+        document["request"] = request.without_image()
+        return self.results.add(StoredResult(comparison, document, generated=False))
 
     def _explain(self, request: ExplainRequest, job: Job) -> str:
         methods = request.make_methods()
@@ -254,6 +269,7 @@ def _add_jobs(app: FastAPI, server: Server) -> None:
         methods = {"explain": list(EXPLANATION_METHODS)}
         methods |= dict.fromkeys(("generate", "chat", "ask"), of_completions)
         limits = {"tokens": server.limits.tokens, "new_tokens": server.limits.new_tokens}
+        limits["image_bytes"] = server.limits.image_bytes
         titles = {name: method_in_words(make_method(name)) for name in METHODS}
         return {"models": models, "methods": methods, "titles": titles, "limits": limits}
 
@@ -272,6 +288,10 @@ def _add_jobs(app: FastAPI, server: Server) -> None:
     @app.post("/api/ask")
     async def ask_documents(request: Request) -> Response:
         return _job_answer(server, server.ask(await request.body()), 202)
+
+    @app.post("/api/image")
+    async def image(request: Request) -> Response:
+        return _job_answer(server, server.explain_image(await request.body()), 202)
 
     @app.get("/api/jobs/{name}")
     async def job_by_name(name: str) -> Response:

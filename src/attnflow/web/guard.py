@@ -22,6 +22,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 # and `127.0.0.1:80@evil.com` the host 127.0.0.1. It refuses in plain text with 400, where this
 # server answers in JSON with 421. A pattern for the header is shorter than working round both.
 _LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+_IMAGES = "/api/image"
 _ONCE = ("host", "origin", "content-type", "content-length")  # two of them may mean two things
 _HEADERS = {
     "content-security-policy": (
@@ -62,13 +63,20 @@ class Guard:
         try:
             headers = _read_headers(scope["headers"])
             _check_caller(headers)
-            body = await self._body(scope["method"], headers, receive)
+            most = self._largest(scope["path"])
+            body = await self._body(scope["method"], headers, receive, most)
         except _RefusedError as refused:
             await _refuse(guarded, refused)
             return
         await self._app(scope, _replaying(body, receive), guarded)
 
-    async def _body(self, method: str, headers: dict[str, str], receive: Receive) -> bytes:
+    def _largest(self, path: str) -> int:
+        """How many bytes may be sent: an image has more than a text."""
+        return self._limits.image_bytes if path == _IMAGES else self._limits.body_bytes
+
+    async def _body(
+        self, method: str, headers: dict[str, str], receive: Receive, most: int
+    ) -> bytes:
         if method in ("GET", "HEAD"):
             return b""
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
@@ -76,17 +84,14 @@ class Guard:
             raise _RefusedError(415, "Send JSON, with the content type application/json.")
         try:
             return await asyncio.wait_for(
-                self._read(headers, receive), self._limits.seconds_to_send
+                self._read(headers, receive, most), self._limits.seconds_to_send
             )
         except TimeoutError:
             raise _RefusedError(408, "The request did not arrive in time.") from None
 
-    async def _read(self, headers: dict[str, str], receive: Receive) -> bytes:
-        most = self._limits.body_bytes
+    async def _read(self, headers: dict[str, str], receive: Receive, most: int) -> bytes:
         announced = headers.get("content-length", "0")
-        too_large = _RefusedError(
-            413, f"The request is larger than {most // 1024} KB. Shorten the text."
-        )
+        too_large = _RefusedError(413, f"The request is larger than {most // 1024} KB. Send less.")
         if announced.isdigit() and int(announced) > most:
             raise too_large
         body = b""

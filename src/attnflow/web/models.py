@@ -30,6 +30,7 @@ class OfferedModel:
     generates: bool
     load: Callable[[], Loaded] = field(repr=False)
     chats: bool = False
+    sees: bool = False
     examples: tuple[str, ...] = ()
 
     @cached_property
@@ -45,6 +46,7 @@ class OfferedModel:
             "explains": self.explains,
             "generates": self.generates,
             "chats": self.chats,
+            "sees": self.sees,
             "examples": list(self.examples),
         }
 
@@ -97,18 +99,22 @@ def named_models(names: Sequence[str]) -> list[OfferedModel]:
 def _offered(name: str, loaded: Loaded) -> OfferedModel:
     from attnflow.hosts.registry import adapter_for
 
-    if loaded.tokenizer is None:
-        raise InputError(
-            f"--model {name!r} reads no text (it has no tokenizer), and the page takes text. "
-            "For images use attnflow.explain(...).to_html()."
-        )
     model = loaded.model
+    sees = loaded.tokenizer is None and adapter_for(model).reads_images(model)
+    if loaded.tokenizer is None and not sees:
+        raise InputError(
+            f"--model {name!r} reads no text (it has no tokenizer) and no images; the page takes "
+            "these."
+        )
+    if sees:
+        adapter_for(model).image_processor(model)  # a missing one is told before the first visit
     generates = bool(getattr(model, "can_generate", lambda: False)())
     return OfferedModel(
         name=Path(name).name if Path(name).is_dir() else name,  # not where it lies
         about=f"{type(model).__name__}, named when this server was started.",
-        explains=not adapter_for(model).facts(model).encoder_decoder,
+        explains=not sees and not adapter_for(model).facts(model).encoder_decoder,
         generates=generates,
         chats=generates and bool(getattr(loaded.tokenizer, "chat_template", None)),
+        sees=sees,
         load=lambda: loaded,
     )

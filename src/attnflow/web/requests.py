@@ -25,6 +25,7 @@ __all__ = [
     "ExplainRequest",
     "GenerateRequest",
     "Limits",
+    "offer_of",
     "read_request",
 ]
 
@@ -50,6 +51,7 @@ class Limits:
     """How much one visitor, and all together, may ask for."""
 
     body_bytes: int = 64 * 1024
+    image_bytes: int = 4 * 1024 * 1024
     characters: int = 20_000
     tokens: int = 512
     flow_tokens: int = 128
@@ -84,7 +86,7 @@ class BaseRequest(BaseModel):
     @field_validator("model")
     @classmethod
     def _model_is_offered(cls, name: str, info: ValidationInfo) -> str:
-        models = _offer_of(info).models.values()
+        models = offer_of(info).models.values()
         able = [model.name for model in models if getattr(model, cls.ability)]
         if name not in able:
             raise InputError(
@@ -96,7 +98,7 @@ class BaseRequest(BaseModel):
     @field_validator("text", "prompt", "question", check_fields=False)
     @classmethod
     def _text_can_be_read(cls, text: str, info: ValidationInfo) -> str:
-        limit = _offer_of(info).limits.characters
+        limit = offer_of(info).limits.characters
         if not text.strip():
             raise InputError("There is nothing to explain: the text is empty.")
         if len(text) > limit:
@@ -123,7 +125,7 @@ class BaseRequest(BaseModel):
     @field_validator("tokens", check_fields=False)
     @classmethod
     def _tokens_are_few(cls, count: int, info: ValidationInfo) -> int:
-        limit = _offer_of(info).limits.new_tokens
+        limit = offer_of(info).limits.new_tokens
         if not 1 <= count <= limit:
             raise InputError(f"'tokens' is from 1 to {limit}; got {_abridged(count)}.")
         return count
@@ -180,7 +182,7 @@ class AskRequest(BaseRequest):
     def _documents_can_be_read(
         cls, documents: list[DocumentField], info: ValidationInfo
     ) -> list[DocumentField]:
-        limit = _offer_of(info).limits.characters
+        limit = offer_of(info).limits.characters
         if len(documents) > _MOST_DOCUMENTS:
             raise InputError(f"Give up to {_MOST_DOCUMENTS} documents; got {len(documents)}.")
         length = sum(len(document.text) for document in documents)
@@ -244,7 +246,7 @@ class ChatRequest(BaseRequest):
     def _messages_can_be_read(
         cls, messages: list[MessageField], info: ValidationInfo
     ) -> list[MessageField]:
-        limit = _offer_of(info).limits.characters
+        limit = offer_of(info).limits.characters
         if not 1 <= len(messages) <= _MOST_MESSAGES:
             raise InputError(f"Give 1 to {_MOST_MESSAGES} messages; got {len(messages)}.")
         for message in messages:
@@ -271,7 +273,7 @@ class ChatRequest(BaseRequest):
         return [message.model_dump() for message in self.messages]
 
 
-R = TypeVar("R", ExplainRequest, GenerateRequest, AskRequest, ChatRequest)
+R = TypeVar("R", bound=BaseRequest)
 
 
 def read_request(
@@ -299,7 +301,8 @@ def _methods(names: Iterable[str]) -> tuple[Method | None, ...]:
     return tuple(None if name == DEFAULT else make_method(name) for name in names)
 
 
-def _offer_of(info: ValidationInfo) -> _Offer:
+def offer_of(info: ValidationInfo) -> _Offer:
+    """What a validator checks against."""
     assert isinstance(info.context, _Offer)  # `read_request` is the only way in
     return info.context
 

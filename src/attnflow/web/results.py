@@ -83,7 +83,10 @@ def _draw(result: Any, position: int, generated: bool) -> bytes:
     from attnflow.show import plots
     from attnflow.show.plots.canvas import pyplot
 
-    if generated:
+    figure: Any
+    if result.sources.grid is not None and result.provenance.get("images"):
+        figure = plots.image_overlay(result, target=position).get_figure(root=True)
+    elif generated:
         figure = plots.completion_figure(result, position)
     else:
         figure = result.plot(target=position).get_figure(root=True)

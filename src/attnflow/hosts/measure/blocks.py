@@ -34,11 +34,13 @@ class BlockPlan:
     """Module paths: of the list of blocks from the base model, of the rest from a block.
 
     `norms`: the LayerNorm after attention and the one that ends the block, for post-norm blocks.
+    `scale`: the learned vector that attention's output is multiplied by (LayerScale), if any.
     """
 
     blocks: str
     projection: str
     norms: tuple[str, ...] = ()
+    scale: str = ""
 
 
 _BERT = BlockPlan(
@@ -50,16 +52,22 @@ _DISTILBERT = BlockPlan(
     "transformer.layer", "attention.out_lin", ("sa_layer_norm", "output_layer_norm")
 )
 _LLAMA = BlockPlan("layers", "self_attn.o_proj")
+_VIT = (
+    BlockPlan("layers", "attention.o_proj"),
+    BlockPlan("encoder.layer", "attention.output.dense"),
+)
+_DINO = (
+    BlockPlan("encoder.layer", "attention.o_proj", scale="layer_scale1.lambda1"),
+    BlockPlan("encoder.layer", "attention.output.dense", scale="layer_scale1.lambda1"),
+)
 # By the model type of the config. Several plans: the layout differs between versions of the host.
 DECLARED: dict[str, tuple[BlockPlan, ...]] = {
     **dict.fromkeys(["bert", "roberta", "electra"], (_BERT,)),
     "distilbert": (_DISTILBERT,),
     "gpt2": (BlockPlan("h", "attn.c_proj"),),
     **dict.fromkeys(["llama", "mistral", "qwen2", "qwen3"], (_LLAMA,)),
-    "vit": (
-        BlockPlan("layers", "attention.o_proj"),
-        BlockPlan("encoder.layer", "attention.output.dense"),
-    ),
+    **dict.fromkeys(["vit", "deit"], _VIT),
+    **dict.fromkeys(["dinov2", "dinov2_with_registers"], _DINO),
 }
 
 
@@ -70,6 +78,14 @@ class Parts:
     block: nn.Module
     projection: nn.Module
     norms: tuple[nn.LayerNorm, ...] = ()
+    scale: Tensor | None = None
+
+    def output_map(self) -> tuple[Tensor, Tensor | None]:
+        """W_O and b_O, each multiplied by what the output of attention is multiplied by."""
+        matrix, bias = _matrix(self.projection), cast("Tensor | None", self.projection.bias)
+        if self.scale is None:
+            return matrix, bias
+        return matrix * self.scale, None if bias is None else bias * self.scale
 
 
 def declared_parts(base: nn.Module, model_type: str, model_name: str) -> list[Parts]:
@@ -90,7 +106,8 @@ def declared_parts(base: nn.Module, model_type: str, model_name: str) -> list[Pa
 
 def _parts(block: nn.Module, plan: BlockPlan) -> Parts:
     norms = tuple(cast(nn.LayerNorm, block.get_submodule(path)) for path in plan.norms)
-    return Parts(block, block.get_submodule(plan.projection), norms)
+    scale = block.get_parameter(plan.scale) if plan.scale else None
+    return Parts(block, block.get_submodule(plan.projection), norms, scale)
 
 
 @contextmanager
@@ -169,8 +186,7 @@ class _Watch:
             self.stream[example],
             weights[example],
             values[example],
-            _matrix(parts.projection),
-            cast("Tensor | None", parts.projection.bias),
+            *parts.output_map(),
             tuple(
                 FixedNorm.of(norm, stream[example], output[example])
                 for norm, stream, output in self.norms

@@ -33,7 +33,7 @@ from attnflow.hosts.transformers.attention import attending, eager, uses_the_int
 from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
 from attnflow.hosts.transformers.facts import facts_of, is_encoder_decoder
 from attnflow.hosts.transformers.heads import read_scores
-from attnflow.hosts.transformers.images import name_patches
+from attnflow.hosts.transformers.images import name_patches, own_processor
 from attnflow.hosts.transformers.row_gradients import (
     NO_CONTRAST,
     PredictingRows,
@@ -232,6 +232,14 @@ class TransformersAdapter(Adapter):
         host = cast(PreTrainedModel, model)
         tower = tower_of(host, inputs)
         return tower, tower if compared_side(host, inputs) is None else host
+
+    def reads_images(self, model: nn.Module) -> bool:
+        """The library says of each model what its main input is."""
+        return getattr(model, "main_input_name", None) == "pixel_values"
+
+    def image_processor(self, model: nn.Module) -> Any:
+        """The processor that lies in the folder, or under the name, that the model came from."""
+        return own_processor(cast(PreTrainedModel, model))
 
     def takes_apart(self, model: nn.Module) -> bool:
         """A classifier or masked language model of a declared family that reads text."""

@@ -24,7 +24,7 @@ from attnflow.show.plots.graphs import attention_graph, cut_graph
 from attnflow.show.plots.image_words import image_words_figure
 from attnflow.show.plots.intervals import interval_panels, intervals
 from attnflow.show.plots.maps import layers_map, methods_figure, pairs_map
-from attnflow.show.plots.overlay import image_overlay
+from attnflow.show.plots.overlay import image_overlay, overlay_figure
 from attnflow.show.plots.pronouns import agreement_figure, pronoun_figure
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "layers_map",
     "method_bars",
     "methods_figure",
+    "overlay_figure",
     "pronoun_figure",
     "pairs_map",
     "probability_bars",

@@ -1,13 +1,24 @@
-"""An image with its patch map laid over it."""
+"""Images with their patch maps over them: a panel for each image, a row for each result."""
 
 from __future__ import annotations
 
+import base64
+import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.patch_maps import (
+    Contrast,
+    PatchMap,
+    Scale,
+    contrast,
+    grids_of,
+    patch_maps,
+)
 from attnflow.errors import InputError, optional_import
 from attnflow.show.plots.canvas import (
     BLUE,
@@ -19,30 +30,43 @@ from attnflow.show.plots.canvas import (
     label,
     new_axes,
     one_target,
+    plain,
+    pyplot,
 )
-from attnflow.tokens import TokenRef
+from attnflow.tokens import Grid, TokenRef
+from attnflow.tokens.patches import enlarge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["image_overlay"]
+__all__ = ["image_overlay", "overlay_figure"]
 
 _BRIGHTNESS = np.array([0.299, 0.587, 0.114])  # of red, green and blue, as the eye weighs them
+_PANEL = 2.9  # inches of a panel's width
+_COLUMNS = (4, 3)  # panels beside each other where one image is shown by several methods
 
 
 def image_overlay(
     result: Attribution,
-    image: ArrayLike,
+    image: ArrayLike | None = None,
     *,
     target: TokenRef | None = None,
     layer: int = -1,
+    scale: Scale = "percentiles",
+    index: int = 0,
     alpha: float = 0.8,
+    title: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """The map of one target over the image, which is shown in grey so that the map has the colour.
 
-    image: (height, width) or (height, width, 3), of any range, at the size the model saw.
-    alpha: how much of the image the strongest value covers; zero covers nothing.
+    image: (height, width) or (height, width, 3), of any range, at the size the model saw; by
+        default the picture that the result carries.
+    scale: what the colours stand for. "percentiles": from the 5th to the 99th percentile of the
+        patches; "full": from 0 to the strongest patch; or two values. Special tokens never count.
+    index: which image, where there are several among the sources.
+    alpha: how much of the image the strongest value covers; the weakest covers nothing.
 
     >>> from attnflow import Raw, Tokens
     >>> from attnflow.tokens.patches import Grid, patch_names
@@ -55,44 +79,122 @@ def image_overlay(
     if not 0 < alpha <= 1:
         raise InputError(f"alpha is above 0 and at most 1; got {alpha!r}.")
     one = one_target(result, target).layer(layer)
-    values = one.image()
-    grey = _in_grey(image, values.shape)
-    axes = new_axes(5.6, 1.0 + 4.6 * values.shape[0] / values.shape[1]) if ax is None else ax
-    axes.imshow(grey, cmap="gray")
-    negative = bool(values.min() < 0)
-    most = float(np.abs(values).max()) or 1.0
-    over = axes.imshow(
-        values, cmap=_see_through(alpha, negative), vmin=-most if negative else 0, vmax=most
-    )
-    axes.set_xticks([])
-    axes.set_yticks([])
-    heading(axes, f"{label(one.targets[0])} at {at_layer(one)}: {one.method.name}")
+    maps = patch_maps(one)
+    if not 0 <= index < len(maps):
+        raise InputError(f"index={index!r}: there are {len(maps)} images, numbered from 0.")
+    grid = maps[index].grid
+    ground = _in_grey(_picture(result, index, grid) if image is None else image, grid)
+    axes = new_axes(5.6, 1.0 + 4.6 * grid.height / grid.width) if ax is None else ax
+    over = _draw(axes, ground, maps[index], contrast(maps, scale), alpha)
+    usual = f"{label(one.targets[0])} at {at_layer(one)}: {one.method.name}"
+    heading(axes, usual if title is None else title)
     colour_bar(axes, over)
     return bare(axes)
 
 
-def _in_grey(image: ArrayLike, expected: tuple[int, ...]) -> NDArray[np.float64]:
+def overlay_figure(
+    results: Sequence[Attribution],
+    image: ArrayLike | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    heading: str = "",
+    target: TokenRef | None = None,
+    layer: int = -1,
+    scale: Scale = "percentiles",
+) -> Figure:
+    """Several results about the same images: each method, or each word of an answer, by its name.
+
+    One image: the results beside each other. Several: a row for each result, a column for each
+    image. Every result has a scale of its own, since methods have different units.
+
+    >>> from attnflow import Raw, Tokens
+    >>> from attnflow.tokens.patches import Grid, patch_names
+    >>> grid = Grid(2, 2, 1, 4, 4)
+    >>> tokens = Tokens(patch_names(grid, ("[CLS]",)), grid=grid)
+    >>> result = Attribution(np.full((1, 5, 5), 0.2), (1,), tokens, tokens, Raw())
+    >>> figure = overlay_figure([result, result], np.zeros((4, 4)), target="[CLS]")
+    >>> len([axes for axes in figure.axes if axes.images])
+    2
+    """
+    if not results:
+        raise InputError("A figure of overlays needs at least one result; got none.")
+    titles = [result.method.name for result in results] if names is None else list(names)
+    if len(titles) != len(results):
+        raise InputError(f"{len(results)} results but {len(titles)} names.")
+    grids = grids_of(results[0].sources)
+    if not grids:
+        patch_maps(results[0], target=results[0].targets.positions[0])  # says what is missing
+    across = len(grids) if len(grids) > 1 else _across(len(results))
+    down = len(results) if len(grids) > 1 else -(-len(results) // across)
+    tall = max(grid.height / grid.width for grid in grids)
+    size = (_PANEL * across, (_PANEL * tall * 0.85 + 0.45) * down + (0.4 if heading else 0.0))
+    figure = pyplot().figure(figsize=size, layout="constrained")
+    if heading:
+        figure.suptitle(heading, fontsize=11, fontweight="bold", **plain())
+    panels = figure.subplots(down, across, squeeze=False).ravel().tolist()
+    places = [(k, i) for k in range(len(results)) for i in range(len(grids))]
+    for axes, (k, i) in zip(panels, places, strict=False):
+        options: dict[str, Any] = {"target": target, "layer": layer, "scale": scale, "index": i}
+        title = titles[k] if len(grids) == 1 else f"{titles[k]}, image {i + 1}"
+        image_overlay(results[k], image, title=title, ax=axes, **options)
+    for axes in panels[len(places) :]:
+        axes.set_axis_off()
+    return figure
+
+
+def _across(count: int) -> int:
+    """As many columns as leave the fewest empty places in the last row."""
+    return count if count <= _COLUMNS[0] else min(_COLUMNS, key=lambda columns: -count % columns)
+
+
+def _draw(
+    axes: Axes, ground: NDArray[np.float64], one: PatchMap, ends: Contrast, alpha: float
+) -> Any:
+    grid = one.grid
+    axes.imshow(ground, cmap="gray")
+    values = enlarge(one.values, grid.height, grid.width)
+    colours = _see_through(alpha, ends.signed)
+    over = axes.imshow(values, cmap=colours, vmin=ends.low, vmax=ends.high)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return over
+
+
+def _picture(result: Attribution, index: int, grid: Grid) -> NDArray[np.uint8]:
+    """The picture that the result carries, at the size the model saw."""
+    pictures = result.provenance.get("images") or ()
+    if index >= len(pictures):
+        raise InputError(
+            "This result carries no picture; pass the one the model saw: image=pixels, an array "
+            f"of {grid.height} × {grid.width}."
+        )
+    images = optional_import("PIL.Image", extra="images", purpose="Showing the image")
+    content = base64.b64decode(str(pictures[index]).partition(",")[2])
+    picture = images.open(io.BytesIO(content)).convert("RGB")
+    return np.asarray(picture.resize((grid.width, grid.height)))
+
+
+def _in_grey(image: ArrayLike, grid: Grid) -> NDArray[np.float64]:
     array = np.asarray(image, dtype=np.float64)
     if array.ndim == 3 and array.shape[2] in (3, 4):
         array = array[:, :, :3] @ _BRIGHTNESS
-    if array.shape != expected:
-        height, width = expected
+    if array.shape != (grid.height, grid.width):
         hint = "Channels come last: image.transpose(1, 2, 0)."
         if array.ndim != 3:
             hint = "Resize and crop it as the model's processor does."
         raise InputError(
-            f"The model saw an image of {height} × {width} (height × width), in grey or with 3 "
-            f"channels; this one has shape {np.shape(image)}. {hint}"
+            f"The model saw an image of {grid.height} × {grid.width} (height × width), in grey or "
+            f"with 3 channels; this one has shape {np.shape(image)}. {hint}"
         )
     return array
 
 
-def _see_through(alpha: float, negative: bool) -> Any:
+def _see_through(alpha: float, signed: bool) -> Any:
     """One hue that grows from nothing; below zero a second one."""
     colors = optional_import("matplotlib.colors", extra="plots", purpose="Drawing a figure")
     more, less = colors.to_rgb(VERMILLION), colors.to_rgb(BLUE)
     stops = [(*more, 0.0), (*more, alpha)]
-    if negative:
+    if signed:
         stops = [(*less, alpha), (*less, 0.0), (*more, 0.0), (*more, alpha)]
         return colors.LinearSegmentedColormap.from_list(
             "over", list(zip([0, 0.5, 0.5, 1], stops, strict=True))

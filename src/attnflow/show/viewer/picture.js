@@ -4,6 +4,14 @@
 
   const { make, colours, sharpen } = attnflow;
 
+  // As numpy.percentile: linear between the two nearest of the sorted values.
+  function percentile(sorted, percent) {
+    const place = ((sorted.length - 1) * percent) / 100;
+    const below = Math.floor(place);
+    const above = Math.min(below + 1, sorted.length - 1);
+    return sorted[below] + (sorted[above] - sorted[below]) * (place - below);
+  }
+
   class Picture {
     constructor(image, { onPatch, targetOf }) {
       this.image = image;
@@ -45,6 +53,19 @@
       this.draw();
     }
 
+    // From the 5th to the 99th percentile of the patches, as in figures: tokens that are no patches
+    // never set the scale. Signed values are held against the 99th percentile of their sizes.
+    contrast() {
+      const { rows, columns, prefix } = this.image;
+      const shares = Array.from({ length: rows * columns }, (_, k) => (this.paint.hidden(prefix + k) ? 0 : this.paint.share(prefix + k)));
+      const signed = shares.some((share) => share < 0);
+      const sorted = (signed ? shares.map(Math.abs) : shares.slice()).sort((a, b) => a - b);
+      const high = percentile(sorted, 99);
+      const low = signed ? 0 : percentile(sorted, 5);
+      const span = high - low || 1;
+      return shares.map((share) => (signed ? Math.max(-1, Math.min(1, share / span)) : Math.max(0, Math.min(1, (share - low) / span))));
+    }
+
     draw() {
       const { rows, columns, prefix, height, width } = this.image;
       if (!this.paint || this.root.clientWidth === 0) return;
@@ -55,9 +76,10 @@
       if (this.photo?.complete) pen.drawImage(this.photo, 0, 0, wide, high);
       const [w, h] = [wide / columns, high / rows];
       this.patch = null;
+      const shares = this.contrast();
       for (let k = 0; k < rows * columns; k++) {
         const [x, y] = [(k % columns) * w, Math.floor(k / columns) * h];
-        const share = this.paint.hidden(prefix + k) ? 0 : this.paint.share(prefix + k);
+        const share = shares[k];
         pen.globalAlpha = this.photo ? 0.78 * Math.min(1, Math.abs(share)) : 1;
         pen.fillStyle = look.shade(this.photo ? Math.sign(share) : share);
         pen.fillRect(x, y, w + 0.5, h + 0.5);

@@ -1,0 +1,231 @@
+"""`attnflow explain` on photos: one file or a folder of them, by a vision model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from attnflow import storage
+from attnflow.attribution import Attribution
+from attnflow.cli.options import parse_target, prepare_models
+from attnflow.cli.output import PICTURES, check_output, print_json, tell_written, write_figure
+from attnflow.cli.progress import progress_bars
+from attnflow.errors import FileError, InputError, ModelError
+from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.methods import Method, make_method
+from attnflow.show.picture_text import picture_sentence, terminal_map
+from attnflow.show.sentences import place_of
+from attnflow.tokens.pictures import PICTURE_ENDINGS, names_picture
+
+if TYPE_CHECKING:
+    from attnflow.hosts.load import Loaded
+
+__all__ = ["PhotoOptions", "explain_photos", "load_vision_model", "names_photos"]
+
+FIGURES = ("overlay", "methods")
+_SIDE_BY_SIDE = (
+    *("gradient-attention", "alti", "norm-rollout", "rollout", "gradient-rollout", "raw"),
+)
+
+
+@dataclass(frozen=True)
+class PhotoOptions:
+    """What the command line says of photos; `others` are options that photos do not take."""
+
+    method: Method | None
+    targets: Sequence[str] | None
+    layers: list[int] | None
+    answer: int | None
+    contrast: str | None
+    figure: str | None
+    as_json: bool
+    output: Path | None
+    others: Mapping[str, object]
+
+
+def names_photos(text: str | None, model: str | None) -> bool:
+    """Whether TEXT is the path of an image, or of a folder that holds some and a model is named."""
+    if text is None:
+        return False
+    if names_picture(text):
+        return True
+    try:
+        return (
+            model is not None
+            and Path(text).is_dir()
+            and any(file.suffix.lower() in PICTURE_ENDINGS for file in Path(text).iterdir())
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def explain_photos(place: str, model: str | None, options: PhotoOptions) -> None:
+    """Explain one photo, or each photo of a folder; what cannot be read is said and passed over."""
+    path = Path(place)
+    _check(options, several=path.is_dir())
+    loaded = load_vision_model(model, place)
+    if not path.is_dir():
+        with progress_bars("running the model") as bar:
+            results = _results(loaded, path, options, bar)
+        _deliver(results, options, options.output)
+        return
+    from attnflow.hosts.images import list_photos
+
+    photos = list_photos(path)
+    failures: list[str] = []
+    with progress_bars("photos") as bar:
+        for number, photo in enumerate(photos):
+            tell(bar, "photos", number, len(photos))
+            try:
+                results = _results(loaded, photo, options, None)
+            except (InputError, FileError) as error:
+                failures.append(str(error))
+                typer.echo(f"attnflow: {error}", err=True)
+                continue
+            _deliver(results, options, _beside(options.output, photo))
+    if len(failures) == len(photos):
+        raise InputError(f"None of the {len(photos)} images in {place!r} could be read.")
+
+
+def load_vision_model(model: str | None, place: str) -> Loaded:
+    """The model, if it is one that takes an image."""
+    if model is None:
+        raise InputError(
+            f"{place!r} is an image, and the models that come with attnflow read text. Name a "
+            "vision model: --model FOLDER, with its weights and preprocessor_config.json."
+        )
+    prepare_models()
+    from attnflow.hosts.load import load_model
+    from attnflow.hosts.registry import adapter_for
+
+    with progress_bars("loading the model"):
+        loaded = load_model(model, needs_tokenizer=False)
+    if not adapter_for(loaded.model).reads_images(loaded.model):
+        raise InputError(
+            f"{place!r} is an image, and --model {model!r} ({type(loaded.model).__name__}) reads "
+            "text. Give a text, or a vision model."
+        )
+    return loaded
+
+
+def _check(options: PhotoOptions, *, several: bool) -> None:
+    """Everything that can be known before the work."""
+    for name, value in options.others.items():
+        if value:
+            raise InputError(f"{name} is about text; leave it out for an image.")
+    output, figure = options.output, options.figure
+    if options.as_json and output is not None:
+        raise InputError("--json prints the result and --output writes it to a file: choose one.")
+    if figure is not None and figure not in FIGURES:
+        raise InputError(f"--figure {figure}: of an image it is {' or '.join(FIGURES)}.")
+    if figure is not None and (output is None or (not several and output.suffix not in PICTURES)):
+        raise InputError(f"--figure {figure} needs a file: --output {figure}.png.")
+    if figure == "methods" and options.method is not None:
+        raise InputError("--figure methods shows several side by side; leave out --method.")
+    if len(options.targets or ()) > 1:
+        raise InputError("A map shows one target; give --targets once.")
+    if several and output is not None:
+        if output.suffix in (*PICTURES, ".html", ".json", ".safetensors"):
+            raise InputError(
+                f"--output {str(output)!r} is a file, and there are several photos: name a folder."
+            )
+    elif output is not None:
+        check_output(output)
+
+
+def _results(
+    loaded: Loaded, path: Path, options: PhotoOptions, progress: ProgressCallback | None
+) -> list[Attribution]:
+    """One result, or one for each method that this model can be explained by."""
+    if options.figure != "methods":
+        return [_result(loaded, path, options, options.method, progress)]
+    results = []
+    for name in _SIDE_BY_SIDE:
+        tell(progress, name, 0, 1)
+        try:
+            results.append(_result(loaded, path, options, make_method(name), progress))
+        except ModelError as error:
+            typer.echo(f"attnflow: left out, {name}: {error}", err=True)
+    if not results:
+        raise ModelError(f"None of {', '.join(_SIDE_BY_SIDE)} can explain this model.")
+    return results
+
+
+def _result(
+    loaded: Loaded,
+    path: Path,
+    options: PhotoOptions,
+    method: Method | None,
+    progress: ProgressCallback | None,
+) -> Attribution:
+    from attnflow.api import explain
+
+    page = options.output is not None and options.output.suffix == ".html"
+    targets: Any = [parse_target(target) for target in options.targets or ()] or None
+    return explain(
+        loaded.model,
+        path,
+        method,
+        targets="all" if page and targets is None else targets,
+        layers=options.layers or None,
+        answer=options.answer,
+        contrast=options.contrast,
+        progress=progress,
+    )
+
+
+def _beside(folder: Path | None, photo: Path) -> Path | None:
+    """Where a photo's overlay goes: into the folder, by the photo's own name."""
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{str(folder)!r} cannot be written to: {error}.") from error
+    return folder / f"{photo.name}.png"
+
+
+def _deliver(results: list[Attribution], options: PhotoOptions, output: Path | None) -> None:
+    for remark in results[0].provenance.get("image_remarks", ()):
+        typer.echo(f"attnflow: {remark}.", err=True)
+    if options.as_json:
+        print_json(results[0].to_dict())
+    elif output is None:
+        _show(results[0])
+    elif output.suffix in PICTURES:
+        from attnflow.show import plots
+
+        write_figure(plots.overlay_figure(results, heading=_heading(results[0])), output)
+    elif output.suffix == ".html":
+        storage.write_text(output, results[0].to_html())
+        tell_written(output)
+    else:
+        results[0].save(output)
+        tell_written(output)
+
+
+def _heading(result: Attribution) -> str:
+    name = str(result.provenance.get("image", ""))
+    return name if result.prediction is None else f"{name}: {result.prediction}"
+
+
+def _show(result: Attribution) -> None:
+    console = Console(highlight=False)
+    name = str(result.provenance.get("image", ""))
+    if result.prediction is not None:
+        answer = escape(str(result.prediction))
+        console.print(f"{escape(name)}: the model says [bold]{answer}[/bold].", soft_wrap=True)
+    one = result if len(result.targets) == 1 else result.row(result.targets.positions[0])
+    subject = None if result.prediction is None else result.prediction.label
+    console.print(Text(picture_sentence(one, subject=subject)), soft_wrap=True)
+    console.print()
+    console.print(terminal_map(one, console=console))
+    about = f"{one.title}, {place_of(max(one.layers))}. --output overlay.png draws it on the photo."
+    console.print(Text(about, style="dim"), soft_wrap=True)

@@ -1,0 +1,161 @@
+"""A model's answer to an image with some patches hidden: what every ranking is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attnflow.errors import ModelError
+from attnflow.errors.arguments import check_named
+from attnflow.evaluation.metrics import area
+from attnflow.hosts.adapter import Scores
+from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.restore import at_rest
+from attnflow.tokens import Grid
+
+__all__ = ["STEPS", "Hiding", "PatchAblation", "PatchCurves"]
+
+Hiding = Literal["mean", "blur", "zero"]
+Patches = tuple[int, ...]
+STEPS = 10  # of the deletion and insertion curves
+_BLURRED = 4  # patches that a blurred pixel is the mean of, along each side
+
+
+@dataclass(frozen=True)
+class PatchCurves:
+    """The answer's probability while patches are hidden by an order, strongest first.
+
+    deletion: after 0, 1 ... 10 tenths were hidden; insertion: with only so many tenths to be seen.
+
+    >>> PatchCurves((1.0, 0.0), (0.0, 1.0)).deletion_area
+    0.5
+    """
+
+    deletion: tuple[float, ...]
+    insertion: tuple[float, ...]
+
+    @property
+    def deletion_area(self) -> float:
+        """Lower is more faithful."""
+        return area(self.deletion)
+
+    @property
+    def insertion_area(self) -> float:
+        """Higher is more faithful."""
+        return area(self.insertion)
+
+
+class PatchAblation:
+    """One image and the answer to it; `probabilities` runs it again with patches hidden.
+
+    by: what takes a patch's place: the image's "mean" colour, the image much "blur"red, or "zero",
+    the middle of the range the model was trained on. Each set of patches is run once.
+
+    >>> from attnflow.testing import tiny_vision_model
+    >>> model, _ = tiny_vision_model()
+    >>> ablation = PatchAblation(model, torch.zeros(1, 3, 32, 32), Grid(4, 4, 1, 32, 32))
+    >>> ablation.probabilities([(), (0, 1)]).shape
+    (2,)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pixels: Tensor,
+        grid: Grid,
+        *,
+        by: Hiding = "mean",
+        batch_size: int = 32,
+    ) -> None:
+        check_named("by", by, get_args(Hiding))
+        self.model, self.adapter, self.grid = model, adapter_for(model), grid
+        self.batch_size = batch_size
+        batch = self.adapter.wrap(model, {"pixel_values": pixels})
+        self.pixels = batch.inputs["pixel_values"]
+        self.filling = _filling(self.pixels, grid, by)
+        self._known: dict[Patches, float] = {}
+        scores = self._scores(self.pixels)[0]
+        self.choice = int(scores.logits.argmax())
+        self.answer = scores.label(self.choice)
+        self.probability = float(scores.shares()[self.choice])
+
+    @property
+    def count(self) -> int:
+        """How many patches there are."""
+        return self.grid.rows * self.grid.columns
+
+    def probabilities(self, hidden: Sequence[Patches]) -> NDArray[np.float64]:
+        """The probability of the answer without each of these sets of patches."""
+        missing = [
+            patches for patches in dict.fromkeys(map(_sorted, hidden)) if patches not in self._known
+        ]
+        for start in range(0, len(missing), self.batch_size):
+            part = missing[start : start + self.batch_size]
+            scores = self._scores(torch.cat([self._without(patches) for patches in part]))
+            for patches, each in zip(part, scores, strict=True):
+                self._known[patches] = float(each.shares()[self.choice])
+        return np.array([self._known[_sorted(patches)] for patches in hidden])
+
+    def curves(self, values: NDArray[np.float64]) -> PatchCurves:
+        """Deletion and insertion by a value for each patch; ties in reading order."""
+        order = np.argsort(-values.ravel(), kind="stable").tolist()
+        counts = [-(-step * len(order) // STEPS) for step in range(STEPS + 1)]
+        deleted = self.probabilities([tuple(order[:count]) for count in counts])
+        inserted = self.probabilities([tuple(order[count:]) for count in counts])
+        return PatchCurves(tuple(deleted.tolist()), tuple(inserted.tolist()))
+
+    def leave_one_out(self) -> NDArray[np.float64]:
+        """What the answer loses without each patch alone, (rows, columns)."""
+        without = self.probabilities([(k,) for k in range(self.count)])
+        return (self.probability - without).reshape(self.grid.rows, self.grid.columns)
+
+    def _without(self, patches: Patches) -> Tensor:
+        mask = torch.zeros(self.count, dtype=torch.bool, device=self.pixels.device)
+        mask[list(patches)] = True
+        return torch.where(_at_pixels(mask, self.grid, self.pixels), self.filling, self.pixels)
+
+    def _scores(self, pixels: Tensor) -> list[Scores]:
+        batch = self.adapter.wrap(self.model, {"pixel_values": pixels})
+        with at_rest(self.model), torch.no_grad():
+            outputs: Any = self.adapter.forward(self.model, batch.inputs)
+        scores = self.adapter.scores(self.model, None, outputs, batch)
+        answers = [each for each in scores if each is not None]
+        if len(answers) < batch.size:
+            raise ModelError(
+                f"{type(self.model).__name__} gives no answer to an image (it has no classes), so "
+                "there is nothing to lose when patches are hidden."
+            )
+        return answers
+
+
+def _sorted(patches: Patches) -> Patches:
+    return tuple(sorted(patches))
+
+
+def _at_pixels(mask: Tensor, grid: Grid, pixels: Tensor) -> Tensor:
+    """(1, 1, height, width) of a truth value for each patch; what no patch covers stays."""
+    height, width = pixels.shape[-2:]
+    down, across = height // grid.rows, width // grid.columns
+    spread = mask.reshape(grid.rows, grid.columns)
+    spread = spread.repeat_interleave(down, 0).repeat_interleave(across, 1)
+    padding = (0, width - spread.shape[1], 0, height - spread.shape[0])
+    return functional.pad(spread, padding)[None, None]
+
+
+def _filling(pixels: Tensor, grid: Grid, by: Hiding) -> Tensor:
+    if by == "zero":
+        return torch.zeros_like(pixels)
+    if by == "mean":
+        return pixels.mean(dim=(-2, -1), keepdim=True).expand_as(pixels)
+    height, width = pixels.shape[-2:]
+    sides = (max(1, grid.rows // _BLURRED), max(1, grid.columns // _BLURRED))
+    small = functional.adaptive_avg_pool2d(pixels.float(), sides)
+    blurred = functional.interpolate(small, (height, width), mode="bilinear", align_corners=False)
+    return blurred.to(pixels.dtype)

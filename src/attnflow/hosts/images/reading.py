@@ -1,0 +1,254 @@
+"""Anything that is an image to red, green and blue, eight bits each, the right way up.
+
+What is lost on the way (further frames, transparency) is said in the photo's remarks.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.errors import FileError, InputError, optional_import, shorten
+from attnflow.tokens.pictures import PICTURE_ENDINGS
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["MOST_PIXELS", "Photo", "list_photos", "read_photo"]
+
+MOST_PIXELS = 120_000_000
+"""Larger images are refused: they would take more than a third of a GB once unpacked."""
+
+_CHANNELS = (1, 3, 4)
+_LARGEST_FILE = 400_000_000  # bytes
+_LARGEST_16_BIT = 65_535
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """An image of mode RGB, what to call it, and what a reader should know of how it was read.
+
+    >>> photo = read_photo(np.zeros((2, 3), np.uint8))
+    >>> photo.image.size, photo.image.mode, photo.name
+    ((3, 2), 'RGB', 'array')
+    """
+
+    image: Image.Image
+    name: str
+    remarks: tuple[str, ...] = ()
+
+
+def read_photo(source: Any) -> Photo:
+    """A path, the bytes of a file, a PIL image, an array or a tensor as a photo.
+
+    Arrays are (height, width) or (height, width, channels), tensors (channels, height, width);
+    whole numbers from 0 to 255 or shares from 0 to 1.
+
+    >>> read_photo(np.full((4, 4, 3), 0.5)).image.getpixel((0, 0))
+    (128, 128, 128)
+    """
+    images = optional_import("PIL.Image", extra="images", purpose="Reading an image")
+    if isinstance(source, Photo):
+        return source
+    if isinstance(source, images.Image):
+        return _upright(source, _name_of(source))
+    if isinstance(source, (bytes, bytearray)):
+        return _opened(io.BytesIO(bytes(source)), f"an image of {len(source):,} bytes")
+    if isinstance(source, (str, os.PathLike)):
+        return _opened_file(Path(source).expanduser())
+    if hasattr(source, "shape"):
+        return Photo(images.fromarray(_pixels(source)), type(source).__name__.replace("nd", ""))
+    raise InputError(
+        "An image is a path, the bytes of a file, a PIL image, an array (height, width, 3) or a "
+        f"tensor (3, height, width); got {shorten(source)} ({type(source).__name__})."
+    )
+
+
+def list_photos(folder: Path) -> list[Path]:
+    """The images of a folder, by name; folders in it are left alone.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "cat.JPG").write_bytes(b""), (folder / "notes.txt").write_text("")
+    >>> [path.name for path in list_photos(folder)]
+    ['cat.JPG']
+    """
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        raise FileError(f"{str(folder)!r} cannot be read: {error.strerror or error}.") from error
+    photos = [path for path in files if path.suffix.lower() in PICTURE_ENDINGS]
+    if not photos:
+        raise InputError(
+            f"There is no image in {str(folder)!r}: names end in .png, .jpg and the like."
+        )
+    return photos
+
+
+def _opened_file(path: Path) -> Photo:
+    name = shorten(str(path))
+    try:
+        folder, size = path.is_dir(), path.stat().st_size
+        content = None if folder or size > _LARGEST_FILE else path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"There is no image {name} that can be read: {reason}.") from error
+    if folder:
+        raise InputError(
+            f"{name} is a folder; name an image in it, or give the folder to `attnflow explain`."
+        )
+    if content is None:
+        raise InputError(
+            f"{name} has {size:,} bytes; images of up to {_LARGEST_FILE:,} are read. Save it in "
+            "another format."
+        )
+    return _opened(io.BytesIO(content), path.name)
+
+
+def _opened(stream: io.BytesIO, name: str) -> Photo:
+    """Open, check the size before anything is unpacked, then unpack all of it."""
+    images = optional_import("PIL.Image", extra="images", purpose="Reading an image")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of large images; ours are refused in words
+        try:
+            image = images.open(stream)
+            _check_size(image.size, name)
+            image.load()
+        except images.DecompressionBombError as error:
+            raise InputError(_too_large(name, "too many")) from error
+        except images.UnidentifiedImageError as error:
+            raise InputError(
+                f"{shorten(name)} is not an image that can be read: its content is of no known "
+                "format (JPEG, PNG, GIF, WebP, TIFF, BMP and others are)."
+            ) from error
+        # A broken file makes the decoders raise many unrelated types; all mean the same here.
+        except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"{shorten(name)} is broken or cut off: {str(error).rstrip('.')}. Get the file "
+                "again, or save it anew with a program that can show it."
+            ) from error
+    return _upright(image, name)
+
+
+def _check_size(size: tuple[int, int], name: str) -> None:
+    width, height = size
+    if width * height > MOST_PIXELS:
+        raise InputError(_too_large(name, f"{width:,} × {height:,}"))
+    if not width or not height:
+        raise InputError(f"{shorten(name)} is an image without pixels: {width} × {height}.")
+
+
+def _too_large(name: str, count: str) -> str:
+    return (
+        f"{shorten(name)} has {count} pixels, more than the {MOST_PIXELS:,} that are read. Make it "
+        "smaller first: models look at a few hundred pixels a side."
+    )
+
+
+def _name_of(image: Any) -> str:
+    file = getattr(image, "filename", "")
+    return Path(file).name if isinstance(file, str) and file else "an image"
+
+
+def _upright(image: Any, name: str) -> Photo:
+    """The first frame, turned as the camera says, in red, green and blue."""
+    operations = optional_import("PIL.ImageOps", extra="images", purpose="Reading an image")
+    _check_size(image.size, name)
+    remarks = []
+    if getattr(image, "n_frames", 1) > 1:
+        remarks.append(f"{name} has {image.n_frames} frames; the first is explained")
+        image.seek(0)
+    try:
+        turned = operations.exif_transpose(image)
+        converted = _in_colours(turned, remarks, name)
+    except (OSError, ValueError, SyntaxError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{shorten(name)} is broken or cut off: {error}.") from error
+    return Photo(converted, name, tuple(remarks))
+
+
+def _in_colours(image: Any, remarks: list[str], name: str) -> Any:
+    """Mode RGB; what is transparent lies on white, sixteen bits become eight."""
+    images = optional_import("PIL.Image", extra="images", purpose="Reading an image")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        layers = image.convert("RGBA")
+        if layers.getchannel("A").getextrema() != (255, 255):
+            remarks.append(f"transparent parts of {name} are shown on white")
+        ground = images.new("RGBA", layers.size, (255, 255, 255, 255))
+        return images.alpha_composite(ground, layers).convert("RGB")
+    if image.mode.startswith("I") or image.mode == "F":
+        return images.fromarray(_eight_bits(np.asarray(image), name)).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bits(values: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    """Grey values of more than eight bits; Pillow itself would cut them off at 255."""
+    low, high = float(values.min()), float(values.max())
+    kind = values.dtype.kind
+    top = 1.0 if kind == "f" and high <= 1 else 255.0
+    if kind in "iu" and (high > top or values.dtype.itemsize == 2):
+        top = float(_LARGEST_16_BIT)
+    if not (np.isfinite(low) and low >= 0 and high <= top):
+        raise InputError(
+            f"The grey values of {shorten(name)} run from {low:g} to {high:g}; they may be shares "
+            f"from 0 to 1, 0 to 255, or 0 to {_LARGEST_16_BIT}. Rescale them first."
+        )
+    return np.rint(values * (255.0 / top)).astype(np.uint8)
+
+
+def _pixels(source: Any) -> NDArray[np.uint8]:
+    """An array or a tensor as (height, width, 3)."""
+    is_tensor = type(source).__module__.split(".")[0] == "torch"
+    if is_tensor and source.is_floating_point():
+        source = source.float()  # numpy has no bfloat16
+    array = np.asarray(source.detach().cpu() if is_tensor else source)
+    array = array[0] if array.ndim == 4 and len(array) == 1 else array
+    channels = _channels_last(array, tensor=is_tensor)
+    _check_size((channels.shape[1], channels.shape[0]), "The array")
+    if channels.shape[2] == 4:
+        raise InputError(
+            f"An array of shape {np.shape(source)} has four channels; pass three, or a PIL image "
+            "of mode RGBA, whose transparent parts are put on white."
+        )
+    colours = np.repeat(channels, 3, axis=2) if channels.shape[2] == 1 else channels
+    return _checked_range(colours)
+
+
+def _channels_last(array: NDArray[Any], *, tensor: bool) -> NDArray[Any]:
+    if array.dtype.kind not in "biuf" or array.ndim not in (2, 3) or 0 in array.shape:
+        raise InputError(
+            "An image is an array (height, width), (height, width, 3) or a tensor (3, height, "
+            f"width) of numbers; got shape {array.shape}, dtype {array.dtype}."
+        )
+    if array.ndim == 2:
+        return array[..., None]
+    first, last = array.shape[0] in _CHANNELS, array.shape[-1] in _CHANNELS
+    if not first and not last:
+        raise InputError(f"An image has 1 or 3 channels; got an array of shape {array.shape}.")
+    if first and (tensor or not last):
+        return array.transpose(1, 2, 0)
+    return array
+
+
+def _checked_range(array: NDArray[Any]) -> NDArray[np.uint8]:
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    low, high = float(array.min()), float(array.max())
+    top = 1.0 if array.dtype.kind in "fb" and high <= 1 else 255.0
+    if not (np.isfinite([low, high]).all() and low >= 0 and high <= top):
+        raise InputError(
+            "Pixels are whole numbers from 0 to 255 or shares from 0 to 1; these run from "
+            f"{low:g} to {high:g}. Pixels that a processor has prepared already are passed by "
+            "name: {'pixel_values': pixels}."
+        )
+    return np.ascontiguousarray(np.rint(array * (255.0 / top)).astype(np.uint8))

@@ -1,0 +1,72 @@
+"""Images on the served page: the request, what of it is kept, and the work."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from attnflow.api.comparison import Comparison, compare
+from attnflow.errors import InputError
+from attnflow.errors.progress import ProgressCallback
+from attnflow.methods import METHODS, Method, make_method
+from attnflow.web.requests import BaseRequest, offer_of
+
+__all__ = ["ImageRequest", "explain_image"]
+
+_LONGEST_NAME = 120
+
+
+class ImageRequest(BaseRequest):
+    """Say what is in an image and which of its parts that came from.
+
+    image: the bytes of a file in base64, with or without a `data:` address before them.
+    """
+
+    task = "image"
+    ability = "sees"
+    purpose = "look at an image"
+    method_names = METHODS
+
+    image: str = ""
+    name: str = "image"
+    methods: list[Any] = Field(default_factory=list)
+
+    @field_validator("image")
+    @classmethod
+    def _image_is_there(cls, text: str, info: ValidationInfo) -> str:
+        most = offer_of(info).limits.image_bytes
+        if not text.strip():
+            raise InputError("There is no image: drop one on the page, or choose a file.")
+        if len(text) > most:
+            raise InputError(f"The image is larger than {most // 2**20} MB. Make it smaller first.")
+        return text
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_short(cls, name: str) -> str:
+        return name[:_LONGEST_NAME] or "image"
+
+    def make_methods(self) -> tuple[Method, ...]:
+        """The methods, in the order they were sent."""
+        return tuple(make_method(name) for name in self.methods)
+
+    def content(self) -> bytes:
+        """The bytes of the file."""
+        try:
+            return base64.b64decode(self.image.rpartition(",")[2], validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InputError(f"The image is not in base64 ({error}).") from error
+
+    def without_image(self) -> dict[str, Any]:
+        """What a stored result says it was asked; the picture is in the result, reduced."""
+        return {"task": self.task, **self.model_dump(exclude={"image"})}
+
+
+def explain_image(
+    request: ImageRequest, loaded: Any, progress: ProgressCallback | None
+) -> Comparison:
+    """Every method about one image."""
+    return compare(loaded, request.content(), request.make_methods() or None, progress=progress)

@@ -1,0 +1,124 @@
+// An image by drag and drop or by the file chooser: made small here, sent, and shown like any
+// other result. The panel is there only where the server offers a model that sees.
+(function (attnflow) {
+  "use strict";
+
+  const { make } = attnflow;
+  const LONGEST = 1024; // pixels of a side that is sent: models look at a few hundred
+  const LARGEST = 50 * 1024 * 1024; // bytes of a file that is read at all
+  const POLL = 250; // ms
+  const limits = { image_bytes: 4 * 1024 * 1024 };
+  const parts = {};
+
+  async function ask(address, options = {}) {
+    const answer = await fetch(address, options);
+    const body = await answer.json().catch(() => ({}));
+    if (!answer.ok) throw new Error(body.error ?? `The server answered ${answer.status}.`);
+    return body;
+  }
+
+  function say(sentence, wrong = false) {
+    parts.status.textContent = sentence;
+    parts.status.classList.toggle("error", wrong);
+  }
+
+  // -- the file -------------------------------------------------------------------------------------
+
+  // As a small JPEG; a format that the browser cannot show is sent as it is, for the server to read.
+  async function reduced(file) {
+    let bitmap;
+    try {
+      bitmap = await createImageBitmap(file);
+    } catch {
+      if (file.size * 1.4 > limits.image_bytes) throw new Error(`${file.name} cannot be read here and is too large to be sent as it is. Save it as a JPEG.`);
+      return asAddress(file);
+    }
+    const share = Math.min(1, LONGEST / Math.max(bitmap.width, bitmap.height));
+    const canvas = make("canvas", { width: String(Math.max(1, Math.round(bitmap.width * share))), height: String(Math.max(1, Math.round(bitmap.height * share))) });
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = "white"; // under what is transparent, as on the command line
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+    return canvas.toDataURL("image/jpeg", 0.92);
+  }
+
+  function asAddress(file) {
+    return new Promise((resolve, reject) => {
+      const reader = new FileReader();
+      reader.addEventListener("load", () => resolve(reader.result));
+      reader.addEventListener("error", () => reject(new Error(`${file.name} cannot be read.`)));
+      reader.readAsDataURL(file);
+    });
+  }
+
+  async function take(file) {
+    try {
+      if (!file) return;
+      if (file.size > LARGEST) throw new Error(`${file.name} has ${Math.round(file.size / 2 ** 20)} MB; up to 50 MB are read.`);
+      say(`Reading ${file.name} …`);
+      const image = await reduced(file);
+      parts.preview.src = image;
+      parts.preview.hidden = false;
+      await send({ model: parts.model.value, image, name: file.name });
+    } catch (error) {
+      say(error.message, true);
+    }
+  }
+
+  async function send(body) {
+    const headers = { "content-type": "application/json" };
+    let job = await ask("/api/image", { method: "POST", headers, body: JSON.stringify(body) });
+    while (job.state === "waiting" || job.state === "running") {
+      say(job.total > 1 ? `${job.stage}: ${job.done} of ${job.total}` : `${job.stage} …`);
+      await new Promise((resolve) => setTimeout(resolve, POLL));
+      job = await ask(`/api/jobs/${job.id}`);
+    }
+    if (job.state !== "done") throw new Error(job.error ?? "Cancelled.");
+    say("");
+    location.hash = job.result; // the page opens what its address says
+  }
+
+  // -- the panel ------------------------------------------------------------------------------------
+
+  function build(models) {
+    parts.model = make("select", { "aria-label": "Model" }, ...models.map((one) => make("option", { value: one.name }, one.name)));
+    parts.file = make("input", { type: "file", id: "photo-file", accept: "image/*" });
+    parts.status = make("p", { class: "quiet", role: "status", id: "photo-status" });
+    parts.preview = make("img", { class: "photo-preview", alt: "The image that was chosen", hidden: "" });
+    const choose = make("label", { class: "file" }, "Choose an image ", parts.file);
+    const line = make("div", { class: "actions" }, make("strong", {}, "Drop an image here"), choose, parts.model);
+    parts.panel = make("section", { class: "photo", id: "photo", "aria-label": "Explain an image" }, line, parts.preview, parts.status);
+    document.getElementById("ask").after(parts.panel);
+    parts.file.addEventListener("change", () => take(parts.file.files[0]));
+    for (const kind of ["dragenter", "dragover"]) document.addEventListener(kind, over);
+    document.addEventListener("dragleave", () => parts.panel.classList.remove("over"));
+    document.addEventListener("drop", drop);
+    const folded = () => (parts.panel.hidden = document.getElementById("ask").hidden);
+    new MutationObserver(folded).observe(document.getElementById("ask"), { attributes: true, attributeFilter: ["hidden"] });
+    folded();
+  }
+
+  function over(event) {
+    if (![...(event.dataTransfer?.types ?? [])].includes("Files")) return;
+    event.preventDefault();
+    parts.panel.hidden = false;
+    parts.panel.classList.add("over");
+  }
+
+  function drop(event) {
+    const file = event.dataTransfer?.files?.[0];
+    if (!file) return;
+    event.preventDefault();
+    parts.panel.classList.remove("over");
+    take(file);
+  }
+
+  async function begin() {
+    const offers = await ask("/api/models").catch(() => ({ models: [] }));
+    const models = offers.models.filter((one) => one.sees);
+    Object.assign(limits, offers.limits);
+    if (models.length) build(models);
+  }
+
+  begin();
+})((globalThis.attnflow ??= {}));

@@ -1,0 +1,170 @@
+"""The served page takes an image: by the interface, and by drag and drop in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import attnflow
+from attnflow.hosts.load import Loaded
+from attnflow.hosts.transformers import images
+from attnflow.show.view import unpack_values
+from attnflow.testing import tiny_vision_model
+from attnflow.web.models import OfferedModel, embedded_models
+from attnflow.web.requests import Limits
+from browser import Browser, Page, installed_browser, running_browser
+from serving import Client, serving
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+def seeing() -> Loaded:
+    """A vision model as `attnflow serve --model FOLDER` loads it: its processor beside it."""
+    model, processor = tiny_vision_model()
+    images._PROCESSORS[model] = processor  # type: ignore[index]
+    return Loaded(model, None)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    eye = OfferedModel("tiny-eye", "sees", explains=False, generates=False, sees=True, load=seeing)
+    with serving([embedded_models()[0], eye], Limits(image_bytes=200_000)) as running:
+        yield running
+
+
+def png_of(pixels: Any) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, format="PNG")
+    return out.getvalue()
+
+
+def send(client: Client, **fields: Any) -> Any:
+    image = base64.b64encode(png_of(PIXELS)).decode()
+    return client.post("/api/image", {"model": "tiny-eye", "image": image, **fields})
+
+
+def test_an_image_is_explained_as_the_library_does(client: Client) -> None:
+    started = send(client, name="noise.png", methods=["rollout", "raw"])
+    assert started.status == 202
+    job = client.finished(started.json["id"])
+    assert job["state"] == "done", job
+    document = client.get(f"/api/results/{job['result']}.json").json
+    model, processor = tiny_vision_model()
+    expected = attnflow.explain(model, PIXELS, "rollout", targets="all", processor=processor)
+    np.testing.assert_allclose(unpack_values(document), expected.values, atol=1e-4)
+    assert document["title"] == "noise.png"
+    assert document["prediction"]["label"] == expected.prediction.label  # type: ignore[union-attr]
+    assert document["image"]["picture"].startswith("data:image/jpeg;base64,")
+    assert document["request"] == {
+        "task": "image", "model": "tiny-eye", "name": "noise.png", "methods": ["rollout", "raw"]
+    }  # fmt: skip
+    report = client.get(f"/api/results/{job['result']}.html").body.decode()
+    assert document["image"]["picture"] in report  # the report holds the image, reduced
+    figure = client.get(f"/api/results/{job['result']}.png").body
+    assert Image.open(io.BytesIO(figure)).size[0] > 300
+
+
+def test_what_is_offered_says_who_sees(client: Client) -> None:
+    offers = client.get("/api/models").json
+    assert {one["name"]: one["sees"] for one in offers["models"]} == {
+        "verb-number": False, "tiny-eye": True
+    }  # fmt: skip
+    assert offers["limits"]["image_bytes"] == 200_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"image": ""}, "There is no image"),
+        ({"image": "%%%"}, "not in base64"),
+        ({"model": "verb-number"}, "There is no model 'verb-number' here to look at an image"),
+        ({"methods": ["magic"]}, "Unknown method 'magic'"),
+        ({"image": 5}, "'image' must be a text; got 5"),
+    ],
+)
+def test_requests_that_cannot_be_met_get_a_sentence(
+    client: Client, fields: dict[str, Any], sentence: str
+) -> None:
+    refused = send(client, **fields)
+    assert refused.status == 422
+    assert sentence in refused.json["error"]
+
+
+def test_bytes_that_are_no_image_fail_in_a_sentence(client: Client) -> None:
+    started = send(client, image=base64.b64encode(b"no image").decode())
+    job = client.finished(started.json["id"])
+    assert job["state"] == "failed"
+    assert "is not an image that can be read" in job["error"]
+
+
+def test_only_images_may_be_large(client: Client) -> None:
+    large = "A" * 150_000
+    refused = client.post("/api/explain", {"model": "verb-number", "text": large})
+    assert refused.status == 413
+    assert send(client, image=large).status in (202, 422)  # looked at, not turned away
+    assert send(client, image="A" * 300_000).status == 413
+
+
+# -- in a browser ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = installed_browser()
+    if program is None:
+        pytest.skip("no Chromium or Chrome found")
+    with running_browser(program, tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture
+def tab(browser: Browser, tmp_path: Path) -> Iterator[Page]:
+    opened = browser.new_page(tmp_path)
+    opened.size(1280, 900)
+    yield opened
+    assert opened.errors == []
+
+
+_HAND_OVER = """(async () => {
+  const bytes = Uint8Array.from(atob(%r), (sign) => sign.charCodeAt(0));
+  const file = new File([bytes], %r, { type: %r });
+  const carried = new DataTransfer();
+  carried.items.add(file);
+  %s
+})()"""
+_DROP = "for (const kind of ['dragenter', 'dragover', 'drop']) document.body.dispatchEvent(new "
+_DROP += "DragEvent(kind, { bubbles: true, cancelable: true, dataTransfer: carried }));"
+_CHOOSE = "const field = document.getElementById('photo-file'); field.files = carried.files; "
+_CHOOSE += "field.dispatchEvent(new Event('change', { bubbles: true }));"
+
+
+def hand_over(tab: Page, content: bytes, name: str, kind: str, how: str) -> None:
+    tab.run(_HAND_OVER % (base64.b64encode(content).decode(), name, kind, how))
+
+
+@pytest.mark.parametrize("how", [_DROP, _CHOOSE], ids=["dropped", "chosen"])
+def test_an_image_is_dropped_or_chosen_and_its_map_shown(
+    client: Client, tab: Page, how: str
+) -> None:
+    tab.go(client.address)
+    tab.wait("document.getElementById('photo')")
+    hand_over(tab, png_of(PIXELS), "noise.png", "image/png", how)
+    tab.wait("document.querySelector('.af-picture canvas')?.width > 10")
+    assert "noise.png" in tab.run("document.body.textContent")
+    label = tiny_vision_model().model.config.id2label  # type: ignore[union-attr]
+    assert any(name in tab.run("document.body.textContent") for name in label.values())
+    assert tab.run("document.getElementById('photo').hidden")  # out of the way of the result
+
+
+def test_what_is_no_image_is_said_on_the_page(client: Client, tab: Page) -> None:
+    tab.go(client.address)
+    tab.wait("document.getElementById('photo')")
+    hand_over(tab, b"no image at all", "notes.txt", "text/plain", _DROP)
+    tab.wait("document.getElementById('photo-status').textContent.includes('not an image')")
