@@ -61,6 +61,8 @@ bench-peers: $(VENV)-peers/.installed
 
 figures: $(STAMP)
 	$(BIN)/python docs/make_figures.py
+	$(BIN)/python docs/draw_how.py
+	$(BIN)/python docs/draw_performance.py
 
 # The documentation site, in out/docs/index.html; every warning is an error. Its notebooks run.
 docs: $(VENV)/.docs

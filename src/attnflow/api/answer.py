@@ -137,6 +137,7 @@ def ask(
     chat: whether the model's chat template is used; None uses it where there is one. Without it
         the answer is the first line that the model writes.
     confirm: leave out each document that is named, ask again, and note whether the answer changes.
+
     Everything else is as in `generate`.
 
     >>> from attnflow.testing import tiny_decoder
