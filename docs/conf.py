@@ -76,7 +76,20 @@ copybutton_prompt_is_regexp = True
 
 reference_pages.write(HERE / "reference")
 
+# Links that lead out of docs/ in the repository, and the page of the site that shows the same.
+OUTSIDE = {
+    "(../src/attnflow/models/VERB_NUMBER.md": "(/reference/model-card.md",
+    "(../CHANGELOG.md": "(/changelog.md",
+    "(../CONTRIBUTING.md": "(/contributing.md",
+}
+
+
+def _lead_inside(app: Sphinx, name: str, content: list[str]) -> None:
+    for link, page in OUTSIDE.items():
+        content[0] = content[0].replace(link, page)
+
 
 def setup(app: Sphinx) -> None:
-    """Read docstrings as this project writes them."""
+    """Read docstrings as this project writes them, and keep links inside the site."""
     app.connect("autodoc-process-docstring", docstrings.process)
+    app.connect("source-read", _lead_inside)

@@ -48,14 +48,15 @@ def homes() -> dict[tuple[str, str], str]:
     first: dict[tuple[int, str], str] = {}
     result: dict[tuple[str, str], str] = {}
     for module in PUBLIC_MODULES:
-        for name, value in _members(module):
+        for name, value in members(module):
             is_object = inspect.isclass(value) or inspect.isroutine(value)
             key = (id(value), name) if is_object else (hash(module), name)
             result[module, name] = first.setdefault(key, module)
     return result
 
 
-def _members(module: str) -> Iterator[tuple[str, Any]]:
+def members(module: str) -> Iterator[tuple[str, Any]]:
+    """The public names of a module with their values, in the order of the alphabet."""
     loaded = importlib.import_module(module)
     for name in sorted(loaded.__all__, key=str.lower):
         yield name, getattr(loaded, name)
@@ -69,7 +70,7 @@ def module_page(module: str) -> str:
     """The docstring of a module and all its names."""
     text = _heading(module, "=") + f".. automodule:: {module}\n   :no-members:\n\n"
     places = homes()
-    for name, value in _members(module):
+    for name, value in members(module):
         home = places[module, name]
         if home == module:
             text += _description(module, name, value)
