@@ -16,8 +16,8 @@ ARGUMENT = re.compile(r"^([a-z_]\w*(?:, [a-z_]\w*)*): (.+)$")
 def marked_up(lines: list[str]) -> list[str]:
     """The lines of a docstring with arguments as a list of definitions and drawings as blocks."""
     result: list[str] = []
-    for paragraph in _paragraphs(lines):
-        if paragraph[0].startswith((">>>", ".. ")):
+    for number, paragraph in enumerate(_paragraphs(lines)):
+        if number == 0 or paragraph[0].startswith((">>>", ".. ")):
             result += paragraph
         elif all(line.startswith(" ") for line in paragraph):
             result += [".. code-block:: none", "", *(f"   {line}" for line in paragraph)]

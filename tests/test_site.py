@@ -106,7 +106,8 @@ def test_every_page_is_in_the_tree_and_every_reference_leads_somewhere() -> None
         text = page.read_text(encoding="utf-8")
         for body in TOCTREE.findall(text):
             lines = [line for line in body.splitlines() if line and not line.startswith(":")]
-            entries |= {(page.parent / line).resolve() for line in lines}
+            names = [re.sub(r".*<(.+)>", r"\1", line) for line in lines]  # `Title <page>`
+            entries |= {(page.parent / name).resolve() for name in names}
         for target in REFERENCE.findall(text):
             file = (page.parent / f"{target}.md").resolve()
             assert file.exists(), f"{page_name(page)}: {{doc}}`{target}`"
