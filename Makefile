@@ -55,9 +55,10 @@ bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py --output out/bench
 
 # Peers need packages of their own, which stay out of the environment we develop in. DATA is a folder
-# with running text, as for `attnflow experiment ablation`; without it, facts only.
+# with running text, as for `attnflow experiment ablation`; without it, facts only. PEERS holds more
+# options, such as --part held-out --skip 96.
 bench-peers: $(VENV)-peers/.installed
-	$(VENV)-peers/bin/python benchmarks/peers.py $(if $(DATA),--data $(DATA)) --output out/peers
+	$(VENV)-peers/bin/python benchmarks/peers.py $(if $(DATA),--data $(DATA)) $(PEERS) --output out/peers
 
 figures: $(STAMP)
 	$(BIN)/python docs/make_figures.py

@@ -4,7 +4,8 @@
 
 Facts (which word states the answer?) and running text, SmolLM2. Every peer runs as it is on PyPI,
 in an environment of its own. The table gives each method's agreement with ablations and its cost in
-seconds for a prompt; the second one its paired difference from attnflow's default.
+seconds for a prompt; the second one its paired difference from attnflow's default. An interrupted
+run goes on by the same command.
 """
 
 from __future__ import annotations
@@ -22,18 +23,23 @@ from attnflow.experiments.ablation.tables import differences_table, kind_table
 from attnflow.hosts.load import load_language_model
 from attnflow.storage import write_text
 
-_TRAINING_PROMPTS = 64
+_AT2 = "AT2"
 _OWN = (
     *("default", "careful", "visibility", "ablation-regression:samples=32"),
     *("ablation-regression:samples=64", "leave-one-out", "raw-mean"),
 )
 
 
-def rankings(model: Any, tokenizer: Any, data: Path | None) -> dict[str, Any]:
+def rankings(
+    model: Any, tokenizer: Any, data: Path | None, names: list[str], training: int
+) -> dict[str, Any]:
     """Ours by name, theirs by function, the default first."""
-    training = [*(prompts_of("text", "development", data) or []), *_development_facts()]
-    at2 = trained_at2(model, tokenizer, training, _TRAINING_PROMPTS)
-    return {**{name: name for name in _OWN}, **PEERS, "AT2": at2}
+    methods: dict[str, Any] = {**{name: name for name in _OWN}, **PEERS}
+    selection = {name: methods[name] for name in names if name in methods} if names else methods
+    if training and (not names or _AT2 in names):
+        prompts = [*(prompts_of("text", "development", data) or []), *_development_facts()]
+        selection[_AT2] = trained_at2(model, tokenizer, prompts, training)
+    return selection
 
 
 def _development_facts() -> list[Any]:
@@ -49,15 +55,19 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=None, help="folder with running text")
     parser.add_argument("--part", choices=PARTS, default="development")
     parser.add_argument("--samples", type=int, default=30)
+    parser.add_argument("--skip", type=int, default=0, help="prompts that were looked at already")
+    parser.add_argument("--only", action="append", default=[], choices=[*_OWN, *PEERS, _AT2])
+    parser.add_argument("--training", type=int, default=64, help="prompts AT2 is trained on")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=Path("out/peers"))
     options = parser.parse_args()
     loaded = load_language_model(options.model)
     model = loaded.model.float().to(options.device)
-    methods = rankings(model, loaded.tokenizer, options.data)
+    methods = rankings(model, loaded.tokenizer, options.data, options.only, options.training)
+    options.output.mkdir(parents=True, exist_ok=True)
     pages = []
     for kind in ("facts", "text"):
-        prompts = prompts_of(kind, options.part, options.data)
+        prompts = prompts_of(kind, options.part, options.data, options.skip)
         if prompts is None:
             continue
         evaluation = evaluate_completions(
@@ -66,12 +76,12 @@ def main() -> None:
             tokenizer=loaded.tokenizer,
             methods=methods,
             samples=options.samples,
+            resume=options.output / f"{kind}-{options.part}-{options.skip}.jsonl",
             **KINDS[kind].options,
         )
         for table in (kind_table(kind, evaluation), differences_table(kind, evaluation)):
             pages.append("\n".join(table.markdown()))
             print(pages[-1], flush=True)
-    options.output.mkdir(parents=True, exist_ok=True)
     write_text(options.output / "peers.md", "\n\n".join(pages))
 
 

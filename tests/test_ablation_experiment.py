@@ -35,10 +35,8 @@ def test_an_item_stays_in_its_part() -> None:
     names = ["Circumcision", "In what country is Normandy located?", "one", "two", "three", "four"]
     expected = ["development", "held-out", "held-out", "held-out", "held-out", "development"]
     assert [part_of(name) for name in names] == expected
-    digests = {
-        part: hashlib.sha256("\n".join(sorted(p.prompt for p in facts(part))).encode()).hexdigest()
-        for part in PARTS
-    }
+    first = {part: sorted(prompt.prompt for prompt in facts(part)[:96]) for part in PARTS}
+    digests = {p: hashlib.sha256("\n".join(first[p]).encode()).hexdigest() for p in PARTS}
     assert digests["development"].startswith("f315d6ea0d12a3ed")
     assert digests["held-out"].startswith("1b088e64eef68bd1")
 
@@ -46,7 +44,7 @@ def test_an_item_stays_in_its_part() -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_facts_know_where_their_answer_stands(part: Part) -> None:
     prompts = facts(part)
-    assert len(prompts) == 96
+    assert len({prompt.prompt for prompt in prompts}) == len(prompts) > 500
     for prompt in prompts:
         assert prompt.answer is not None
         assert prompt.stated is not None
@@ -126,6 +124,10 @@ def test_questions_stand_behind_five_documents(tmp_path: Path) -> None:
 
 def test_data_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert prompts_of("text", "development", None) is None
+    first, later = facts("held-out"), prompts_of("facts", "held-out", None, skip=96)
+    assert later == first[96:]
+    with pytest.raises(InputError, match="prompts of facts; 5000 cannot be skipped"):
+        prompts_of("facts", "held-out", None, skip=5000)
     assert prompts_of("documents", "development", tmp_path) is None
     with pytest.raises(FileError, match="no folder"):
         prompts_of("text", "development", tmp_path / "none")
@@ -206,8 +208,12 @@ def test_the_command_writes_the_tables_and_goes_on(
 
 
 def test_a_model_that_answers_nothing_says_so(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("attnflow.experiments.ablation.data._FACTS", 96)
     assert run(model_folder, tmp_path, tmp_path / "out", "--kind", "facts") == 1
     assert "None of 96 prompts could be used: The model wrote" in capsys.readouterr().err
 

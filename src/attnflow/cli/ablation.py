@@ -48,6 +48,9 @@ def ablation(
     samples: Annotated[
         int | None, typer.Option(help="At most so many prompts of each kind that count.")
     ] = None,
+    skip: Annotated[
+        int, typer.Option(help="Leave out the first prompts of each kind: they were looked at.")
+    ] = 0,
     ablations: Annotated[int, typer.Option(help="How many random ablations LDS is over.")] = 64,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
     output: Annotated[
@@ -74,11 +77,12 @@ def ablation(
         methods=tuple(method or DEFAULT_METHODS),
         kinds=tuple(kind or KINDS),
         samples=samples,
+        skip=skip,
         ablations=ablations,
         seed=seed,
     )
     loaded = load_language_model(model)
-    command = _command(model, data, part, method, kind, samples, ablations, seed)
+    command = _command(model, data, part, method, kind, samples, skip, ablations, seed)
     try:
         host = loaded.model.float().to(device)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
@@ -110,6 +114,7 @@ def _command(
     method: list[str] | None,
     kind: list[str] | None,
     samples: int | None,
+    skip: int,
     ablations: int,
     seed: int,
 ) -> str:
@@ -120,4 +125,5 @@ def _command(
     parts += [f"--part {part}", *(f"--method {name}" for name in method or ())]
     parts += [f"--kind {name}" for name in kind or ()]
     parts += [f"--samples {samples}"] if samples else []
+    parts += [f"--skip {skip}"] if skip else []
     return " ".join([*parts, f"--ablations {ablations} --seed {seed}"])

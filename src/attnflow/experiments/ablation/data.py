@@ -14,6 +14,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +28,8 @@ Part = Literal["development", "held-out"]
 PARTS: tuple[Part, ...] = ("development", "held-out")
 
 _SEED = 13  # of the split and the draws: another seed would mix the parts
-_FACTS = 96
-_PASSAGES = 60  # of each part
+_FACTS, _BLOCK = 960, 96
+_PASSAGES = 60  # of each part, after those that are skipped
 _PASSAGE_WORDS = 70  # the last words of a passage: what is run
 _PARAGRAPH = (115, 220)  # words of a paragraph that a passage is taken from
 _LARGEST_DUMP = 60_000_000  # characters that are read of a large file
@@ -53,7 +54,7 @@ def part_of(name: str) -> Part:
 
 
 def facts(part: Part) -> list[CompletionPrompt]:
-    """Prompts that state a fact and ask for it; the two parts are worded differently.
+    """Prompts that state a fact and ask for it, each once; the two parts are worded differently.
 
     >>> facts("development")[0].expected
     'Madrid'
@@ -70,7 +71,15 @@ def facts(part: Part) -> list[CompletionPrompt]:
                 stated=(0, question),
             )
         )
-    # Neighbours differ in kind only; every third prompt first gives a few a mix of all lengths.
+    blocks = [_mixed(prompts[at : at + _BLOCK]) for at in range(0, _FACTS, _BLOCK)]
+    by_text: dict[str, CompletionPrompt] = {}
+    for prompt in chain.from_iterable(blocks):
+        by_text.setdefault(prompt.prompt, prompt)
+    return list(by_text.values())
+
+
+def _mixed(prompts: list[CompletionPrompt]) -> list[CompletionPrompt]:
+    """Neighbours differ in kind only; every third prompt first gives a few a mix of all lengths."""
     return [*prompts[::3], *prompts[1::3], *prompts[2::3]]
 
 
@@ -100,8 +109,9 @@ def _words_of_link(link: re.Match[str]) -> str:
     return link[1] or link[2] or ""
 
 
-def passages(path: Path, part: Part) -> list[CompletionPrompt]:
-    """The last words of passages that break off within a sentence, one of each page.
+def passages(path: Path, part: Part, *, skip: int = 0) -> list[CompletionPrompt]:
+    """The last words of passages that break off within a sentence, one of each page; all up to 60
+    after the first `skip`.
 
     path: a dump of wiki pages (`<title>`, `<text>`, such as enwik8), or plain text with a paragraph
     a line; .gz is unpacked.
@@ -117,14 +127,14 @@ def passages(path: Path, part: Part) -> list[CompletionPrompt]:
         if not paragraphs:
             continue
         passages[part_of(title)].append(_broken_off(rng, rng.choice(paragraphs)))
-        if all(len(texts) >= _PASSAGES for texts in passages.values()):
+        if all(len(texts) >= skip + _PASSAGES for texts in passages.values()):
             break
     if not passages[part]:
         raise InputError(
             f"{path.name!r} holds no paragraph of {_PARAGRAPH[0]} to {_PARAGRAPH[1]} plain words "
             f"for the {part} part."
         )
-    ends = [text.split()[-_PASSAGE_WORDS:] for text in passages[part][:_PASSAGES]]
+    ends = [text.split()[-_PASSAGE_WORDS:] for text in passages[part][: skip + _PASSAGES]]
     return [CompletionPrompt(" ".join(words)) for words in ends]
 
 

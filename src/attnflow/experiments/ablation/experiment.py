@@ -37,6 +37,7 @@ class AblationExperiment:
     methods: names as `named_rankings` takes them; differences are those of the first.
     kinds: which data: "facts", "text", "documents".
     samples: at most so many prompts of each kind that count.
+    skip: leave out the first prompts of each kind, because they were looked at already.
     ablations: how many random ablations LDS is taken over.
     seed: decides the ablations; which item is in which part never changes.
     """
@@ -45,6 +46,7 @@ class AblationExperiment:
     methods: Sequence[str] = DEFAULT_METHODS
     kinds: Sequence[str] = tuple(KINDS)
     samples: int | None = None
+    skip: int = 0
     ablations: int = 64
     seed: int = 0
 
@@ -56,9 +58,11 @@ class AblationExperiment:
             if kind not in KINDS:
                 hint = did_you_mean(str(kind), KINDS)
                 raise InputError(f"No data {kind!r}.{hint} There are {', '.join(KINDS)}.")
-        if self.ablations < 2 or (self.samples is not None and self.samples < 1):
+        samples = 1 if self.samples is None else self.samples
+        if self.ablations < 2 or samples < 1 or self.skip < 0:
             raise InputError(
-                f"ablations={self.ablations}, samples={self.samples}: at least 2, at least 1."
+                f"ablations={self.ablations}, samples={self.samples}, skip={self.skip}: at least "
+                "2, 1 and 0."
             )
         named_rankings(self.methods)  # a long run must not fail on a name
 
@@ -76,7 +80,7 @@ class AblationExperiment:
         evaluations: dict[str, CompletionEvaluation] = {}
         missing = []
         for kind in self.kinds:
-            prompts = prompts_of(kind, self.part, data)
+            prompts = prompts_of(kind, self.part, data, self.skip)
             if prompts is None:
                 missing.append(kind)
                 continue

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnflow.errors import FileError
+from attnflow.errors import FileError, InputError
 from attnflow.errors.progress import Progress, ProgressCallback, tell
 from attnflow.evaluation.ablation import CompletionEvaluation, CompletionPrompt
 from attnflow.evaluation.ablation.run import evaluate_completions
@@ -45,8 +45,19 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def prompts_of(kind: str, part: Part, folder: Path | None) -> list[CompletionPrompt] | None:
-    """The prompts of one kind; None where the folder has no file of it."""
+def prompts_of(
+    kind: str, part: Part, folder: Path | None, skip: int = 0
+) -> list[CompletionPrompt] | None:
+    """The prompts of one kind after the first `skip`; None where the folder has no file of it."""
+    prompts = _all_prompts(kind, part, folder, skip)
+    if prompts is not None and len(prompts) <= skip:
+        raise InputError(f"There are {len(prompts)} prompts of {kind}; {skip} cannot be skipped.")
+    return None if prompts is None else prompts[skip:]
+
+
+def _all_prompts(
+    kind: str, part: Part, folder: Path | None, skip: int
+) -> list[CompletionPrompt] | None:
     if kind == "facts":
         return facts(part)
     if folder is None:
@@ -56,7 +67,7 @@ def prompts_of(kind: str, part: Part, folder: Path | None) -> list[CompletionPro
     path = next((folder / name for name in DATA_FILES[kind] if (folder / name).is_file()), None)
     if path is None:
         return None
-    return passages(path, part) if kind == "text" else questions(path, part)
+    return passages(path, part, skip=skip) if kind == "text" else questions(path, part)
 
 
 def observe(
