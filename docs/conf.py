@@ -31,7 +31,6 @@ release = version = __version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_design",
 ]
@@ -49,7 +48,7 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
 add_module_names = False
 
-myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 nb_execution_mode = "cache"
