@@ -1,9 +1,10 @@
 """Of questions answered rightly over five paragraphs: is the right paragraph named first?
 
-python benchmarks/documents.py questions.jsonl --questions 20
+python benchmarks/documents.py questions.jsonl --questions 20 --part held-out
 
 The file holds lines of JSON with article, paragraph, context, question, answer and start; questions
-are taken from its development half in order, until so many were answered rightly.
+are taken from one half of it in order, until so many were answered rightly. Each is asked as `attnflow
+ask` asks it, with its defaults.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import attnflow
 from attnflow.evaluation.ablation import CompletionPrompt
 from attnflow.evaluation.ablation.prompts import is_answered
-from attnflow.experiments.ablation.data import questions
+from attnflow.experiments.ablation.data import PARTS, questions
 from attnflow.hosts.load import load_language_model, quiet_hosts
 
 
@@ -38,17 +39,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("questions_file", type=Path)
     parser.add_argument("--questions", type=int, default=20)
+    parser.add_argument("--part", choices=PARTS, default="development")
+    parser.add_argument("--method", default=None)
     parser.add_argument("--model", default=None)
     arguments = parser.parse_args()
     quiet_hosts()
     model, tokenizer = load_language_model(arguments.model)
     answered = first = sentence = number = 0
-    prompts = questions(arguments.questions_file, "development")
+    prompts = questions(arguments.questions_file, arguments.part)
     for prompt in prompts:
         number += 1
         texts, right, expected = documents_of(prompt)
         answer = attnflow.ask(
-            model, question_of(prompt), texts, tokenizer=tokenizer, max_new_tokens=24
+            model, question_of(prompt), texts, tokenizer=tokenizer, method=arguments.method
         )
         if not is_answered(expected, answer.text, cut_off=False):
             continue
@@ -58,7 +61,7 @@ def main() -> None:
         sentence += expected in sources[0].text
         print(
             f"{answered:3} {'right' if sources[0].passage == right else 'WRONG'} "
-            f"{sources[0]!s:34} {answer.text[:60]!r}",
+            f"{sources[0]!s:34} {answer.text[:60]!r} ({number} asked)",
             flush=True,
         )
         if answered == arguments.questions:

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +23,77 @@ from serving import Client, serving
 
 SENTENCE = "the report that the chairman of the boards wrote"
 SMOLLM2 = "SmolLM2-135M-Instruct"
+Request = Callable[[], tuple[str, dict[str, Any]]]
 
 
-def open_result(tab: Page, server: Client, task: str, request: dict[str, Any], view: str) -> None:
-    """Have the server work, then open the link to what came out."""
-    job = server.post(f"/api/{task}", request).json
-    result = server.finished(job["id"], 600)["result"]
-    tab.go("about:blank")
-    tab.go(f"{server.address}#{result}?{view}")
-    tab.wait("document.querySelector('.af-spoken')?.textContent", 120)
-    time.sleep(0.8)
-
-
-def answered(tab: Page, server: Client) -> None:
+def asked() -> tuple[str, dict[str, Any]]:
     """A question over five documents."""
     documents = [{"name": name, "text": text} for name, text in DOCUMENTS.items()]
-    request = {"model": SMOLLM2, "question": QUESTION, "documents": documents, "tokens": 32}
-    open_result(tab, server, "ask", request, "")
+    return "ask", {"model": SMOLLM2, "question": QUESTION, "documents": documents, "tokens": 32}
 
 
-def explained(tab: Page, server: Client) -> None:
+def talked() -> tuple[str, dict[str, Any]]:
+    """A conversation of three messages."""
+    messages = [
+        {"role": "system", "content": "You answer in one short sentence."},
+        {"role": "user", "content": "My name is Anna and I live in Rome. Tom lives in Paris."},
+        {"role": "assistant", "content": "Nice to meet you, Anna."},
+        {"role": "user", "content": "In which city do I live?"},
+    ]
+    return "chat", {"model": SMOLLM2, "messages": messages, "tokens": 16}
+
+
+def continued() -> tuple[str, dict[str, Any]]:
+    """A prompt that is continued, with every head."""
+    return "generate", {"model": SMOLLM2, "prompt": "My name is Putin, I am from", "tokens": 8}
+
+
+def explained() -> tuple[str, dict[str, Any]]:
     """A sentence with its details: layers, heads, the flow graph and the cut to its subject."""
-    request = {"model": "verb-number", "text": SENTENCE, "methods": ["rollout", "raw", "flow"]}
-    open_result(tab, server, "explain", request, "r=0&o=2&d=1&s=2")
+    methods = ["default", "rollout", "raw", "flow"]
+    return "explain", {"model": "verb-number", "text": SENTENCE, "methods": methods}
 
 
-SHOTS = (
-    ("viewer-ask", answered, 1280, 900, False),
-    ("viewer-ask-dark", answered, 1280, 900, True),
-    ("viewer-ask-narrow", answered, 390, 844, True),
-    ("viewer-ask-narrow-light", answered, 390, 844, False),
-    ("viewer-explain", explained, 1280, 1900, False),
-    ("viewer-explain-dark", explained, 1280, 1900, True),
+# name, what was asked, the view of it, width, height, dark
+SHOTS: tuple[tuple[str, Request, str, int, int, bool], ...] = (
+    ("viewer-ask", asked, "", 1280, 900, False),
+    ("viewer-ask-dark", asked, "", 1280, 900, True),
+    ("viewer-ask-narrow", asked, "", 390, 844, True),
+    ("viewer-ask-narrow-light", asked, "", 390, 844, False),
+    ("viewer-chat", talked, "", 1280, 900, False),
+    ("viewer-chat-narrow", talked, "", 390, 844, True),
+    ("viewer-heads", continued, "d=1", 1280, 2300, False),
+    ("viewer-explain", explained, "r=0&o=3&d=1&s=2", 1280, 1900, False),
+    ("viewer-explain-dark", explained, "r=0&o=3&d=1&s=2", 1280, 1900, True),
+    ("viewer-explain-narrow", explained, "r=0", 390, 844, False),
 )
+
+
+def result_of(server: Client, request: Request, results: dict[Request, str]) -> str:
+    """The name of the result, made once however often it is shown."""
+    if request not in results:
+        task, body = request()
+        job = server.post(f"/api/{task}", body).json
+        results[request] = str(server.finished(job["id"], 1200)["result"])
+    return results[request]
+
+
+def shoot(tab: Page, server: Client, results: dict[Request, str], output: Path) -> None:
+    """All pictures, one after the other."""
+    for name, request, view, width, height, dark in SHOTS:
+        result = result_of(server, request, results)
+        tab.size(width, height, dark=dark)
+        tab.go("about:blank")
+        tab.go(f"{server.address}#{result}?{view}")
+        tab.wait("document.querySelector('.af-spoken')?.textContent", 120)
+        time.sleep(0.8)
+        tab.screenshot(output / f"{name}.png")
+    tab.size(1280, 900)
+    tab.click("document.getElementById('edit')")
+    tab.click("document.querySelector('[name=task][value=chat] + span')")
+    tab.run("scrollTo(0, 0)")
+    time.sleep(0.3)
+    tab.screenshot(output / "viewer-form.png")
 
 
 def main() -> None:
@@ -73,10 +112,7 @@ def main() -> None:
         running_browser(program, Path(profile)) as browser,
     ):
         tab = browser.new_page()
-        for name, prepare, width, height, dark in SHOTS:
-            tab.size(width, height, dark=dark)
-            prepare(tab, server)
-            tab.screenshot(arguments.output / f"{name}.png")
+        shoot(tab, server, {}, arguments.output)
         print("\n".join(tab.errors) or f"wrote the pictures to {arguments.output}")
 
 

@@ -21,6 +21,8 @@ _FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-extensions", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
 )
+_CODES = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
+_TEXTS = {"Enter": "\r"}
 _PATIENCE = 60.0  # seconds until an answer that does not come is a failure
 
 
@@ -96,12 +98,15 @@ class Page:
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.mouse(kind, x, y)
 
-    def key(self, name: str) -> None:
-        text = {"text": name} if len(name) == 1 else {}
+    def key(self, name: str, *, shift: bool = False, control: bool = False) -> None:
+        """A key, with what the browser itself does at it: Tab moves on, Enter presses a button."""
+        text = {"text": _TEXTS.get(name, name)} if len(name) == 1 or name in _TEXTS else {}
+        about: dict[str, Any] = {"key": name, "modifiers": 8 * shift + 2 * control}
+        if name in _CODES:
+            about |= {"code": name, "windowsVirtualKeyCode": _CODES[name]}
         for kind in ("keyDown", "keyUp"):
-            self.call(
-                "Input.dispatchKeyEvent", type=kind, key=name, **(text if kind == "keyDown" else {})
-            )
+            down = text if kind == "keyDown" and not control else {}
+            self.call("Input.dispatchKeyEvent", type=kind, **about, **down)
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -25,6 +25,7 @@ PUBLIC_MODULES = (
     *("attnflow.show.page", "attnflow.show.plots", "attnflow.show.view"),
     *("attnflow.hosts.adapter", "attnflow.hosts.load"),
     *("attnflow.models.verb_number", "attnflow.models.agreement", "attnflow.models.smollm2"),
+    *("attnflow.models.drawn_scenes", "attnflow.models.scenes"),
 )
 
 

@@ -150,6 +150,62 @@ def test_ask_names_documents_and_confirms(writer: tuple[Any, Any]) -> None:
     assert "a.txt" in answer._repr_html_()
 
 
+def test_how_sure_hides_the_sentences_that_are_named(writer: tuple[Any, Any]) -> None:
+    model, tokenizer = writer
+    answer = attnflow.ask(model, "the keys", TEXTS, tokenizer=tokenizer, max_new_tokens=4)
+    first = answer.statements[0].sources[0]
+    confirmation = answer.result.confirmation
+    assert confirmation is not None
+    assert confirmation.sources[0] == f"{first.name}, sentence {first.sentence}"
+    passage = passages_of(answer.result)[first.passage]
+    assert confirmation.positions[0] == passage.sentences[(first.sentence or 1) - 1].tokens
+    assert len(confirmation.targets) == len(answer.result.targets)
+    assert "How sure? Hiding" in answer._repr_html_()
+    assert confirmation.verdict in answer._repr_html_()
+
+
+@pytest.mark.parametrize("how", [{"careful": True}, {"method": "leave-one-out"}, {"method": "raw"}])
+def test_ask_takes_every_method(writer: tuple[Any, Any], how: dict[str, Any]) -> None:
+    """A method that runs the model again explains the statements: ten passes each, not a token."""
+    model, tokenizer = writer
+    plain = attnflow.ask(model, "the keys", TEXTS, tokenizer=tokenizer, max_new_tokens=4)
+    answer = attnflow.ask(model, "the keys", TEXTS, tokenizer=tokenizer, max_new_tokens=4, **how)
+    assert answer.text == plain.text
+    assert {source.name for source in answer.statements[0].sources} <= set(TEXTS)
+    assert answer.result.confirmation is not None
+    if how != {"method": "raw"}:
+        assert len(answer.result.targets) == len(plain.statements)
+        (mark,) = [m for m in answer.result.provenance["documents"] if m[0] == "c.txt"]
+        known = ["the", "book", "is"]  # the other words are unknown, and no sources
+        assert list(answer.result.sources)[mark[1] : mark[2]] == known
+
+
+def test_messages_are_sources(writer: tuple[Any, Any], tmp_path: Path) -> None:
+    """By the tokens that the template did not put there; a message may hold its words."""
+    model, tokenizer = writer
+    tokenizer = type(tokenizer).from_pretrained(_saved(tokenizer, tmp_path))
+    tokenizer.chat_template = "{% for m in messages %}is {{ m['content'] }} .{% endfor %} to"
+    turns = [
+        {"role": "user", "content": "the keys"},
+        {"role": "assistant", "content": "is the book of"},
+        {"role": "user", "content": "the author"},
+    ]
+    options: dict[str, Any] = {"tokenizer": tokenizer, "max_new_tokens": 3}
+    for careful in (False, True):
+        result = attnflow.generate(model, turns, careful=careful, **options)
+        passages = passages_of(result)
+        names = ["message 1 (user)", "message 2 (assistant)", "message 3 (user)"]
+        assert [passage.name for passage in passages] == names
+        texts = [" ".join(result.sources[k] for k in passage.columns) for passage in passages]
+        assert texts == [turn["content"] for turn in turns]
+        assert {p.kind for p in passages} == {"message"}
+
+
+def _saved(tokenizer: Any, folder: Path) -> Path:
+    tokenizer.save_pretrained(folder / "tokenizer")
+    return folder / "tokenizer"
+
+
 def test_documents_stay_with_a_saved_result(writer: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = writer
     result = attnflow.generate(
@@ -230,6 +286,51 @@ def test_the_command_answers_first(folder: Path, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     assert _run(["ask", "the keys", *files, *options, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["answer"] == lines[0]
+
+
+def test_the_command_says_how_sure_and_takes_methods(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--document", str(folder / "a.txt"), "--document", str(folder / "b.txt")]
+    options = ["--model", str(folder / "model"), "--max-new-tokens", "4"]
+    assert _run(["ask", "the keys", *files, *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (at,) = [k for k, line in enumerate(lines) if line.startswith("How sure? Hiding ")]
+    assert lines[at + 1].startswith("  with it     █")
+    assert lines[at + 2].startswith("  without it  ")
+    assert _run(["ask", "the keys", *files, *options, "--careful"]) == 0
+    assert "the whole model" in capsys.readouterr().out
+    assert _run(["ask", "the keys", *files, *options, "--method", "rollout"]) == 0
+    assert "Rollout" in capsys.readouterr().out
+
+
+def test_a_conversation_on_the_command_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chatty = tmp_path / "chatty"
+    chatty.mkdir()
+    for file in (folder / "model").iterdir():
+        (chatty / file.name).write_bytes(file.read_bytes())
+    (chatty / "chat_template.jinja").write_text(
+        "{% for m in messages %}is {{ m['content'] }} .{% endfor %} to", encoding="utf-8"
+    )
+    turns = ["--message", "system=the book is old", "--message", "user=the keys"]
+    options = ["--model", str(chatty), "--max-new-tokens", "4"]
+    assert _run(["generate", *turns, *options]) == 0
+    assert "← message 1 (system)" in (said := capsys.readouterr().out) or (
+        "← message 2 (user)" in said
+    )
+    chat = tmp_path / "chat.json"
+    chat.write_text('[{"role": "user", "content": "the keys"}]', encoding="utf-8")
+    assert _run(["generate", "--message", str(chat), *options]) == 0
+    capsys.readouterr()
+    for wrong, sentence in (
+        (["generate", "--message", "the keys", *options], "must read ROLE=TEXT"),
+        (["generate", "x", "--message", "user=the keys", *options], "only one of them"),
+        (["generate", "--message", "user= ", *options], "content are texts"),
+    ):
+        assert _run(wrong) == 2
+        assert sentence in capsys.readouterr().err
 
 
 def test_the_command_checks_before_the_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
@@ -12,24 +13,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
 import torture_corpus
 from attnflow import corpus, explain, explain_completion, generate
 from attnflow.cli.app import _run
-from attnflow.corpus import corpus_run
+from attnflow.corpus import place
 from attnflow.corpus.dataset import Corpus
 from attnflow.corpus.engine import BatchBegun, PartDone
-from attnflow.corpus.files import DataFile, Problem, find_files
+from attnflow.corpus.files import DataFile, Problem
+from attnflow.corpus.find_files import find_files
 from attnflow.corpus.local_engine import InlineEngine, _Assignments
 from attnflow.corpus.output_folder import PartNotes
 from attnflow.corpus.plan import Plan, Shard, ShardReader
 from attnflow.corpus.progress_report import Tally
 from attnflow.corpus.settings import Columns, Settings
 from attnflow.corpus.shard_worker import ShardWorker, load_explainer
-from attnflow.errors import FileError, InputError, StoppedError
-from attnflow.hosts.load import Loaded
+from attnflow.errors import FileError, InputError, ModelError, StoppedError
+from attnflow.generation.writer import Writer
+from attnflow.hosts.load import Loaded, load_model
 from attnflow.methods import quiet_about_limits
+from attnflow.methods.rows import ALL_POSITIONS
 from attnflow.models.verb_number import load_verb_number
 from attnflow.testing import tiny_decoder, tiny_encoder
 
@@ -143,14 +150,35 @@ def test_completions_get_what_explain_completion_gives(tmp_path: Path, method: s
             assert row["prediction"] == alone.provenance["completion"]
 
 
-def test_completions_are_made_where_there_are_none(tmp_path: Path) -> None:
+def test_completions_are_made_where_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, tokenizer = tiny_decoder()
-    data = write_texts(tmp_path, ["the keys to", "the king"])
-    options: Any = {"tokenizer": tokenizer, "prompt": "text", "max_new_tokens": 3}
+    prompts = ["the keys to", "a book about the cabinets of", "the king"]
+    pairs = [{"prompt": p, "completion": "saw her" if p == "the king" else None} for p in prompts]
+    options: Any = {"tokenizer": tokenizer, "max_new_tokens": 3, "methods": ["rollout", "raw"]}
+    data, lengths = write_jsonl(tmp_path, pairs), list[int]()
+    usual = Writer.write
+
+    def write(self: Any, batch: Any, *more: Any, **options: Any) -> Any:
+        lengths.append(len(batch))
+        return usual(self, batch, *more, **options)
+
+    monkeypatch.setattr(Writer, "write", write)
     rows = rows_of(corpus.run(model, data, output=tmp_path / "out", **options))
-    alone = generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=3)
-    assert [row["target"] for row in rows if row["text"] == 0] == list(alone.targets.text)
-    same_top(rows[0], alone.layer(-1).row(alone.targets.positions[0]), 5)
+    assert lengths == [2]  # written together
+    for number, prompt in enumerate(prompts):
+        for method in ("rollout", "raw"):
+            own = [row for row in rows if (row["text"], row["method"]) == (number, method)]
+            about: Any = {"method": method, "tokenizer": tokenizer}
+            with quiet_about_limits():
+                if prompt == "the king":
+                    alone = explain_completion(model, prompt, "saw her", **about)
+                else:
+                    alone = generate(model, prompt, max_new_tokens=3, **about)
+            assert [row["target"] for row in own] == list(alone.targets.text)
+            for k, row in enumerate(own):
+                same_top(row, alone.layer(-1).row(alone.targets.positions[k]), 5)
 
 
 def test_all_targets_and_chosen_ones(tmp_path: Path) -> None:
@@ -187,6 +215,113 @@ def test_sources_are_grouped_to_words_and_documents(tmp_path: Path) -> None:
     ]
     total = sum(grouped["values"]) + grouped["elsewhere"]
     assert close(total, values.sum() + alone.elsewhere[-1, 0])
+
+
+@pytest.mark.parametrize("method", ["rollout", "gradient-attention"])
+def test_a_classifier_that_reads_the_mean_gets_the_row_of_all_positions(
+    tmp_path: Path, method: str
+) -> None:
+    _, tokenizer = tiny_encoder()
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, pad_token_id=tokenizer.pad_token_id, num_labels=3,
+        cls_token_id=tokenizer.cls_token_id, sep_token_id=tokenizer.sep_token_id,
+        bos_token_id=tokenizer.cls_token_id, eos_token_id=tokenizer.sep_token_id,
+        classifier_pooling="mean", initializer_range=0.3, reference_compile=False,
+    )  # fmt: skip
+    model = transformers.ModernBertForSequenceClassification(config).eval()
+    options: Any = {"tokenizer": tokenizer, "values": True, "methods": [method]}
+    rows = rows_of(corpus.run(model, write_texts(tmp_path), output=tmp_path / "out", **options))
+    for row in rows:
+        alone = explain(model, TEXTS[row["text"]], method, tokenizer=tokenizer, layers=-1)
+        assert row["target"] == ALL_POSITIONS == alone.targets.text[0]
+        assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-3, abs=1e-6)
+        assert row["prediction"] == alone.prediction.label
+
+
+@pytest.mark.parametrize("targets", ["prediction", [2]])
+def test_a_token_classifier_is_explained_by_the_answer_of_the_target(
+    tmp_path: Path, targets: Any
+) -> None:
+    model, tokenizer = tiny_encoder(head="TokenClassification")
+    options: Any = {"tokenizer": tokenizer, "values": True, "methods": ["gradient-attention"]}
+    data, out = write_texts(tmp_path), tmp_path / "out"
+    rows = rows_of(corpus.run(model, data, output=out, targets=targets, **options))
+    for row in rows:
+        own = {} if targets == "prediction" else {"targets": targets}
+        alone = explain(
+            model, TEXTS[row["text"]], "gradient-attention", tokenizer=tokenizer, layers=-1, **own
+        )
+        assert row["target_position"] == alone.targets.positions[0]
+        assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-3, abs=1e-6)
+
+
+def test_the_default_is_that_of_explain(tmp_path: Path) -> None:
+    model, tokenizer = tiny_encoder(head="SequenceClassification")
+    data = write_texts(tmp_path)
+    result = corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out", values=True)
+    for row in rows_of(result):
+        alone = explain(model, TEXTS[row["text"]], tokenizer=tokenizer, layers=-1)
+        assert row["method"] == alone.method.name
+        assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
+
+
+def test_without_an_answer_the_last_position_of_a_causal_model_is_explained(tmp_path: Path) -> None:
+    decoder, words = tiny_decoder()
+    encoder, pieces = tiny_encoder(head="")
+    for model, tokenizer, from_end in ((decoder.model, words, 1), (encoder, pieces, None)):
+        out = tmp_path / str(from_end)
+        options: Any = {"tokenizer": tokenizer, "methods": ["rollout"], "output": out}
+        for row in rows_of(corpus.run(model, write_texts(tmp_path), **options)):
+            assert row["prediction"] is None
+            assert row["target_position"] == (0 if from_end is None else row["tokens"] - from_end)
+
+
+def vision_model(folder: Path) -> Path:
+    """A tiny ViT as people have one on disk, beside what its images are prepared with."""
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        image_size=32, patch_size=8, initializer_range=0.5,
+    )  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(folder / "vit")
+    preparation = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+    (folder / "vit" / "preprocessor_config.json").write_text(json.dumps(preparation))
+    return folder / "vit"
+
+
+def test_images_are_explained_from_paths_and_from_bytes(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    pictures = [
+        image.fromarray(rng.integers(0, 255, (40, 48, 3), dtype=np.uint8)) for _ in range(3)
+    ]
+    for k, picture in enumerate(pictures):
+        picture.save(tmp_path / f"{k}.png")
+    model = vision_model(tmp_path)
+    contents = [(tmp_path / f"{k}.png").read_bytes() for k in range(3)]
+    paths = [*(str(tmp_path / f"{k}.png") for k in range(3)), "nowhere.png", ""]
+    write_jsonl(tmp_path, [{"image": path} for path in paths])
+    structs = [{"bytes": content, "path": None} for content in contents]
+    pq.write_table(pa.table({"image": structs, "id": [7, 8, 9]}), tmp_path / "images.parquet")
+    loaded = load_model(model)
+    processor = transformers.AutoImageProcessor.from_pretrained(model)
+    for name, errors in (("rows.jsonl", 2), ("images.parquet", 0)):
+        out = tmp_path / f"out-{name}"
+        result = corpus.run(loaded.model, tmp_path / name, output=out, values=True)
+        assert (result.errors, result.methods) == (errors, ("rollout",))
+        rows = rows_of(result)
+        assert [row["id"] for row in rows[:3]] == ([None] * 3 if errors else ["7", "8", "9"])
+        for row, picture in zip(rows, pictures, strict=False):
+            pixels = processor(picture, return_tensors="pt")
+            alone = explain(loaded.model, dict(pixels), "rollout", layers=-1)
+            assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
+            assert row["source_texts"] == list(alone.sources.text)
+            assert row["prediction"] == alone.prediction.label
+        if errors:
+            assert "'nowhere.png' cannot be read" in rows[3]["error"]
+            assert "An image is a path, or the bytes of a file" in rows[4]["error"]
 
 
 # -- what is wrong with a text ----------------------------------------------------------------
@@ -315,9 +450,10 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     table = pa.table({"other": [1, 2, 3, 4], "text": texts})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
     with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as file:
-        import csv
-
         csv.writer(file).writerows([("other", "text"), *zip("1234", texts, strict=True)])
+    with (tmp_path / "quoted.tsv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_ALL)
+        writer.writerows([("other", "text"), *zip("1234", texts, strict=True)])
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, texts)), encoding="utf-8")
     dataset = tmp_path / "dataset"
     dataset.mkdir()
@@ -326,7 +462,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
             stream.write_table(table.slice(2 * k, 2), max_chunksize=1)
     state = {"_data_files": [{"filename": f"data-{k}.arrow"} for k in range(2)]}
     (dataset / "state.json").write_text(json.dumps(state))
-    for name in ("a.parquet", "a.csv", "a.jsonl", "dataset"):
+    for name in ("a.parquet", "a.csv", "quoted.tsv", "a.jsonl", "dataset"):
         files = find_files(tmp_path / name)
         plan = Plan.of(files, 3)
         assert plan.rows == 4, name
@@ -334,6 +470,22 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
         for shards in (plan.shards, plan.shards[::-1]):
             rows = {shard.number: reader.read(shard) for shard in shards}
             assert [row["text"] for row in rows[0] + rows[1]] == texts, name  # type: ignore[index]
+
+
+def test_in_a_tsv_quotes_are_text_unless_a_writer_put_them(tmp_path: Path) -> None:
+    lines = ["text\tlabel", '"open\t1', 'a "b" c\t0', '"he said ""no"""\t1', "\t", "one\ttwo\t3"]
+    path = tmp_path / "a.tsv"
+    path.write_text("\r\n".join(lines), encoding="utf-8")
+    rows = list(DataFile(path).rows())
+    assert [row["text"] for row in rows[:4]] == ['"open', 'a "b" c', 'he said "no"', ""]  # type: ignore[index]
+    assert isinstance(rows[4], Problem)
+    assert Plan.of(find_files(path), 2).rows == 5
+
+
+def test_a_long_field_of_a_table_is_a_row(tmp_path: Path) -> None:
+    long = "the " * 50_000
+    (tmp_path / "a.csv").write_text(f"text\n{long}\nthe key\n", encoding="utf-8")
+    assert [len(row["text"]) for row in DataFile(tmp_path / "a.csv").rows()] == [len(long), 7]  # type: ignore[index]
 
 
 def test_shards_go_over_the_ends_of_files(tmp_path: Path) -> None:
@@ -378,6 +530,33 @@ def test_columns_are_found_or_named() -> None:
         Columns.of(["body"])
     with pytest.raises(InputError, match="one of text, prompt and image"):
         Columns.of(["a", "b"], text="a", prompt="b")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "rai"}, "engine is 'local' or 'ray'; got 'rai'. Did you mean 'ray'"),
+        ({"processes": 0}, "processes is a whole number of at least 1; got 0"),
+        ({"threads": -1}, "threads is a whole number of at least 1; got -1"),
+        ({"engine": "ray", "gpus": -1}, "gpus is a number of at least 0; got -1"),
+        ({"address": "head:6379"}, r"address='head:6379' is for engine='ray' \(--engine ray\)"),
+    ],
+)
+def test_where_the_work_is_done_is_checked_first(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        corpus.run(None, write_texts(tmp_path), output=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [{"processes": 2}, {"engine": "ray"}, {"threads": 2}])
+def test_a_loaded_model_runs_here_alone(tmp_path: Path, options: dict[str, Any]) -> None:
+    model, tokenizer = tiny_encoder()
+    with pytest.raises(InputError, match="loaded model"):
+        corpus.run(
+            model, write_texts(tmp_path), tokenizer=tokenizer, output=tmp_path / "o", **options
+        )
 
 
 def test_settings_travel_as_json() -> None:
@@ -442,8 +621,6 @@ def _children(parent: int) -> list[int]:
 
 
 def test_a_model_that_cannot_be_loaded_is_said_as_it_is_elsewhere(tmp_path: Path) -> None:
-    from attnflow.errors import ModelError
-
     with pytest.raises(ModelError, match="There is no folder"):
         corpus.run("./nowhere", write_texts(tmp_path), output=tmp_path / "out", processes=1)
 
@@ -461,6 +638,7 @@ class _FakeProcess:
         self.shard: Any = None
         self.batch: tuple[int, ...] = ()
         self.messages: list[dict[str, Any]] = []
+        self.last_words = "nothing"
 
     def send(self, message: dict[str, Any]) -> None:
         self.messages.append(message)
@@ -480,6 +658,9 @@ def test_a_text_that_ends_processes_becomes_an_error_row_in_the_end() -> None:
         assert process.shard == shards[0]
         return process.messages[-1]
 
+    with pytest.raises(ModelError, match="while it read the texts from number 0 on, 3 times; it"):
+        die_in(())
+    assignments = _Assignments(shards, {})
     message = die_in((1, 2))
     assert (sorted(message["careful"]), message["lethal"]) == ([1, 2], {})
     assignments.give_back(process, "ended before any batch")
@@ -574,7 +755,7 @@ def test_the_command_runs_and_sums_up(
         assert (processes, threads) == (2, 1)
         return InlineEngine(work, Loaded(*load_verb_number()))
 
-    monkeypatch.setattr(corpus_run, "LocalEngine", engine)
+    monkeypatch.setattr(place, "LocalEngine", engine)
     data, out = write_texts(tmp_path), tmp_path / "out"
     command = ["corpus", "run", "--data", str(data), "--output", str(out), "--method", "rollout"]
     command += ["--method", "raw:heads=max", "--processes", "2", "--threads", "1", "--top", "2"]

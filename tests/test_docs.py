@@ -1,15 +1,17 @@
 """What the README and the docs tell people to type: it runs, on small models where one is named.
 
-The README and docs/tasks.md are run line by line. Of the other pages every command is parsed by the
-real command line, with its options, and every block of Python is compiled and its names looked up.
+Every page is found by itself, wherever it lies under docs/. Every command is parsed by the real
+command line and run, and the blocks of Python of a page are run one after the other. Models that a
+page names are tiny ones, and so is its data; what is not run is listed here with the reason.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,24 @@ from attnflow.models.house import DOCUMENTS
 from attnflow.testing import random_attention, tiny_decoder, tiny_encoder
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+IN_ORDER = {"corpora.md"}  # whose commands need what earlier ones left; a test of its own runs it
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DOTTED = re.compile(r"attnflow(\.\w+)+")
-RUN = ("README.md", "tasks.md")
-# Commands that need data or an hour: they are parsed, and have tests of their own.
-LONG = ("experiment", "evaluate", "serve", "demo", "check")
+# What is parsed but not run here: how it begins, and why.
+NOT_RUN = {
+    "attnflow serve": "it serves until it is stopped; tests/test_server.py and the browser's tests",
+    "attnflow doctor": "it imports all that is installed; tests/test_doctor.py",
+    "attnflow demo": "it takes a minute of SmolLM2; tests/test_cli.py",
+    "attnflow experiment": "data or minutes; tests/test_experiments.py, test_sst2.py, "
+    "test_pronouns.py and test_ablation_experiment.py run every experiment on little data",
+    "pip install": "it changes the machine",
+    "python training/": "hours of training; tests/test_sst2_training.py",
+    "python benchmarks/": "data that is not shipped, or an hour",
+    "make ": "the Makefile is what continuous integration runs",
+}
+# Blocks of Python that need a package that is not among ours: a line of theirs, and why.
+NOT_RUN_PYTHON = {"duckdb.sql": "duckdb and polars are other people's readers of the same files"}
 
 
 def blocks(path: Path, kind: str) -> list[str]:
@@ -39,10 +53,26 @@ def blocks(path: Path, kind: str) -> list[str]:
     return [body for language, body in found if language == kind]
 
 
-def commands(path: Path) -> list[str]:
-    lines = [line.removeprefix("$ ") for body in blocks(path, "") for line in body.splitlines()]
+def typed_lines(path: Path) -> list[str]:
+    """The lines of a page that a person is told to type."""
+    bodies = [body for kind in ("", "bash", "console", "shell") for body in blocks(path, kind)]
+    lines = [line.removeprefix("$ ") for body in bodies for line in body.splitlines()]
     joined = "\n".join(lines).replace("\\\n", " ").splitlines()
-    return [line.split("  #")[0].strip() for line in joined if line.startswith("attnflow ")]
+    typed = ("attnflow ", "pip ", "python ", "make ")
+    return [line.split("  #")[0].strip() for line in joined if line.startswith(typed)]
+
+
+def commands(path: Path) -> list[str]:
+    return [line for line in typed_lines(path) if line.startswith("attnflow ")]
+
+
+def test_what_is_not_run_has_a_reason() -> None:
+    """Every line to type is a command of ours, or of a kind that is listed; no kind is idle."""
+    lines = [line for path in PAGES for line in typed_lines(path)]
+    for line in lines:
+        assert line.startswith(("attnflow ", *NOT_RUN)), line
+    for beginning in NOT_RUN:
+        assert any(line.startswith(beginning) for line in lines), beginning
 
 
 def listed_commands() -> Iterator[tuple[str, str]]:
@@ -95,10 +125,13 @@ def small_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Every model that a page names is a tiny one; every file it names is there."""
 
     def named(name: str, needs_tokenizer: bool) -> Any:
+        if Path(name).is_dir():
+            return usual(name, needs_tokenizer)
         if "t5" in name:
             return _tiny_translator()
         return tiny_encoder() if "bert" in name or "my-" in name else writer()
 
+    usual = load._pretrained
     monkeypatch.setattr(load, "_pretrained", named)
     monkeypatch.setattr(load, "_smollm2", writer)
     monkeypatch.chdir(tmp_path)
@@ -106,7 +139,33 @@ def small_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (tmp_path / name).write_text(text, encoding="utf-8")
     for name in ("text.txt", "prompt.txt"):
         (tmp_path / name).write_text("the keys to the cabinets are old", encoding="utf-8")
+    _write_data(tmp_path)
     return tmp_path
+
+
+def _write_data(folder: Path) -> None:
+    """The models and the files that pages name: a few texts each."""
+    import pandas
+
+    for name, (model, tokenizer) in {
+        "my-model": tiny_encoder(),
+        "my-language-model": writer(),
+    }.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    texts = ["the keys to the cabinets", "the author talked to sara about his book"]
+    (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    (folder / "numpred.val").write_text(
+        "\n".join(f"VBP\t{text}" for text in texts), encoding="utf-8"
+    )
+    pandas.DataFrame({"text": texts, "label": [0, 1]}).to_csv(folder / "texts.csv", index=False)
+    table = pandas.DataFrame({"review": texts})
+    table.to_csv(folder / "reviews.csv", index=False)
+    table.rename(columns={"review": "text"}).to_parquet(folder / "reviews.parquet")
+    lines = [json.dumps({"prompt": text, "completion": " the"}) for text in texts]
+    (folder / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    messages = [{"role": "user", "content": "the keys to the cabinets"}]
+    (folder / "chat.json").write_text(json.dumps(messages), encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -128,19 +187,36 @@ def test_every_command_is_understood(page: str, line: str) -> None:
 
 
 def runnable() -> list[str]:
-    lines = [line for name, line in listed_commands() if name in RUN]
-    return [line for line in dict.fromkeys(lines) if shlex.split(line)[1] not in LONG]
+    lines = [line for page, line in listed_commands() if page not in IN_ORDER]
+    return [line for line in dict.fromkeys(lines) if not line.startswith(tuple(NOT_RUN))]
 
 
+# Tiny models know few words and have few layers: what a page asks of a word is asked of theirs.
+STAND_INS = {
+    "--targets Paris": "--targets the",
+    "some text": "the old keys",
+    "Paris is the [MASK] of France": "the [MASK] of the key",
+    '--model ./my-model "the old keys" --targets the --layers 6': (
+        '--model ./my-model "the old keys" --targets the --layers 2'
+    ),
+    "--select Russia": "--select -1",
+    "--held-out ": "",  # of the file that the embedded model was trained on
+    "--skip 600 --samples 2000": "--samples 2",
+    "--samples 2000": "--samples 2",
+    "--min-words 4": "",
+}
+
+
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("line", runnable())
-def test_commands_of_the_readme_and_the_tasks_run(
+def test_every_command_runs(
     line: str, small_models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if "./my-model" in line or "Paris" in line:
-        line = line.replace("--targets Paris", "--targets the").replace("some text", "the old keys")
-        line = line.replace("Paris is the [MASK] of France", "the [MASK] of the key")
-        line = line.replace("--layers 6", "--layers 2")
-    line = line.replace("--select Russia", "--select -1") if "--select" in line else line
+    for words, others in STAND_INS.items():
+        line = line.replace(words, others)
+    if line.startswith("attnflow evaluate") and "--samples" not in line:
+        line += " --samples 2"
     status = _run(shlex.split(line)[1:])
     error = capsys.readouterr().err
     ended_at_once = "The model ended at once" in error  # a tiny model may have nothing to say
@@ -150,40 +226,148 @@ def test_commands_of_the_readme_and_the_tasks_run(
 def namespace(folder: Path) -> dict[str, Any]:
     """What the blocks take for granted."""
     decoder = writer()
-    tokens = ["the", "key", "to", "the", "old", "cabinets"]
+    tokens = ["[CLS]", "key", "to", "the", "old", "cabinets"]
     weights = random_attention(6, 2, 6, seed=0)
+    ids = torch.tensor([[3, 4, 5]])
     return {
         "attnflow": attnflow,
         "model": decoder.model,
         "tokenizer": decoder.tokenizer,
         "text": "the keys to the cabinets",
+        "texts": ["the keys to the cabinets", "the author is here"],
         "prompt": "the keys to",
+        "prompts": ["the keys to", "the author"],
         "completion": "the cabinets",
         "contract": DOCUMENTS["contract.txt"],
         "faq": DOCUMENTS["faq.txt"],
         "weights": weights,
         "tokens": tokens,
+        "ids": ids,
+        "mask": torch.ones_like(ids),
         "trace": attnflow.AttentionTrace.from_arrays(weights, tokens),
         "vit": _tiny_vision(),
         "pixels": torch.rand(1, 3, 32, 32),
         "np": np,
+        "torch": torch,
+        "nn": torch.nn,
+        "Tensor": torch.Tensor,
+        "Mapping": Mapping,
+        "Any": Any,
     }
 
 
+def chatty(known: dict[str, Any]) -> None:
+    """A conversation, and a tokenizer with a template for it."""
+    known["tokenizer"].chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    known["messages"] = [{"role": "user", "content": "the keys to"}]
+
+
+def two_sided(known: dict[str, Any]) -> None:
+    """The encoder-decoder that a page speaks of, in place of the language model."""
+    known["model"], known["tokenizer"] = _tiny_translator()
+
+
+def masked(known: dict[str, Any]) -> None:
+    """An encoder, for what is measured on classifiers and masked language models."""
+    known["model"], known["tokenizer"] = tiny_encoder()
+    batch = attnflow.capture_batch(known["model"], known["texts"], tokenizer=known["tokenizer"])
+    known["traces"] = batch
+
+
+# Before a block in which these words stand, what it takes for granted besides.
+PREPARED: dict[str, Callable[[dict[str, Any]], None]] = {
+    "attnflow.generate(model, messages": chatty,
+    'decoder_text="Das Haus"': two_sided,
+    'BlankOut(by="mask")': masked,
+    'record=("gradients", "alti")': masked,
+}
+# Tiny models know few words, so what a page asks of a word is asked of one they know.
+WORDS = {
+    "My name is Putin, I am from": "the keys to",
+    '.row("Russia")': ".row(-1)",
+    '"who": "My name is Putin", "rest": (4, 8)': '"who": (0, 2)',
+    "translate English to German: The house": "the keys",
+    "max_new_tokens=12": "max_new_tokens=3",
+    '"Das"': '"the"',
+    '"Das Haus"': '"the keys"',
+    '" Russia."': '" the author"',
+    'targets=["45 days", "answer"]': 'targets=[0, "answer"]',
+    'targets="Russia", contrast="France"': 'targets=0, contrast="author"',
+    'targets="Madrid", ': "targets=0, ",
+    '"document 1": (0, 900), "document 2": (900, 2100)': '"document 1": (0, 2)',
+}
+
+
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
-@pytest.mark.parametrize("name", RUN)
-def test_python_of_the_readme_and_the_tasks_runs(name: str, small_models: Path) -> None:
-    path = next(page for page in PAGES if page.name == name)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if path.name not in IN_ORDER], ids=lambda path: path.name
+)
+def test_python_of_every_page_runs(path: Path, small_models: Path) -> None:
     known = namespace(small_models)
     for block in blocks(path, "python"):
-        # Tiny models know few words, so what a page asks of a word is asked of one they know.
-        code = block.replace("My name is Putin, I am from", "the keys to").replace(
-            '.row("Russia")', ".row(-1)"
-        )
-        code = code.replace('"who": "My name is Putin", "rest": (4, 8)', '"who": (0, 2)')
-        code = code.replace("translate English to German: The house", "the keys")
-        code = code.replace("max_new_tokens=12", "max_new_tokens=3").replace('"Das"', '"the"')
+        if any(words in block for words in NOT_RUN_PYTHON):
+            continue
+        for words, prepare in PREPARED.items():
+            if words in block:
+                prepare(known)
+        code = block
+        for words, others in WORDS.items():
+            code = code.replace(words, others)
+        code = code.replace("class OneHead(nn.Module):", ONE_HEAD)
         exec(compile(code, str(path), "exec"), known)
+
+
+ONE_HEAD = """class OneHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Parameter(torch.randn(4, 4))
+"""
+
+
+def write_corpora(folder: Path) -> None:
+    """The files that docs/corpora.md names."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    image = pytest.importorskip("PIL.Image")
+    texts = ["the keys to the cabinet", "the author of the books", "the king", "the old city"]
+    verbs = ["plural", "singular", "singular", None]
+    table = pa.table({"id": [1, 2, 3, 4], "text": texts, "verb": verbs})
+    pq.write_table(table.set_column(0, "id", pa.array("abcd")), folder / "prefixes.parquet")
+    pq.write_table(table.select(["id", "text"]), folder / "reviews.parquet")
+    row = {"question": "the keys are", "context": ["the book of", "her keys"], "answer": "his"}
+    (folder / "questions.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    image.new("RGB", (32, 32), "red").save(folder / "red.png")
+    (folder / "images.csv").write_text("path\nred.png\n", encoding="utf-8")
+    _tiny_vision().save_pretrained(folder / "my-vit")
+    preparation = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+    (folder / "my-vit" / "preprocessor_config.json").write_text(json.dumps(preparation))
+
+
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
+def test_the_page_on_corpora_runs(
+    small_models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its commands in their order, then its Python; in this process, where the models are tiny."""
+    pytest.importorskip("pandas")
+    write_corpora(small_models)
+    from attnflow.corpus import place
+    from attnflow.corpus.local_engine import InlineEngine
+    from attnflow.corpus.shard_worker import load_for
+
+    def inline(work: Any, processes: int | None, threads: int | None) -> InlineEngine:
+        return InlineEngine(work, load_for(work.settings))
+
+    monkeypatch.setattr(place, "LocalEngine", inline)
+    page = ROOT / "docs" / "corpora.md"
+    lines = commands(page)
+    assert len(lines) >= 5
+    for line in lines:
+        assert _run(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+    known: dict[str, Any] = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), known)
+    errors = [known["attnflow"].corpus.read(name).errors for name in ("out", "sources", "images")]
+    assert errors == [0, 0, 0]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -331,10 +331,12 @@ def test_one_model_is_captured_by_one_thread_at_a_time() -> None:
     assert attnflow.capture(model, words()).layers == (1, 2)
 
 
-def test_two_towers_at_once_are_refused() -> None:
+def test_several_images_with_several_texts_are_refused() -> None:
     model = named("CLIP, text tower").build()
-    with pytest.raises(TokensError, match="two towers that do not attend to each other"):
-        attnflow.capture(model, {**words(), **pixels()})
+    several = {name: tensor.repeat(2, *[1] * (tensor.ndim - 1)) for name, tensor in words().items()}
+    images = pixels()["pixel_values"].repeat(2, 1, 1, 1)
+    with pytest.raises(TokensError, match=r"one image with several texts.* got 2 images and 2"):
+        attnflow.capture(model, {**several, "pixel_values": images})
 
 
 def test_the_table_in_the_docs_is_the_list_of_the_tests() -> None:

@@ -447,7 +447,7 @@ def test_bad_input_is_named(speaker: tuple[Any, Any]) -> None:
     )
     refuses(InputError, "baseline is 'neutral'.*got 'zero'", lambda: go(baseline="zero"))
     refuses(InputError, "baseline has 2 tokens and the prompt 8", lambda: go(baseline=[1, 2]))
-    refuses(InputError, "'prompt' or 'all'; got 'some'", lambda: go(sources="some"))
+    refuses(InputError, "'prompt', 'all', or spans .*got 'some'", lambda: go(sources="some"))
     right = {"input_ids": PROMPT, "attention_mask": torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0]])}
     refuses(TokensError, "padding stands on the left", lambda: go(right))
     refuses(TokensError, "needs 'input_ids'", lambda: go({"ids": PROMPT}))

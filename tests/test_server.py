@@ -154,7 +154,7 @@ def test_the_page_and_its_files_are_served_and_nothing_else(client: Client) -> N
         ({"model": "/etc"}, "no model '/etc' here to explain a text; this server offers verb-n"),
         ({"model": "../verb-number"}, "no model '../verb-number' here"),
         ({"model": None}, "'model' must be a text; got None"),
-        ({"methods": ["flaw"]}, "Unknown method 'flaw'; allowed: raw, rollout"),
+        ({"methods": ["flaw"]}, "Unknown method 'flaw'; allowed: default, raw, rollout"),
         ({"methods": [["raw"]]}, "Unknown method ['raw']"),
         ({"methods": ["raw"] * 7}, "up to 6 methods; got 7"),
         ({"methods": "raw"}, "'methods' must be a list"),
@@ -173,7 +173,7 @@ def test_bad_requests_are_told_why(client: Client, fields: dict[str, Any], said:
         ({"prompt": "a", "tokens": 17}, "from 1 to 16; got 17"),
         ({"prompt": "a", "tokens": True}, "'tokens' must be a whole number"),
         ({"prompt": "a", "model": "verb-number"}, "to continue a prompt; this server offers tiny"),
-        ({"prompt": "a", "methods": ["alti"]}, "allowed: default, rollout, raw, flow"),
+        ({"prompt": "a", "methods": ["alti"]}, "allowed: default, gradient-rollout, rollout, raw"),
     ],
 )
 def test_bad_prompts_are_told_why(client: Client, fields: dict[str, Any], said: str) -> None:

@@ -122,6 +122,103 @@ def test_marks_and_mass_elsewhere_and_the_certificate_are_kept() -> None:
     assert found.reshape(5, 6) == pytest.approx(Rollout()(trace).values[:, :, 2:].sum(axis=-1))
 
 
+# -- and back --------------------------------------------------------------------------------------
+
+
+def check_round_trip(original: Attribution, folder: Path) -> Attribution:
+    """Everything a result holds comes back from the page's JSON, numbers to their digits."""
+    path = folder / "page.json"
+    path.write_text(json.dumps(view(original)), encoding="utf-8")
+    back = Attribution.load(path)
+    step = np.abs(original.values).max(axis=2, keepdims=True) / 32_767
+    assert (np.abs(back.values - original.values) <= step * 0.51 + 1e-9).all()
+    assert (original.lower is None) == (back.lower is None)
+    if original.lower is not None and original.upper is not None:
+        assert back.lower is not None
+        assert back.upper is not None
+        assert (back.lower <= original.lower).all()  # rounded outwards: they still enclose
+        assert (back.upper >= original.upper).all()
+        gap = (original.upper - original.lower).max() / 32_000
+        assert (original.lower - back.lower <= 2 * step.max() + gap + 1e-9).all()
+        assert (back.upper - original.upper <= 2 * step.max() + gap + 1e-9).all()
+    for name in ("elsewhere", "dependence"):
+        one, other = getattr(original, name), getattr(back, name)
+        assert (one is None) == (other is None)
+        assert one is None or other == pytest.approx(one, rel=1e-6, abs=1e-9)
+    assert original.saturated is None or (back.saturated == original.saturated).all()
+    same = ("layers", "targets", "sources", "method", "steps", "prediction", "confirmation")
+    for name in same:
+        assert getattr(back, name) == getattr(original, name), name
+    assert dict(back.provenance) == dict(original.provenance)
+    assert (back.title, back.recipe, back.collapsed) == (
+        *(original.title, original.recipe),
+        original.collapsed,
+    )
+    return back
+
+
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
+def test_the_json_of_a_page_is_the_result_again(tmp_path: Path) -> None:
+    from attnflow.api import ask, explain, generate
+    from attnflow.testing import tiny_decoder
+
+    trace = random_trace(layers=4, length=7, seed=2)
+    flow = Flow()(trace, threads=1)
+    check_round_trip(flow, tmp_path)
+    check_round_trip(flow.normalize("max"), tmp_path)
+    rollout = Rollout()(trace)
+    check_round_trip(rollout.minus(rollout.normalize("max"), name="scaled"), tmp_path)
+    check_round_trip(rollout.spans({"start": (0, 2)}), tmp_path)
+    assert check_round_trip(explain("verb-number", "the key"), tmp_path).prediction is not None
+    model, tokenizer = tiny_decoder()
+    written = generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=3, confirm=True)
+    assert check_round_trip(written, tmp_path).confirmation is not None
+    texts = {"a": "the author .", "b": "is old ."}
+    answer = ask(model, "the keys", texts, tokenizer=tokenizer, max_new_tokens=4)
+    assert check_round_trip(answer.result, tmp_path).provenance["documents"]
+
+
+def test_wide_bounds_of_a_large_result_still_enclose(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    values = rng.random((2, 900, 600)) ** 8
+    names = Tokens.of([f"t{k}" for k in range(900)])
+    wide = Attribution(
+        values,
+        (1, 2),
+        names,
+        names.select(range(600)),
+        Raw(),
+        lower=values * 0.5,
+        upper=values + 0.25,
+    )
+    path = tmp_path / "page.json"
+    path.write_text(json.dumps(view(wide)), encoding="utf-8")
+    back = Attribution.load(path)
+    assert wide.lower is not None
+    assert wide.upper is not None
+    assert back.lower is not None
+    assert back.upper is not None
+    assert (back.lower <= wide.lower).all()
+    assert (back.upper >= wide.upper).all()
+    strongest = values.argmax(axis=2)[..., None]
+    at = [np.take_along_axis(array, strongest, axis=2) for array in (back.upper, wide.upper)]
+    assert at[0] == pytest.approx(at[1], abs=1e-3)
+
+
+def test_the_json_of_a_page_names_no_folder(tmp_path: Path) -> None:
+    named = Attribution(
+        np.ones((1, 1, 1)),
+        (1,),
+        Tokens(("a",)),
+        Tokens(("a",)),
+        Raw(),
+        provenance={"model": "/home/someone/models/mine"},
+    )
+    text = json.dumps(view(named))
+    assert "someone" not in text
+    assert json.loads(text)["results"][0]["provenance"]["model"] == "mine"
+
+
 def test_one_text_where_targets_are_sources_and_two_where_they_follow() -> None:
     same = view(result(np.ones((1, 2, 2)), ["[CLS]", "key"]))["items"]
     assert [(item["text"], item["source"], item["target"]) for item in same] == [

@@ -181,25 +181,35 @@ def ray(count: int, seed: int, folder: Path) -> Tally:
     _run(data, folder / "whole", processes=2, **options)
     expected = _parts(folder / "whole")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
+    nodes = [_add_node(cluster) for _ in range(2)]
     cluster.connect()
     tried, wrong = 0, list[str]()
     try:
         while tried < count:
-            killer = _RayKiller(cluster, nodes, rng, first=tried, most=min(4, count - tried))
+            killer = _RayKiller(cluster, nodes, rng, first=tried, most=min(10, count - tried))
             output = folder / f"r{tried}"
             _run(data, output, engine="ray", actors=2, progress=killer, **options)
             if _parts(output) != expected:
                 wrong.append(f"after {killer.kills} kills: the rows are not those of a local run")
-            tried += max(1, killer.kills)
+            if not killer.kills:
+                return Tally(tried, [*wrong, "a run ended before anything was killed"])
+            tried += killer.kills
     finally:
         library.shutdown()
         cluster.shutdown()
     return Tally(tried, wrong)
 
 
+def _add_node(cluster: Any) -> Any:
+    """Ray gives a node half a minute to start, which a busy machine may need twice."""
+    for _ in range(4):
+        with suppress(Exception):  # Ray raises nothing narrower
+            return cluster.add_node(num_cpus=2)
+    return cluster.add_node(num_cpus=2)
+
+
 class _RayKiller:
-    """Kills an actor or a node in turn, each time some texts after the last."""
+    """Kills actors, and every fourth time a node, each time some texts after the last."""
 
     def __init__(
         self, cluster: Any, nodes: list[Any], rng: random.Random, *, first: int, most: int
@@ -207,19 +217,22 @@ class _RayKiller:
         self.kills = 0
         self._cluster, self._nodes, self._rng = cluster, nodes, rng
         self._first, self._most = first, most
-        self._due = rng.randint(1, RAY_TEXTS // 5)
+        self._due = rng.randint(1, RAY_TEXTS // 10)
 
     def __call__(self, state: Any) -> None:
         if state.texts < self._due or self.kills == self._most:
             return
-        if (self._first + self.kills) % 2:
+        time.sleep(self._rng.uniform(0, 0.3))  # the workers go on meanwhile
+        if (self._first + self.kills) % 4 == 1:
             self._cluster.remove_node(self._nodes.pop(0), allow_graceful=False)
-            self._nodes.append(self._cluster.add_node(num_cpus=2))
+            self._nodes.append(_add_node(self._cluster))
         else:
-            for actor in descendants(os.getpid(), b"MapWorker")[:1]:
-                os.kill(actor, signal.SIGKILL)
+            actors = descendants(os.getpid(), b"MapWorker")
+            if not actors:
+                return  # they are being started anew
+            os.kill(actors[0], signal.SIGKILL)
         self.kills += 1
-        self._due = state.texts + self._rng.randint(1, RAY_TEXTS // 5)
+        self._due = state.texts + self._rng.randint(1, RAY_TEXTS // 10)
 
 
 def main() -> None:

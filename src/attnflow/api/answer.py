@@ -11,20 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.api.completions import generate
+from attnflow.api.completions import explain_completion, generate
 from attnflow.api.documents import mark_documents
+from attnflow.api.measured import MeasuredChoice, measured_choice
 from attnflow.attribution import Attribution
-from attnflow.attribution.passages import Statement, statements_of
+from attnflow.attribution.passages import (
+    DOCUMENTS,
+    Statement,
+    passages_of,
+    positions_of,
+    statements_of,
+)
 from attnflow.errors import InputError, optional_import, shorten
 from attnflow.methods import Method
-from attnflow.tokens.documents import Document, Documents, compose_prompt, named_documents
+from attnflow.tokens.documents import (
+    Document,
+    Documents,
+    compose_prompt,
+    named_documents,
+)
+from attnflow.tokens.units import split_units
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from attnflow.evaluation.ablation import MeasuredMethod
     from attnflow.show.page import InteractiveView
 
-__all__ = ["Answer", "Omission", "ask"]
+__all__ = ["Answer", "Omission", "ask", "question_prompt", "uses_chat"]
 
 _CHAT_ENDING = "\nAnswer in a few words."
 _MOST_CONFIRMED = 5  # documents that are left out, one run each
@@ -122,7 +136,8 @@ def ask(
     documents: Documents,
     *,
     max_new_tokens: int = 64,
-    method: str | Method | None = None,
+    method: str | Method | MeasuredMethod | None = None,
+    careful: bool = False,
     tokenizer: Any = None,
     chat: bool | None = None,
     confirm: bool = False,
@@ -138,7 +153,8 @@ def ask(
         the answer is the first line that the model writes.
     confirm: leave out each document that is named, ask again, and note whether the answer changes.
 
-    Everything else is as in `generate`.
+    Everything else is as in `generate`. What the answer loses when the sentences it came from are
+    hidden together is in `answer.result.confirmation`: one more pass, always.
 
     >>> from attnflow.testing import tiny_decoder
     >>> model, tokenizer = tiny_decoder()
@@ -151,12 +167,13 @@ def ask(
         raise InputError(f"A question is a text that is not empty; got {shorten(question)}.")
     collection = named_documents(documents)
     optional_import("torch", extra="models", purpose="Running a model")
+    from attnflow.generation.prompts import encode_prompts
     from attnflow.hosts.load import load_language_model
 
     if model is None or isinstance(model, (str, os.PathLike)):
         loaded = load_language_model(model)
         model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
-    templated = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
+    templated = uses_chat(tokenizer, chat)
     shared: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "tokenizer": tokenizer,
@@ -164,20 +181,87 @@ def ask(
         "seed": seed,
         "generate_kwargs": {"min_new_tokens": 1, **(generate_kwargs or {})},
     }
-    result = _first_line(
-        generate(
-            model, _prompt(question, collection, templated), method=method, stream=stream, **shared
-        ),
-        templated,
+    prompt = question_prompt(question, collection, templated)
+    choice = measured_choice(method, careful)
+    again = isinstance(choice, MeasuredChoice)
+    written = generate(model, prompt, method=None if again else method, stream=stream, **shared)
+    result = _first_line(written, templated)
+    if again:
+        result = _measured(model, prompt, result, choice, tokenizer, templated)
+    ids = encode_prompts(model, tokenizer, prompt, chat=templated).prompts()[0].ids
+    result = mark_documents(
+        result, collection, tokenizer, list(tokenizer.convert_ids_to_tokens(ids))
     )
-    answer = Answer(question, collection, mark_documents(result, collection, tokenizer))
+    answer = Answer(question, collection, _how_sure(model, tokenizer, result, ids))
     if not confirm:
         return answer
-    omissions = _confirm(model, answer, templated, shared)
+    omissions = _confirm(model, answer, ids, templated, shared)
     return Answer(question, collection, answer.result, omissions)
 
 
-def _prompt(question: str, documents: Sequence[Document], chat: bool) -> str:
+def _measured(
+    model: Any, prompt: str, answer: Attribution, choice: Any, tokenizer: Any, chat: bool
+) -> Attribution:
+    """By a method that runs the model again: once for each statement, not for each token."""
+    statements = split_units(list(answer.targets), "sentence")
+    targets = [slice(unit.tokens[0], unit.tokens[-1] + 1) for unit in statements]
+    return explain_completion(
+        model,
+        prompt,
+        answer.provenance["completion_ids"],
+        method=choice.method,
+        targets=targets or None,
+        tokenizer=tokenizer,
+        chat=chat,
+    )
+
+
+def _how_sure(model: Any, tokenizer: Any, result: Attribution, ids: list[int]) -> Attribution:
+    """With what the answer loses when the sentences it is said to come from are hidden."""
+    from attnflow.evaluation.ablation import confirm_completion
+
+    passages = _named_sentences(result)
+    if not passages:
+        return result
+    confirmation = confirm_completion(
+        result,
+        model,
+        ids,
+        result.provenance["completion_ids"],
+        tokenizer=tokenizer,
+        passages=passages,
+    )
+    return replace(result, confirmation=confirmation)
+
+
+def _named_sentences(result: Attribution) -> list[tuple[str, list[int]]]:
+    """The strongest sentence of each statement: its name, and its positions in the prompt."""
+    passages = passages_of(result)
+    sentences: dict[str, list[int]] = {}
+    for statement in statements_of(result):
+        for source in statement.sources[:1]:
+            if source.sentence is not None and source.share > 0:
+                name = f"{source.name}, sentence {source.sentence}"
+                unit = passages[source.passage].sentences[source.sentence - 1]
+                sentences[name] = positions_of(result, unit.tokens)
+    return list(sentences.items())
+
+
+def uses_chat(tokenizer: Any, chat: bool | None) -> bool:
+    """Whether the chat template is used: as asked, otherwise if there is one.
+
+    >>> uses_chat(None, None), uses_chat(None, True)
+    (False, True)
+    """
+    return bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
+
+
+def question_prompt(question: str, documents: Sequence[Document], chat: bool) -> str:
+    """The documents and the question, as the model is asked.
+
+    >>> question_prompt("How long?", [Document("a", "45 days.")], chat=False)
+    '45 days.\\n\\nQuestion: How long?\\nAnswer:'
+    """
     ending = _CHAT_ENDING if chat else "\nAnswer:"
     return compose_prompt(f"Question: {question.strip()}", documents, ending=ending)
 
@@ -196,41 +280,57 @@ def _first_line(result: Attribution, chat: bool) -> Attribution:
 def _first_targets(result: Attribution, count: int) -> Attribution:
     surfaces = result.targets.surfaces()[:count]
     arrays: dict[str, Any] = {name: array[:, :count] for name, array in result.arrays().items()}
+    lists = {
+        name: list(result.provenance[name])[:count]
+        for name in ("completion_ids", "log_probs")
+        if name in result.provenance
+    }
     return replace(
         result,
         **arrays,
         targets=result.targets.select(range(count)),
-        provenance={**result.provenance, "completion": "".join(surfaces)},
+        provenance={**result.provenance, **lists, "completion": "".join(surfaces)},
     )
 
 
 def _confirm(
-    model: Any, answer: Answer, chat: bool, shared: Mapping[str, Any]
+    model: Any,
+    answer: Answer,
+    ids: Sequence[int],
+    chat: bool,
+    shared: Mapping[str, Any],
 ) -> tuple[Omission, ...]:
     """Each document that is named, left out: the model asked again, and the first answer's odds."""
     names = [source.name for statement in answer.statements for source in statement.sources[:2]]
     strongest = list(dict.fromkeys(names))[:_MOST_CONFIRMED]
-    factors = _less_likely(model, shared["tokenizer"], answer, strongest)
+    factors = _less_likely(model, answer, ids, strongest)
     omissions = []
     for name, factor in zip(strongest, factors, strict=True):
         others = [document for document in answer.documents if document.name != name]
-        again = _first_line(generate(model, _prompt(answer.question, others, chat), **shared), chat)
+        again = _first_line(
+            generate(model, question_prompt(answer.question, others, chat), **shared), chat
+        )
         text = str(again.provenance["completion"]).strip()
         changed = _plain(text) != _plain(answer.text)
         omissions.append(Omission(name, text, changed, factor))
     return tuple(omissions)
 
 
-def _less_likely(model: Any, tokenizer: Any, answer: Answer, names: Sequence[str]) -> list[float]:
+def _less_likely(
+    model: Any, answer: Answer, ids: Sequence[int], names: Sequence[str]
+) -> list[float]:
     from attnflow.evaluation.ablation import CompletionAblation
 
-    places = {str(n): (int(a), int(b)) for n, a, b in answer.result.provenance["documents"]}
+    places = {
+        str(name): positions_of(answer.result, range(int(first), int(end)))
+        for name, first, end in answer.result.provenance[DOCUMENTS]
+    }
     ablation = CompletionAblation(
         model=model,
-        prompt_ids=tuple(tokenizer.convert_tokens_to_ids(list(answer.result.sources))),
-        completion_ids=tuple(tokenizer.convert_tokens_to_ids(list(answer.result.targets))),
+        prompt_ids=tuple(ids),
+        completion_ids=tuple(answer.result.provenance["completion_ids"]),
     )
-    scores = ablation.log_probs([(), *(range(*places[name]) for name in names)])
+    scores = ablation.log_probs([(), *(places[name] for name in names)])
     return np.exp(scores[0] - scores[1:]).tolist()
 
 

@@ -14,15 +14,19 @@ from attnflow.errors import InputError
 from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.graph import LayeredGraph
 from attnflow.methods import Flow, Method, Raw, Rollout
+from attnflow.show.heads import HeadWeights
 from attnflow.show.view import View, view
 
 if TYPE_CHECKING:
+    from attnflow.api.answer import Answer
     from attnflow.hosts.load import Loaded
+    from attnflow.tokens.documents import Documents
     from attnflow.trace import AttentionTrace
 
-__all__ = ["FLOW_TOKENS", "Comparison", "compare", "continued", "usual_methods"]
+__all__ = ["FLOW_TOKENS", "Comparison", "answered", "compare", "continued", "usual_methods"]
 
-HEADS_TOKENS = 48  # up to here the weights of every head are shown
+HEADS_TOKENS = 64  # up to here the weights of every head are shown
+COMPLETION_TOKENS = 640  # of prompt and completion: only the rows of the completion are shown
 FLOW_TOKENS = 128  # up to here the flows of all pairs take seconds, and everybody wants to see them
 
 
@@ -32,11 +36,11 @@ class Comparison:
 
     results: tuple[Attribution, ...]
     graph: LayeredGraph | None = None
-    trace: AttentionTrace | None = None
+    heads: HeadWeights | None = None
 
     def view(self, *, title: str | None = None, image: Any = None) -> View:
         """The document the viewer shows."""
-        return view(self.results, title=title, graph=self.graph, image=image, trace=self.trace)
+        return view(self.results, title=title, graph=self.graph, image=image, heads=self.heads)
 
 
 def usual_methods(length: int, first: Method | None = None) -> tuple[Method, ...]:
@@ -54,7 +58,7 @@ def usual_methods(length: int, first: Method | None = None) -> tuple[Method, ...
 def compare(
     loaded: Loaded,
     text: Any,
-    methods: Sequence[Method] | None = None,
+    methods: Sequence[Method | None] | None = None,
     *,
     decoder_text: str | None = None,
     careful: bool = False,
@@ -63,8 +67,8 @@ def compare(
 ) -> Comparison:
     """Run the model once, with all that these methods need, and apply each to every target.
 
-    careful, confirm: as `explain` takes them; a model that is no causal language model is not
-    confirmed.
+    Among the methods None stands for the model's default. careful, confirm: as `explain` takes
+    them; a model that is no causal language model is not confirmed.
 
     >>> from attnflow.hosts.load import load_model
     >>> comparison = compare(load_model(None), "the key to the cabinets", [Rollout(), Raw()])
@@ -84,14 +88,18 @@ def compare(
         options: dict[str, Any] = {"tokenizer": loaded.tokenizer, "confirm": confirm}
         return Comparison((explain(loaded.model, text, careful=True, **options),))
     first = default_method(loaded.model)
+    if methods is not None:
+        methods = list(dict.fromkeys(method or first or Rollout() for method in methods))
     trace = capture(
         loaded.model,
         text,
         tokenizer=loaded.tokenizer,
         decoder_text=decoder_text,
-        methods=methods or usual_methods(0, first),
+        methods=[m for m in methods or usual_methods(0, first) if m is not None],
     )
-    applied = usual_methods(trace.length, first) if methods is None else tuple(methods)
+    applied = usual_methods(trace.length, first)
+    if methods is not None:
+        applied = tuple(method for method in methods if method is not None)
     results = tuple(_apply(method, trace, progress) for method in applied)
     if confirm and adapter_for(loaded.model).explains_rows(loaded.model):
         tell(progress, "hiding the strongest sources", 0, 1)
@@ -99,7 +107,7 @@ def compare(
         confirmed = with_confirmation(results[0], loaded.model, answer, loaded.tokenizer)
         results = (confirmed, *results[1:])
     heads = _all_heads(loaded, text, trace) if decoder_text is None else None
-    return Comparison(results, _graph(trace, applied, results[0]), heads)
+    return Comparison(results, _graph(trace, applied, results[0]), HeadWeights.of_trace(heads))
 
 
 def _check_alone(methods: Sequence[Method | None] | None) -> None:
@@ -154,7 +162,92 @@ def continued(
     for method in methods[1:]:
         tell(progress, "default" if method is None else method.name, 0, 1)
         results.append(explain_completion(loaded.model, prompt, ids, method=method, **shared))
-    return Comparison(tuple(results))
+    heads = _completion_heads(loaded, prompt, ids, chat, progress)
+    return Comparison(tuple(results), heads=heads)
+
+
+def answered(
+    loaded: Loaded,
+    question: str,
+    documents: Documents,
+    methods: Sequence[Method | None] = (None,),
+    *,
+    max_new_tokens: int = 64,
+    chat: bool | None = None,
+    careful: bool = False,
+    confirm: bool = False,
+    stream: Callable[[str], None] | None = None,
+    progress: ProgressCallback | None = None,
+) -> tuple[Answer, Comparison]:
+    """Answer a question from documents; the first method explains it, the others stand beside it.
+
+    None stands for the default of `ask`. careful, confirm, chat: as `ask` takes them.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> answer, comparison = answered(tiny_decoder(), "the keys", ["the author is old ."],
+    ...     [None, Rollout()], max_new_tokens=3)
+    >>> [result.method.name for result in comparison.results]
+    ['gradient-attention', 'rollout']
+    """
+    from attnflow.api.answer import ask, question_prompt, uses_chat
+    from attnflow.api.completions import explain_completion
+    from attnflow.api.documents import mark_documents
+
+    if not methods:
+        raise InputError("There is nothing to compare: give at least one method.")
+    if careful:
+        _check_alone(methods)
+    templated = uses_chat(loaded.tokenizer, chat)
+    tell(progress, "reading and answering", 0, 0)
+    answer = ask(
+        loaded.model,
+        question,
+        documents,
+        tokenizer=loaded.tokenizer,
+        max_new_tokens=max_new_tokens,
+        method=methods[0],
+        careful=careful,
+        chat=templated,
+        confirm=confirm,
+        stream=stream,
+    )
+    prompt = question_prompt(question, answer.documents, templated)
+    ids = answer.result.provenance["completion_ids"]
+    results = [answer.result]
+    for method in methods[1:]:
+        tell(progress, "default" if method is None else method.name, 0, 1)
+        result = explain_completion(
+            loaded.model, prompt, ids, method=method, tokenizer=loaded.tokenizer, chat=templated
+        )
+        results.append(mark_documents(result, answer.documents, loaded.tokenizer))
+    heads = _completion_heads(loaded, prompt, ids, templated, progress)
+    return answer, Comparison(tuple(results), heads=heads)
+
+
+def _completion_heads(
+    loaded: Loaded,
+    prompt: Any,
+    ids: Sequence[int],
+    chat: bool,
+    progress: ProgressCallback | None,
+) -> HeadWeights | None:
+    """Where every head looks while the completion is written: one more pass, if it is short."""
+    from attnflow.generation.prompts import encode_prompts
+    from attnflow.hosts.capture import capture
+    from attnflow.hosts.registry import adapter_for
+    from attnflow.hosts.transformers.texts import tokens_of
+
+    encoded = encode_prompts(loaded.model, loaded.tokenizer, prompt, chat=chat).prompts()[0].ids
+    text = [[*encoded, *ids[:-1]]]
+    two_sided = adapter_for(loaded.model).facts(loaded.model).encoder_decoder
+    if two_sided or len(text[0]) > COMPLETION_TOKENS:
+        return None
+    tell(progress, "looking at every head", 0, 1)
+    inputs = {"input_ids": text, "attention_mask": [[1] * len(text[0])]}
+    trace = capture(loaded.model, inputs, tokenizer=loaded.tokenizer)
+    if trace.weights.ndim != 4 or trace.weights.shape[1] < 2:
+        return None
+    return HeadWeights.of_completion(trace, len(encoded), tokens_of(loaded.tokenizer, ids))
 
 
 def _apply(method: Method, trace: AttentionTrace, progress: ProgressCallback | None) -> Attribution:

@@ -13,7 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
-from attnflow.api.documents import mark_documents, prompt_with_documents
+from attnflow.api.documents import (
+    mark_documents,
+    mark_messages,
+    messages_of,
+    prompt_with_documents,
+)
 from attnflow.api.measured import MeasuredChoice, measured_choice
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, optional_import
@@ -46,6 +51,8 @@ class _Options(TypedDict, total=False):
     baseline: Baseline
     sources: Sources
     tokenizer: Any
+    images: Sequence[Any] | None
+    processor: Any
     chat: bool
     documents: Documents | None
     seed: int | None
@@ -79,6 +86,8 @@ def generate(
     baseline: Baseline = None,
     sources: Sources = "prompt",
     tokenizer: Any = None,
+    images: Sequence[Any] | None = None,
+    processor: Any = None,
     chat: bool = False,
     documents: Documents | None = None,
     seed: int | None = None,
@@ -92,6 +101,9 @@ def generate(
         `attnflow[demo]` is installed.
     prompt: a text, a list of texts (then a list of results), a conversation of messages, or
         prepared inputs. `chat=True` puts a text into the model's chat template.
+    images: for a vision-language model, the images that the prompt is about: PIL images, paths or
+        arrays. The sources are then patches and words together, and `result.of_image(0)` is the
+        part on the first image. `processor` is the model's own unless another is handed in.
     documents: texts that are put before the prompt, ["..."] or {"a.txt": "..."}; the result knows
         where each stands. `ask` words the question and gives a line for each statement.
     method: None is the measured default, `GradientAttention()`: what each generated token's own
@@ -106,7 +118,9 @@ def generate(
     confirm: hide the strongest three words together, in one more pass: `result.confirmation`.
     baseline: "neutral" subtracts what the model does on a neutral prompt of the same length and
         the same completion, a list of token ids is a prompt of your own, None subtracts nothing.
-    sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too.
+    sources: "prompt", with the rest in `elsewhere`; "all" lists generated tokens as sources too;
+        spans of the prompt by name, {"contract": (0, 120)}, sum over each. A streamed rollout then
+        keeps a column for each span instead of one for each token.
     seed: sample with this seed; without it the search is greedy.
     stream: called with each piece of text as it is made.
     generate_kwargs: more for the model's generate(), such as {"temperature": 0.7}.
@@ -127,6 +141,8 @@ def generate(
     measured = measured_choice(method, careful)
     read_method = None if isinstance(measured, MeasuredChoice) else measured
     reader = _reader(model, tokenizer, read_method, baseline, sources, targets, contrast)
+    if images is not None:
+        reader, prompt = _with_images(reader, prompt, images, processor, read_method)
     from attnflow.generation.prompts import encode_prompts
     from attnflow.generation.request import check_room, checked_new_tokens
     from attnflow.generation.writer import Writer
@@ -136,6 +152,7 @@ def generate(
     collection = () if documents is None else named_documents(documents)
     prompt = prompt_with_documents(prompt, collection) if collection else prompt
     batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
+    reader = replace(reader, extra=batch.extra)
     check_room(reader.model, reader.facts, batch.length, max_new_tokens)
     how: dict[str, Any] = {
         "seed": seed,
@@ -151,9 +168,14 @@ def generate(
             _confirmed(reader, completion.result, completion.prompt, completion.ids, confirm)
             for completion in Writer(reader).write(batch, max_new_tokens, **how)
         ]
+    if batch.several:
+        return results
+    first = batch.prompts()[0]
     if collection:
-        return mark_documents(results[0], collection, reader.tokenizer)
-    return results if batch.several else results[0]
+        return mark_documents(
+            results[0], collection, reader.tokenizer, reader.tokens(first.ids).texts
+        )
+    return _with_messages(results[0], prompt, first, reader)
 
 
 # Its options are those of generate(), each spelled out: people read signatures.
@@ -171,6 +193,8 @@ def explain_completion(
     baseline: Baseline = None,
     sources: Sources = "prompt",
     tokenizer: Any = None,
+    images: Sequence[Any] | None = None,
+    processor: Any = None,
     chat: bool = False,
 ) -> Attribution:
     """Attribute a text that was generated already: one forward pass, the same result.
@@ -193,10 +217,13 @@ def explain_completion(
     measured = measured_choice(method, careful)
     read_method = None if isinstance(measured, MeasuredChoice) else measured
     reader = _reader(model, tokenizer, read_method, baseline, sources, targets, contrast)
+    if images is not None:
+        reader, prompt = _with_images(reader, prompt, images, processor, read_method)
     from attnflow.generation.prompts import encode_prompts
     from attnflow.generation.request import check_completion, check_room, completion_ids
 
     batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
+    reader = replace(reader, extra=batch.extra)
     if len(batch) != 1:
         raise InputError(f"explain_completion() takes one prompt; got {len(batch)}.")
     ids = completion_ids(reader.tokenizer, completion, reader.facts)
@@ -205,9 +232,21 @@ def explain_completion(
     encoded = batch.prompts()[0]
     if isinstance(measured, MeasuredChoice):
         _check_measured(measured, baseline, sources, contrast)
-        return _measure(reader, measured, encoded, ids, confirm)
-    result = reader.read(encoded, ids, {"streamed": False})
-    return _confirmed(reader, result, encoded, ids, confirm)
+        result = _measure(reader, measured, encoded, ids, confirm)
+    else:
+        result = reader.read(encoded, ids, {"streamed": False})
+        result = _confirmed(reader, result, encoded, ids, confirm)
+    return _with_messages(result, prompt, encoded, reader)
+
+
+def _with_messages(
+    result: Attribution, prompt: Prompts, encoded: Prompt, reader: Reader
+) -> Attribution:
+    """The messages of a conversation are its sources: the result knows where each stands."""
+    messages = messages_of(prompt)
+    if not messages:
+        return result
+    return mark_messages(result, messages, encoded.form, reader.tokenizer)
 
 
 def _reader(
@@ -238,6 +277,25 @@ def _reader(
     return Reader(model, tokenizer, request)
 
 
+def _with_images(
+    reader: Reader,
+    prompt: Prompts,
+    images: Sequence[Any],
+    processor: Any,
+    method: str | Method | None,
+) -> tuple[Reader, dict[str, Any]]:
+    """A question about images: prepared by the model's processor, explained by its own default."""
+    from attnflow.generation.request import IMAGE_METHOD
+    from attnflow.hosts.vision_language.prompts import image_prompt, processor_of
+
+    if not isinstance(prompt, str):
+        raise InputError("images= go with one prompt, a text.")
+    own = processor_of(reader.model, processor)
+    request = reader.request if method is not None else replace(reader.request, method=IMAGE_METHOD)
+    reader = replace(reader, tokenizer=reader.tokenizer or own.tokenizer, request=request)
+    return reader, image_prompt(reader.model, prompt, images, own)
+
+
 def _check_measured(
     choice: MeasuredChoice, baseline: Baseline, sources: Sources, contrast: str | None
 ) -> None:
@@ -258,6 +316,14 @@ def _check_measured(
 def _measure(
     reader: Reader, choice: MeasuredChoice, prompt: Prompt, ids: list[int], confirm: bool
 ) -> Attribution:
+    from attnflow.hosts.vision_language.prompts import has_images
+
+    if has_images(reader.extra):
+        from attnflow.evaluation.ablation.image_prompts import measure_images
+
+        return _confirmed(
+            reader, measure_images(reader, choice.method, prompt, ids), prompt, ids, confirm
+        )
     result = choice(
         reader.model,
         prompt,
@@ -265,6 +331,9 @@ def _measure(
         tokenizer=reader.tokenizer,
         targets=None if reader.request.targets is None else reader.targets(ids),
     )
+    text = None if reader.tokenizer is None else reader.tokenizer.decode(ids)
+    about = {**result.provenance, "completion": text, "completion_ids": list(ids)}
+    result = replace(result, provenance=about)
     return _confirmed(reader, result, prompt, ids, confirm)
 
 
@@ -274,6 +343,11 @@ def _confirmed(
     """The result, with what the answer loses without its strongest sources, if that is asked."""
     if not confirm:
         return result
+    if result.sources.images:
+        raise InputError(
+            "confirm=True hides words of a prompt; it does not hide patches. Leave it out for a "
+            "prompt with images."
+        )
     from attnflow.evaluation.ablation import confirm_completion
 
     tokens = sorted({k for target in reader.targets(ids) for k in target.tokens})

@@ -1,20 +1,22 @@
-"""Documents put before a question, and a result that knows where each of them stands."""
+"""Documents put before a question, messages of a conversation, and results that know where each of
+them stands.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.passages import DOCUMENTS
-from attnflow.errors import InputError
+from attnflow.attribution.passages import DOCUMENTS, MESSAGES
+from attnflow.errors import InputError, TokensError
 from attnflow.tokens.documents import Document, compose_prompt, document_tokens
 
 if TYPE_CHECKING:
-    from attnflow.generation.prompts import Prompts
+    from attnflow.generation.prompts import Message, Prompts
 
-__all__ = ["mark_documents", "prompt_with_documents"]
+__all__ = ["mark_documents", "mark_messages", "messages_of", "prompt_with_documents"]
 
 
 def prompt_with_documents(prompt: Prompts, documents: Sequence[Document]) -> Prompts:
@@ -25,8 +27,8 @@ def prompt_with_documents(prompt: Prompts, documents: Sequence[Document]) -> Pro
     """
     if isinstance(prompt, str):
         return compose_prompt(prompt, documents)
-    messages: list[Any] = list(prompt) if isinstance(prompt, Sequence) else []
-    if not messages or not all(isinstance(message, Mapping) for message in messages):
+    messages = messages_of(prompt)
+    if not messages:
         raise InputError(
             "documents go with one question, or with one conversation of messages; got a "
             f"{type(prompt).__name__}. Ask one question at a time."
@@ -36,10 +38,74 @@ def prompt_with_documents(prompt: Prompts, documents: Sequence[Document]) -> Pro
     return [*messages[:-1], last]
 
 
+def messages_of(prompt: Any) -> list[Message]:
+    """The messages, if the prompt is a conversation; otherwise none.
+
+    >>> messages_of("How long?"), len(messages_of([{"role": "user", "content": "How long?"}]))
+    ([], 1)
+    """
+    messages = list(prompt) if isinstance(prompt, Sequence) else []
+    return messages if all(isinstance(message, Mapping) for message in messages) else []
+
+
+def mark_messages(
+    result: Attribution,
+    messages: Sequence[Message],
+    form: Sequence[bool] | None,
+    tokenizer: Any = None,
+) -> Attribution:
+    """The same result with a note of where each message stands among its sources.
+
+    form: True where a token of the prompt comes from the chat template. Without it, or where two
+    messages touch, they are looked for by their words; if one is not found, nothing is noted.
+
+    >>> import numpy as np
+    >>> from attnflow import Raw, Tokens
+    >>> sources = Tokens(("<s>", "Hello", "</s>", "Why", "?"))
+    >>> result = Attribution(np.ones((1, 1, 5)) / 5, (1,), Tokens(("x",)), sources, Raw())
+    >>> turns = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "Why?"}]
+    >>> form = (True, False, True, False, False)
+    >>> mark_messages(result, turns, form).provenance["messages"]
+    [['message 1 (user)', 1, 2], ['message 2 (user)', 3, 5]]
+    """
+    names = [f"message {k} ({message['role']})" for k, message in enumerate(messages, 1)]
+    runs = _content_runs(form or ())
+    if len(runs) != len(messages):
+        texts = [Document(n, str(m["content"])) for n, m in zip(names, messages, strict=True)]
+        try:
+            places = document_tokens(list(result.sources), texts, _tokenize(tokenizer))
+        except TokensError:
+            return result
+        marks = [[name, first, end] for name, (first, end) in places]
+    else:
+        spans = [_columns(result, first, end) for first, end in runs]
+        marks = [[name, *span] for name, span in zip(names, spans, strict=True) if span[1]]
+    return replace(result, provenance={**result.provenance, MESSAGES: marks})
+
+
+def _content_runs(form: Sequence[bool]) -> list[tuple[int, int]]:
+    """First and end of each row of tokens that a person wrote."""
+    starts = [k for k, sign in enumerate(form) if not sign and (k == 0 or form[k - 1])]
+    ends = [k + 1 for k, sign in enumerate(form) if not sign and all(form[k + 1 : k + 2])]
+    return list(zip(starts, ends, strict=True))
+
+
+def _columns(result: Attribution, first: int, end: int) -> tuple[int, int]:
+    """The sources that lie between two positions of the prompt; (0, 0) where there are none."""
+    positions = result.sources.positions
+    columns = [k for k, position in enumerate(positions) if first <= position < end]
+    return (columns[0], columns[-1] + 1) if columns else (0, 0)
+
+
 def mark_documents(
-    result: Attribution, documents: Sequence[Document], tokenizer: Any = None
+    result: Attribution,
+    documents: Sequence[Document],
+    tokenizer: Any = None,
+    prompt: Sequence[str] | None = None,
 ) -> Attribution:
     """The same result with a note of where each document stands among its sources.
+
+    prompt: the prompt's tokens, where the sources are others, such as its words.
 
     >>> import numpy as np
     >>> from attnflow import Raw, Tokens
@@ -49,12 +115,18 @@ def mark_documents(
     >>> marked.provenance["documents"]
     [['a.txt', 0, 3]]
     """
+    tokens = list(result.sources if prompt is None else prompt)
+    places = document_tokens(tokens, documents, _tokenize(tokenizer))
+    spans = [(name, span if prompt is None else _columns(result, *span)) for name, span in places]
+    marks = [[name, *span] for name, span in spans if span[1]]
+    return replace(result, provenance={**result.provenance, DOCUMENTS: marks})
+
+
+def _tokenize(tokenizer: Any) -> Callable[[str], list[str]] | None:
+    """The tokens of a text by name, where there is a tokenizer."""
 
     def tokenize(text: str) -> list[str]:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
 
-    known = None if tokenizer is None else tokenize
-    places = document_tokens(list(result.sources), documents, known)
-    marks = [[name, first, end] for name, (first, end) in places]
-    return replace(result, provenance={**result.provenance, DOCUMENTS: marks})
+    return None if tokenizer is None else tokenize

@@ -36,6 +36,8 @@ def explain(
     layers: Sequence[int] | int | None = None,
     words: bool = False,
     tokenizer: Any = None,
+    images: Sequence[Any] | None = None,
+    processor: Any = None,
     decoder_text: str | None = None,
     answer: int | str | None = None,
     contrast: int | str | None = None,
@@ -56,6 +58,8 @@ def explain(
         every layer, and the position that the model's answer is read from, so that `.top(3)` says
         what the answer draws on; "all", or a model without an answer: every position.
     words: merge word pieces to words.
+    images: for a vision-language model, the images that the text asks about; the sources are then
+        patches and words together. `processor` is the model's own unless another is handed in.
     decoder_text: what the decoder of an encoder–decoder has written so far.
     answer: for gradient methods, the class or token to explain, by number or by name; default: the
         model's answer. Where a model answers for each token, each target has its own gradient.
@@ -79,6 +83,17 @@ def explain(
     from attnflow.hosts.token_answers import apply_method
 
     host, tokenizer = resolve_model(model, tokenizer)
+    if images is not None:
+        from attnflow.hosts.vision_language.prompts import image_prompt, processor_of
+
+        if confirm or isinstance(measured, MeasuredChoice):
+            raise InputError(
+                "confirm=True, careful=True and methods that run the model again take no images "
+                "here; attnflow.generate(..., method='visibility', images=[...]) does."
+            )
+        processor = processor_of(host, processor)
+        tokenizer = tokenizer or processor.tokenizer
+        text = image_prompt(host, text, images, processor)
     next_token = None
     if confirm or isinstance(measured, MeasuredChoice):
         next_token = _next_token(host, text, tokenizer, answer, targets)
@@ -92,7 +107,7 @@ def explain(
             prediction=next_token.prediction,
         )
     else:
-        applied = measured if isinstance(measured, Method) else default_method(host, options)
+        applied = measured if isinstance(measured, Method) else default_method(host, options, text)
         result = apply_method(
             applied,
             host,
@@ -110,19 +125,25 @@ def explain(
     return result.merge_words() if words else result
 
 
-def default_method(model: Any, options: Mapping[str, Any] | None = None) -> Method:
+def default_method(
+    model: Any, options: Mapping[str, Any] | None = None, text: str | Mapping[str, Any] = ""
+) -> Method:
     """What explains a text when nothing is asked for: what agrees best with ablations.
+
+    text: inputs with images are explained by what found the true object of drawn scenes.
 
     >>> from attnflow.testing import tiny_decoder
     >>> default_method(tiny_decoder()[0]).name
     'gradient-attention'
     """
-    from attnflow.hosts.registry import adapter_for
+    from attnflow.hosts import token_answers
+    from attnflow.hosts.vision_language.towers import reads_images
 
-    adapter = adapter_for(model)
-    if adapter.explains_rows(model):
-        return make_method("gradient-attention", options)
-    return make_method("alti" if adapter.takes_apart(model) else "rollout", options)
+    if isinstance(text, Mapping) and reads_images(model, text):
+        from attnflow.generation.request import IMAGE_METHOD
+
+        return make_method(IMAGE_METHOD.name, options) if options else IMAGE_METHOD
+    return token_answers.default_method(model, options)
 
 
 def _next_token(

@@ -12,6 +12,7 @@ from attnflow.errors import InputError, shorten, whole_number
 __all__ = ["Confirmation"]
 
 _MOST_NAMED = 5  # sources that the sentence names
+_MOST_OF_IT, _HARDLY = 0.5, 0.1  # parts of the probability
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,34 @@ class Confirmation:
     def share(self) -> float:
         """The part of that probability that is lost; negative where it rises."""
         return 1 - self.probability_without / self.probability if self.probability else 0.0
+
+    @property
+    def lost(self) -> float:
+        """The part of the whole answer's probability that is gone, from 0 to 1.
+
+        >>> round(Confirmation(("Rome",), ((3,),), ("Rome",), (-0.1,), (-4.6,)).lost, 3)
+        0.989
+        """
+        return 1 - exp(-max(self.drop, 0.0))
+
+    @property
+    def verdict(self) -> str:
+        """What it means for the explanation: whether half, a tenth or less of the answer's
+        probability is lost.
+
+        >>> Confirmation(("Rome",), ((3,),), ("Rome",), (-0.1,), (-4.6,)).verdict
+        'Most of it is lost: the answer rests on it.'
+        """
+        them = "it" if len(self.sources) == 1 else "them"
+        if self.lost < _HARDLY:
+            return f"Hardly anything is lost: the answer does not need {them}, whatever shares say."
+        much = "Most" if self.lost >= _MOST_OF_IT else "Part"
+        rests = f"rests on {them}" + ("" if self.lost >= _MOST_OF_IT else " in part")
+        if len(self.targets) == 1:
+            return f"{much} of it is lost: the answer {rests}."
+        factor = exp(min(self.drop, 300.0))
+        times = f"{factor:,.0f}" if factor >= 10 else f"{factor:.1f}"
+        return f"The whole answer becomes {times} times less likely: it {rests}."
 
     def __str__(self) -> str:
         verb = "Hiding" if self.by == "hide" else "Blanking"

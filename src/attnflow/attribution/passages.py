@@ -1,8 +1,8 @@
 """The parts of a prompt that people speak of, and how much a part of an answer draws on each.
 
-A passage is a document, a message or a sentence. Documents that were handed to `generate` are noted
-in the result's provenance; other prompts are divided as they show themselves: numbered blocks,
-blank lines, messages, and where there is nothing of this, sentences.
+A passage is a document, a message or a sentence. Documents and messages that were handed to
+`generate` are noted in the result's provenance; other prompts are divided as they show themselves:
+numbered blocks, blank lines, messages, and where there is nothing of this, sentences.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DOCUMENTS",
+    "MESSAGES",
     "Passage",
     "RankedSource",
     "Statement",
     "passages_of",
+    "positions_of",
     "rank_passages",
     "statements_of",
 ]
 
 DOCUMENTS = "documents"
 """Where the provenance of a result names its documents: [name, first token, one after the last]."""
+MESSAGES = "messages"
+"""Where it names the messages of a conversation, in the same way."""
 
 _ROLES = re.compile(r"^(system|user|assistant|tool)\s*\n")
 _HEADING = re.compile(
@@ -41,6 +45,7 @@ _HEADING = re.compile(
     re.IGNORECASE,
 )
 Kind = Literal["document", "message", "sentence"]
+_MARKED: dict[str, Kind] = {DOCUMENTS: "document", MESSAGES: "message"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class RankedSource:
 
     def __str__(self) -> str:
         place = self.name if self.sentence is None else f"{self.name}, sentence {self.sentence}"
-        return f"{place} ({self.share:.0%})"
+        return f"{place} ({100 * self.share:.0f} %)"
 
 
 @dataclass(frozen=True)
@@ -109,9 +114,9 @@ def passages_of(result: Attribution) -> tuple[Passage, ...]:
     """
     if result.sources.grid is not None:
         return ()
-    marked = result.provenance.get(DOCUMENTS)
-    if marked:
-        return tuple(_marked(result.sources, entry) for entry in marked)
+    for key, kind in _MARKED.items():
+        if marks := result.provenance.get(key):
+            return tuple(_marked(result.sources, mark, kind) for mark in marks)
     framing = [k for k, token in enumerate(result.sources) if is_special(token) or _frames(token)]
     texts = list(result.sources)
     parts = split_units(texts, "document", framing=framing)
@@ -122,6 +127,25 @@ def passages_of(result: Attribution) -> tuple[Passage, ...]:
         Passage(f"sentence {number}", "sentence", unit.tokens, (unit,))
         for number, unit in enumerate(sentences, 1)
     )
+
+
+def positions_of(result: Attribution, columns: Sequence[int]) -> list[int]:
+    """The positions in the prompt of some sources; a source that was measured may have several.
+
+    >>> import numpy as np
+    >>> from attnflow import Attribution, Raw
+    >>> sources = Tokens(("un", "it"), (3, 5))
+    >>> result = Attribution(
+    ...     np.ones((1, 1, 2)), (1,), Tokens(("x",)), sources, Raw(),
+    ...     provenance={"source_tokens": [[3, 4], [5]]},
+    ... )
+    >>> positions_of(result, [0, 1])
+    [3, 4, 5]
+    """
+    several = result.provenance.get("source_tokens")
+    if several is None:
+        return [result.sources.positions[k] for k in columns]
+    return [int(position) for k in columns for position in several[k]]
 
 
 def rank_passages(
@@ -167,10 +191,10 @@ def _ranked(
     return RankedSource(passage.name, share, best + 1, passage.sentences[best].text, number)
 
 
-def _marked(sources: Tokens, entry: Sequence[str | int]) -> Passage:
-    name, first, end = str(entry[0]), int(entry[1]), int(entry[2])
+def _marked(sources: Tokens, mark: Sequence[str | int], kind: Kind) -> Passage:
+    name, first, end = str(mark[0]), int(mark[1]), int(mark[2])
     columns = tuple(range(first, end))
-    return Passage(name, "document", columns, _sentences(list(sources), columns))
+    return Passage(name, kind, columns, _sentences(list(sources), columns))
 
 
 def _part(texts: list[str], number: int, unit: Unit, framing: Sequence[int]) -> Passage:

@@ -20,6 +20,7 @@ from attnflow.errors import InputError, shorten, whole_number
 from attnflow.tokens import Tokens
 
 __all__ = [
+    "SOURCE_TOKENS",
     "Bounds",
     "Normalization",
     "Span",
@@ -39,6 +40,9 @@ Values = NDArray[np.float64]
 Normalization = Literal["sum", "max"]
 Span = tuple[int, int] | str
 """Positions from start up to, not including, end; or a text that occurs once."""
+
+SOURCE_TOKENS = "source_tokens"
+"""Where the provenance of a result over sources names the prompt positions of each."""
 
 _UNIT = float(np.finfo(np.float64).eps)
 

@@ -27,6 +27,7 @@ from attnflow.attribution.checks import (
 )
 from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
+from attnflow.attribution.image_parts import part_on_image
 from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
 from attnflow.attribution.words import title_in_words
 from attnflow.errors import (
@@ -182,6 +183,23 @@ class Attribution:
             Contribution(self.sources[i], self.sources.positions[i], float(values[i]))
             for i in order.tolist()
         ]
+
+    def of_image(self, number: int = 0) -> Attribution:
+        """The part of a result on one image, of sources that are patches and words together.
+
+        Its sources are that image's positions, with their grid, so everything that draws a map
+        takes it; the rest of each row is in `elsewhere`.
+
+        >>> from attnflow import Raw, Tokens
+        >>> from attnflow.tokens.patches import Grid, ImagePatches
+        >>> image = ImagePatches("image 1", Grid(1, 2, 0, 1, 2))
+        >>> sources = Tokens(("patch 0,0", "patch 0,1", "what"), images=(image,))
+        >>> values = np.array([[[0.2, 0.5, 0.3]]])
+        >>> part = Attribution(values, (1,), Tokens(("red",)), sources, Raw()).of_image(0)
+        >>> part.image().tolist(), round(float(part.elsewhere[0, 0]), 1)
+        ([[0.2, 0.5]], 0.3)
+        """
+        return part_on_image(self, number)
 
     @checked_arguments
     def image(self, *, target: TokenRef | None = None, layer: int = -1) -> Values:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from attnflow import storage
 from attnflow.cli.documents import read_documents
 from attnflow.cli.generate import say_if_preparing
 from attnflow.cli.options import (
+    CarefulOption,
     JsonOption,
     MaxNewTokensOption,
     MethodOption,
@@ -21,12 +21,18 @@ from attnflow.cli.options import (
     OutputOption,
     SamplingSeedOption,
     check_text,
-    parse_method,
+    parse_completion_method,
     prepare_models,
 )
-from attnflow.cli.output import check_output, print_json, tell_written, write_result
+from attnflow.cli.output import (
+    check_output,
+    print_how_sure,
+    print_json,
+    tell_written,
+    write_result,
+)
 from attnflow.cli.progress import progress_bars
-from attnflow.show.sentences import place_of
+from attnflow.show.sentences import reading_place
 
 if TYPE_CHECKING:
     from attnflow.api import Answer
@@ -46,6 +52,7 @@ def ask(
     model: ModelOption = None,
     max_new_tokens: MaxNewTokensOption = 64,
     method: MethodOption = None,
+    careful: CarefulOption = False,
     confirm: Annotated[
         bool,
         typer.Option(
@@ -66,7 +73,7 @@ def ask(
 ) -> None:
     """Answer QUESTION from documents, and name the document and sentence of each statement."""
     check_text(question, "answer")
-    applied = None if method is None else parse_method(method)
+    applied = None if method is None else parse_completion_method(method)
     documents = read_documents(document or [])
     if output is not None:
         check_output(output)
@@ -81,6 +88,7 @@ def ask(
             documents,
             max_new_tokens=max_new_tokens,
             method=applied,
+            careful=careful,
             chat=chat,
             confirm=confirm,
             seed=seed,
@@ -104,12 +112,13 @@ def show_answer(answer: Answer, console: Console) -> None:
     for omission in answer.omissions:
         console.print(Text(str(omission)), soft_wrap=True)
     result = answer.result
+    if result.confirmation is not None:
+        console.print()
+        print_how_sure(result.confirmation, console)
     console.print()
-    console.print(
-        f"Shares are of what a statement draws from the documents: {escape(result.title)}, "
-        f"{place_of(max(result.layers))}.",
-        style="dim",
-    )
+    about = f"{result.title}, {reading_place(result)}"
+    shares = f"Shares are of what a statement draws from the documents: {about}."
+    console.print(Text(shares, style="dim"), soft_wrap=True)
 
 
 def _write(answer: Answer, output: Path) -> None:

@@ -53,8 +53,8 @@ def run(
     data: Annotated[
         list[str],
         typer.Option(
-            help="A file (.parquet, .jsonl, .csv, .txt, .arrow), a folder, a pattern in quotes, or "
-            "a folder that `datasets` saved; repeatable."
+            help="A file (.parquet, .jsonl, .csv, .tsv, .txt, .arrow), a folder, a pattern in "
+            "quotes, or a folder that `datasets` saved; repeatable."
         ),
     ],
     output: Annotated[

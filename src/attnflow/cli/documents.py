@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import glob
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnflow.errors import FileError, InputError
+from attnflow.errors import FileError, InputError, shorten
 from attnflow.tokens.documents import Document, named_documents
 
-__all__ = ["STANDARD_INPUT", "read_documents", "read_text"]
+__all__ = ["STANDARD_INPUT", "read_documents", "read_messages", "read_text"]
 
 STANDARD_INPUT = "-"
+ROLES = ("system", "user", "assistant")
 _LARGEST = 2_000_000  # bytes of a document: far more than any prompt takes
 
 
@@ -44,6 +46,49 @@ def read_text(text: str | None, file: Path | None, name: str = "TEXT") -> str:
     if file is not None:
         return _read(str(file))
     return _read(STANDARD_INPUT) if text == STANDARD_INPUT else str(text)
+
+
+def read_messages(turns: Sequence[str]) -> list[dict[str, str]]:
+    """The messages that --message names: ROLE=TEXT each, or one file of JSON with all of them.
+
+    >>> read_messages(["system=Be brief.", "user=Why?"])[1]
+    {'role': 'user', 'content': 'Why?'}
+    """
+    if len(turns) == 1 and turns[0].endswith(".json"):
+        return [_message(turn) for turn in _listed_messages(Path(turns[0]))]
+    messages = []
+    for turn in turns:
+        role, equals, content = turn.partition("=")
+        if not equals or role.strip() not in ROLES:
+            raise InputError(
+                f"--message {turn[:60]!r} must read ROLE=TEXT, where the role is one of "
+                f"{', '.join(ROLES)}; or name one .json file with a list of messages."
+            )
+        messages.append({"role": role.strip(), "content": content})
+    return [_message(message) for message in messages]
+
+
+def _listed_messages(path: Path) -> list[object]:
+    try:
+        record = json.loads(_read(str(path)))
+    except ValueError as error:
+        raise InputError(f"{str(path)!r} is not JSON ({error}).") from error
+    messages = record.get("messages") if isinstance(record, dict) else record
+    if not isinstance(messages, list) or not messages:
+        raise InputError(
+            f"{str(path)!r} must hold a list of messages, "
+            '[{"role": "user", "content": "..."}, ...], or that list as "messages".'
+        )
+    return messages
+
+
+def _message(record: object) -> dict[str, str]:
+    if not isinstance(record, dict) or not {"role", "content"} <= record.keys():
+        raise InputError(f"A message has a role and a content; got {shorten(record)}.")
+    role, content = record["role"], record["content"]
+    if not isinstance(content, str) or not content.strip() or not isinstance(role, str):
+        raise InputError(f"A message's role and content are texts; got {shorten(record)}.")
+    return {"role": role, "content": content}
 
 
 def _files(place: str) -> list[str]:

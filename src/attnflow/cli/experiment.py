@@ -229,6 +229,36 @@ def _command(
     return " ".join(parts)
 
 
+@app.command(name="scenes")
+def scenes(
+    model: ModelOption = None,
+    count: Annotated[int, typer.Option("--scenes", help="How many scenes.")] = 300,
+    part: Annotated[
+        str, typer.Option(help="'test', or 'development', which the default was chosen by.")
+    ] = "test",
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the run in this file, and go on from it."),
+    ] = None,
+    output: FolderOption = None,
+) -> None:
+    """Drawn scenes: does a vision-language model's answer point at its object?
+
+    Without --model it is the small one that ships; a folder that training/scenes.py wrote is
+    another.
+    """
+    prepare_models()
+    from attnflow.experiments.scenes.experiment import Scenes
+    from attnflow.models.scenes import load_scenes
+
+    experiment = Scenes(scenes=count, part=part)  # type: ignore[arg-type]
+    loaded = load_scenes(None if model in (None, "scenes") else Path(str(model)))
+    command = f"attnflow experiment scenes --scenes {count} --part {part}"
+    with progress_bars() as progress:
+        report = experiment(*loaded, command=command, journal=resume, progress=progress)
+    finish(report, output)
+
+
 @app.command(name="sst2")
 def sst2(
     model: Annotated[

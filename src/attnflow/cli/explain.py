@@ -39,6 +39,7 @@ from attnflow.cli.output import (
     FIGURES,
     check_figure,
     check_output,
+    print_how_sure,
     print_json,
     write_cut,
     write_graph,
@@ -49,7 +50,12 @@ from attnflow.errors import AttributionWarning, InputError, SaturationWarning
 from attnflow.methods import Flow, Method
 from attnflow.methods.rows import pooled_row
 from attnflow.show import terminal
-from attnflow.show.sentences import place_of, sources_sentence
+from attnflow.show.sentences import (
+    TABLE_LEGENDS,
+    reading_place,
+    sources_sentence,
+    unit_of,
+)
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
@@ -346,13 +352,13 @@ def _show(result: Attribution, saturation: str, *, table: bool, every_layer: boo
         names = [result.title]
         console.print(terminal.layers_table([result], names=names, console=console, most=most))
         console.print(terminal.contributions(result))
-    place = place_of(max(result.layers))
+    place = reading_place(result)
     position = f"{result.targets.text[0]}, position {result.targets.positions[0]}"
-    hint = "" if table else " --table shows every layer."
+    hint = f" {TABLE_LEGENDS[unit_of(result)]}" if table else " --table shows every layer."
     about = f"{result.title}, {place}, read at {position}.{hint}"
     console.print(Text(about, style="dim"), soft_wrap=True)
     if result.confirmation is not None:
-        console.print(escape(str(result.confirmation)), soft_wrap=True)
+        print_how_sure(result.confirmation, console)
 
 
 def _show_cut(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -12,16 +12,18 @@ from rich.markup import escape
 from rich.text import Text
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.passages import DOCUMENTS, statements_of
+from attnflow.attribution.passages import DOCUMENTS, MESSAGES, statements_of
 from attnflow.attribution.rescaling import Span
-from attnflow.cli.documents import read_text
+from attnflow.cli.documents import read_messages, read_text
 from attnflow.cli.options import (
     CarefulOption,
     ChatOption,
     ConfirmOption,
     FileOption,
+    ImagesOption,
     JsonOption,
     MaxNewTokensOption,
+    MessageOption,
     MethodOption,
     ModelOption,
     OptionOption,
@@ -35,15 +37,26 @@ from attnflow.cli.options import (
     parse_target,
     prepare_models,
 )
-from attnflow.cli.output import PICTURES, check_output, print_json, write_figure, write_result
+from attnflow.cli.output import (
+    PICTURES,
+    check_output,
+    print_how_sure,
+    print_json,
+    write_figure,
+    write_result,
+)
 from attnflow.errors import InputError
 from attnflow.show import terminal
-from attnflow.show.sentences import place_of, sources_sentence
+from attnflow.show.sentences import TABLE_LEGENDS, reading_place, sources_sentence, unit_of
 from attnflow.tokens.common_words import common_tokens
 
 __all__ = ["generate", "say_if_preparing"]
 
 _SENTENCES = 8  # words of a completion that get a sentence
+_ROW_LEGENDS = {
+    **TABLE_LEGENDS,
+    "share": "The numbers of a line are what the token draws on each source.",
+}
 _BASELINES = {"auto": None, "neutral": "neutral", "none": None}
 
 
@@ -52,6 +65,8 @@ def generate(
         str | None, typer.Argument(help="The text to continue; - reads standard input.")
     ] = None,
     file: FileOption = None,
+    message: MessageOption = None,
+    images: ImagesOption = None,
     model: ModelOption = None,
     max_new_tokens: MaxNewTokensOption = 20,
     select: Annotated[
@@ -113,10 +128,14 @@ def generate(
 ) -> None:
     """Continue PROMPT and show, for each new token, the prompt tokens it drew on.
 
+    With --image a vision-language model answers PROMPT, and its sources are patches of the image
+    and words together; --model scenes is a small one that ships. An --output that is a picture
+    then shows the image under each word.
+
     Without --method it is the default of `attnflow.generate`: what found the true source most
     often.
     """
-    prompt = check_text(read_text(prompt, file, "PROMPT"), "continue")
+    prompt, messages = _prompt(prompt, file, message)
     _check_numbers(top, temperature, seed)
     if option and method is None:
         raise InputError("--option is for a method you name; add --method rollout.")
@@ -133,13 +152,14 @@ def generate(
     say_if_preparing(model)
     result: Attribution = run(
         model,
-        prompt,
+        messages or prompt,
         max_new_tokens=max_new_tokens,
         method=applied,
         careful=careful,
         targets=None if targets is None else [parse_span(target) for target in targets],
         contrast=rather_than,
-        confirm=confirm,
+        confirm=confirm and not images,
+        images=images or None,
         baseline=cast("Any", subtracted),
         chat=chat,
         seed=seed,
@@ -154,7 +174,20 @@ def generate(
         look = _Look(select, layers, top, words, hide_common, table)
         _show(result, console, look)
     if output is not None:
-        _write(result, output, select)
+        _write(result, output, select, images or ())
+
+
+def _prompt(
+    prompt: str | None, file: Path | None, turns: list[str] | None
+) -> tuple[str, list[dict[str, str]]]:
+    """The prompt as a text, and the messages of a conversation; one of the two is asked for."""
+    if not turns:
+        return check_text(read_text(prompt, file, "PROMPT"), "continue"), []
+    if prompt is not None or file is not None:
+        raise InputError("Give PROMPT, --file, or --message; only one of them.")
+    messages = read_messages(turns)
+    text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    return f"{check_text(text, 'continue')}\nassistant: ", messages
 
 
 def _check_numbers(top: int, temperature: float | None, seed: int | None) -> None:
@@ -203,7 +236,7 @@ def _show(result: Attribution, console: Console, look: _Look) -> None:
     for sentence in _sentences(one, look):
         console.print(Text(sentence), soft_wrap=True)
     if result.confirmation is not None:
-        console.print(escape(str(result.confirmation)), soft_wrap=True)
+        print_how_sure(result.confirmation, console)
     console.print()
     shaded = terminal.shaded_text(one, console=console)
     if shaded is not None:
@@ -211,13 +244,15 @@ def _show(result: Attribution, console: Console, look: _Look) -> None:
         console.print()
     if look.table:
         _tables(result, one, console, look)
-    about = f"{result.title}, {place_of(one.layers[0])}. --table shows the numbers."
+    legend = _ROW_LEGENDS[unit_of(one)] if look.table else "--table shows the numbers."
+    about = f"{result.title}, {reading_place(one)}. {legend}"
     console.print(Text(about, style="dim"), soft_wrap=True)
 
 
 def _sentences(one: Attribution, look: _Look) -> list[str]:
-    """A sentence for each statement over documents, else for each word that says something."""
-    statements = statements_of(one) if one.provenance.get(DOCUMENTS) else ()
+    """A sentence for each statement over documents or messages, else for each telling word."""
+    marked = one.provenance.get(DOCUMENTS) or one.provenance.get(MESSAGES)
+    statements = statements_of(one) if marked else ()
     if statements:
         return [str(statement) for statement in statements]
     words = [list(group) for group in one.targets.groups()] if len(one.targets) > 1 else [[0]]
@@ -263,12 +298,20 @@ def _check_spans(spans: Mapping[str, Span], prompt: str) -> None:
             )
 
 
-def _write(result: Attribution, output: Path, select: str | None) -> None:
+def _write(
+    result: Attribution, output: Path, select: str | None, images: Sequence[Path] = ()
+) -> None:
     if output.suffix not in PICTURES:
         write_result(result, output, figure=None, trace=None)
         return
     from attnflow.show import plots
 
+    if images:
+        from attnflow.hosts.vision_language.prompts import read_image
+
+        pictures = [read_image(image) for image in images]
+        write_figure(plots.image_words_figure(result, pictures), output)
+        return
     target = None if select is None else parse_target(select)
     write_figure(plots.completion_figure(result, target), output)
 

@@ -25,10 +25,12 @@ __all__ = [
     "ConfirmOption",
     "DecoderTextOption",
     "FileOption",
+    "ImagesOption",
     "FolderOption",
     "JsonOption",
     "LayersOption",
     "MaxNewTokensOption",
+    "MessageOption",
     "MethodOption",
     "MethodsOption",
     "ModelOption",
@@ -84,6 +86,14 @@ def _check_seed(seed: int | None) -> int | None:
 FileOption = Annotated[
     Path | None,
     typer.Option("--file", metavar="FILE", help="Read it from this file instead."),
+]
+ImagesOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image",
+        metavar="FILE",
+        help="An image that the text is about, for a vision-language model; repeatable.",
+    ),
 ]
 TableOption = Annotated[
     bool, typer.Option("--table", help="Show the numbers too, a column for each layer.")
@@ -185,6 +195,15 @@ DecoderTextOption = Annotated[
 ]
 WordsOption = Annotated[bool, typer.Option("--words", help="Merge word pieces to words.")]
 ChatOption = Annotated[bool, typer.Option("--chat", help="Put the prompt into the chat template.")]
+MessageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--message",
+        metavar="ROLE=TEXT",
+        help="Instead of PROMPT: a turn of a conversation (system, user or assistant), repeatable; "
+        "or one .json file with a list of messages.",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
 ]

@@ -13,11 +13,15 @@ from attnflow import storage
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, did_you_mean
 from attnflow.methods import Flow, Method, MixingMethod
+from attnflow.show.how_sure import how_sure_lines
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.console import Console
+
+    from attnflow.attribution import Confirmation
 
 __all__ = [
     "ANIMATION",
@@ -25,6 +29,7 @@ __all__ = [
     "PICTURES",
     "check_figure",
     "check_output",
+    "print_how_sure",
     "print_json",
     "tell_written",
     "write_cut",
@@ -50,6 +55,14 @@ def check_output(output: Path, *, animated: bool = False) -> None:
         raise InputError(f"--output {str(output)!r}: there is no folder {str(output.parent)!r}.")
     if output.is_dir():
         raise InputError(f"--output {str(output)!r} is a folder; name a file in it.")
+
+
+def print_how_sure(confirmation: Confirmation, console: Console) -> None:
+    """What the answer loses without its sources, drawn."""
+    from rich.text import Text
+
+    for line in how_sure_lines(confirmation):
+        console.print(Text(line), soft_wrap=True)
 
 
 def check_figure(

@@ -56,24 +56,36 @@ class CompletionExplainer(Explainer):
         return len(prompt.ids) + new
 
     def explain(self, texts: Sequence[CorpusText]) -> list[list[Attribution]]:
-        """Those that are there already together where that is one pass; others one by one."""
-        if all(text.completion is not None for text in texts):
-            prompts, ids = [self._prompt(text) for text in texts], [self._ids(t) for t in texts]
-            with quiet_about_limits():
-                by_reader = [self._read(reader, prompts, ids) for reader in self._readers]
-            return [list(results) for results in zip(*by_reader, strict=True)]
-        return [self._explain_one(text) for text in texts]
+        """Completions that are there are read together, and the others are written together."""
+        results: dict[int, list[Attribution]] = {}
+        for way, present in ((self._read_all, True), (self._write_all, False)):
+            own = [text for text in texts if (text.completion is not None) is present]
+            if own:
+                with quiet_about_limits():
+                    results |= zip((text.number for text in own), way(own), strict=True)
+        return [results[text.number] for text in texts]
 
-    def _explain_one(self, text: CorpusText) -> list[Attribution]:
-        if text.completion is not None:
-            return self.explain([text])[0]
+    def _read_all(self, texts: Sequence[CorpusText]) -> list[list[Attribution]]:
+        prompts, ids = [self._prompt(text) for text in texts], [self._ids(text) for text in texts]
+        by_reader = [self._read(reader, prompts, ids) for reader in self._readers]
+        return [list(results) for results in zip(*by_reader, strict=True)]
+
+    def _write_all(self, texts: Sequence[CorpusText]) -> list[list[Attribution]]:
         first, *others = self._readers
-        batch = encode_prompts(self.model, self.tokenizer, text.text, chat=self.settings.chat)
-        with quiet_about_limits():
-            [(prompt, ids, result)] = Writer(first).write(
-                batch, self.settings.max_new_tokens, seed=None, stream=None, options={}
+        prompts = [text.text for text in texts]
+        batch = encode_prompts(self.model, self.tokenizer, prompts, chat=self.settings.chat)
+        completions = Writer(first).write(
+            batch, self.settings.max_new_tokens, seed=None, stream=None, options={}
+        )
+        by_reader = [
+            self._read(
+                reader, [own.prompt for own in completions], [own.ids for own in completions]
             )
-            return [result, *(reader.read(prompt, ids, {"streamed": False}) for reader in others)]
+            for reader in others
+        ]
+        return [
+            [own.result, *results] for own, *results in zip(completions, *by_reader, strict=True)
+        ]
 
     def _read(
         self, reader: Reader, prompts: Sequence[Prompt], ids: Sequence[list[int]]

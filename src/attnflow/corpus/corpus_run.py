@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnflow._version import __version__
 from attnflow.corpus.dataset import Corpus, read
 from attnflow.corpus.engine import Engine, Work
-from attnflow.corpus.files import DataFile, find_files
-from attnflow.corpus.local_engine import InlineEngine, LocalEngine
+from attnflow.corpus.find_files import find_files
 from attnflow.corpus.output_folder import OutputFolder
+from attnflow.corpus.place import Place
 from attnflow.corpus.plan import Plan
 from attnflow.corpus.progress_report import CorpusProgressCallback, Tally
 from attnflow.corpus.settings import Columns, Settings
-from attnflow.errors import InputError, StoppedError, did_you_mean, shorten
+from attnflow.errors import StoppedError
 from attnflow.errors.progress import ProgressCallback
 from attnflow.methods import Method
 from attnflow.tokens import TokenRef
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-_ENGINES = ("local", "ray")
 
 
 def run(
@@ -66,8 +65,8 @@ def run(
 
     model: a Hugging Face name, a folder, or None for a model that ships with attnflow; a loaded
         model (with its `tokenizer`) runs in this process alone.
-    data: a file, a folder, a pattern, or several: .parquet, .jsonl, .csv, .txt, .arrow, or a folder
-        that `datasets` saved.
+    data: a file, a folder, a pattern, or several: .parquet, .jsonl, .csv, .tsv, .txt, .arrow, or a
+        folder that `datasets` saved.
     text, prompt, completion, documents, image, id: the names of the columns, where they are not
         called so.
     methods, targets, layer, level, top, values, chat, max_new_tokens, tokens_per_batch,
@@ -86,11 +85,12 @@ def run(
     >>> corpus.texts, corpus.errors
     (2, 0)
     """
+    place = Place(engine, processes, threads, actors, gpus, address)
     files = find_files(_paths(data))
     roles = {"text": text, "prompt": prompt, "completion": completion, "documents": documents}
     settings = Settings(
         model=_name_of(model),
-        columns=_columns(files, {**roles, "image": image, "id": id}),
+        columns=Columns.of(files[0].columns(), **roles, image=image, id=id),
         methods=tuple(methods or ()),  # type: ignore[arg-type]  # names are made methods there
         targets=targets,  # type: ignore[arg-type]  # checked there
         layer=layer,
@@ -104,30 +104,25 @@ def run(
     )
     paths = tuple(str(file.path.absolute()) for file in files)
     work = Work(settings, paths, Path(output).absolute())
-    if engine not in _ENGINES:
-        hint = did_you_mean(str(engine), _ENGINES)
-        raise InputError(f"engine is 'local' or 'ray'; got {shorten(engine)}.{hint}")
     with OutputFolder(work.output) as folder:
         plan = Plan.of(files, shard_size, preparing)
-        known = _known(settings, plan)
-        folder.check(known)
-        with _engine(
-            work, model, tokenizer, engine, processes, threads, actors, gpus, address
-        ) as e:
-            _finish(folder, plan, known, e, progress)
+        record = _record(settings, plan)
+        folder.check(record)
+        with place.open(work, model, tokenizer) as started:
+            _finish(folder, plan, record, started, progress)
     return read(work.output)
 
 
 def _finish(
     folder: OutputFolder,
     plan: Plan,
-    known: dict[str, Any],
+    record: dict[str, Any],
     engine: Engine,
     progress: CorpusProgressCallback | None,
 ) -> None:
     """Have all shards done that are not."""
     identity = engine.identity()
-    manifest = folder.begin({**known, **identity.settings}, identity.provenance)
+    manifest = folder.begin({**record, **identity.settings}, identity.provenance)
     about = {name: manifest[name] for name in ("fingerprint", "settings", "provenance")}
     parts = folder.parts(manifest["fingerprint"])
     missing = [shard for shard in plan.shards if shard.number not in parts]
@@ -149,36 +144,7 @@ def _finish(
         ) from None
 
 
-def _engine(
-    work: Work,
-    model: Any,
-    tokenizer: Any,
-    engine: str,
-    processes: int | None,
-    threads: int | None,
-    actors: int,
-    gpus: float,
-    address: str | None,
-) -> Engine:
-    if not (model is None or isinstance(model, (str, os.PathLike))):
-        if engine != "local" or (processes or 1) != 1:
-            raise InputError(
-                "A loaded model runs in this process alone; give its name or its folder to run it "
-                "in several processes or on Ray."
-            )
-        from attnflow.hosts.load import Loaded
-
-        return InlineEngine(work, Loaded(model, tokenizer))
-    if tokenizer is not None:
-        raise InputError("tokenizer is for a loaded model; a name or a folder brings its own.")
-    if engine == "local":
-        return LocalEngine(work, processes, threads)
-    from attnflow.corpus.ray_engine import RayEngine
-
-    return RayEngine(work, actors=actors, gpus=gpus, threads=threads or 1, address=address)
-
-
-def _known(settings: Settings, plan: Plan) -> dict[str, Any]:
+def _record(settings: Settings, plan: Plan) -> dict[str, Any]:
     """What the result depends on, as far as it is known before the model is loaded."""
     record = settings.to_dict()
     del record["methods"]  # the model's identity names them, the default resolved
@@ -193,10 +159,6 @@ def _known(settings: Settings, plan: Plan) -> dict[str, Any]:
         "data": plan.digest,
         "texts": plan.rows,
     }
-
-
-def _columns(files: Sequence[DataFile], roles: dict[str, str | None]) -> Columns:
-    return Columns.of(files[0].columns(), **roles)
 
 
 def _paths(data: Data) -> list[str | Path]:

@@ -19,12 +19,15 @@ from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weigh
 from attnflow.hosts.capture import capture_batch, provenance_of
 from attnflow.hosts.load import Loaded
 from attnflow.hosts.registry import adapter_for
-from attnflow.hosts.token_answers import apply_method
-from attnflow.methods import GradientAttention, Method, Rollout, quiet_about_limits, requirements_of
+from attnflow.hosts.token_answers import apply_method, default_method
+from attnflow.methods import GradientAttention, Method, quiet_about_limits, requirements_of
+from attnflow.methods.rows import pooled_row
 from attnflow.trace import AttentionTrace
-from attnflow.trace.extras import GRADIENTS
+from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
 __all__ = ["Explainer", "TextExplainer"]
+
+_COUNTED_AT_ONCE = 64  # texts whose lengths are taken together
 
 
 class Explainer(ABC):
@@ -39,6 +42,16 @@ class Explainer(ABC):
     @abstractmethod
     def length(self, text: CorpusText) -> int:
         """How many tokens it has; raises where the model cannot take it."""
+
+    def lengths(self, texts: Sequence[CorpusText]) -> list[int | Exception]:
+        """The length of each text, or why the model cannot take it."""
+        return [self._length_or_error(text) for text in texts]
+
+    def _length_or_error(self, text: CorpusText) -> int | Exception:
+        try:
+            return self.length(text)
+        except Exception as error:  # whatever is wrong with a text must not end the run
+            return error
 
     @abstractmethod
     def explain(self, texts: Sequence[CorpusText]) -> list[list[Attribution]]:
@@ -96,8 +109,7 @@ class TextExplainer(Explainer):
 
     def __init__(self, loaded: Loaded, settings: Settings) -> None:
         super().__init__(loaded, settings)
-        default = GradientAttention() if self.adapter.explains_rows(self.model) else Rollout()
-        self.methods: tuple[Method, ...] = settings.methods or (default,)
+        self.methods: tuple[Method, ...] = settings.methods or (default_method(self.model),)
         self._passes = self._divide()
 
     @property
@@ -107,8 +119,27 @@ class TextExplainer(Explainer):
 
     def length(self, text: CorpusText) -> int:
         """As the model's tokenizer counts, special tokens included."""
-        batch = self.adapter.encode(self.model, self.tokenizer, [text.text])
-        return int(batch.inputs["input_ids"].shape[1])
+        return self._lengths_together([text])[0]
+
+    def lengths(self, texts: Sequence[CorpusText]) -> list[int | Exception]:
+        """Many at a time, since asking the tokenizer and the model takes longer than counting.
+
+        Where one cannot be taken, those beside it are asked one by one.
+        """
+        lengths: list[int | Exception] = []
+        for start in range(0, len(texts), _COUNTED_AT_ONCE):
+            part = texts[start : start + _COUNTED_AT_ONCE]
+            try:
+                lengths += self._lengths_together(part)
+            except Exception:  # it is told of the text it belongs to
+                lengths += super().lengths(part)
+        return lengths
+
+    def _lengths_together(self, texts: Sequence[CorpusText]) -> list[int]:
+        plain = [text.text for text in texts]
+        batch = self.adapter.encode(self.model, self.tokenizer, plain)
+        longest = int(batch.inputs["input_ids"].shape[1])
+        return [len(batch.positions_of(k, longest)) for k in range(len(texts))]
 
     def explain(self, texts: Sequence[CorpusText]) -> list[list[Attribution]]:
         """One forward pass for all methods that can share it."""
@@ -125,7 +156,9 @@ class TextExplainer(Explainer):
         rows: list[Method] = [
             m for m in self.methods if by_rows and isinstance(m, GradientAttention)
         ]
-        alone = [m for m in self.methods if own_answers and GRADIENTS in m.requires.record]
+        single = self.settings.targets not in (PREDICTION, ALL)
+        of_answers = {GRADIENTS, GRADIENT_ATTENTION} if single else {GRADIENTS}
+        alone = [m for m in self.methods if own_answers and of_answers & set(m.requires.record)]
         shared = [m for m in self.methods if m not in rows and m not in alone]
         passes: list[tuple[Any, list[Method]]] = []
         passes += [(self._by_last_rows, group) for group in _sharing(rows)]
@@ -160,13 +193,14 @@ class TextExplainer(Explainer):
         traces = capture_batch(
             self.model, self._inputs(texts), tokenizer=self.tokenizer, methods=methods
         )
-        return [
-            [
-                method(trace, targets=self._targets(trace), layers=self.settings.layer, threads=1)
-                for trace in traces
-            ]
-            for method in methods
-        ]
+        return [[self._apply(method, trace) for trace in traces] for method in methods]
+
+    def _apply(self, method: Method, trace: AttentionTrace) -> Attribution:
+        """The rows that are asked for; of an answer that all positions give, their one row."""
+        prediction, layer = trace.prediction, self.settings.layer
+        if self.settings.targets == PREDICTION and prediction is not None and prediction.pooled:
+            return pooled_row(method(trace, layers=layer, threads=1))
+        return method(trace, targets=self._targets(trace), layers=layer, threads=1)
 
     def _inputs(self, texts: Sequence[CorpusText]) -> Any:
         return [text.text for text in texts]
@@ -175,7 +209,10 @@ class TextExplainer(Explainer):
         if self.settings.targets == ALL:
             return None
         if self.settings.targets == PREDICTION:
-            return trace.prediction.position if trace.prediction else 0
+            # Where there is no answer, the first position stands for a text, or the last of a
+            # causal model: no other has seen all of it.
+            without = -1 if trace.kind == "causal" else 0
+            return trace.prediction.position if trace.prediction else without
         return list(self.settings.targets)
 
 

@@ -3,6 +3,8 @@
     .txt       one text a line, in a column called `text`
     .jsonl     one object, or one text, a line
     .csv       a table with a header; a field with a comma, a quote or a line end is quoted
+    .tsv       a table with a header, tabs between; quotes are part of the text, as in GLUE's files,
+               unless the header is quoted, or a field begins and ends with one and doubles others
     .parquet   a table
     .arrow     a table as Hugging Face's `save_to_disk` writes it
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +27,15 @@ from typing import Any, NamedTuple
 from attnflow.corpus.tables import TABLES, open_table
 from attnflow.errors import FileError, InputError, shorten
 
-__all__ = ["FORMATS", "DataFile", "FileScan", "Problem", "RawRow", "find_files"]
+__all__ = ["FORMATS", "DataFile", "FileScan", "Problem", "RawRow"]
 
 _TEXT = "text"  # what the one column of a file without columns is called
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
-_GLOB = "*?["
-FORMATS = (".txt", ".jsonl", ".csv", *TABLES)
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_LONGEST_FIELD = 2**30  # of a .csv or .tsv; Python's own limit, 128 KB, is less than some documents
+_DOUBLED = re.compile(r'"[^"]*(?:""[^"]*)+"')  # a field in quotes with doubled quotes inside
+FORMATS = (".txt", ".jsonl", *_DELIMITERS, *TABLES)
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class DataFile:
         """The names of its columns; of JSON lines, those of the first line that has some."""
         if self._format in TABLES:
             return [str(name) for name in open_table(self.path).names()]
-        if self._format == ".csv":
+        if self._format in _DELIMITERS:
             return self._header()[0]
         first = next((row for row in self.rows() if not isinstance(row, Problem)), {_TEXT: ""})
         return list(first)
@@ -89,8 +94,8 @@ class DataFile:
         """The rows from number `row` on, which begins at byte `offset` where lines are read."""
         if self._format in TABLES:
             return open_table(self.path).rows(row, columns)
-        if self._format == ".csv":
-            return self._csv_rows(offset)
+        if self._format in _DELIMITERS:
+            return self._table_rows(offset)
         return self._line_rows(offset)
 
     def scan(self, marks: Callable[[int], bool]) -> FileScan:
@@ -122,12 +127,12 @@ class DataFile:
 
     def _starts(self, lines: _Lines) -> Iterator[int]:
         """The byte at which each row begins."""
-        if self._format != ".csv":
+        if self._format not in _DELIMITERS:
             for begin, line in lines:
                 if line.strip():
                     yield begin
             return
-        table = csv.reader((_decoded(line) for _, line in lines), strict=True)
+        table = self._reader(lines)
         begin = 0
         header = True
         with self._as_table(table):
@@ -148,24 +153,40 @@ class DataFile:
                 continue
             yield {_TEXT: text} if self._format == ".txt" else _json_row(text)
 
+    def _reader(self, lines: _Lines) -> Any:
+        """Rows of fields; `line_num` says how many lines of them were read."""
+        if csv.field_size_limit() < _LONGEST_FIELD:
+            csv.field_size_limit(_LONGEST_FIELD)
+        text = (_decoded(line) for _, line in lines)
+        delimiter = _DELIMITERS[self._format]
+        if self._is_quoted():
+            return csv.reader(text, delimiter=delimiter, strict=True)
+        return csv.reader(text, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+
+    def _is_quoted(self) -> bool:
+        """Whether quotes stand around fields: always in a .csv, in a .tsv if the header has some"""
+        if self._format == ".csv":
+            return True
+        return next((b'"' in line for _, line in _Lines(self.path) if line.strip()), False)
+
     def _header(self) -> tuple[list[str], int]:
         """The names of the columns, and where the rows begin."""
         lines = _Lines(self.path)
-        table = csv.reader((_decoded(line) for _, line in lines), strict=True)
+        table = self._reader(lines)
         with self._as_table(table):
-            fields = next((fields for fields in table if fields), [])
-        return [name.strip() for name in fields], lines.offset
+            names: list[str] = next((fields for fields in table if fields), [])
+        return [name.strip() for name in names], lines.offset
 
-    def _csv_rows(self, offset: int) -> Iterator[RawRow]:
+    def _table_rows(self, offset: int) -> Iterator[RawRow]:
         names, begin = self._header()
-        lines = _Lines(self.path, offset or begin)
-        table = csv.reader((_decoded(line) for _, line in lines), strict=True)
+        table = self._reader(_Lines(self.path, offset or begin))
+        clean = str if self._is_quoted() else _without_quotes
         with self._as_table(table):
             for fields in table:
                 if not fields:
                     continue
                 if len(fields) == len(names):
-                    yield dict(zip(names, fields, strict=True))
+                    yield dict(zip(names, map(clean, fields), strict=True))
                 else:
                     yield Problem(
                         f"The row has {len(fields)} fields and the header {len(names)}: "
@@ -219,6 +240,11 @@ def _decoded(line: bytes) -> str:
     return line.decode("utf-8", "backslashreplace")
 
 
+def _without_quotes(field: str) -> str:
+    """A field of a .tsv; quotes that a csv writer must have put are taken off."""
+    return field[1:-1].replace('""', '"') if _DOUBLED.fullmatch(field) else field
+
+
 def _json_row(line: str) -> RawRow:
     try:
         record = json.loads(line)
@@ -229,91 +255,3 @@ def _json_row(line: str) -> RawRow:
     if isinstance(record, Mapping):
         return record
     return Problem(f"The line is neither a text nor an object: {shorten(line, 60)}.")
-
-
-def find_files(data: str | Path | Sequence[str | Path]) -> list[DataFile]:
-    """The files that paths, folders and patterns name, in a fixed order: as given, then by name.
-
-    A folder that `datasets.Dataset.save_to_disk` wrote is read in its own order.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name in ("b.txt", "a.txt", "notes.md"):
-    ...     _ = (folder / name).write_text("one text", encoding="utf-8")
-    >>> [file.path.name for file in find_files(folder)]
-    ['a.txt', 'b.txt']
-    """
-    places = [data] if isinstance(data, (str, Path)) else list(data)
-    if not places:
-        raise InputError("There is no data: name a file, a folder or a pattern.")
-    paths = [path for place in places for path in _paths_of(Path(place).expanduser())]
-    doubled = {str(path) for path in paths if paths.count(path) > 1} if len(paths) < 1000 else set()
-    if doubled:
-        raise InputError(f"The data name the file {sorted(doubled)[0]!r} twice; name each once.")
-    return [DataFile(path) for path in paths]
-
-
-def _paths_of(place: Path) -> list[Path]:
-    if place.is_file():
-        return [_checked_format(place)]
-    if place.is_dir():
-        return _stored_dataset(place) or _in_folder(place)
-    if any(sign in str(place) for sign in _GLOB):
-        root = Path(place.anchor) if place.is_absolute() else Path()
-        matches = sorted(root.glob(str(place.relative_to(place.anchor))))
-        paths = [path for match in matches for path in _paths_of(match)]
-        if paths:
-            return paths
-        raise FileError(f"No file fits the pattern {shorten(str(place))}.")
-    raise FileError(f"There is no file or folder {shorten(str(place))} to read texts from.")
-
-
-def _checked_format(path: Path) -> Path:
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(
-            f"{shorten(str(path))} ends in {path.suffix or 'nothing'!r}; a corpus is read from "
-            f"{', '.join(FORMATS)}. The ending decides how a file is read: rename it if it is one."
-        )
-    return path
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    paths = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in FORMATS
-        and path.is_file()
-        and not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
-    ]
-    if not paths:
-        raise FileError(
-            f"The folder {shorten(str(folder))} holds no file that ends in {', '.join(FORMATS)}."
-        )
-    return paths
-
-
-def _stored_dataset(folder: Path) -> list[Path]:
-    """The files of a dataset on disk in its own order; none where the folder is no such dataset."""
-    splits = _json_file(folder / "dataset_dict.json").get("splits")
-    if splits:
-        raise InputError(
-            f"{shorten(str(folder))} holds the splits {', '.join(map(repr, splits))}; name one of "
-            f"them: {str(folder / str(splits[0]))!r}."
-        )
-    state = _json_file(folder / "state.json")
-    if state.get("_indices_files"):
-        raise InputError(
-            f"{shorten(str(folder))} is a choice out of a larger dataset, kept as a list of row "
-            "numbers. Save it with dataset.flatten_indices().save_to_disk(...) first."
-        )
-    return [folder / str(each["filename"]) for each in state.get("_data_files") or ()]
-
-
-def _json_file(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"{shorten(str(path))} cannot be read: {error}.") from error
-    return content if isinstance(content, dict) else {}

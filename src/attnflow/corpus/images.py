@@ -25,11 +25,11 @@ class ImageExplainer(TextExplainer):
         self._images = optional_import("PIL.Image", extra="corpus", purpose="Reading images")
         self._processor = _processor_of(self.model)
 
-    def length(self, text: CorpusText) -> int:
+    def _lengths_together(self, texts: Sequence[CorpusText]) -> list[int]:
         """All images have one size, and so one number of patches."""
         config: Any = self.model.config
         size, patch = (_first(config, name) for name in ("image_size", "patch_size"))
-        return max(1, size // max(1, patch)) ** 2 + 1
+        return [max(1, size // max(1, patch)) ** 2 + 1] * len(texts)
 
     def _inputs(self, texts: Sequence[CorpusText]) -> Any:
         pixels = [self._processor(self._open(text.image), return_tensors="pt") for text in texts]

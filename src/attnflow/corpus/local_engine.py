@@ -178,7 +178,8 @@ class LocalEngine(Engine):
         self, shards: Sequence[Shard], about: dict[str, Any]
     ) -> Iterator[BatchBegun | PartDone]:
         """Each process gets the next shard when it has done one."""
-        self.identity() if self._identity is None else None
+        if self._identity is None:
+            self.identity()
         run = _Assignments(shards, about)
         while len(self._processes) < min(self._count, len(shards)):
             self._add_process()
@@ -248,6 +249,7 @@ class _Assignments:
         self._waiting = deque(shards)
         self.unfinished = {shard.number for shard in shards}
         self._deaths: Counter[tuple[int, ...]] = Counter()
+        self._unread: Counter[int] = Counter()
         self._careful: set[int] = set()
         self._lethal: dict[int, str] = {}
 
@@ -277,15 +279,28 @@ class _Assignments:
         if process.shard is None:
             return
         self._waiting.appendleft(process.shard)
+        if not process.batch:
+            self._count_unread(process.shard, ending, process.last_words)
+            return
         self._deaths[process.batch] += 1
-        if process.batch and self._deaths[process.batch] >= _DEATHS:
-            if len(process.batch) > 1:
-                self._careful |= set(process.batch)
-            else:
-                self._lethal[process.batch[0]] = (
-                    f"The process that explained this text {ending}, {_DEATHS} times. The text may "
-                    "need more memory than there is."
-                )
+        if self._deaths[process.batch] < _DEATHS:
+            return
+        if len(process.batch) > 1:
+            self._careful |= set(process.batch)
+        else:
+            self._lethal[process.batch[0]] = (
+                f"The process that explained this text {ending}, {_DEATHS} times. The text may "
+                "need more memory than there is."
+            )
+
+    def _count_unread(self, shard: Shard, ending: str, last_words: str) -> None:
+        """What ends every process that reads a shard would do so for ever."""
+        self._unread[shard.number] += 1
+        if self._unread[shard.number] >= _DEATHS:
+            raise ModelError(
+                f"A worker process {ending} while it read the texts from number {shard.first:,} "
+                f"on, {_DEATHS} times; it said: {last_words}"
+            )
 
 
 def _error_of(record: dict[str, str]) -> AttnflowError:

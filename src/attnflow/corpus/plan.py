@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from attnflow.corpus.files import DataFile, Problem, RawRow
 from attnflow.errors import FileError, InputError
@@ -128,8 +127,3 @@ class ShardReader:
         if isinstance(row, Problem):
             return row
         return {name: row.get(name) for name in self._columns}
-
-
-def shard_from_dict(record: dict[str, Any]) -> Shard:
-    """The inverse of `Shard.to_dict`."""
-    return Shard(**record)

@@ -19,7 +19,7 @@ from attnflow.corpus.engine import BatchBegun, Engine, Identity, PartDone, Work
 from attnflow.corpus.output_folder import PartNotes, notes_of, part_path
 from attnflow.corpus.plan import Shard
 from attnflow.corpus.shard_worker import ShardWorker, load_explainer
-from attnflow.errors import AttnflowError, InputError, ModelError, optional_import, whole_number
+from attnflow.errors import AttnflowError, InputError, ModelError, optional_import
 
 __all__ = ["RayEngine", "ShardActor"]
 
@@ -66,9 +66,6 @@ class RayEngine(Engine):
     def __init__(
         self, work: Work, *, actors: int, gpus: float, threads: int, address: str | None
     ) -> None:
-        for name, value in (("actors", actors), ("threads", threads)):
-            if (whole_number(value) or 0) < 1:
-                raise InputError(f"{name} is a whole number of at least 1; got {value!r}.")
         self._ray = optional_import("ray", extra="ray", purpose="engine='ray'")
         self._data = optional_import("ray.data", extra="ray", purpose="engine='ray'")
         self._work, self._actors, self._gpus, self._threads = work, actors, gpus, threads
@@ -93,7 +90,7 @@ class RayEngine(Engine):
         """Of the model as a node of the cluster loads it."""
         options = {"num_cpus": self._threads, "num_gpus": self._gpus}
         task = self._ray.remote(**options)(_identity)
-        return self._told(lambda: self._ray.get(task.remote(self._work.to_dict())))
+        return self._call(lambda: self._ray.get(task.remote(self._work.to_dict())))
 
     def run(
         self, shards: Sequence[Shard], about: dict[str, Any]
@@ -114,12 +111,12 @@ class RayEngine(Engine):
             num_gpus=self._gpus,
         )
         batches = iter(parts.iter_batches(batch_size=None))
-        while (batch := self._told(lambda: next(batches, None))) is not None:
+        while (batch := self._call(lambda: next(batches, None))) is not None:
             names = ("shard", "texts", "errors", "tokens")
             for row in zip(*(batch[name].tolist() for name in names), strict=True):
                 yield PartDone(PartNotes(*row))
 
-    def _told(self, work: Any) -> Any:
+    def _call(self, work: Any) -> Any:
         """What Ray wraps around an error of ours is taken off again."""
         try:
             return work()

@@ -19,7 +19,7 @@ from attnflow.corpus.texts import CorpusText, text_of
 from attnflow.errors import AttnflowError
 from attnflow.hosts.load import Loaded, load_language_model, load_model
 
-__all__ = ["ALONE", "BatchReport", "ShardWorker", "load_explainer"]
+__all__ = ["ALONE", "BatchReport", "ShardWorker", "load_explainer", "load_for"]
 
 ALONE = "alone"
 """The flag of a row whose text was explained alone, because its batch failed."""
@@ -36,7 +36,7 @@ def load_explainer(
     settings: Settings, loaded: Loaded | None = None, device: str | None = None
 ) -> Explainer:
     """The model of these settings, ready for texts, prompts or images."""
-    loaded = loaded or _load(settings)
+    loaded = loaded or load_for(settings)
     if device is not None:
         loaded = Loaded(loaded.model.to(device), loaded.tokenizer)
     explainer: Explainer
@@ -54,7 +54,8 @@ def load_explainer(
     return explainer
 
 
-def _load(settings: Settings) -> Loaded:
+def load_for(settings: Settings) -> Loaded:
+    """The model that these settings name: a language model where prompts are explained."""
     if settings.columns.prompt is not None:
         return load_language_model(settings.model)
     return load_model(settings.model)
@@ -113,19 +114,21 @@ class ShardWorker:
         rows: dict[int, list[Row]],
     ) -> Iterator[tuple[list[CorpusText], int]]:
         """Batches of the texts that can be explained, each with its tokens; errors go to `rows`."""
+        problems = {text.number: text.problem or lethal.get(text.number) for text in texts}
+        sound = [text for text in texts if not problems[text.number]]
         usable: list[CorpusText] = []
         lengths: list[int] = []
-        for text in texts:
-            problem = text.problem or lethal.get(text.number)
-            try:
-                length = 0 if problem else self.explainer.length(text)
-            except Exception as error:  # whatever is wrong with a text must not end the run
-                problem = _sentence(error)
-            if problem:
-                rows[text.number] = [error_row(text, problem)]
+        for text, length in zip(sound, self.explainer.lengths(sound), strict=True):
+            if isinstance(length, Exception):
+                problems[text.number] = _sentence(length)
             else:
                 usable.append(text)
                 lengths.append(length)
+        rows |= {
+            text.number: [error_row(text, problem)]
+            for text in texts
+            if (problem := problems[text.number])
+        }
         for numbers in batches_within(lengths, self.settings.tokens_per_batch):
             batch = [usable[k] for k in numbers]
             if any(text.number in careful for text in batch):

@@ -203,8 +203,9 @@ def summarize(corpus: Corpus | str | os.PathLike[str]) -> Summary:
         if rows[0]["error"] is not None:
             errors[rows[0]["error"]] += 1
             continue
-        if rows[0]["prediction"] is not None and len(predictions) < _MOST_COUNTED:
-            predictions[rows[0]["prediction"]] += 1
+        label = rows[0]["prediction"]
+        if label is not None and (label in predictions or len(predictions) < _MOST_COUNTED):
+            predictions[label] += 1
         for row in rows:
             methods.setdefault(row["method"], MethodSummary()).add(row)
         for one, other in combinations(rows, 2):

@@ -35,6 +35,13 @@ code { font-size: .88em }
 """
 
 
+_FLAGS = {
+    "collapsed": "the row is nearly the same for every target",
+    "saturated": "most of its values no longer depend on the target",
+    "alone": "a batch failed, and its texts were run one by one",
+}
+
+
 def summary_page(summary: Mapping[str, Any], corpus: Corpus) -> str:
     """The page, from the plain values of a summary."""
     name = escape(str(corpus.path.name))
@@ -119,7 +126,7 @@ def _places(each: Mapping[str, Any], level: str) -> str:
         sentence = f"The first {level} is the strongest in {first:.1%} of the rows."
     flags = "".join(
         f'<p class="soft">{count / max(1, each["rows"]):.1%} of the rows are flagged '
-        f"{escape(name)}.</p>"
+        f"{escape(name)}: {_FLAGS.get(name, 'see the docs')}.</p>"
         for name, count in each["flags"].items()
     )
     return (

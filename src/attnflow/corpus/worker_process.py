@@ -52,14 +52,14 @@ def _serve(start: dict[str, Any], out: IO[bytes]) -> None:
     ready = {"settings": explainer.identity(), "provenance": explainer.provenance()}
     _send(out, {"ready": ready})
 
-    def told(report: BatchReport) -> None:
+    def report_batch(report: BatchReport) -> None:
         _send(out, {"batch": report.texts, "tokens": report.tokens})
 
     worker: ShardWorker | None = None
     for line in sys.stdin:
         task = json.loads(line)
         if worker is None:
-            worker = ShardWorker(explainer, work.paths, work.output, task["about"], told)
+            worker = ShardWorker(explainer, work.paths, work.output, task["about"], report_batch)
         lethal = {int(number): sentence for number, sentence in task["lethal"].items()}
         notes = worker.run(Shard(**task["shard"]), lethal, task["careful"])
         _send(out, {"part": vars(notes)})

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.rescaling import SOURCE_TOKENS, resolve_spans
 from attnflow.errors import InputError
 from attnflow.generation.gradient_rows import (
     LOG_PROBS,
@@ -29,9 +30,11 @@ from attnflow.hosts.restore import at_rest
 from attnflow.hosts.token_answers import join_targets
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.transformers.texts import tokens_of
+from attnflow.hosts.vision_language.prompts import after_prompt, has_images
 from attnflow.methods import Flow, GradientAttention, Method, Rollout
 from attnflow.methods.limits import warn_of_limits
 from attnflow.methods.rows import as_one, less_identity, rows_of
+from attnflow.methods.towers import image_sources
 from attnflow.tokens import Tokens
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import LOG_PROB
@@ -46,6 +49,8 @@ class Reader:
     model: Any
     tokenizer: Any
     request: CompletionRequest
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    """What a prompt has beside its tokens: the images of a vision-language model."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -55,7 +60,7 @@ class Reader:
     def read(self, prompt: Prompt, ids: list[int], notes: dict[str, Any]) -> Attribution:
         """Attribute a completion to its prompt: its targets, by default every token of it."""
         method = self.method_for(prompt)
-        return self.less_baseline(self._attribute(method, prompt.ids, ids, notes), prompt, ids)
+        return self.finished(self._attribute(method, prompt.ids, ids, notes), prompt, ids)
 
     def targets(self, ids: list[int]) -> tuple[CompletionTarget, ...]:
         """What is explained of a completion."""
@@ -75,18 +80,44 @@ class Reader:
     def method_for(self, prompt: Prompt) -> Method:
         """The method, with the prompt's own sink dropped where that is asked."""
         method = self.request.method
-        if not self.request.finds_sink or not isinstance(method, Rollout):
+        if not self.request.finds_sink or not isinstance(method, Rollout) or has_images(self.extra):
             return method
-        inputs = self._text_inputs(prompt.ids, [0])
+        inputs = self.text_inputs(prompt.ids, [0])
         sink = prompt_sink(self.model, self.tokenizer, inputs, prompt.ids[0], self.facts)
         return replace(method, drop=() if sink is None else (sink,))
 
     def explains_rows(self, method: Method) -> bool:
         """Whether one pass over what was written explains it."""
         by_rows = isinstance(method, GradientAttention) and self.request.sources == "prompt"
-        return by_rows and can_explain_rows(self.model)
+        return by_rows and not has_images(self.extra) and can_explain_rows(self.model)
 
-    def less_baseline(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
+    def finished(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
+        """Less the baseline, and over the spans that are asked for."""
+        result = self._less_baseline(result, prompt, ids)
+        if self.request.spans is None:
+            return result
+        members = self._spans(prompt.ids)
+        if not self._sums_early:
+            result = result.spans(self.request.spans)
+        places = [list(positions) for positions in members.values()]
+        return replace(result, provenance={**result.provenance, SOURCE_TOKENS: places})
+
+    def _spans(self, prompt: list[int]) -> dict[str, list[int]]:
+        return resolve_spans(self.tokens(prompt), self.request.spans or {})
+
+    @property
+    def _sums_early(self) -> bool:
+        """Whether rows beside the cache hold spans alone; a baseline's tokens are others."""
+        request = self.request
+        linear = isinstance(request.method, Rollout) and request.method.receptive_field is None
+        return (
+            request.spans is not None
+            and request.baseline is None
+            and linear
+            and self.streamable(request.method)
+        )
+
+    def _less_baseline(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
         """Less what the method says of the same completion after a prompt that says nothing."""
         baseline = self.request.baseline
         if baseline is None:
@@ -108,7 +139,7 @@ class Reader:
 
     def streamable(self, method: Method) -> bool:
         """Whether rows can be had while the model runs; otherwise a whole trace is needed."""
-        if self.request.sources == "all" or not can_stream(self.model):
+        if self.request.sources == "all" or has_images(self.extra) or not can_stream(self.model):
             return False
         return isinstance(method, Rollout) and streams(method)
 
@@ -133,7 +164,22 @@ class Reader:
             dropped=dropped,
             layers=int(layers or 0),
             room=room,
+            members=self._members(ids, padding) if self._sums_early else None,
         )
+
+    def _members(self, ids: Tensor, padding: list[int]) -> Tensor:
+        """(examples, prompt, spans and one more): which positions each span has; the last column
+        is for those of none.
+        """
+        rows = []
+        for row, pad in zip(ids.tolist(), padding, strict=True):
+            spans = list(self._spans(row[pad:]).values())
+            member = torch.zeros(len(row), len(spans) + 1)
+            for column, positions in enumerate(spans):
+                member[[pad + k for k in positions], column] = 1
+            member[pad:, -1] = (member[pad:].sum(dim=1) == 0).float()
+            rows.append(member)
+        return torch.stack(rows).to(ids.device)
 
     def from_cache(
         self,
@@ -147,7 +193,13 @@ class Reader:
         """The rows of one example as a result."""
         values, elsewhere = cache.rows(example, len(ids))
         frame = self._frame(prompt, ids, cache.dtype, notes)
-        frame["dependence"] = cache.dependence(example, len(ids))
+        if self._sums_early:
+            spans = self._spans(prompt)
+            values, elsewhere = values[..., :-1], elsewhere + values[..., -1]
+            frame["sources"] = Tokens(tuple(spans), tuple(k[0] for k in spans.values()))
+            frame["steps"] = (f"spans({', '.join(map(repr, spans))})",)
+        else:
+            frame["dependence"] = cache.dependence(example, len(ids))
         result = Attribution(values, cache.layers, method=method, elsewhere=elsewhere, **frame)
         warn_of_limits(result)
         return self._joined(result, ids)
@@ -176,7 +228,7 @@ class Reader:
         self, prompt: list[int], ids: list[int], dtype: str, notes: dict[str, Any]
     ) -> dict[str, Any]:
         """The axes of a result, and what it says of the model and the text."""
-        about = {**provenance_of(self.model, dtype), **self._about(prompt, ids), **notes}
+        about = {**provenance_of(self.model, dtype), **self.about(prompt, ids), **notes}
         return {
             "targets": self._tokens_after(prompt, ids),
             "sources": self.tokens(prompt),
@@ -211,16 +263,16 @@ class Reader:
         """Any method, through a trace of the whole text."""
         trace = capture(
             self.model,
-            self._text_inputs(prompt, ids),
+            self.text_inputs(prompt, ids),
             tokenizer=self.tokenizer,
             methods=[method],
         )
-        first = (trace.encoder_length or len(prompt)) - (trace.encoder_length is None)
+        first = self._first_row(trace, len(prompt))
         result = self._rows(method, trace, list(range(first, first + len(ids))), len(prompt))
         result = replace(
             result,
             targets=self._tokens_after(prompt, ids),
-            provenance={**trace.provenance, **self._about(prompt, ids), **notes},
+            provenance={**trace.provenance, **self.about(prompt, ids), **notes},
             prediction=None,
         )
         return self._joined(result, ids)
@@ -229,7 +281,7 @@ class Reader:
         self, method: Method, prompt: list[int], ids: list[int], notes: dict[str, Any]
     ) -> Attribution:
         """A gradient method: one pass for each target, whatever the number of its tokens."""
-        inputs, contrast = self._text_inputs(prompt, ids), self.contrast(ids)
+        inputs, contrast = self.text_inputs(prompt, ids), self.contrast(ids)
         first = 0 if self.facts.encoder_decoder else len(prompt) - 1
         targets, results = self.targets(ids), []
         for target in targets:
@@ -241,12 +293,14 @@ class Reader:
                 tokenizer=self.tokenizer,
                 contrast=None if contrast is None else contrast.other,
             )
-            rows = [first + (trace.encoder_length or 0) + k for k in target.tokens]
+            rows = [self._first_row(trace, len(prompt)) + k for k in target.tokens]
             part = self._rows(method, trace, rows, len(prompt))
-            results.append(as_one(less_identity(part, rows)))
-        names = self._names_after(prompt, targets)
+            columns = self.columns(trace, len(prompt))
+            places = [columns.index(row) if row in columns else trace.length for row in rows]
+            results.append(as_one(less_identity(part, places)))
+        names = self.names_after(prompt, targets)
         result = join_targets(results, names)
-        about = {**result.provenance, **self._about(prompt, ids), **notes}
+        about = {**result.provenance, **self.about(prompt, ids), **notes}
         return replace(result, provenance=about)
 
     def row_options(self, completions: Sequence[list[int]]) -> dict[str, Any]:
@@ -267,33 +321,49 @@ class Reader:
         targets = self.targets(ids)
         parts = [as_one(rows_of(result, target.tokens)) for target in targets]
         prompt = int(result.provenance["prompt_length"])
-        return join_targets(parts, self._names_after([0] * prompt, targets))
+        return join_targets(parts, self.names_after([0] * prompt, targets))
 
     def _rows(
         self, method: Method, trace: AttentionTrace, rows: list[int], prompt: int
     ) -> Attribution:
         """These rows over the sources that are asked for; the rest of them is elsewhere."""
-        length = trace.encoder_length or prompt
-        both = self.request.sources == "all"
+        columns = self.columns(trace, prompt)
         if isinstance(method, Flow):  # flows to single sources do not add up: nothing is elsewhere
-            columns = list(range(trace.length if both else length))
             return method(trace, targets=rows, sources=columns)
         result = method(trace, targets=rows)
-        if both:
+        if len(columns) == trace.length:
             return result
+        others = sorted(set(range(trace.length)) - set(columns))
         part: dict[str, Any] = {
-            name: None if (array := getattr(result, name)) is None else array[..., :length].copy()
+            name: None if (array := getattr(result, name)) is None else array[..., columns].copy()
             for name in ("values", "lower", "upper", "saturated")
         }
         return replace(
             result,
             **part,
-            elsewhere=result.values[..., length:].sum(axis=-1),
-            sources=result.sources.select(range(length)),
+            elsewhere=result.values[..., others].sum(axis=-1),
+            sources=result.sources.select(columns),
         )
 
-    def _text_inputs(self, prompt: list[int], ids: list[int]) -> dict[str, Tensor]:
+    def columns(self, trace: AttentionTrace, prompt: int) -> list[int]:
+        """The positions of a trace that are the sources: those of the prompt, or all."""
+        sources = image_sources(trace)  # of two towers: patches and words
+        if sources is None:
+            sources, end = list(range(trace.length)), trace.encoder_length or prompt
+        else:
+            end = (trace.encoder_length or 0) + prompt
+        return sources if self.request.sources == "all" else [k for k in sources if k < end]
+
+    def _first_row(self, trace: AttentionTrace, prompt: int) -> int:
+        """The position of a trace that predicts the first token of the completion."""
+        if self.facts.encoder_decoder:
+            return trace.encoder_length or 0
+        return (trace.encoder_length or 0) + prompt - 1
+
+    def text_inputs(self, prompt: list[int], ids: list[int]) -> dict[str, Tensor]:
         """Prompt and completion as one text, or on the two sides of an encoder–decoder."""
+        if has_images(self.extra):
+            return after_prompt(self.model, self.extra, prompt, ids[:-1])
         if not self.facts.encoder_decoder:
             text = torch.tensor([[*prompt, *ids[:-1]]])
             return {"input_ids": text, "attention_mask": torch.ones_like(text)}
@@ -314,12 +384,13 @@ class Reader:
         start = len(prompt)
         return Tokens(self.tokens(ids).texts, tuple(range(start, start + len(ids))))
 
-    def _names_after(self, prompt: list[int], targets: Sequence[CompletionTarget]) -> Tokens:
+    def names_after(self, prompt: list[int], targets: Sequence[CompletionTarget]) -> Tokens:
         """Targets by name, each at the position of its first token."""
         positions = tuple(len(prompt) + target.tokens[0] for target in targets)
         return Tokens(tuple(target.text for target in targets), positions)
 
-    def _about(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
+    def about(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
+        """What a result says of the text it is about."""
         text = None if self.tokenizer is None else self.tokenizer.decode(ids)
         return {
             "prompt_length": len(prompt),

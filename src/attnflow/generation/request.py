@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError, TokensError, shorten
 from attnflow.generation.gradient_rows import can_explain_rows
 from attnflow.generation.targets import TargetRef
@@ -21,6 +22,7 @@ from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 __all__ = [
     "DEFAULT_METHOD",
     "FALLBACK_METHOD",
+    "IMAGE_METHOD",
     "Baseline",
     "CompletionRequest",
     "Sources",
@@ -40,9 +42,12 @@ FALLBACK_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
 
 Dropped is the prompt's sink, wherever it is."""
 
+IMAGE_METHOD = GradientAttention()
+"""For prompts with images: what found the true object of drawn scenes (docs/images.md)."""
+
 Baseline = Literal["neutral"] | Sequence[int] | None
 Targets = Sequence[TargetRef] | TargetRef | None
-Sources = Literal["prompt", "all"]
+Sources = Literal["prompt", "all"] | Mapping[str, Span]
 
 
 def default_method(model: Any) -> Method:
@@ -53,15 +58,16 @@ def default_method(model: Any) -> Method:
 @dataclass(frozen=True)
 class CompletionRequest:
     """What is to be computed of each completion; `finds_sink`: the method drops the prompt's sink,
-    wherever it is.
+    wherever it is. `spans`: named spans of the prompt as sources, in place of its tokens.
     """
 
     method: Method
     baseline: Literal["neutral"] | tuple[int, ...] | None
-    sources: Sources
+    sources: Literal["prompt", "all"]
     finds_sink: bool = False
     targets: tuple[TargetRef, ...] | None = None
     contrast: str | None = None
+    spans: Mapping[str, Span] | None = None
 
     @classmethod
     def of(
@@ -75,8 +81,13 @@ class CompletionRequest:
     ) -> CompletionRequest:
         """From what generate() takes; errors name what is allowed."""
         applied = default_method(model) if method is None else make_method(method)
-        if not isinstance(sources, str) or sources not in ("prompt", "all"):
-            raise InputError(f"sources is 'prompt' or 'all'; got {shorten(sources)}.")
+        spans = sources if isinstance(sources, Mapping) else None
+        side = "prompt" if isinstance(sources, Mapping) else sources
+        if not isinstance(side, str) or side not in ("prompt", "all") or spans == {}:
+            raise InputError(
+                "sources is 'prompt', 'all', or spans of the prompt by name, such as "
+                f"{{'contract': (0, 120)}}; got {shorten(sources)}."
+            )
         if isinstance(baseline, str) and baseline != "neutral":
             raise InputError(
                 f"baseline is 'neutral', None, or token ids of a prompt; got {shorten(baseline)}."
@@ -93,7 +104,7 @@ class CompletionRequest:
             raise InputError(f"contrast= is about one target; got {len(references)}.")
         if baseline is not None and not isinstance(baseline, str):
             baseline = _token_ids(baseline, "baseline")
-        return cls(applied, baseline, sources, method is None, references, contrast)
+        return cls(applied, baseline, side, method is None, references, contrast, spans)
 
 
 def takes_gradients(method: Method) -> bool:

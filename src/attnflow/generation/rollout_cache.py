@@ -7,7 +7,9 @@ Under a causal mask a row of the rollout never changes once computed:
 so the rows of all positions so far are kept, as the model keeps its keys and values, and a new
 token costs one product of a vector with a matrix in each layer. A row has one column for each
 prompt token and one more for everything that falls on generated tokens together: that column is
-what the input identity of a generated position adds to. Memory is layers × length × prompt.
+what the input identity of a generated position adds to. Memory is layers × length × prompt; where
+only spans of the prompt are asked for, a row has a column for each of them instead, and memory is
+layers × length × spans: what is linear in the columns may be summed before it goes up.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class RolloutCache(AttentionObserver):
 
     prompt: how many positions the prompt has, padding included. padding: how many of them are
     padding, on the left, one number for each example. dropped: for each example the columns that
-    others may not draw on. layers: how many layers with attention the model has.
+    others may not draw on. layers: how many layers with attention the model has. members:
+    (examples, prompt, columns), which positions are summed in which column; None keeps a column
+    for each.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class RolloutCache(AttentionObserver):
         dropped: list[list[int]],
         layers: int,
         room: int,
+        members: Tensor | None = None,
     ) -> None:
         if not streams(rollout):
             raise MethodError(f"{rollout!r} depends on the finished text and cannot be streamed.")
@@ -79,6 +84,8 @@ class RolloutCache(AttentionObserver):
         self.prompt = prompt
         self.padding = padding
         self.dtype = "float32"
+        self._members = members
+        self._columns = prompt if members is None else members.shape[-1]
         self._dropped = dropped
         self._shares = rollout.residual_shares(layers)
         self._room = room
@@ -117,7 +124,7 @@ class RolloutCache(AttentionObserver):
     def _new_layer(self, layer: RecordedLayer, weights: Tensor) -> _LayerRows:
         if len(self._layers) == len(self._shares):
             raise CaptureError(f"More than {len(self._shares)} layers with attention were seen.")
-        rows = torch.zeros(weights.shape[0], self._room, self.prompt + 1, device=weights.device)
+        rows = torch.zeros(weights.shape[0], self._room, self._columns + 1, device=weights.device)
         number = len(self._layers) + 1 if layer.number is None else layer.number
         share = float(self._shares[len(self._layers)])
         below = next(reversed(self._layers.values()), None)
@@ -174,18 +181,27 @@ class RolloutCache(AttentionObserver):
     def _product(self, matrix: Tensor, layer: _LayerRows, offset: int, last: int) -> Tensor:
         """matrix @ rows below, only as many columns as these rows can reach."""
         if layer.below is not None:
-            width = self.prompt + 1 if last > self.prompt else last
+            narrow = self._members is None and last <= self.prompt
+            width = last if narrow else self._columns + 1
             return matrix @ layer.below.rows[:, offset:last, :width]
-        product = matrix.new_zeros(*matrix.shape[:2], self.prompt + 1)
+        product = matrix.new_zeros(*matrix.shape[:2], self._columns + 1)
         inside = max(min(last, self.prompt) - offset, 0)
-        product[..., offset : offset + inside] = matrix[..., :inside]
-        product[..., self.prompt] = matrix[..., inside:].sum(dim=-1)
+        if self._members is None:
+            product[..., offset : offset + inside] = matrix[..., :inside]
+        else:
+            product[..., :-1] = matrix[..., :inside] @ self._members[:, offset : offset + inside]
+        product[..., -1] = matrix[..., inside:].sum(dim=-1)
         return product
 
     def _add_own(self, layer: _LayerRows, first: int, last: int, share: float) -> None:
         """The residual's part where the layer below is the input: a position's own column."""
-        position = torch.arange(first, last, device=layer.rows.device)
-        layer.rows[:, position, position.clamp(max=self.prompt)] += share
+        if self._members is None:
+            position = torch.arange(first, last, device=layer.rows.device)
+            layer.rows[:, position, position.clamp(max=self.prompt)] += share
+            return
+        within = max(min(last, self.prompt), first)
+        layer.rows[:, first:within, :-1] += share * self._members[:, first:within]
+        layer.rows[:, within:last, -1] += share
 
     # -- the result ---------------------------------------------------------------------------
 
@@ -215,7 +231,8 @@ class RolloutCache(AttentionObserver):
     def rows(self, example: int, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(layers, count, prompt) and (layers, count): to the prompt, and to generated tokens.
 
-        The first row is that of the prompt's last position, which predicts the first token.
+        The first row is that of the prompt's last position, which predicts the first token. Where
+        columns are sums, each of them is one, whatever the padding.
         """
         first, padding = self.prompt - 1, self.padding[example]
         layers = [layer for layer in self._layers.values() if layer.number in self.layers]
@@ -223,7 +240,8 @@ class RolloutCache(AttentionObserver):
         values = rows.double().cpu().numpy()
         if self.rollout.receptive_field == UNIFORM_BASELINE:
             values = values / self._uniform(padding, count)
-        return values[..., padding:-1].copy(), values[..., -1].copy()
+        begin = padding if self._members is None else 0
+        return values[..., begin:-1].copy(), values[..., -1].copy()
 
     def dependence(self, example: int, count: int) -> NDArray[np.float64] | None:
         """How far each row differs from rows spread over the text, generated columns pooled."""

@@ -75,7 +75,7 @@ class Writer:
                 Completion(prompt, ids, reader.read(prompt, ids, notes)) for prompt, ids in pairs
             ]
         return [
-            Completion(prompt, ids, reader.less_baseline(result, prompt, ids))
+            Completion(prompt, ids, reader.finished(result, prompt, ids))
             for (prompt, ids), result in zip(pairs, results, strict=True)
         ]
 

@@ -30,12 +30,18 @@ from attnflow.hosts.measure.gradients import (
     choose_contrasts,
     differentiable,
     gradients_of,
+    total_score,
 )
 from attnflow.hosts.phrase_scores import TokenAt, phrase_scores
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.registry import Adapter, adapter_for
 from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.hosts.texts import checked_text
+from attnflow.hosts.vision_language.capture import (
+    compose_towers,
+    reads_images,
+    run_both_towers,
+)
 from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
 from attnflow.trace import AttentionTrace
@@ -231,6 +237,16 @@ class _Request:
         several = isinstance(self.answer, Sequence) and not isinstance(self.answer, str)
         return self.answer[example] if several else self.answer  # type: ignore[index]
 
+    def scores_read(
+        self, scores: Sequence[Scores | None], model: nn.Module
+    ) -> Sequence[Scores | None]:
+        """The scores where they are asked for: at a position, or of a phrase."""
+        if self.position is not None:
+            scores = [_scores_at(one, self.position, model) for one in scores]
+        if self.phrase:
+            scores = [phrase_scores(one, self.phrase, model) for one in scores]
+        return scores
+
     def explained(self, scores: Sequence[Scores | None], model: nn.Module) -> Explained | None:
         """What gradients are taken of, where any are asked for."""
         if not {GRADIENTS, GRADIENT_ATTENTION} & set(self.record):
@@ -264,6 +280,8 @@ def _traces(
     request: _Request,
     progress: ProgressCallback | None,
 ) -> list[AttentionTrace]:
+    if reads_images(model, batch.inputs):
+        return [_two_tower_trace(model, tokenizer, adapter, batch, request)]
     if _form(adapter, model, batch, request) == "factors":
         kinds = [name for name in request.record if name in (GRADIENTS, GRADIENT_ATTENTION)]
         return [
@@ -295,11 +313,7 @@ def _traces(
         batch = (
             batch if batch.positions is not None else replace(batch, positions=recorder.positions)
         )
-        scores = adapter.scores(model, tokenizer, outputs, batch)
-        if request.position is not None:
-            scores = [_scores_at(one, request.position, model) for one in scores]
-        if request.phrase:
-            scores = [phrase_scores(one, request.phrase, model) for one in scores]
+        scores = request.scores_read(adapter.scores(model, tokenizer, outputs, batch), model)
         explained = request.explained(scores, model)
         gradients = None
         if explained is not None and recorder.wants_gradients:
@@ -316,6 +330,32 @@ def _traces(
         ]
     watched = ForwardPass(model, tokenizer, adapter, batch, recorder, scores, gradients, explained)
     return watched.traces()
+
+
+def _two_tower_trace(
+    model: nn.Module, tokenizer: Any, adapter: Adapter, batch: Batch, request: _Request
+) -> AttentionTrace:
+    """A vision-language model: one pass and, for gradients, one backward pass through both towers.
+
+    The towers may have different numbers of heads, so where gradients are taken the heads are
+    mixed: `weights` are their mean, and `gradients` what makes the product of both
+    `mean over heads of relu(A ⊙ ∇A)`.
+    """
+    taken = bool({GRADIENTS, GRADIENT_ATTENTION} & set(request.record))
+    _refuse_unmeasured(adapter, model, request.measurements)
+    record = (*request.measurements, *([GRADIENTS] if taken else []))
+    recorder = Recorder("mean" if taken else request.heads, record=record)
+    with at_rest(model), differentiable(model, taken):
+        inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
+        outputs, recorded = run_both_towers(model, inputs, recorder)
+        scores = request.scores_read(adapter.scores(model, tokenizer, outputs, batch), model)
+        explained = request.explained(scores, model)
+        composition = compose_towers(model, batch, recorded)
+        weighted = None
+        if explained is not None:
+            weighted = composition.gradient_weighted(total_score(*explained, request.score))
+    watched = ForwardPass(model, tokenizer, adapter, batch, recorder, scores, None, explained)
+    return watched.two_tower_trace(composition, weighted)
 
 
 def _form(adapter: Adapter, model: nn.Module, batch: Batch, request: _Request) -> Form:

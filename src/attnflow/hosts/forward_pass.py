@@ -17,6 +17,7 @@ from attnflow.errors import CaptureError
 from attnflow.hosts.adapter import Adapter, Batch, Scores
 from attnflow.hosts.encoder_decoder import compose, join_tokens
 from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.vision_language.composition import Composition
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
 from attnflow.trace.extras import GRADIENT_ATTENTION
@@ -141,6 +142,33 @@ class ForwardPass:
             gradients=gradients,
             measured=measured,
             **self._about(example),
+        )
+
+    def two_tower_trace(
+        self, composition: Composition, weighted: NDArray[np.float32] | None = None
+    ) -> AttentionTrace:
+        """A vision-language model: both towers as one graph over patches and tokens.
+
+        weighted: gradient-weighted attention of every layer, `(layers, n, n)`, where it was taken.
+        """
+        weights = composition.stack()
+        gradients, measured = None, None
+        if weighted is not None:
+            share = np.zeros_like(weighted)
+            np.divide(weighted, weights[:, 0], out=share, where=weights[:, 0] > 0)
+            gradients, measured = share[:, None], {GRADIENT_ATTENTION: weighted}
+        words = self._input_tokens(0, composition.length - composition.seen)
+        return AttentionTrace.from_arrays(
+            weights,
+            composition.tokens(words),
+            kind="cross",
+            stages=composition.stages,
+            encoder_length=composition.seen,
+            sinks=composition.sinks(weights),
+            prediction=self._prediction(0, shift=composition.seen),
+            gradients=gradients,
+            measured=measured,
+            **self._about(0),
         )
 
     def _composed(

@@ -55,7 +55,7 @@ class Loaded(NamedTuple):
 def load_model(name: str | os.PathLike[str] | None, *, needs_tokenizer: bool = True) -> Loaded:
     """The embedded default for None, otherwise a Hugging Face name, a folder or a GGUF file.
 
-    "smollm2" and "verb-number" are the models that come with attnflow.
+    "smollm2", "verb-number" and "scenes" are the models that come with attnflow.
 
     Without `needs_tokenizer` a model whose tokenizer cannot be loaded comes with None.
 
@@ -134,7 +134,7 @@ def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
 
 def _shipped(name: str | os.PathLike[str]) -> Loaded | None:
     """A model that comes with attnflow, by its short name; a folder of that name goes before."""
-    names = {"smollm2": _smollm2, "verb-number": _embedded}
+    names = {"smollm2": _smollm2, "verb-number": _embedded, "scenes": _scenes}
     load = names.get(os.fspath(name).lower())
     return None if load is None or Path(name).is_dir() else load()
 
@@ -152,6 +152,15 @@ def _smollm2() -> Loaded:
     from attnflow.models.smollm2 import load_smollm2
 
     return Loaded(*load_smollm2())
+
+
+@lru_cache(maxsize=1)
+def _scenes() -> Loaded:
+    optional_import("transformers", extra="models", purpose="Running a vision-language model")
+    from attnflow.models.scenes import load_scenes
+
+    model, processor = load_scenes()
+    return Loaded(model, processor.tokenizer)
 
 
 def _pretrained(name: str, needs_tokenizer: bool) -> Loaded:
@@ -232,8 +241,16 @@ def _sees(config: Any) -> bool:
     return hasattr(config, "patch_size") and not hasattr(config, "vocab_size")
 
 
+def _writes_about_images(config: Any, architecture: str) -> bool:
+    """A vision-language model has a tower for each, and a head that writes."""
+    towers = hasattr(config, "vision_config") and hasattr(config, "text_config")
+    return towers and architecture.endswith("ForConditionalGeneration")
+
+
 def _auto_class(config: Any) -> str:
     architecture = (getattr(config, "architectures", None) or [""])[0]
+    if _writes_about_images(config, architecture):
+        return "AutoModelForImageTextToText"
     for ending, auto in _HEADS.items():
         if architecture.endswith(ending):
             return auto

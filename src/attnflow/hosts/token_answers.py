@@ -12,12 +12,26 @@ from torch import nn
 from attnflow.attribution import Attribution
 from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
-from attnflow.methods import Method
+from attnflow.methods import Method, make_method
 from attnflow.methods.rows import pooled_row
+from attnflow.methods.towers import image_sources
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
-__all__ = ["apply_method", "join_targets"]
+__all__ = ["apply_method", "default_method", "join_targets"]
+
+
+def default_method(model: nn.Module, options: Mapping[str, Any] | None = None) -> Method:
+    """What explains a text when nothing is asked for: what agrees best with ablations.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> default_method(tiny_decoder()[0]).name
+    'gradient-attention'
+    """
+    adapter = adapter_for(model)
+    if adapter.explains_rows(model):
+        return make_method("gradient-attention", options)
+    return make_method("alti" if adapter.takes_apart(model) else "rollout", options)
 
 
 def apply_method(
@@ -52,7 +66,7 @@ def apply_method(
             return pooled_row(method(trace, layers=layers))
         if predicting and trace.prediction is not None:
             targets = trace.prediction.position  # the rows of others answer other questions
-        return method(trace, targets=targets, layers=layers)
+        return method(trace, targets=targets, layers=layers, sources=image_sources(trace))
     tokenizer, decoder_text = options.get("tokenizer"), options.get("decoder_text")
     tokens = capture(
         model, text, tokenizer=tokenizer, decoder_text=decoder_text, heads="mean"

@@ -140,6 +140,11 @@ _MEASURED: Final[Mapping[str, type[NormRollout | Alti | ValueZeroingRollout]]] =
 def gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:
     """`(layers, n, n)`: Ā = mean over heads of relu(A ⊙ ∇A), of every layer."""
     gradients = required(method, trace, GRADIENTS)
+    if trace.mixed_heads not in (None, str(heads)):
+        raise MethodError(
+            f"This trace holds gradients of heads mixed by {trace.mixed_heads!r}, as that of two "
+            f"towers with different heads does; heads={heads!r} cannot be computed from it."
+        )
     return np.stack(
         [
             mix_heads(np.maximum(weights * gradient, 0)[None], heads)[0]

@@ -22,6 +22,13 @@ from attnflow.methods.base import (
 )
 from attnflow.methods.factored import check_gradients, gradient_rows, mean_weights
 from attnflow.methods.sinks import find_sink
+from attnflow.methods.towers import (
+    TowerRule,
+    carried,
+    check_tower_rule,
+    connector_index,
+    language_layers,
+)
 from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, LOG_PROB, ScoreName
 
@@ -47,6 +54,10 @@ class GradientAttention(Method):
         the softmax.
     drop_sink: leave out the position on which the model parks attention it does not need, where
         one is found; what falls on it is counted in `elsewhere`. The provenance names it.
+    tower: how far what falls on an image is followed in a vision-language model: to the patches at
+        the place of each image token ("connector"), on through the vision tower's rollout
+        ("rollout"), or through that of its gradient-weighted attention ("gradients"). No other
+        model has one.
 
     >>> from attnflow.testing import random_trace
     >>> trace = random_trace(record=["gradient-attention"])
@@ -58,9 +69,11 @@ class GradientAttention(Method):
     start_layer: int = 1
     score: ScoreName = LOG_PROB
     drop_sink: bool = True
+    tower: TowerRule = "rollout"
 
     def __post_init__(self) -> None:
         check_score(self.score)
+        check_tower_rule(self.tower)
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
         if not isinstance(self.drop_sink, bool):
             raise MethodError(f"drop_sink is True or False; got {shorten(self.drop_sink)}.")
@@ -77,6 +90,9 @@ class GradientAttention(Method):
         rows = list(selection.rows)
         sums = np.cumsum(self._contributions(trace, selection), axis=0, dtype=np.float64)
         values = sums[[level - 1 for level in selection.levels]]
+        if connector_index(trace) is not None:
+            recorded = required(self, trace, GRADIENT_ATTENTION)
+            values = carried(values, trace, self.tower, recorded.astype(np.float64))
         sink = find_sink(_mean_weights(trace, rows)) if _has_sink(trace) else None
         values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
         result = attribution_of(self, trace, values, selection, notes={"sink": sink})
@@ -111,9 +127,10 @@ def _mean_weights(trace: AttentionTrace, rows: list[int]) -> Values:
     """`(rows, n)`: the mean weight over layers and heads."""
     if isinstance(trace, FactoredTrace):
         return mean_weights(trace, rows)
-    return trace.weights[:, :, rows].mean(axis=(0, 1))
+    return trace.weights[language_layers(trace)][:, :, rows].mean(axis=(0, 1))
 
 
 def _has_sink(trace: AttentionTrace) -> bool:
     """Only a causal text of some length has a place to park attention that all rows share."""
-    return trace.kind == "causal" and trace.length > 2
+    writes = trace.kind == "causal" or connector_index(trace) is not None
+    return writes and trace.length > 2

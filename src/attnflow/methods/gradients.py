@@ -29,6 +29,7 @@ from attnflow.methods.capacities import CapacityKind, gradient_weighted
 from attnflow.methods.factored import check_gradients, gradient_steps, roll_out_factors
 from attnflow.methods.flow import Flow
 from attnflow.methods.mixing import Heads, Residual, checked_heads
+from attnflow.methods.towers import connector_index
 from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import GRADIENTS, LOG_PROB, ScoreName
 
@@ -44,7 +45,8 @@ class GradientRollout(Method):
     Chefer, Gur & Wolf (2021), "Generic Attention-model Explainability". The values are R as it is,
     identity included, so rows do not sum to 1. In an encoder–decoder each side grows by its own
     attention, and cross attention adds `norm(R_dd)ᵀ Ā norm(R_ee)` to what decoder positions draw
-    on the input, where `norm(R) = (R - I) / row sums + I`.
+    on the input, where `norm(R) = (R - I) / row sums + I`. In a vision-language model both towers
+    grow so, and at the connector an image token takes what the patches that feed it have.
 
     heads: how heads are mixed: "mean" (the paper's), "max", "min", the number of one head, or one
         weight for each head.
@@ -84,6 +86,8 @@ class GradientRollout(Method):
             index = trace.layers.index(number)
             if trace.encoder_length is not None and trace.stages and trace.stages[index] == "cross":
                 relevance = _crossed(relevance, weighted[index], trace.encoder_length)
+            elif index == connector_index(trace):
+                relevance = trace.weights[index, 0].astype(np.float64) @ relevance
             else:
                 relevance = relevance + weighted[index] @ relevance
             grown[number], comparison[number] = relevance[rows], relevance[others]

@@ -128,7 +128,12 @@ class Mixing:
         index: int,
         places: NDArray[np.intp],
     ) -> NDArray[np.float64]:
-        """Rows of one layer, which stand at these positions, after every step that follows."""
+        """Rows of one layer, which stand at these positions, after every step that follows.
+
+        A connector of two towers is no attention: nothing of a token passes it by.
+        """
+        if trace.stages is not None and trace.stages[index] == "connector":
+            return mixed
         if self.drop:
             columns = trace.tokens.occurrences_of(self.drop, required=True)
             mixed = without_columns(mixed, columns, places)

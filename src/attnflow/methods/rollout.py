@@ -23,6 +23,7 @@ from attnflow.methods.base import (
 from attnflow.methods.factored import roll_out_factors, steps_of
 from attnflow.methods.mixing import Mixing, Residual
 from attnflow.methods.products import RowsOf, roll_out
+from attnflow.methods.towers import carried, language_layers
 from attnflow.trace import AttentionTrace, FactoredTrace
 
 __all__ = ["UNIFORM_BASELINE", "Raw", "Rollout", "uniform_rollout"]
@@ -55,7 +56,7 @@ class Raw(MixingMethod):
 
         def rows_of_layers(rows: Sequence[int]) -> NDArray[np.float64]:
             indices = [trace.layers.index(number) for number in selection.layers]
-            return np.stack([self.matrix_rows(trace, index, rows) for index in indices])
+            return np.stack([_carried_rows(self, trace, index, rows) for index in indices])
 
         values = rows_of_layers(selection.rows)
         compared = Compared(others, rows_of_layers(others))
@@ -141,6 +142,14 @@ class Rollout(MixingMethod):
             drop=self.drop,
             receptive_field=field,
         )
+
+
+def _carried_rows(
+    mixing: Mixing, trace: AttentionTrace, index: int, rows: Sequence[int]
+) -> NDArray[np.float64]:
+    """Rows of one layer; those of a language model over images end on the patches."""
+    weights = mixing.matrix_rows(trace, index, rows)
+    return carried(weights, trace, "connector") if index in language_layers(trace) else weights
 
 
 def _rows_of(mixing: Mixing, trace: AttentionTrace) -> RowsOf:

@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from attnflow.errors.lazy import submodules
 
-__getattr__ = submodules(__name__, ("agreement", "smollm2", "verb_number"))
+__getattr__ = submodules(
+    __name__, ("agreement", "drawn_scenes", "scenes", "smollm2", "verb_number")
+)

@@ -10,19 +10,35 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
 from attnflow.errors import TokensError
+from attnflow.methods import MEASURED_METHODS
 from attnflow.tokens import Tokens
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.text import join, visible
 
 __all__ = [
+    "TABLE_LEGENDS",
+    "UNIT_LEGENDS",
     "WordRow",
     "caveats",
     "is_framing",
     "place_of",
+    "reading_place",
     "sources_sentence",
     "unit_of",
     "word_row",
 ]
+
+UNIT_LEGENDS = {
+    "share": "Percentages are shares of all that the target draws on.",
+    "flow": "A flow is the most that could come through, from 0 to 1; flows do not add up.",
+    "difference": "Differences from a baseline: + raises, − holds back.",
+}
+"""What the numbers of a result are, by `unit_of`."""
+TABLE_LEGENDS = {
+    **UNIT_LEGENDS,
+    "share": "The numbers of a column are what the target draws on each source at that layer.",
+}
+"""The same under a table of plain numbers."""
 
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _WORTH_SAYING = 0.1  # the share of saturated flows from which a reader is told first
@@ -171,6 +187,19 @@ def place_of(layer: int) -> str:
     ('layer 3', 'the mean of layers')
     """
     return "the mean of layers" if layer == MEAN_OVER_LAYERS else f"layer {layer}"
+
+
+def reading_place(result: Attribution) -> str:
+    """Where a result is read, in words: its highest layer, or the whole model that was run again.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> reading_place(Rollout()(trace))
+    'layer 1'
+    """
+    if result.method.name in MEASURED_METHODS:
+        return "the whole model"
+    return place_of(max(result.layers))
 
 
 def _groups(tokens: Tokens) -> list[list[int]]:

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import statements_of
+from attnflow.show.how_sure import how_sure_html
 from attnflow.show.png import picture_address
 from attnflow.show.sentences import (
+    UNIT_LEGENDS,
     caveats,
     is_framing,
-    place_of,
+    reading_place,
     sources_sentence,
     unit_of,
     word_row,
@@ -47,11 +49,6 @@ _BOX = (
 _QUIET = "opacity:.72;font-size:12px"
 _CELL = "padding:1px 10px 1px 0;text-align:left;font-variant-numeric:tabular-nums"
 _WARNING = "border-left:3px solid #c2410c;padding-left:8px;margin:4px 0"
-_UNITS = {
-    "share": "Percentages are shares of all that the target draws on.",
-    "flow": "A flow is the most that could come through, from 0 to 1; flows do not add up.",
-    "difference": "Differences from a baseline: + raises, − holds back.",
-}
 
 
 def shade(share: float) -> tuple[str, str]:
@@ -84,6 +81,7 @@ def result_html(result: Attribution) -> str:
     elif "completion" in result.provenance:
         parts.append(_line(f"<strong>{html.escape(_completion(result))}</strong>"))
     parts += [_line(html.escape(text)) for text in _sentences(result, rows)]
+    parts += _how_sure(result)
     parts += _reading(result, rows)
     return _box(parts)
 
@@ -105,7 +103,11 @@ def answer_html(result: Attribution, *, question: str, lines: Sequence[str]) -> 
         _line(f"<strong>{html.escape(_completion(result))}</strong>", "font-size:18px"),
         *(_line(html.escape(line)) for line in lines),
     ]
-    return _box([*parts, *_reading(result, list(range(len(result.targets))))])
+    return _box([*parts, *_how_sure(result), *_reading(result, list(range(len(result.targets))))])
+
+
+def _how_sure(result: Attribution) -> list[str]:
+    return [] if result.confirmation is None else [how_sure_html(result.confirmation)]
 
 
 def _sentences(result: Attribution, rows: Sequence[int]) -> list[str]:
@@ -128,7 +130,7 @@ def _sentences(result: Attribution, rows: Sequence[int]) -> list[str]:
 def _reading(result: Attribution, rows: Sequence[int]) -> list[str]:
     """The shaded text or the image, the legend, and the numbers folded away."""
     rows_to_show = rows if result.prediction is None else _predicting(result, rows)
-    about = f"{result.title}, {place_of(max(result.layers))}. {_UNITS[unit_of(result)]}"
+    about = f"{result.title}, {reading_place(result)}. {UNIT_LEGENDS[unit_of(result)]}"
     parts = []
     if result.sources.grid is not None:
         parts.append(_map(result, rows_to_show[0]))

@@ -3,32 +3,34 @@
     {"format": "attnflow-view", "version": 1, "title", "model", "prediction",
      "items":   what is read, in order: {"text", "source", "target", "common"}; source and target
                 are indices into the axes of the values, or null,
-     "targets", "sources": {"texts", "positions"},
+     "targets", "sources": {"texts", "positions", "words", "grid"},
      "start":   the index of the target to open with,
      "answer":  {"kind": "completion", "statements": [[target, ...], ...]} or
                 {"kind": "prediction"} or null; statements are the sentences of a completion,
      "passages": the parts of the prompt: {"name", "kind", "columns": [first, end],
                 "sentences": [[first, end], ...]}, in sources,
-     "heads":   {"layers", "heads", "length", "weights"} or null: every head's weights, a byte each,
-     "results": [{"name", "title", "layers", "values", "saturated", "elsewhere", "gap",
-                 "remarks", "unit", "caveats", "recipe", "method", "confirmation"}, ...]; remarks
-                 are sentences a reader should know of, caveats those to read first;
+     "heads":   {"layers", "heads", "rows", "columns", "weights"} or null: every head's weights, a
+                byte each; rows and columns are the names of who looks and of what is looked at,
+     "results": [{"name", "title", "layers", "values", "bounds", "saturated", "elsewhere",
+                 "dependence", "gap", "remarks", "unit", "caveats", "recipe", "method", "steps",
+                 "prediction", "provenance", "whole_model", "confirmation"}, ...]; remarks
+                 are sentences a reader should know of, caveats those to read first; whole_model
+                 says that the model was run again and no layer is meant;
                  confirmation is what the answer loses without its strongest sources, or null:
-                 {"sources", "indices", "targets", "log_prob", "log_prob_without",
-                 "probability", "probability_without", "share", "by", "sentence"}, where indices
-                 are those of each source's tokens on the axis of sources,
+                 {"sources", "positions", "indices", "targets", "log_probs", "log_probs_without",
+                 "log_prob", "log_prob_without", "probability", "probability_without", "share",
+                 "by", "sentence", "verdict"}, where indices are those of each source's tokens on
+                 the axis of sources,
      "graph":   {"layers", "length", "unit", "capacities"} or null,
      "image":   {"picture", "rows", "columns", "prefix", "height", "width"} or null}
 
-`values` has one entry for each layer, so that a reader can unpack one at a time: whole numbers of
-16 bits, base64, each row with a scale of its own (4 digits of the row's strongest value). A large
-layer keeps only the strongest sources of each target, and says how much it left out.
+`values` has one entry for each layer, so that a reader can unpack one at a time; `packing` has the
+bytes, `view_reader` reads a document back into results, with all that a result holds.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -36,28 +38,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.passages import DOCUMENTS, passages_of
-from attnflow.errors import FileError, InputError
+from attnflow.attribution.passages import passages_of
+from attnflow.errors import InputError
 from attnflow.graph import LayeredGraph
+from attnflow.methods import MEASURED_METHODS
+from attnflow.show.heads import MOST_HEAD_WEIGHTS, HeadWeights
+from attnflow.show.packing import bits_text, numbers_text, pack_bounds, pack_layer
 from attnflow.show.png import picture_address
 from attnflow.show.sentences import caveats, unit_of
-from attnflow.tokens import Grid, Tokens, is_special
+from attnflow.show.view_reader import FORMAT, VERSION, results_of, unpack_values
+from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.units import split_units
-from attnflow.trace import AttentionTrace, Prediction
+from attnflow.trace import AttentionTrace
 
 __all__ = ["FORMAT", "VERSION", "View", "results_of", "unpack_values", "view"]
 
-FORMAT, VERSION = "attnflow-view", 1
 View = dict[str, Any]
-Numbers = NDArray[np.floating[Any]]
 
 _DENSE = 1_000_000  # values of one result up to which every one of them is kept: 2.7 MB of base64
-_STRONGEST = 64  # of a larger one, the strongest sources of each target
 _GRAPH_EDGES = 60_000  # what can be drawn, and cut in a reader's browser without a pause
-_STEPS = 32_767  # of a signed 16-bit number
 _UNSIGNED = 65_535
-_HEAD_WEIGHTS = 600_000  # bytes of all heads together, up to which they are shown
 _LONGEST_DIVIDED = 20_000  # tokens of a prompt that is divided into passages
 
 
@@ -68,12 +69,14 @@ def view(
     graph: LayeredGraph | None = None,
     image: Any = None,
     trace: AttentionTrace | None = None,
+    heads: HeadWeights | None = None,
 ) -> View:
     """The document of one result, or of several about the same targets and sources.
 
     graph: the flow network, to be drawn and cut; left out where it is too large to look at.
     image: the pixels (height, width, 3) behind results over patches.
     trace: what the results were made of; its heads are shown where they are not too many.
+    heads: the heads themselves, such as those of a completion, in place of the trace's.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
@@ -91,71 +94,16 @@ def view(
         "model": _model(first),
         "prediction": first.prediction.to_dict() if first.prediction else None,
         "items": _items(first),
-        "targets": _axis(first.targets),
-        "sources": _axis(first.sources),
+        "targets": first.targets.to_dict(),
+        "sources": first.sources.to_dict(),
         "start": _start(first),
         "answer": _answer(first),
         "passages": _passages(first),
-        "heads": _heads(trace),
+        "heads": _heads(heads or HeadWeights.of_trace(trace)),
         "results": [_result(result) for result in attributions],
         "graph": _graph(graph, first),
         "image": _image(first, image),
     }
-
-
-def unpack_values(document: Mapping[str, Any], index: int = 0) -> NDArray[np.float64]:
-    """The values of one result of a document, layer × target × source; what was left out is 0.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> unpack_values(view(Rollout()(trace)))[0].round(3).tolist()
-    [[1.0, 0.0], [0.25, 0.75]]
-    """
-    if document.get("format") != FORMAT or document.get("version") != VERSION:
-        raise FileError(
-            f"This is not a view of version {VERSION}: its format is {document.get('format')!r}, "
-            f"its version {document.get('version')!r}."
-        )
-    shape = len(document["targets"]["texts"]), len(document["sources"]["texts"])
-    layers = document["results"][index]["values"]
-    return np.stack([_unpack_layer(layer, shape) for layer in layers])
-
-
-def results_of(document: Mapping[str, Any]) -> list[Attribution]:
-    """The results that a view document shows, to four digits of each row's strongest value.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> [result.method for result in results_of(view(Rollout(residual=0.4)(trace)))][0].residual
-    0.4
-    """
-    from attnflow.methods import method_from_dict
-
-    image = document.get("image")
-    grid = None if image is None else Grid(**{k: v for k, v in image.items() if k != "picture"})
-    axes = {
-        name: Tokens(tuple(document[name]["texts"]), tuple(document[name]["positions"]))
-        for name in ("targets", "sources")
-    }
-    sources = Tokens(axes["sources"].texts, axes["sources"].positions, None, grid)
-    prediction = document.get("prediction")
-    marks = [[p["name"], *p["columns"]] for p in document.get("passages", ())]
-    provenance = {"model": document.get("model"), "view": document.get("title")}
-    answer = document.get("answer") or {}
-    if answer.get("kind") == "completion":
-        provenance["completion"] = "".join(axes["targets"].surfaces())
-    return [
-        Attribution(
-            values=unpack_values(document, index),
-            layers=tuple(record["layers"]),
-            targets=axes["targets"],
-            sources=sources,
-            method=method_from_dict(record["method"]),
-            prediction=None if prediction is None else Prediction.from_dict(prediction),
-            provenance={**provenance, **({DOCUMENTS: marks} if marks else {})},
-        )
-        for index, record in enumerate(document["results"])
-    ]
 
 
 def _check(results: Sequence[Attribution]) -> None:
@@ -192,10 +140,6 @@ def _model(result: Attribution) -> str | None:
     return (PurePath(name.replace("\\", "/")).name if is_path else name) or None
 
 
-def _axis(tokens: Tokens) -> dict[str, Any]:
-    return {"texts": list(tokens.texts), "positions": list(tokens.positions)}
-
-
 def _start(result: Attribution) -> int:
     """Where the prediction was read from, if that is a target; else the first."""
     prediction = result.prediction
@@ -226,19 +170,17 @@ def _passages(result: Attribution) -> list[dict[str, Any]]:
     ]
 
 
-def _heads(trace: AttentionTrace | None) -> dict[str, Any] | None:
+def _heads(heads: HeadWeights | None) -> dict[str, Any] | None:
     """The weights of every head, for a look at who looks where."""
-    if trace is None or trace.weights.ndim != 4 or trace.weights.shape[1] < 2:
+    if heads is None or heads.weights.size > MOST_HEAD_WEIGHTS:
         return None
-    if trace.weights.size > _HEAD_WEIGHTS or trace.weights.shape[2] != trace.weights.shape[3]:
-        return None
-    _, heads, length, _ = trace.weights.shape
     return {
-        "layers": list(trace.layers),
-        "heads": heads,
-        "length": length,
+        "layers": list(heads.layers),
+        "heads": heads.weights.shape[1],
+        "rows": list(heads.rows),
+        "columns": list(heads.columns),
         "weights": [
-            _text(np.rint(255 * np.clip(layer, 0, 1)), np.uint8) for layer in trace.weights
+            numbers_text(np.rint(255 * np.clip(layer, 0, 1)), np.uint8) for layer in heads.weights
         ],
     }
 
@@ -256,6 +198,11 @@ def _items(result: Attribution) -> list[dict[str, Any]]:
     places = _merged_places(sources, targets)
     texts = [sources[s] if s is not None else targets[t or 0] for s, t in places]
     surfaces = Tokens(tuple(texts)).surfaces()
+    if (
+        "source_tokens" in result.provenance
+    ):  # whole words before pieces: each has spaces of its own
+        apart = sources.surfaces(), targets.surfaces()
+        surfaces = [apart[0][s] if s is not None else apart[1][t or 0] for s, t in places]
     common = common_tokens(texts).tolist()
     return [
         {"text": surface, "source": source, "target": target, "common": skipped}
@@ -295,18 +242,21 @@ def _prefix_items(sources: Tokens, targets: Tokens) -> list[dict[str, Any]]:
 
 
 def _result(result: Attribution) -> dict[str, Any]:
-    dense = result.values.size <= _DENSE or len(result.sources) <= _STRONGEST
-    pack = _dense_layer if dense else _sparse_layer
-    gap = None
+    dense = result.values.size <= _DENSE
+    layers = [pack_layer(layer, dense=dense) for layer in result.values]
+    gap, bounds = None, None
     if result.lower is not None and result.upper is not None:
         gap = float((result.upper - result.lower).max())
+        bounds = pack_bounds(result.lower, result.upper, layers)
     return {
         "name": result.method.name,
         "title": result.title,
         "layers": list(result.layers),
-        "values": [pack(layer) for layer in result.values],
-        "saturated": None if result.saturated is None else [_bits(k) for k in result.saturated],
-        "elsewhere": None if result.elsewhere is None else _text(result.elsewhere, np.float32),
+        "values": layers,
+        "bounds": bounds,
+        "saturated": None if result.saturated is None else [bits_text(k) for k in result.saturated],
+        "elsewhere": _row_array(result.elsewhere),
+        "dependence": _row_array(result.dependence),
         "gap": gap,
         "remarks": _remarks(result),
         "unit": unit_of(result),
@@ -314,7 +264,18 @@ def _result(result: Attribution) -> dict[str, Any]:
         "recipe": result.recipe,
         "method": result.method.to_dict(),
         "confirmation": _confirmation(result),
+        "whole_model": result.method.name in MEASURED_METHODS,
+        "steps": list(result.steps),
+        "prediction": result.prediction.to_dict() if result.prediction else None,
+        "provenance": {
+            key: _model(result) if key == "model" else value
+            for key, value in result.provenance.items()
+        },
     }
+
+
+def _row_array(array: NDArray[np.floating[Any]] | None) -> str | None:
+    return None if array is None else numbers_text(array, np.float32)
 
 
 def _remarks(result: Attribution) -> list[str]:
@@ -329,59 +290,19 @@ def _confirmation(result: Attribution) -> dict[str, Any] | None:
         return None
     columns = {position: k for k, position in enumerate(result.sources.positions)}
     return {
-        "sources": list(confirmation.sources),
+        **confirmation.to_dict(),
         "indices": [
             [columns[place] for place in places if place in columns]
             for places in confirmation.positions
         ],
-        "targets": list(confirmation.targets),
         "log_prob": confirmation.log_prob,
         "log_prob_without": confirmation.log_prob_without,
         "probability": confirmation.probability,
         "probability_without": confirmation.probability_without,
         "share": confirmation.share,
-        "by": confirmation.by,
         "sentence": str(confirmation),
+        "verdict": confirmation.verdict,
     }
-
-
-def _dense_layer(values: Numbers) -> dict[str, Any]:
-    scale = _scale(values)
-    return {"scale": _text(scale, np.float32), "values": _text(_steps(values, scale), np.int16)}
-
-
-def _sparse_layer(values: Numbers) -> dict[str, Any]:
-    """The strongest of each row, in the order of the sources; `rest` is the sum of the others."""
-    index = np.sort(np.argpartition(-np.abs(values), _STRONGEST, axis=1)[:, :_STRONGEST], axis=1)
-    strongest = np.take_along_axis(values, index, axis=1)
-    scale = _scale(strongest)
-    return {
-        "kept": _STRONGEST,
-        "index": _text(index, np.uint16),
-        "scale": _text(scale, np.float32),
-        "values": _text(_steps(strongest, scale), np.int16),
-        "rest": _text(values.sum(axis=1) - strongest.sum(axis=1), np.float32),
-    }
-
-
-def _scale(values: Numbers) -> Numbers:
-    return np.abs(values).max(axis=1) / _STEPS
-
-
-def _steps(values: Numbers, scale: Numbers) -> Numbers:
-    safe = np.where(scale > 0, scale, 1.0)
-    return np.rint(values / safe[:, None])
-
-
-def _unpack_layer(layer: Mapping[str, Any], shape: tuple[int, int]) -> NDArray[np.float64]:
-    steps = _numbers(layer["values"], np.int16).reshape(shape[0], -1)
-    values = steps * _numbers(layer["scale"], np.float32).astype(np.float64)[:, None]
-    if "index" not in layer:
-        return values
-    unpacked = np.zeros(shape)
-    index = _numbers(layer["index"], np.uint16).reshape(steps.shape).astype(int)
-    np.put_along_axis(unpacked, index, values, axis=1)
-    return unpacked
 
 
 def _graph(graph: LayeredGraph | None, result: Attribution) -> dict[str, Any] | None:
@@ -397,7 +318,9 @@ def _graph(graph: LayeredGraph | None, result: Attribution) -> dict[str, Any] | 
         "layers": list(result.layers),
         "length": graph.length,
         "unit": unit,
-        "capacities": [_text(np.rint(layer / unit), np.uint16) for layer in graph.capacities],
+        "capacities": [
+            numbers_text(np.rint(layer / unit), np.uint16) for layer in graph.capacities
+        ],
     }
 
 
@@ -411,17 +334,3 @@ def _image(result: Attribution, pixels: Any) -> dict[str, Any] | None:
             )
         return None
     return {"picture": None if pixels is None else picture_address(pixels), **grid.to_dict()}
-
-
-def _text(array: NDArray[Any], dtype: type[np.generic]) -> str:
-    """Base64 of the numbers, little-endian whatever the machine."""
-    plain = np.ascontiguousarray(array).astype(np.dtype(dtype).newbyteorder("<"))
-    return base64.b64encode(plain.tobytes()).decode("ascii")
-
-
-def _numbers(text: str, dtype: type[np.generic]) -> NDArray[Any]:
-    return np.frombuffer(base64.b64decode(text), dtype=np.dtype(dtype).newbyteorder("<"))
-
-
-def _bits(marks: NDArray[np.bool_]) -> str:
-    return base64.b64encode(np.packbits(marks, bitorder="little").tobytes()).decode("ascii")

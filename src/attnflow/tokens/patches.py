@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from attnflow.errors import TokensError, shorten, whole_number
 
-__all__ = ["Grid", "enlarge", "patch_names"]
+__all__ = ["Grid", "ImagePatches", "enlarge", "patch_names"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,37 @@ class Grid:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class ImagePatches:
+    """Where one image stands among tokens that are patches and words together.
+
+    Tokens `start` to `start + grid.length` are its positions: the grid's prefix, then its patches
+    in reading order. `name` tells several images apart.
+
+    >>> image = ImagePatches("image 1", Grid(2, 2, prefix=1, height=16, width=16), start=0)
+    >>> image.patches
+    slice(1, 5, None)
+    """
+
+    name: str
+    grid: Grid
+    start: int = 0
+
+    @property
+    def patches(self) -> slice:
+        """The indices of the patches, in reading order; the prefix is left out."""
+        return slice(self.start + self.grid.prefix, self.start + self.grid.length)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"name": self.name, "grid": self.grid.to_dict(), "start": self.start}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> ImagePatches:
+        """The inverse of `to_dict`."""
+        return cls(str(record["name"]), Grid(**record["grid"]), int(record["start"]))
 
 
 def patch_names(grid: Grid, prefix: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, overload
 
 from attnflow.errors import TargetError, TokensError, did_you_mean, shorten, whole_number
-from attnflow.tokens.patches import Grid
+from attnflow.tokens.patches import Grid, ImagePatches
 from attnflow.tokens.text import (
     begins_word,
     goes_on_word,
@@ -39,7 +39,8 @@ class Tokens(Sequence[str]):
 
     `texts` are the tokens as the tokenizer writes them; `raw` is the same, and `text` is what
     people read. `words[i]` numbers the word that token i is a piece of, None for no word. `grid`
-    is set where the tokens are the patches of an image.
+    is set where the tokens are the patches of an image. `images` says where each image stands where
+    patches of one or several images and words are in one row.
 
     >>> tokens = Tokens(("<s>", "ĠcafÃ©", "s"))
     >>> tokens.text
@@ -52,6 +53,7 @@ class Tokens(Sequence[str]):
     positions: tuple[int, ...] = ()
     words: tuple[int | None, ...] | None = None
     grid: Grid | None = None
+    images: tuple[ImagePatches, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("texts", "positions", "words"):
@@ -72,6 +74,12 @@ class Tokens(Sequence[str]):
                 raise TokensError(f"{len(self.texts)} tokens but {len(field)} {name}.")
         if self.grid is not None and self.grid.length != len(self.texts):
             raise TokensError(f"{len(self.texts)} tokens but {self.grid.length} on the grid.")
+        for image in self.images:
+            if not 0 <= image.start <= len(self.texts) - image.grid.length:
+                raise TokensError(
+                    f"{image.name} has {image.grid.length} positions from {image.start} on; there "
+                    f"are {len(self.texts)} tokens."
+                )
 
     @classmethod
     def of(cls, tokens: Sequence[str]) -> Tokens:
@@ -225,11 +233,27 @@ class Tokens(Sequence[str]):
             ) from None
 
     def select(self, indices: Sequence[int]) -> Tokens:
-        """The tokens at these indices, each with its position and word."""
+        """The tokens at these indices, each with its position and word, and whole images."""
         words = None if self.words is None else tuple(self.words[i] for i in indices)
         return Tokens(
-            tuple(self.texts[i] for i in indices), tuple(self.positions[i] for i in indices), words
+            tuple(self.texts[i] for i in indices),
+            tuple(self.positions[i] for i in indices),
+            words,
+            images=self._images_within([[index] for index in indices]),
         )
+
+    def _images_within(self, groups: Sequence[Sequence[int]]) -> tuple[ImagePatches, ...]:
+        """The images all of whose positions stand alone and in order in these groups."""
+        if not self.images:
+            return ()
+        alone = [group[0] if len(group) == 1 else -1 for group in groups]
+        images = []
+        for image in self.images:
+            positions = list(range(image.start, image.start + image.grid.length))
+            start = alone.index(image.start) if image.start in alone else 0
+            if alone[start : start + len(positions)] == positions:
+                images.append(ImagePatches(image.name, image.grid, start))
+        return tuple(images)
 
     def listing(self) -> str:
         """The tokens with their positions, as error messages show them."""
@@ -281,7 +305,11 @@ class Tokens(Sequence[str]):
         """
         parts = self.surfaces()
         texts = tuple(join(parts[i] for i in group) for group in groups)
-        return Tokens(texts, tuple(self.positions[group[0]] for group in groups))
+        return Tokens(
+            texts,
+            tuple(self.positions[group[0]] for group in groups),
+            images=self._images_within(groups),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, for JSON."""
@@ -290,6 +318,7 @@ class Tokens(Sequence[str]):
             "positions": list(self.positions),
             "words": None if self.words is None else list(self.words),
             "grid": None if self.grid is None else self.grid.to_dict(),
+            **({"images": [image.to_dict() for image in self.images]} if self.images else {}),
         }
 
     @classmethod
@@ -311,6 +340,7 @@ class Tokens(Sequence[str]):
             tuple(positions),
             None if words is None else tuple(words),
             None if grid is None else Grid(**grid),
+            tuple(ImagePatches.from_dict(image) for image in record.get("images", ())),
         )
 
 

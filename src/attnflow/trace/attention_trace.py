@@ -37,6 +37,14 @@ from attnflow.trace.prediction import Prediction
 
 __all__ = ["AttentionTrace"]
 
+# A language model that reads images may let their positions see one another.
+_STAGE_KINDS: Mapping[str, Kind] = {
+    "encoder": "bidirectional",
+    "vision": "bidirectional",
+    "language": "bidirectional",
+    "decoder": "causal",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionTrace:
@@ -46,7 +54,9 @@ class AttentionTrace:
     attention are simply absent. `sinks[layer, head, query]` is the mass a row gives to a learned
     sink, so that row sum + sink = 1. `mixed_heads` is set when the heads were already reduced at
     capture, and says how. Of an encoder–decoder, `stages` names the attention each layer is
-    ("encoder", "decoder", "cross") and the first `encoder_length` positions are the input's.
+    ("encoder", "decoder", "cross") and the first `encoder_length` positions are the input's. Of a
+    vision-language model they are "vision", "connector" and "language", and the first
+    `encoder_length` positions those of the vision tower.
 
     Only when asked for at capture: `gradients`, those of one score with respect to each weight, in
     the shape of `weights`; and `measured`, named arrays (layers, n, n) or (layers, n) that methods
@@ -153,7 +163,8 @@ class AttentionTrace:
 
     def stage(self, name: str) -> AttentionTrace:
         """One attention of an encoder–decoder: "encoder" and "decoder" over their own tokens,
-        "cross" over both, decoder positions attending to the encoder's.
+        "cross" over both, decoder positions attending to the encoder's. Of a vision-language model
+        "vision" and "language" are over their own positions, "connector" is over both.
         """
         if self.stages is None or self.encoder_length is None or name not in self.stages:
             raise InputError(
@@ -162,7 +173,9 @@ class AttentionTrace:
             )
         layers = [k for k, stage in enumerate(self.stages) if stage == name]
         n = self.encoder_length
-        side = {"encoder": slice(0, n), "decoder": slice(n, None)}.get(name, slice(None))
+        first, last = slice(0, n), slice(n, None)
+        sides = {"encoder": first, "vision": first, "decoder": last, "language": last}
+        side = sides.get(name, slice(None))
         positions = range(self.length)[side]
         words = None if self.tokens.words is None else self.tokens.words[side]
         gradients = self.gradients
@@ -170,7 +183,7 @@ class AttentionTrace:
             weights=self.weights[layers][:, :, side, side].copy(),
             tokens=Tokens(tuple(self.tokens[k] for k in positions), words=words),
             layers=tuple(range(1, len(layers) + 1)),
-            kind={"encoder": "bidirectional", "decoder": "causal"}.get(name, "cross"),  # type: ignore[arg-type]
+            kind=_STAGE_KINDS.get(name, "cross"),
             mixed_heads=self.mixed_heads,
             gradients=None if gradients is None else gradients[layers][:, :, side, side].copy(),
             measured={

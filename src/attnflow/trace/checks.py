@@ -34,7 +34,7 @@ __all__ = [
 
 Kind = Literal["bidirectional", "causal", "cross"]
 _KINDS = ("bidirectional", "causal", "cross")
-_STAGES = ("encoder", "decoder", "cross")
+_STAGES = ("encoder", "decoder", "cross", "vision", "connector", "language")
 
 # How far a row may be from a distribution before we refuse it: rounding of the dtype it was
 # computed in, with room for a few thousand summands. A dropped mask or a missing softmax is off

@@ -3,7 +3,8 @@
 GET    /                          the page
 GET    /assets/{name}             its scripts and styles
 GET    /api/models                what is offered, and the limits
-POST   /api/explain, /api/generate, /api/ask    a job: {"id", "state", ...}, or {"error": sentence}
+POST   /api/explain, /api/generate, /api/chat, /api/ask    a job: {"id", "state", ...}, or
+                                  {"error": sentence}
 GET    /api/jobs/{id}             how far it is, what was written so far, the id of the result
 DELETE /api/jobs/{id}             stop it
 GET    /api/results/{id}.json, .html, .png
@@ -21,8 +22,7 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from attnflow.api import ask
-from attnflow.api.comparison import Comparison, compare, continued
+from attnflow.api.comparison import Comparison, answered, compare, continued
 from attnflow.attribution.words import method_in_words
 from attnflow.errors import AttnflowError, InputError, TokensError
 from attnflow.errors.progress import Progress
@@ -33,9 +33,11 @@ from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError
 from attnflow.web.models import OfferedModel
 from attnflow.web.requests import (
+    EXPLANATION_METHODS,
     GENERATION_METHODS,
     AskRequest,
     BaseRequest,
+    ChatRequest,
     ExplainRequest,
     GenerateRequest,
     Limits,
@@ -73,6 +75,11 @@ class Server:
         request = read_request(body, GenerateRequest, self.models, self.limits)
         return self.jobs.submit(lambda job: self._generate(request, job))
 
+    def chat(self, body: bytes) -> Job:
+        """Check a conversation and put it into the queue."""
+        request = read_request(body, ChatRequest, self.models, self.limits)
+        return self.jobs.submit(lambda job: self._chat(request, job))
+
     def ask(self, body: bytes) -> Job:
         """Check a question over documents and put it into the queue."""
         request = read_request(body, AskRequest, self.models, self.limits)
@@ -92,11 +99,49 @@ class Server:
         return self._store(comparison, comparison.view(), request, generated=False)
 
     def _generate(self, request: GenerateRequest, job: Job) -> str:
-        methods = request.make_methods()
-        loaded = self._load(request.model, request.prompt, methods, job)
-        comparison = continued(
+        loaded = self._load(request.model, request.prompt, request.make_methods(), job)
+        comparison = self._continue(loaded, request.prompt, request, job, chat=request.chat)
+        title = shorten_title(f"{request.prompt.strip()} …")
+        return self._store(comparison, comparison.view(title=title), request, generated=True)
+
+    def _chat(self, request: ChatRequest, job: Job) -> str:
+        turns = request.turns()
+        text = "\n".join(turn["content"] for turn in turns)
+        loaded = self._load(request.model, text, request.make_methods(), job)
+        comparison = self._continue(loaded, turns, request, job)
+        title = shorten_title(turns[-1]["content"].strip())
+        return self._store(comparison, comparison.view(title=title), request, generated=True)
+
+    def _continue(
+        self,
+        loaded: Loaded,
+        prompt: Any,
+        request: GenerateRequest | ChatRequest,
+        job: Job,
+        *,
+        chat: bool = False,
+    ) -> Comparison:
+        return continued(
             loaded,
-            request.prompt,
+            prompt,
+            request.make_methods(),
+            max_new_tokens=request.tokens,
+            chat=chat,
+            careful=request.careful,
+            confirm=request.confirm,
+            stream=job.write,
+            progress=job.tell,
+        )
+
+    def _ask(self, request: AskRequest, job: Job) -> str:
+        texts = "\n\n".join(text for _, text in request.named())
+        prompt = f"{texts}\n\n{request.question}"
+        methods = request.make_methods()
+        loaded = self._load(request.model, prompt, methods, job, most=self.limits.ask_tokens)
+        answer, comparison = answered(
+            loaded,
+            request.question,
+            request.named(),
             methods,
             max_new_tokens=request.tokens,
             chat=request.chat,
@@ -105,25 +150,6 @@ class Server:
             stream=job.write,
             progress=job.tell,
         )
-        title = f"{request.prompt.strip()} …"
-        title = title if len(title) <= 90 else f"{title[:88]}…"
-        return self._store(comparison, comparison.view(title=title), request, generated=True)
-
-    def _ask(self, request: AskRequest, job: Job) -> str:
-        texts = "\n\n".join(text for _, text in request.named())
-        prompt = f"{texts}\n\n{request.question}"
-        loaded = self._load(request.model, prompt, (), job, most=self.limits.ask_tokens)
-        job.tell(Progress("reading and answering", 0, 0))
-        answer = ask(
-            loaded.model,
-            request.question,
-            request.named(),
-            tokenizer=loaded.tokenizer,
-            max_new_tokens=request.tokens,
-            confirm=request.confirm,
-            stream=job.write,
-        )
-        comparison = Comparison((answer.result,))
         document = comparison.view(title=request.question)
         document["lines"] = answer.lines
         return self._store(comparison, document, request, generated=True)
@@ -162,6 +188,15 @@ class Server:
                 f"The text has {count} tokens; this server takes up to {most}{for_flow}. Shorten "
                 "it, or use attnflow in Python or on the command line, which have no such limit."
             )
+
+
+def shorten_title(text: str) -> str:
+    """A heading of at most 90 characters.
+
+    >>> shorten_title("a short one")
+    'a short one'
+    """
+    return text if len(text) <= 90 else f"{text[:88]}…"
 
 
 def create_app(models: Sequence[OfferedModel], limits: Limits | None = None) -> FastAPI:
@@ -215,7 +250,9 @@ def _add_jobs(app: FastAPI, server: Server) -> None:
     @app.get("/api/models")
     async def offered_models() -> Any:
         models = [model.to_dict() for model in server.models.values()]
-        methods = {"explain": list(METHODS), "generate": list(GENERATION_METHODS)}
+        written = list(GENERATION_METHODS)
+        methods = {"explain": list(EXPLANATION_METHODS)}
+        methods |= dict.fromkeys(("generate", "chat", "ask"), written)
         limits = {"tokens": server.limits.tokens, "new_tokens": server.limits.new_tokens}
         titles = {name: method_in_words(make_method(name)) for name in METHODS}
         return {"models": models, "methods": methods, "titles": titles, "limits": limits}
@@ -227,6 +264,10 @@ def _add_jobs(app: FastAPI, server: Server) -> None:
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:
         return _job_answer(server, server.generate(await request.body()), 202)
+
+    @app.post("/api/chat")
+    async def chat(request: Request) -> Response:
+        return _job_answer(server, server.chat(await request.body()), 202)
 
     @app.post("/api/ask")
     async def ask_documents(request: Request) -> Response:

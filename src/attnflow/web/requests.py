@@ -1,4 +1,4 @@
-"""What a visitor may ask for: pydantic models of the two requests, every refusal a sentence."""
+"""What a visitor may ask for: a pydantic model of each request, every refusal a sentence."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from attnflow.web.models import OfferedModel
 
 __all__ = [
     "DEFAULT",
+    "EXPLANATION_METHODS",
     "AskRequest",
     "BaseRequest",
+    "ChatRequest",
     "GENERATION_METHODS",
     "ExplainRequest",
     "GenerateRequest",
@@ -27,7 +29,10 @@ __all__ = [
 ]
 
 DEFAULT = "default"
-GENERATION_METHODS = (DEFAULT, "rollout", "raw", "flow")
+GENERATION_METHODS = (DEFAULT, "gradient-rollout", "rollout", "raw", "flow")
+EXPLANATION_METHODS = (DEFAULT, *METHODS)
+_ROLES = ("system", "user", "assistant")
+_MOST_MESSAGES = 40
 _MOST_METHODS = 6
 _MOST_DOCUMENTS = 24
 _KINDS = {
@@ -64,7 +69,7 @@ class _Offer:
 
 
 class BaseRequest(BaseModel):
-    """What both requests share. Values are taken as they are sent, none is converted."""
+    """What all requests share. Values are taken as they are sent, none is converted."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=()
@@ -115,6 +120,14 @@ class BaseRequest(BaseModel):
                 )
         return list(dict.fromkeys(names))
 
+    @field_validator("tokens", check_fields=False)
+    @classmethod
+    def _tokens_are_few(cls, count: int, info: ValidationInfo) -> int:
+        limit = _offer_of(info).limits.new_tokens
+        if not 1 <= count <= limit:
+            raise InputError(f"'tokens' is from 1 to {limit}; got {_abridged(count)}.")
+        return count
+
 
 class ExplainRequest(BaseRequest):
     """Explain a text with these methods; none means the usual ones."""
@@ -122,16 +135,16 @@ class ExplainRequest(BaseRequest):
     task = "explain"
     ability = "explains"
     purpose = "explain a text"
-    method_names = METHODS
+    method_names = EXPLANATION_METHODS
 
     text: str = ""
     methods: list[Any] = []
     careful: bool = False
     confirm: bool = True
 
-    def make_methods(self) -> tuple[Method, ...]:
-        """The methods, in the order they were sent."""
-        return tuple(make_method(name) for name in self.methods)
+    def make_methods(self) -> tuple[Method | None, ...]:
+        """The methods, in the order they were sent; None is the model's default."""
+        return _methods(self.methods)
 
 
 class DocumentField(BaseModel):
@@ -152,8 +165,15 @@ class AskRequest(BaseRequest):
 
     question: str = ""
     documents: list[DocumentField] = []
+    methods: list[Any] = [DEFAULT]
     tokens: int = 40
+    chat: bool | None = None
+    careful: bool = False
     confirm: bool = False
+
+    def make_methods(self) -> tuple[Method | None, ...]:
+        """The methods, in the order they were sent; None is the default of ask()."""
+        return _methods(self.methods or [DEFAULT])
 
     @field_validator("documents")
     @classmethod
@@ -171,11 +191,6 @@ class AskRequest(BaseRequest):
             )
         named_documents([(document.name, document.text) for document in documents])
         return documents
-
-    @field_validator("tokens")
-    @classmethod
-    def _answers_are_short(cls, count: int, info: ValidationInfo) -> int:
-        return _checked_tokens(count, info)
 
     def named(self) -> list[tuple[str, str]]:
         """The documents as pairs of a name and a text."""
@@ -197,18 +212,66 @@ class GenerateRequest(BaseRequest):
     careful: bool = False
     confirm: bool = True
 
-    @field_validator("tokens")
+    def make_methods(self) -> tuple[Method | None, ...]:
+        """The methods, in the order they were sent; None is the default of generate()."""
+        return _methods(self.methods or [DEFAULT])
+
+
+class MessageField(BaseModel):
+    """A turn of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    role: str
+    content: str
+
+
+class ChatRequest(BaseRequest):
+    """Answer the last message of a conversation and attribute the answer to its messages."""
+
+    task = "chat"
+    ability = "chats"
+    purpose = "talk with"
+    method_names = GENERATION_METHODS
+
+    messages: list[MessageField] = []
+    methods: list[Any] = [DEFAULT]
+    tokens: int = 40
+    careful: bool = False
+    confirm: bool = True
+
+    @field_validator("messages")
     @classmethod
-    def _tokens_are_few(cls, count: int, info: ValidationInfo) -> int:
-        return _checked_tokens(count, info)
+    def _messages_can_be_read(
+        cls, messages: list[MessageField], info: ValidationInfo
+    ) -> list[MessageField]:
+        limit = _offer_of(info).limits.characters
+        if not 1 <= len(messages) <= _MOST_MESSAGES:
+            raise InputError(f"Give 1 to {_MOST_MESSAGES} messages; got {len(messages)}.")
+        for message in messages:
+            if message.role not in _ROLES:
+                raise InputError(
+                    f"A role is one of {', '.join(_ROLES)}; got {_abridged(message.role)}."
+                )
+            if not message.content.strip():
+                raise InputError("A message is empty: type something, or remove it.")
+        length = sum(len(message.content) for message in messages)
+        if length > limit:
+            raise InputError(
+                f"The messages have {length:,} characters; this server takes up to {limit:,}. "
+                "Shorten them, or use attnflow on the command line."
+            )
+        return messages
 
     def make_methods(self) -> tuple[Method | None, ...]:
         """The methods, in the order they were sent; None is the default of generate()."""
-        names = self.methods or [DEFAULT]
-        return tuple(None if name == DEFAULT else make_method(name) for name in names)
+        return _methods(self.methods or [DEFAULT])
+
+    def turns(self) -> list[dict[str, str]]:
+        """The messages as chat templates take them."""
+        return [message.model_dump() for message in self.messages]
 
 
-R = TypeVar("R", ExplainRequest, GenerateRequest, AskRequest)
+R = TypeVar("R", ExplainRequest, GenerateRequest, AskRequest, ChatRequest)
 
 
 def read_request(
@@ -232,11 +295,8 @@ def read_request(
         raise InputError(_sentence(error.errors()[0], kind.model_fields)) from None
 
 
-def _checked_tokens(count: int, info: ValidationInfo) -> int:
-    limit = _offer_of(info).limits.new_tokens
-    if not 1 <= count <= limit:
-        raise InputError(f"'tokens' is from 1 to {limit}; got {_abridged(count)}.")
-    return count
+def _methods(names: Iterable[str]) -> tuple[Method | None, ...]:
+    return tuple(None if name == DEFAULT else make_method(name) for name in names)
 
 
 def _offer_of(info: ValidationInfo) -> _Offer:

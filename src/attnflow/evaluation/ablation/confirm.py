@@ -30,11 +30,13 @@ def confirm_completion(
     tokenizer: Any = None,
     tokens: Sequence[int] | None = None,
     top: int = 3,
+    passages: Sequence[tuple[str, Sequence[int]]] | None = None,
 ) -> Confirmation:
     """What a completion loses without the words that a result finds it to draw on most.
 
     result: over the prompt's tokens, or over sources that were measured. tokens: which tokens of
     the completion it is about, by number; default: all. top: how many sources are hidden.
+    passages: names with positions of the prompt, to be hidden in place of the strongest words.
 
     Where the log-probabilities of the completion are known from the explanation itself, this is
     one forward pass. Sources are ranked by the sum over the result's targets at its highest layer.
@@ -50,9 +52,10 @@ def confirm_completion(
     """
     if (whole_number(top) or 0) < 1:
         raise InputError(f"top is how many sources are hidden, at least 1; got {top!r}.")
-    sources = _sources(result, model, tokenizer, prompt_ids)
-    ranked = strongest(sources.scores(result), top)
-    hidden = [position for k in ranked for position in sources.positions[k]]
+    named = _strongest_words(result, model, tokenizer, prompt_ids, top)
+    if passages is not None:
+        named = [(name, tuple(positions)) for name, positions in passages]
+    hidden = sorted({position for _, positions in named for position in positions})
     ablation = _ablation(model, tokenizer, prompt_ids, completion_ids)
     known = result.provenance.get(LOG_PROBS)
     if known is not None and len(known) == len(completion_ids):
@@ -63,13 +66,21 @@ def confirm_completion(
     target_tokens = prompt_tokens(tokenizer, [completion_ids[k] for k in numbers])[0]
     before, after = (tuple(row[numbers].clip(max=0.0).tolist()) for row in rows)
     return Confirmation(
-        sources=tuple(_readable(sources.names[k]) for k in ranked),
-        positions=tuple(sources.positions[k] for k in ranked),
+        sources=tuple(name for name, _ in named),
+        positions=tuple(positions for _, positions in named),
         targets=target_tokens.text,
         log_probs=before,
         log_probs_without=after,
         by=ablation.by,
     )
+
+
+def _strongest_words(
+    result: Attribution, model: Any, tokenizer: Any, prompt_ids: Sequence[int], top: int
+) -> list[tuple[str, tuple[int, ...]]]:
+    sources = _sources(result, model, tokenizer, prompt_ids)
+    ranked = strongest(sources.scores(result), top)
+    return [(_readable(sources.names[k]), sources.positions[k]) for k in ranked]
 
 
 def _sources(result: Attribution, model: Any, tokenizer: Any, prompt_ids: Sequence[int]) -> Sources:

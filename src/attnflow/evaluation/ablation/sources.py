@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.rescaling import Span, resolve_spans
+from attnflow.attribution.rescaling import SOURCE_TOKENS, Span, resolve_spans
 from attnflow.errors import InputError, TokensError
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import surfaces
@@ -32,9 +32,6 @@ from attnflow.tokens.units import (
 __all__ = ["SOURCE_TOKENS", "Sources", "content_spans", "prompt_tokens", "spans_of_content"]
 
 Floats = NDArray[np.float64]
-SOURCE_TOKENS = "source_tokens"
-"""Where the provenance of a result over sources names the prompt positions of each."""
-
 _LONGEST_NAME = 60
 
 

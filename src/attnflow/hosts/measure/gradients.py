@@ -16,7 +16,14 @@ from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 from attnflow.trace.extras import ScoreName
 
-__all__ = ["Choice", "choose_answers", "choose_contrasts", "differentiable", "gradients_of"]
+__all__ = [
+    "Choice",
+    "choose_answers",
+    "choose_contrasts",
+    "differentiable",
+    "gradients_of",
+    "total_score",
+]
 
 Answer = int | str
 Choice = Answer | Sequence[Answer] | None
@@ -85,14 +92,7 @@ def gradients_of(
 
     No example's score depends on another's weights, so the gradient of their sum is each one's own.
     """
-    examples = zip(scores, choices, contrasts, strict=True)
-    total = torch.stack(
-        [
-            one.score(k, score) if other is None else one.contrast(k, other, score)
-            for one, k, other in examples
-            if one
-        ]
-    ).sum()
+    total = total_score(scores, choices, contrasts, score)
     weights = [part for layer in recorder.layers for part in layer.in_graph]
     if not total.requires_grad or not all(part.requires_grad for part in weights):
         raise _not_in_graph(model)
@@ -101,6 +101,23 @@ def gradients_of(
         _joined([next(gradients) for _ in layer.in_graph], layer.weights.shape, model)
         for layer in recorder.layers
     ]
+
+
+def total_score(
+    scores: Sequence[Scores | None],
+    choices: Sequence[int],
+    contrasts: Sequence[int | None],
+    score: ScoreName,
+) -> Tensor:
+    """The sum of what is explained of each example."""
+    examples = zip(scores, choices, contrasts, strict=True)
+    return torch.stack(
+        [
+            one.score(k, score) if other is None else one.contrast(k, other, score)
+            for one, k, other in examples
+            if one
+        ]
+    ).sum()
 
 
 def _joined(

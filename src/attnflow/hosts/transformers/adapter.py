@@ -40,6 +40,12 @@ from attnflow.hosts.transformers.row_gradients import (
     gradient_rows,
     rows_are_exact,
 )
+from attnflow.hosts.transformers.similarity import (
+    compared_side,
+    compares,
+    similarity_scores,
+    tower_of,
+)
 from attnflow.hosts.transformers.texts import (
     check_vocabulary,
     decoder_inputs,
@@ -102,7 +108,8 @@ class TransformersAdapter(Adapter):
             if name in tensors:
                 _check_length(model, tensors[name].shape[1], facts)
         if "input_ids" in tensors:
-            check_vocabulary(_tower(cast(PreTrainedModel, model), tensors), tensors["input_ids"])
+            words = getattr(model, "text_model", model) if compares(model) else model
+            check_vocabulary(words, tensors["input_ids"])
         positions = (
             kept_positions(tensors.get("attention_mask")) if "input_ids" in tensors else None
         )
@@ -111,23 +118,25 @@ class TransformersAdapter(Adapter):
             tensors.setdefault("decoder_input_ids", shifted_input(tensors["input_ids"], facts))
             decoder_positions = decoder_positions or positions
         size = len(next(tensors[name] for name in _INPUTS if name in tensors))
+        if compared_side(model, tensors) is not None:
+            size, positions = 1, None
         _check_classifier(model, tensors, size, facts)
         return Batch(tensors, size=size, positions=positions, decoder_positions=decoder_positions)
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         """The model, or the one of its towers that the inputs are for."""
-        return _tower(cast(PreTrainedModel, model), inputs)(**inputs)
+        return self._watched(model, inputs)[1](**inputs)
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
         """One forward pass through our attention function, or eagerly where that is not used."""
-        tower = _tower(cast(PreTrainedModel, model), inputs)
+        tower, host = self._watched(model, inputs)
         if uses_the_interface(tower):
             change = UNIFORM if recorder.disturb else None
             with (
                 attending(tower, observer=recorder, intervention=change) as session,
                 _measuring(tower, recorder, session),
             ):
-                return tower(**inputs)
+                return host(**inputs)
         if recorder.disturb or set(recorder.record) & set(self.measures):
             raise CaptureError(
                 f"{type(tower).__name__} computes attention outside transformers' attention "
@@ -158,7 +167,8 @@ class TransformersAdapter(Adapter):
         self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
     ) -> Tokens:
         """Word pieces, patches, or moments of sound."""
-        if "input_ids" in batch.inputs:
+        image = compared_side(model, batch.inputs) == "image"
+        if "input_ids" in batch.inputs and not image:
             positions = list(batch.positions_of(example, length))
             tokens = tokens_of(tokenizer, batch.inputs["input_ids"][example][positions].tolist())
             if batch.words is None:
@@ -207,11 +217,21 @@ class TransformersAdapter(Adapter):
         self, model: nn.Module, inputs: Mapping[str, Tensor], intervention: Intervention
     ) -> Any:
         """Through our attention function; models that do not look theirs up are refused."""
-        tower = _tower(cast(PreTrainedModel, model), inputs)
+        tower, host = self._watched(model, inputs)
         if not uses_the_interface(tower):
             self.refuse_other_kinds(tower, intervention, allowed=())
         with attending(tower, intervention=intervention):
-            return tower(**inputs)
+            return host(**inputs)
+
+    def _watched(
+        self, model: nn.Module, inputs: Mapping[str, Tensor]
+    ) -> tuple[PreTrainedModel, PreTrainedModel]:
+        """The model whose attention is watched, and the one that is run: the same, or one of two
+        towers in a model that compares what both make of their inputs.
+        """
+        host = cast(PreTrainedModel, model)
+        tower = tower_of(host, inputs)
+        return tower, tower if compared_side(host, inputs) is None else host
 
     def takes_apart(self, model: nn.Module) -> bool:
         """A classifier or masked language model of a declared family that reads text."""
@@ -259,7 +279,8 @@ class TransformersAdapter(Adapter):
     def holds_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
         """One stack of layers over word pieces, its attention looked up by name."""
         host = cast(PreTrainedModel, model)
-        return "input_ids" in inputs and not is_encoder_decoder(model) and uses_the_interface(host)
+        single = not is_encoder_decoder(model) and compared_side(model, inputs) is None
+        return "input_ids" in inputs and single and uses_the_interface(host)
 
     def run_in_factors(
         self,
@@ -274,12 +295,15 @@ class TransformersAdapter(Adapter):
             own_rows=gradient_kind == GRADIENT_ATTENTION,
             spans=spans,
         )
-        return FactoredRun(_tower(cast(PreTrainedModel, model), inputs), recording).run(inputs)
+        return FactoredRun(self._watched(model, inputs)[0], recording).run(inputs)
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Scores | None]:
         """A class, the word under the first mask, or the next word: whatever the head says."""
+        side = compared_side(model, batch.inputs)
+        if side is not None:
+            return [similarity_scores(model, outputs, batch.inputs, side)]
         facts, logits = self.facts(model), getattr(outputs, "logits", None)
         if facts.answer is None or logits is None:
             return [None] * batch.size
@@ -326,19 +350,6 @@ def _layer_counts(model: nn.Module) -> tuple[int | None, int | None]:
     first = [next((n for k in names if (n := getattr(config, k, None))), None)
              for names in (encoder, decoder)]  # fmt: skip
     return first[0], first[1]
-
-
-def _tower(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
-    """A model of two towers (CLIP) runs the one its inputs are for."""
-    vision, text = getattr(model, "vision_model", None), getattr(model, "text_model", None)
-    if not isinstance(vision, PreTrainedModel) or not isinstance(text, PreTrainedModel):
-        return model
-    if "pixel_values" in inputs and "input_ids" in inputs:
-        raise TokensError(
-            f"{type(model).__name__} has two towers that do not attend to each other; pass either "
-            "pixel_values or input_ids."
-        )
-    return vision if "pixel_values" in inputs else text
 
 
 def _check_ranks(inputs: Mapping[str, Tensor]) -> None:

@@ -81,9 +81,18 @@ def own_attention(module: nn.Module) -> Any:
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """The model file's own eager attention, under the session's intervention and observer."""
+    """The model file's own eager attention, under the session's intervention and observer.
+
+    The mask has the library's name for it: some vision towers pass it so.
+    """
+    mask = attention_mask
     post = _POSTS.get(module)
     if post is None or post.thread != threading.get_ident():
         return own_attention(module)(module, query, key, value, mask, **options)

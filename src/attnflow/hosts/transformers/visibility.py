@@ -33,7 +33,7 @@ from attnflow.hosts.restore import exclusive, ordinary
 from attnflow.hosts.transformers.attention import eager_function, own_attention, point_at
 from attnflow.hosts.transformers.row_gradients import has_own_softmax, log_probability
 
-__all__ = ["fading_biases", "visibility"]
+__all__ = ["biased", "fading_biases", "path_length", "visibility"]
 
 _NAME = "attnflow_visibility"
 _FAINTEST = log(256)  # the path ends at a key weight of 1/256: fainter keys count for nothing
@@ -45,8 +45,14 @@ _BIASES: WeakKeyDictionary[nn.Module, tuple[int, Tensor]] = WeakKeyDictionary()
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
+    mask = attention_mask  # by the library's name: some vision towers pass it so
     thread, bias = _BIASES.get(module, (0, None))
     if bias is None or thread != threading.get_ident():
         return own_attention(module)(module, query, key, value, mask, **options)
@@ -134,7 +140,7 @@ def _gradients(
     keys = (biases[:, None] * fading[None].float()).requires_grad_()
     inputs = ids[None, :-1].expand(len(biases), -1)
     rows = torch.tensor([start - 1 + token for token in tokens], device=ids.device)
-    with torch.enable_grad(), _biased(model, keys):
+    with torch.enable_grad(), biased(model, keys):
         logits = model(input_ids=inputs, use_cache=False).logits[:, rows]
         targets = ids[rows + 1][None].expand(len(biases), -1)
         scores = log_probability(logits, targets).sum(dim=1)
@@ -144,11 +150,19 @@ def _gradients(
     return gradient * fading[None]
 
 
+def path_length() -> float:
+    """How far a key's bias goes from as it was to gone."""
+    return _FAINTEST
+
+
 @contextmanager
-def _biased(model: PreTrainedModel, biases: Tensor) -> Iterator[None]:
-    """Every attention of the model adds these biases to its keys; then all is as it was."""
+def biased(model: PreTrainedModel, biases: Tensor, part: nn.Module | None = None) -> Iterator[None]:
+    """Every attention of the model adds these biases to its keys; then all is as it was.
+
+    part: the part of the model whose attention does so, such as one of two towers; default: all.
+    """
     with exclusive(model) as changes:
-        modules = list(model.modules())
+        modules = list((part or model).modules())
         changes.add(lambda: [_BIASES.pop(module, None) for module in modules])
         for module in modules:
             _BIASES[module] = threading.get_ident(), biases

@@ -21,6 +21,7 @@ from attnflow.show.plots.completions import (
 )
 from attnflow.show.plots.curves import curves, layer_curves
 from attnflow.show.plots.graphs import attention_graph, cut_graph
+from attnflow.show.plots.image_words import image_words_figure
 from attnflow.show.plots.intervals import interval_panels, intervals
 from attnflow.show.plots.maps import layers_map, methods_figure, pairs_map
 from attnflow.show.plots.overlay import image_overlay
@@ -36,6 +37,7 @@ __all__ = [
     "curves",
     "cut_graph",
     "image_overlay",
+    "image_words_figure",
     "interval_panels",
     "intervals",
     "layer_curves",

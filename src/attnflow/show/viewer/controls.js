@@ -62,9 +62,9 @@
       this.layer.max = String(result.layers.length - 1);
       this.layer.value = String(state.layer);
       this.layer.disabled = result.layers.length < 2;
-      const number = result.layers[state.layer];
-      this.layerName.textContent = state.mean ? "mean" : number === 0 ? "mean of layers" : `${number} of ${result.layers.at(-1)}`;
-      this.layer.setAttribute("aria-valuetext", `layer ${this.layerName.textContent}`);
+      const name = layerName(result, state.layer);
+      this.layerName.textContent = state.mean ? "mean" : name.replace(/^layer /, "");
+      this.layer.setAttribute("aria-valuetext", state.mean ? "mean of layers" : name);
       this.mean.checked = state.mean;
       this.scale.value = state.scale;
       this.other.value = state.other === null ? "none" : String(state.other);
@@ -80,8 +80,15 @@
     return results[k].title;
   }
 
+  // A layer in words; 0 is no layer of the model but a mean of them, or the model as it is run again.
+  function layerName(result, k) {
+    const number = result.layers[k];
+    if (number === 0) return result.wholeModel ? "the whole model" : "mean of layers";
+    return `layer ${number} of ${result.layers.at(-1)}`;
+  }
+
   const field = (name, control) => make("label", { class: "af-field" }, make("span", {}, name), control);
   const labelled = (control, text) => make("label", { class: "af-check" }, control, text);
 
-  Object.assign(attnflow, { Controls });
+  Object.assign(attnflow, { Controls, layerName });
 })((globalThis.attnflow ??= {}));

@@ -4,7 +4,7 @@
   "use strict";
 
   const { make, open, visible, format, wordsOf, namesOf, measure, quoted, listing } = attnflow;
-  const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, Picture, Controls } = attnflow;
+  const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, HowSure, Picture, Controls } = attnflow;
   const LEAST = -0.6; // what is less than the baseline is shown, but does not outshine what is more
   const SPOKEN_AFTER = 350; // ms: a screen reader hears where one stops, not every step on the way
   const NO_NEWS = 0.005; // of a row: what rounds to nothing
@@ -78,6 +78,7 @@
         this.answerBlock(),
         this.caveats,
         this.spoken,
+        (this.sure = new HowSure()).root,
         make("div", { class: "af-panels" }, this.sidePanel(), this.textPanel()),
         this.detailsPanel(),
       );
@@ -173,7 +174,7 @@
     detailsPanel() {
       this.summary = make("summary", {}, "Details");
       const parts = [make("div", { class: "af-detail" }, make("h3", {}, "Sources × layers"), this.map.root, this.map.said)];
-      if (this.view.heads) parts.push(make("div", { class: "af-detail" }, (this.headGrid = new HeadGrid(this.view.heads, this.names)).root));
+      if (this.view.heads) parts.push(make("div", { class: "af-detail" }, (this.headGrid = new HeadGrid(this.namedHeads())).root));
       if (this.view.graph) {
         this.graph = new FlowGraph(this.view.graph, this.names, { onSource: (source) => this.chooseSource(source) });
         parts.push(make("div", { class: "af-detail af-wide-detail" }, make("h3", {}, "Flow graph"), this.graph.root));
@@ -190,6 +191,12 @@
         if (this.state.details !== this.details.open) this.change({ details: this.details.open });
       });
       return this.details;
+    }
+
+    // Documents of before have square heads, whose rows and columns are the sources.
+    namedHeads() {
+      const { heads } = this.view;
+      return heads.rows ? heads : { ...heads, rows: this.names, columns: this.names };
     }
 
     // -- choosing -------------------------------------------------------------------------------
@@ -423,6 +430,7 @@
       this.updateDetails(reckoning);
       this.legend.textContent = this.legendText(result, unit);
       this.warn();
+      this.sure.update(result.confirmation);
       this.say(reckoning, passages);
       if (this.moved && this.state.hovered === null) this.reveal(passages, words);
     }
@@ -456,7 +464,7 @@
 
     updateDetails({ words }) {
       const { layer, mean, top, least, hideCommon } = this.state;
-      const where = mean ? "mean of layers" : `layer ${this.result.layers[layer]} of ${this.result.layers.at(-1)}`;
+      const where = mean ? "mean of layers" : attnflow.layerName(this.result, layer);
       this.summary.textContent = `Details: ${this.result.title}, ${where}`;
       this.note(words);
       if (!this.details.open) return; // drawn when it is looked at
@@ -556,8 +564,6 @@
       } else {
         parts.push(" draws on nothing shown.");
       }
-      const sure = this.result.confirmation;
-      if (sure) parts.push(` ${sure.sentence}`);
       return { parts, text: parts.map((part) => part.textContent ?? part).join("") };
     }
   }

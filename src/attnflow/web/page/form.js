@@ -4,10 +4,12 @@
 
   const { make } = attnflow;
   const at = (id) => document.getElementById(id);
-  const USUAL = { explain: ["rollout", "raw", "flow"], generate: ["default"], ask: [] };
+  const USUAL = { explain: ["default", "rollout", "raw", "flow"], generate: ["default"], chat: ["default"], ask: ["default"] };
   const LABELS = { explain: "Text", generate: "Prompt", ask: "Question" };
-  const GO = { explain: "Explain", generate: "Continue", ask: "Ask" };
-  const NEW_TOKENS = { generate: 12, ask: 40 };
+  const GO = { explain: "Explain", generate: "Continue", chat: "Send", ask: "Ask" };
+  const ABILITY = { explain: "explains", generate: "generates", chat: "chats", ask: "generates" };
+  const NEW_TOKENS = { generate: 12, chat: 40, ask: 40 };
+  const ROLES = ["system", "user", "assistant"];
 
   class Form {
     constructor(offers, { onChange, onExample }) {
@@ -18,6 +20,8 @@
       at("model").addEventListener("change", () => this.fillModel());
       at("add-document").addEventListener("click", () => this.addDocument().querySelector("textarea").focus());
       at("files").addEventListener("change", () => this.readFiles());
+      at("add-message").addEventListener("click", () => this.addMessage().querySelector("textarea").focus());
+      at("careful").addEventListener("change", () => this.markCareful());
     }
 
     get task() {
@@ -29,7 +33,7 @@
     }
 
     get able() {
-      return this.offers.models.filter((one) => (this.task === "explain" ? one.explains : one.generates));
+      return this.offers.models.filter((one) => one[ABILITY[this.task]]);
     }
 
     get model() {
@@ -42,13 +46,12 @@
       at("model").replaceChildren(...able.map((one) => make("option", { value: one.name }, one.name)));
       at("go").disabled = able.length === 0;
       at("go").textContent = GO[task];
-      at("text-label").textContent = LABELS[task];
-      at("documents").hidden = task !== "ask";
-      at("confirm-choice").hidden = task !== "ask";
-      at("tokens-choice").hidden = task === "explain";
+      at("text-label").textContent = LABELS[task] ?? "";
+      for (const block of document.querySelectorAll("[data-for]")) block.hidden = !block.dataset.for.split(" ").includes(task);
       at("tokens").max = String(this.offers.limits.new_tokens);
       at("tokens").value = String(Math.min(NEW_TOKENS[task] ?? 12, this.offers.limits.new_tokens));
       if (task === "ask" && !at("document-list").children.length) this.addDocument();
+      if (task === "chat" && !at("message-list").children.length) this.addMessage("user");
       this.fillMethods();
       this.fillModel();
       return able.length > 0;
@@ -56,19 +59,28 @@
 
     fillMethods() {
       const { task } = this;
-      at("methods").hidden = task === "ask";
       const boxes = (this.offers.methods[task] ?? []).map((name) => {
         const box = make("input", { type: "checkbox", name: "method", value: name });
         box.checked = USUAL[task].includes(name);
-        return make("label", {}, box, this.offers.titles[name] ?? "Default (gradient attention)");
+        return make("label", {}, box, this.offers.titles[name] ?? (task === "explain" ? "The model’s default" : "Default (gradient attention)"));
       });
       at("methods").replaceChildren(make("legend", {}, "Methods"), ...boxes);
+      this.markCareful();
+    }
+
+    // The careful method explains words: it stands alone, and the others wait.
+    markCareful() {
+      const careful = at("careful").checked && !at("careful-choice").hidden;
+      for (const box of document.querySelectorAll("[name=method]")) box.disabled = careful;
     }
 
     fillModel() {
       const { model, task } = this;
       at("about").textContent = model?.about ?? "";
-      at("chat-choice").hidden = task !== "generate" || !model?.chats;
+      at("chat-choice").hidden = !["generate", "ask"].includes(task) || !model?.chats;
+      at("chat").checked = task === "ask";
+      at("careful-choice").hidden = !model?.generates;
+      this.markCareful();
       const examples = task === "ask" ? [] : (model?.examples ?? []);
       at("examples").replaceChildren(
         ...examples.map((text) => make("button", { type: "button", onclick: () => this.example(text) }, text)),
@@ -119,20 +131,55 @@
         .filter(({ text }) => text.trim() !== "");
     }
 
+    // -- messages -------------------------------------------------------------------------------
+
+    // A turn of a conversation; roles take turns by themselves.
+    addMessage(role = null, content = "") {
+      const last = at("message-list").lastElementChild?.querySelector("select").value;
+      const select = make("select", { "aria-label": "Role" }, ...ROLES.map((name) => make("option", { value: name }, name)));
+      select.value = role ?? (last === "user" ? "assistant" : "user");
+      const text = make("textarea", { rows: "2", "aria-label": "Text of the message", spellcheck: "false" });
+      text.value = content;
+      const block = make("div", { class: "message" });
+      const remove = make("button", { type: "button", "aria-label": "Remove this message", onclick: () => this.remove(block) }, "✕");
+      block.append(make("div", {}, select, remove), text);
+      at("message-list").append(block);
+      at("ask").dispatchEvent(new Event("input"));
+      return block;
+    }
+
+    messages() {
+      return [...at("message-list").children]
+        .map((block) => ({ role: block.querySelector("select").value, content: block.querySelector("textarea").value }))
+        .filter(({ content }) => content.trim() !== "");
+    }
+
+    // The conversation goes on: the answer becomes a message, and an empty one waits below it.
+    reply(answer) {
+      this.addMessage("assistant", answer);
+      return this.addMessage("user");
+    }
+
     // -- a request ------------------------------------------------------------------------------
 
     request() {
       const { task } = this;
-      const model = at("model").value;
+      const shared = { model: at("model").value, ...this.chosenMethods() };
       const text = at("text").value;
-      if (task === "ask") {
-        return { model, question: text, documents: this.documents(), tokens: Number(at("tokens").value), confirm: at("confirm").checked };
-      }
-      const checked = [...document.querySelectorAll("[name=method]:checked")].map((box) => box.value);
-      const methods = [...USUAL[task].filter((name) => checked.includes(name)), ...checked]; // the usual one opens
-      if (task === "explain") return { model, text, methods };
+      const tokens = Number(at("tokens").value);
       const chat = at("chat").checked && !at("chat-choice").hidden;
-      return { model, prompt: text, methods, tokens: Number(at("tokens").value), chat };
+      if (task === "explain") return { ...shared, text };
+      if (task === "chat") return { ...shared, messages: this.messages(), tokens };
+      if (task === "generate") return { ...shared, prompt: text, tokens, chat };
+      return { ...shared, question: text, documents: this.documents(), tokens, chat, confirm: at("confirm").checked };
+    }
+
+    chosenMethods() {
+      const careful = at("careful").checked && !at("careful-choice").hidden;
+      if (careful) return { methods: [], careful };
+      const checked = [...document.querySelectorAll("[name=method]:checked")].map((box) => box.value);
+      const usual = USUAL[this.task].filter((name) => checked.includes(name)); // the usual one opens
+      return { methods: [...new Set([...usual, ...checked])], careful };
     }
 
     // Fill the form with what a stored result was asked.
@@ -141,13 +188,17 @@
       this.task = request.task;
       at("document-list").replaceChildren();
       for (const { name, text } of request.documents ?? []) this.addDocument(name, text);
+      at("message-list").replaceChildren();
+      for (const { role, content } of request.messages ?? []) this.addMessage(role, content);
       at("text").value = request.text ?? request.prompt ?? request.question ?? "";
       this.fill();
       if (this.able.some((one) => one.name === request.model)) at("model").value = request.model;
       this.fillModel();
       if (request.tokens) at("tokens").value = String(request.tokens);
-      at("chat").checked = Boolean(request.chat);
+      at("chat").checked = request.chat ?? this.task === "ask";
       at("confirm").checked = Boolean(request.confirm);
+      at("careful").checked = Boolean(request.careful);
+      this.markCareful();
       for (const box of document.querySelectorAll("[name=method]")) {
         box.checked = request.methods?.length ? request.methods.includes(box.value) : USUAL[this.task].includes(box.value);
       }

@@ -26,6 +26,7 @@
   // -- asking and waiting ---------------------------------------------------------------------------
 
   function problem() {
+    if (form.task === "chat") return form.messages().length ? null : "There is no message: type one first.";
     if (at("text").value.trim() === "") {
       return form.task === "ask" ? "There is no question: type one first." : "There is nothing to explain: type a text first.";
     }
@@ -106,6 +107,7 @@
     shown = { id, request: JSON.stringify(form.request()) };
     address(id, viewer.link());
     at("again").hidden = false;
+    at("reply").hidden = form.task !== "chat";
     at("as-html").href = `/api/results/${id}.html`;
     at("as-json").href = `/api/results/${id}.json`;
     at("as-png").onclick = () => {
@@ -128,7 +130,7 @@
     at("edit").hidden = !away;
     at("keep").hidden = away || viewer === null;
     mark();
-    if (!away) at("text").focus();
+    if (!away) (form.task === "chat" ? document.querySelector("#message-list .message:last-child textarea") : at("text"))?.focus();
   }
 
   // A result of another text than the form's is said to be one, and steps back.
@@ -167,6 +169,8 @@
       const offers = await ask("/api/models");
       form = new Form(offers, { onChange: mark, onExample: submit });
       if (offers.models.some((one) => one.generates)) form.task = "ask";
+      const chats = offers.models.some((one) => one.chats);
+      document.querySelector("[name=task][value=chat]").closest("label").hidden = !chats;
       if (!form.fill()) complain("No model here can do this. Start the server with --model NAME, or install attnflow[demo].");
       listen();
       const { id, state } = parts();
@@ -185,6 +189,11 @@
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
     });
     at("edit").addEventListener("click", () => fold(false));
+    at("reply").addEventListener("click", () => {
+      const block = form.reply(viewer.inShort().answer);
+      fold(false);
+      block.querySelector("textarea").focus();
+    });
     at("keep").addEventListener("click", () => open(shown.id, viewer.link()).catch((error) => complain(error.message)));
     at("cancel").addEventListener("click", () => {
       if (job !== null) ask(`/api/jobs/${job}`, { method: "DELETE" }).catch((error) => complain(error.message));

@@ -1,0 +1,1 @@
+"""Vision-language models: two towers and what joins them, as one layered graph."""

@@ -1,0 +1,198 @@
+"""The connector of a vision-language model as a matrix, and where each patch lies in its image.
+
+One pass through the vision tower and the connector alone, which stops where the language model
+begins, tells both: which vision positions feed which image token, and which pixels feed which
+vision position (`probe`). For images of the same shape the answer is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from attnflow.errors import CaptureError, UnsupportedModelError
+from attnflow.hosts.recorder import AttentionObserver, RecordedLayer
+from attnflow.hosts.restore import Changes, exclusive
+from attnflow.hosts.transformers.attention import attending
+from attnflow.hosts.vision_language.probe import fed_by, feeding_matrix
+from attnflow.hosts.vision_language.towers import Towers, pixels_of
+
+__all__ = ["Connector", "PixelMap", "connector_of"]
+
+_FLAT = 2  # axes of pixels that come as one row for each patch
+
+
+@dataclass(frozen=True, eq=False)
+class PixelMap:
+    """`positions[...]`: the vision position that each pixel feeds, -1 for none.
+
+    Of images it is (..., height, width); of patches that the processor has cut it is (patches,).
+    """
+
+    name: str
+    positions: NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Connector:
+    """`matrix[t, p]`: the share of vision position p in the image token at `places[t]`.
+
+    Rows sum to 1, or to 0 for a token that stands for no patch, such as the end of a row of tiles.
+    `layers` counts the layers of the vision tower that the language model reads: a tower whose
+    second to last layer is read has one that does not count. `blocks` are the lengths of the parts
+    of the vision positions that attend to themselves only, in the first layer.
+    """
+
+    matrix: NDArray[np.float64]
+    places: tuple[int, ...]
+    layers: int
+    blocks: tuple[int, ...]
+    pixels: tuple[PixelMap, ...]
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Connector]] = WeakKeyDictionary()
+
+
+def connector_of(
+    model: PreTrainedModel, towers: Towers, inputs: Mapping[str, Tensor], places: list[int]
+) -> Connector:
+    """The connector for these inputs; found once for images of the same shape."""
+    key = (tuple(places), *((name, _shape(tensor)) for name, tensor in sorted(inputs.items())))
+    known = _KNOWN.setdefault(model, {})
+    if key not in known:
+        with torch.enable_grad():
+            known[key] = _Probe(model, towers, inputs, places).run()
+    return known[key]
+
+
+def _shape(tensor: Tensor) -> Any:
+    """Sizes of images count by value (grids, image sizes); pixels and words by their shape."""
+    small = not tensor.is_floating_point() and tensor.numel() <= 64 and tensor.ndim != 2
+    grid = tensor.ndim == 2 and tensor.shape[-1] in (2, 3) and not tensor.is_floating_point()
+    return tuple(tensor.flatten().tolist()) if small or grid else tuple(tensor.shape)
+
+
+class _LanguageModelReached(Exception):  # noqa: N818 - no error: it ends the pass
+    """The language model's input is there; the rest of the pass is not needed."""
+
+
+@dataclass(eq=False)
+class _Probe(AttentionObserver):
+    """One pass that stops before the language model, every vision attention's output cut free."""
+
+    model: PreTrainedModel
+    towers: Towers
+    inputs: Mapping[str, Tensor]
+    places: list[int]
+    entrances: list[Tensor] = field(default_factory=list)
+    leaves: dict[int, list[Tensor]] = field(default_factory=dict)
+    blocks: dict[int, list[int]] = field(default_factory=dict)
+    stream: Tensor | None = None
+
+    def see_rows(self, layer: RecordedLayer, weights: Tensor, rows: slice) -> None:
+        """The lengths of what attends together, as the first rows of a call show it."""
+        if rows.start == 0:
+            lengths = self.blocks.setdefault(id(layer.module), [])
+            lengths.extend([layer.length] * len(weights))
+
+    def end_layer(self, layer: RecordedLayer) -> None:
+        """Nothing is kept."""
+
+    def run(self) -> Connector:
+        """The pass, and what its gradients say."""
+        pixels, inputs = {}, dict(self.inputs)
+        for name, tensor in pixels_of(inputs).items():
+            flat = tensor.ndim == _FLAT
+            leaf = (tensor if flat else tensor.movedim(-3, -1)).detach().clone().requires_grad_()
+            pixels[name], inputs[name] = leaf, leaf if flat else leaf.movedim(-1, -3)
+        modules = self._attending_modules(inputs)
+        with exclusive(self.model) as changes:
+            self._hook(modules, changes)
+            with suppress(_LanguageModelReached):
+                self.model(**inputs, use_cache=False)
+        return self._connector(modules, pixels)
+
+    def _attending_modules(self, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
+        """Modules of the vision tower that attend, in the order in which they ran."""
+        with exclusive(self.model) as changes, torch.no_grad():
+            self._stop_at_language(changes)
+            with suppress(_LanguageModelReached), attending(self.model, observer=self):
+                self.model(**inputs, use_cache=False)
+        self.stream = None
+        by_id = {id(module): module for module in self.towers.vision.modules()}
+        return [by_id[number] for number in self.blocks if number in by_id]
+
+    def _stop_at_language(self, changes: Changes) -> None:
+        def stop(module: nn.Module, arguments: Any, by_name: Mapping[str, Any]) -> None:
+            self.stream = by_name.get("inputs_embeds")
+            raise _LanguageModelReached
+
+        changes.hook(self.towers.language.register_forward_pre_hook, stop, with_kwargs=True)
+
+    def _hook(self, modules: list[nn.Module], changes: Changes) -> None:
+        def enter(module: nn.Module, arguments: Any, by_name: Mapping[str, Any]) -> None:
+            hidden = arguments[0] if arguments else by_name["hidden_states"]
+            self.entrances.append(hidden.reshape(-1, hidden.shape[-1]))
+
+        def leave(module: nn.Module, arguments: Any, output: Any) -> Any:
+            mixed = output[0] if isinstance(output, tuple) else output
+            leaf = mixed.detach().requires_grad_()
+            self.leaves.setdefault(id(module), []).append(leaf)
+            return (leaf, *output[1:]) if isinstance(output, tuple) else leaf
+
+        self._stop_at_language(changes)
+        for module in modules:
+            changes.hook(module.register_forward_hook, leave)
+        if modules:
+            changes.hook(modules[0].register_forward_pre_hook, enter, with_kwargs=True)
+
+    def _connector(self, modules: list[nn.Module], pixels: Mapping[str, Tensor]) -> Connector:
+        name = type(self.model).__name__
+        if self.stream is None or not modules:
+            raise UnsupportedModelError(
+                f"{name} hands no embeddings to its language model, or its vision tower does not "
+                "attend, so its images cannot be followed. A model that reads the image through "
+                "cross attention (Mllama) is of this kind."
+            )
+        tokens = self.stream[0, self.places]
+        used = [module for module in modules if self._reaches(tokens, module)]
+        if not used:
+            raise CaptureError(f"No layer of the vision tower of {name} reaches its image tokens.")
+        matrix = feeding_matrix(tokens, self.leaves[id(used[-1])], name)
+        if not matrix.any():
+            raise CaptureError(
+                f"No patch changes what the language model of {name} reads: its connector gives "
+                "zeros, as that of a model that was never trained may do."
+            )
+        return Connector(
+            matrix,
+            tuple(self.places),
+            modules.index(used[-1]) + 1,
+            tuple(self.blocks[id(modules[0])]),
+            tuple(self._pixel_map(name, leaf) for name, leaf in pixels.items()),
+        )
+
+    def _reaches(self, tokens: Tensor, module: nn.Module) -> bool:
+        if not tokens.requires_grad:
+            return False
+        leaves = self.leaves[id(module)]
+        parts = torch.autograd.grad(tokens.sum(), leaves, retain_graph=True, allow_unused=True)
+        return any(part is not None for part in parts)
+
+    def _pixel_map(self, name: str, leaf: Tensor) -> PixelMap:
+        numbers = fed_by(torch.cat(self.entrances), [leaf])
+        if numbers is None:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} cuts its images into patches that overlap, so a "
+                "pixel belongs to several; its maps could not be drawn."
+            )
+        return PixelMap(name, numbers.reshape(leaf.shape[:-1]))

@@ -1,0 +1,135 @@
+"""Which images a vision tower saw: each with its grid, and its positions in reading order.
+
+A processor may cut one image into tiles that the tower sees apart; each tile is a view of its own,
+and so is each step of a video.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnflow.errors import CaptureError
+from attnflow.hosts.vision_language.connector import Connector, PixelMap
+from attnflow.tokens import Tokens
+from attnflow.tokens.patches import Grid, ImagePatches, patch_names
+
+__all__ = ["View", "name_views", "views_of"]
+
+_GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One image, tile or video step: its grid, and its vision positions, prefix first.
+
+    source: which of the model's images it is a part of, as far as the shape of the pixels tells.
+    """
+
+    name: str
+    grid: Grid
+    positions: tuple[int, ...]
+    source: tuple[str, int]
+
+
+def views_of(model: Any, connector: Connector, inputs: Mapping[str, Tensor]) -> list[View]:
+    """Every view in the order of the pixels; class tokens stand before the patches of a tile."""
+    views: list[View] = []
+    for pixels in connector.pixels:
+        if pixels.positions.ndim == 1:
+            views += _cut_patches(model, pixels, inputs)
+        else:
+            views += _images(pixels, connector.blocks)
+    patches = [position for view in views for position in view.positions]
+    total = sum(connector.blocks)
+    if sorted(patches) != list(range(total)):
+        raise CaptureError(
+            f"{type(model).__name__} attends over {total} vision positions, of which "
+            f"{len(set(patches))} could be placed in its images; a map would be wrong."
+        )
+    return _numbered(views, connector)
+
+
+def _images(pixels: PixelMap, blocks: Sequence[int]) -> list[View]:
+    """Tiles (..., height, width): their patches by the pixels that feed them."""
+    starts = np.concatenate([[0], np.cumsum(blocks)])
+    height, width = pixels.positions.shape[-2:]
+    views, placed = [], set(pixels.positions[pixels.positions >= 0].tolist())
+    each = pixels.positions.shape[1] if pixels.positions.ndim == 4 else 1  # tiles of an image
+    for number, tile in enumerate(pixels.positions.reshape(-1, height, width)):
+        patches, rows, columns, size = _reading_order(tile)
+        if not patches:
+            continue  # a tile that only fills up the batch
+        block = int(np.searchsorted(starts, patches[0], side="right")) - 1
+        others = [k for k in range(starts[block], starts[block + 1]) if k not in placed]
+        placed.update(others)
+        grid = Grid(rows, columns, len(others), *size)
+        views.append(View("", grid, (*others, *patches), (pixels.name, number // each)))
+    return views
+
+
+def _reading_order(tile: NDArray[np.intp]) -> tuple[list[int], int, int, tuple[int, int]]:
+    """The positions of a tile row by row, how many rows and columns, and the pixels they cover."""
+    tops: dict[int, tuple[int, int]] = {}
+    for row, column in zip(*np.nonzero(tile >= 0), strict=True):
+        tops.setdefault(int(tile[row, column]), (int(row), int(column)))
+    patches = sorted(tops, key=tops.__getitem__)
+    rows = len({top for top, _ in tops.values()})
+    columns = len({left for _, left in tops.values()})
+    if rows * columns != len(patches):
+        raise CaptureError(f"{len(patches)} patches make no grid of {rows} × {columns}.")
+    covered = np.nonzero(tile >= 0)
+    size = (int(covered[0].max()) + 1, int(covered[1].max()) + 1) if patches else (0, 0)
+    return patches, rows, columns, size
+
+
+def _cut_patches(model: Any, pixels: PixelMap, inputs: Mapping[str, Tensor]) -> list[View]:
+    """Patches that the processor has cut: block by block of those that are merged later."""
+    vision = model.config.vision_config
+    side, merge = int(vision.patch_size), int(getattr(vision, "spatial_merge_size", 1))
+    views, start = [], 0
+    for number, (steps, rows, columns) in enumerate(inputs[_GRIDS[pixels.name]].tolist()):
+        count = steps * rows * columns
+        numbers = pixels.positions[start : start + count]
+        blocks = numbers.reshape(steps, rows // merge, columns // merge, merge, merge)
+        lines = blocks.transpose(0, 1, 3, 2, 4).reshape(steps, rows * columns)
+        for step in lines:
+            grid = Grid(rows, columns, 0, rows * side, columns * side)
+            views.append(View("", grid, tuple(step.tolist()), (pixels.name, number)))
+        start += count
+    return views
+
+
+def _numbered(views: Sequence[View], connector: Connector) -> list[View]:
+    """Views of one source that feed neighbouring image tokens are parts of one image."""
+    runs = np.cumsum(np.diff(np.array(connector.places), prepend=connector.places[0]) > 1)
+    images: list[tuple[int, tuple[str, int]]] = []
+    for view in views:
+        fed = np.flatnonzero(connector.matrix[:, list(view.positions)].any(axis=1))
+        images.append((int(runs[fed[0]]) if len(fed) else -1, view.source))
+    order = {image: k + 1 for k, image in enumerate(dict.fromkeys(images))}
+    named = []
+    for k, (view, image) in enumerate(zip(views, images, strict=True)):
+        part = images[: k + 1].count(image)
+        name = f"image {order[image]}" + (f" part {part}" if images.count(image) > 1 else "")
+        named.append(replace(view, name=name))
+    return named
+
+
+def name_views(views: Sequence[View]) -> Tokens:
+    """The vision positions of all views in one row, each with its place in its image."""
+    texts: list[str] = []
+    images = []
+    for view in views:
+        grid = view.grid
+        prefix = tuple("[CLS]" if k == 0 else f"[REG{k}]" for k in range(grid.prefix))
+        names = patch_names(grid, prefix)
+        alone = len(views) == 1
+        images.append(ImagePatches(view.name, grid, len(texts)))
+        texts.extend(names if alone else (f"{view.name} {name}" for name in names))
+    return Tokens(tuple(texts), words=(None,) * len(texts), images=tuple(images))

@@ -1,0 +1,121 @@
+"""Two towers in one trace: how what falls on image tokens is carried on to the patches.
+
+A trace of a vision-language model holds the layers of the vision tower, one layer for the
+connector, and the layers of the language model, over all positions of both. At the connector an
+image token hands all it has to the patches that feed it: there is no residual, because the token
+is made of nothing else. Products of layers (rollout, flow, gradient rollout) need to know only
+that. A method that reads single layers of the language model would leave its mass on the image
+tokens; it is carried on here.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.errors import MethodError, shorten
+from attnflow.trace import AttentionTrace
+
+__all__ = [
+    "CONNECTOR",
+    "LANGUAGE",
+    "TowerRule",
+    "carried",
+    "check_tower_rule",
+    "connector_index",
+    "image_sources",
+    "language_layers",
+]
+
+VISION: Final = "vision"
+CONNECTOR: Final = "connector"
+LANGUAGE: Final = "language"
+TowerRule = Literal["connector", "rollout", "gradients"]
+_RULES: Final = ("connector", "rollout", "gradients")
+_RESIDUAL = 0.5
+
+Matrix = NDArray[np.float64]
+
+
+def connector_index(trace: AttentionTrace) -> int | None:
+    """The index of the connector among the layers; None for a trace of one tower.
+
+    >>> from attnflow.testing import random_trace
+    >>> connector_index(random_trace()) is None
+    True
+    """
+    if trace.stages is None or CONNECTOR not in trace.stages:
+        return None
+    return trace.stages.index(CONNECTOR)
+
+
+def language_layers(trace: AttentionTrace) -> list[int]:
+    """The indices of the layers of the language model; all of a trace of one tower."""
+    if connector_index(trace) is None or trace.stages is None:
+        return list(range(len(trace.layers)))
+    return [k for k, stage in enumerate(trace.stages) if stage == LANGUAGE]
+
+
+def image_sources(trace: AttentionTrace) -> list[int] | None:
+    """The positions that can be sources: vision positions and words, no token that hands all it
+    has on to patches. None for a trace of one tower: all of them.
+
+    >>> from attnflow.testing import random_trace
+    >>> image_sources(random_trace()) is None
+    True
+    """
+    index = connector_index(trace)
+    if index is None:
+        return None
+    own = trace.weights[index].mean(axis=0).diagonal()
+    return [k for k in range(trace.length) if own[k] > 0]
+
+
+def carried(
+    values: Matrix, trace: AttentionTrace, rule: TowerRule, contributions: Matrix | None = None
+) -> Matrix:
+    """`(..., n)`: what falls on image tokens of the language model, handed on to vision positions.
+
+    rule: "connector" stops at the output of the vision tower, so that each token stands for the
+    patches at its place; "rollout" goes on through the tower's rollout; "gradients" through the
+    rollout of `contributions`, gradient-weighted attention of every layer, rows scaled to 1. Sums
+    stay what they are.
+    """
+    index = connector_index(trace)
+    if index is None:
+        return values
+    vectors = values @ _mixed(trace, index)
+    if rule == "connector":
+        return vectors
+    for layer in range(index - 1, -1, -1):
+        if rule == "rollout" or contributions is None:
+            matrix = _mixed(trace, layer)
+        else:
+            matrix = _shares(contributions[layer])
+        vectors = _RESIDUAL * vectors + (1 - _RESIDUAL) * (vectors @ matrix)
+    return vectors
+
+
+def _mixed(trace: AttentionTrace, index: int) -> Matrix:
+    return trace.weights[index].mean(axis=0, dtype=np.float64)
+
+
+def _shares(matrix: NDArray[np.floating]) -> Matrix:  # type: ignore[type-arg]
+    """Rows scaled to sum to 1; a row of zeros becomes the identity's."""
+    total = matrix.sum(axis=-1, keepdims=True, dtype=np.float64)
+    scaled = np.divide(matrix, total, out=np.zeros(matrix.shape), where=total > 0)
+    return scaled + np.where(total > 0, 0.0, np.eye(len(matrix)))
+
+
+def check_tower_rule(rule: object) -> None:
+    """That there is such a rule.
+
+    >>> check_tower_rule("rollout")
+    """
+    if not isinstance(rule, str) or rule not in _RULES:
+        raise MethodError(
+            f"tower={shorten(rule)}: what falls on an image is carried on by one of "
+            f"{', '.join(map(repr, _RULES))}."
+        )

@@ -1,0 +1,212 @@
+"""Drawn scenes: what is drawn, what the small model answers, and what its answers point at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import attnflow
+from attnflow.cli.app import app
+from attnflow.errors import InputError, ModelError
+from attnflow.experiments.scenes.contenders import CONTENDERS
+from attnflow.experiments.scenes.experiment import DEFAULT, Scenes
+from attnflow.experiments.scenes.observe import SceneQuestion, _mass, _points_at
+from attnflow.generation.request import IMAGE_METHOD
+from attnflow.models.drawn_scenes import (
+    COLOURS,
+    SHAPES,
+    TEST_SEED,
+    Question,
+    Scene,
+    SceneObject,
+    questions_about,
+    scenes,
+)
+from attnflow.models.scenes import load_scenes
+from attnflow.tokens.patches import Grid, ImagePatches
+
+PAIR = Scene(
+    (SceneObject("circle", "red", (4, 20, 22, 38)), SceneObject("cross", "blue", (40, 22, 56, 38))),
+    seed=9,
+)
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[Any, Any]:
+    return load_scenes()
+
+
+def test_objects_of_a_scene_differ_and_do_not_touch() -> None:
+    for scene in scenes(60, seed=11):
+        assert len({item.shape for item in scene.objects}) == len(scene.objects)
+        assert len({item.colour for item in scene.objects}) == len(scene.objects)
+        for k, item in enumerate(scene.objects):
+            for other in scene.objects[k + 1 :]:
+                apart = [
+                    item.box[2] <= other.box[0] or other.box[2] <= item.box[0],
+                    item.box[3] <= other.box[1] or other.box[3] <= item.box[1],
+                ]
+                assert any(apart)
+
+
+def test_an_object_is_drawn_in_its_box_and_in_its_colour() -> None:
+    image = PAIR.image().astype(float)
+    ground = np.median(image.reshape(-1, 3), axis=0)
+    left, top, right, bottom = PAIR.objects[0].box
+    middle = image[(top + bottom) // 2 - 2 : (top + bottom) // 2 + 2, (left + right) // 2]
+    assert np.abs(middle.mean(axis=0) - COLOURS["red"]).max() < 25
+    outside = np.ones(image.shape[:2], dtype=bool)
+    for item in PAIR.objects:
+        outside[item.box[1] : item.box[3], item.box[0] : item.box[2]] = False
+    assert np.abs(image[outside] - ground).max() < 50
+
+
+def test_each_shape_is_drawn_otherwise() -> None:
+    drawings = [
+        Scene((SceneObject(shape, "red", (10, 10, 30, 30)),), seed=3).image() for shape in SHAPES
+    ]
+    assert len({drawing.tobytes() for drawing in drawings}) == len(SHAPES)
+
+
+def test_questions_name_the_object_that_answers_them() -> None:
+    answers = {question.text: question for question in PAIR.questions}
+    assert answers["what colour is the cross?"].answer == "blue"
+    assert answers["what shape is red?"].answer_object == 0
+    place = answers["what is right of the circle?"]
+    assert (place.answer, place.answer_object, place.reference) == ("blue cross", 1, 0)
+    assert "what is above the circle?" not in answers  # they are side by side
+
+
+def test_a_place_with_two_objects_is_not_asked_for() -> None:
+    three = (*PAIR.objects, SceneObject("ring", "green", (40, 44, 56, 60)))
+    texts = [question.text for question in questions_about(three)]
+    assert "what is right of the circle?" not in texts
+
+
+def test_a_number_of_scenes_is_checked() -> None:
+    with pytest.raises(InputError, match="count=0"):
+        next(scenes(0, seed=1))
+
+
+def test_a_folder_without_the_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.safetensors is missing"):
+        load_scenes(tmp_path)
+
+
+def test_mass_on_a_box_is_that_of_the_parts_of_patches_inside() -> None:
+    image = ImagePatches("image 1", Grid(8, 8, 0, 64, 64))
+    scores = np.arange(64.0)
+    assert _mass(scores, image, (0, 0, 64, 64)) == scores.sum()
+    assert _mass(scores, image, (4, 0, 8, 8)) == 0.0
+    assert np.isclose(_mass(scores, image, (8, 4, 16, 12)), 0.5 * scores[1] + 0.5 * scores[9])
+
+
+def test_a_map_points_at_the_object_with_most_mass_per_area() -> None:
+    image = ImagePatches("image 1", Grid(8, 8, 0, 64, 64))
+    question = Question("what colour is the circle?", "red", 0, "colour")
+    asked = SceneQuestion(None, None, PAIR, question)
+    scores = np.zeros((8, 8))
+    scores[3, 1] = 1.0
+    assert _points_at(scores.ravel(), image, asked)
+    scores[3, 6] = 2.0
+    assert not _points_at(scores.ravel(), image, asked)
+
+
+def test_the_small_model_answers_questions_about_scenes(small: tuple[Any, Any]) -> None:
+    model, processor = small
+    asked = [(scene, scene.questions[0]) for scene in scenes(20, seed=TEST_SEED)]
+    right = 0
+    for scene, question in asked:
+        result = attnflow.generate(
+            model, question.text, images=[scene.image()], processor=processor, max_new_tokens=3
+        )
+        right += result.provenance["completion"].strip() == question.answer
+    assert right >= 16
+
+
+def test_each_word_of_an_answer_is_over_patches_and_words(small: tuple[Any, Any]) -> None:
+    model, processor = small
+    question = next(q for q in PAIR.questions if q.kind == "place")
+    result = attnflow.generate(
+        model, question.text, images=[PAIR.image()], processor=processor, max_new_tokens=4
+    )
+    assert result.method == IMAGE_METHOD
+    (image,) = result.sources.images
+    assert (image.grid.rows, image.grid.columns, image.grid.prefix) == (8, 8, 1)
+    assert list(result.sources)[-1] == "?"
+    assert result.values.shape[1] == len(result.targets)
+    assert result.values.shape[2] == 65 + 1 + len(question.text.replace("?", " ?").split())
+
+
+def test_rollout_of_an_answer_is_a_distribution(small: tuple[Any, Any]) -> None:
+    model, processor = small
+    question = PAIR.questions[0]
+    result = attnflow.explain(
+        model, question.text, "rollout", images=[PAIR.image()], processor=processor
+    )
+    assert np.isclose(result.layer(-1).values.sum(), 1.0, atol=1e-4)
+
+
+def test_the_command_line_takes_an_image(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image").fromarray(PAIR.image()).save(tmp_path / "scene.png")
+    run = CliRunner().invoke(
+        app,
+        [
+            *("generate", "--model", "scenes", "--image", str(tmp_path / "scene.png")),
+            *("--output", str(tmp_path / "map.png"), "what colour is the circle?"),
+        ],
+    )
+    assert run.exit_code == 0, run.output
+    assert "red" in run.output
+    assert (tmp_path / "map.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"images": []}, "images is empty"),
+        ({"images": "scene.png"}, "images is a list of images"),
+        ({"images": ["no-such.png"]}, "There is no image 'no-such.png'"),
+        ({"images": [PAIR.image()], "confirm": True}, "confirm=True hides words"),
+    ],
+)
+def test_wrong_images_get_a_sentence(
+    small: tuple[Any, Any], arguments: dict[str, Any], message: str
+) -> None:
+    model, processor = small
+    with pytest.raises(InputError, match=message):
+        attnflow.generate(model, "what shape is red?", processor=processor, **arguments)
+
+
+def test_a_model_without_a_vision_tower_takes_no_images() -> None:
+    from attnflow.testing import tiny_decoder
+
+    model, tokenizer = tiny_decoder()
+    with pytest.raises(attnflow.AttnflowError, match=r"processor|no vision-language model"):
+        attnflow.generate(model, "the keys", images=[PAIR.image()], tokenizer=tokenizer)
+
+
+def test_the_experiment_goes_on_from_its_journal(small: tuple[Any, Any], tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    report = Scenes(scenes=4)(*small, journal=journal)
+    lines = journal.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 5
+    assert set(report.table("scenes").rows) > set(CONTENDERS)
+    journal.write_text("\n".join(lines[:3]) + "\n", encoding="utf-8")
+    again = Scenes(scenes=4)(*small, journal=journal)
+    assert again.to_csv() == report.to_csv()
+    assert json.loads(lines[1])["scores"].keys() == report.table("scenes").rows.keys()
+
+
+def test_the_default_is_among_the_contenders() -> None:
+    assert CONTENDERS[DEFAULT] == IMAGE_METHOD
+
+
+def test_the_default_points_at_the_true_object(small: tuple[Any, Any]) -> None:
+    report = Scenes(scenes=24)(*small)
+    assert report.table("scenes").rows[DEFAULT][0].value >= 0.8

@@ -1,0 +1,404 @@
+"""Train the small vision-language model that ships with the package, on drawn scenes.
+
+    python training/scenes.py --output src/attnflow/models/scenes
+
+The architecture is transformers' own LlavaForConditionalGeneration with a CLIP vision tower of
+three layers and a Llama of four. One core trains it in about twenty minutes. Several questions
+about one scene share a sequence for speed; a mask keeps them from seeing one another, so each is
+answered as it would be alone. Before that the connector is aligned: what it makes of each patch
+must be near the words for the colour and the shape of the object that the patch shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from checkpoint import Run, parameter_groups
+from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+
+from attnflow.models.drawn_scenes import (
+    COLOURS,
+    DEVELOPMENT_SEED,
+    SHAPES,
+    SIZE,
+    TEST_SEED,
+    TRAIN_SEED,
+    Question,
+    Scene,
+    scenes,
+)
+
+SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<image>")
+WORDS = ("what", "is", "the", "colour", "shape", "left", "right", "of", "above", "below", "?")
+PATCH = 8
+PATCHES = (SIZE // PATCH) ** 2
+SLOT = 10  # tokens of the longest question with its answer and <eos>
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides the result; kept with a checkpoint."""
+
+    seed: int = 0
+    scenes: int = 5_000
+    aligning_steps: int = 300
+    steps: int = 1_800
+    batch: int = 6
+    aligning_batch: int = 12
+    questions: int = 6
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.01
+    warmup: int = 100
+    patch_weight: float = 0.3
+
+
+# --- what the model is --------------------------------------------------------------------------
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Words and signs, one token each; <bos> begins a text."""
+    words = (*SPECIAL, *WORDS, *COLOURS, *SHAPES)
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Lowercase(), normalizers.Replace(Regex(r"\bcolor\b"), "colour")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        additional_special_tokens=["<image>"],
+    )
+
+
+def make_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
+    """Images of any size become 64 x 64; <image> stands for all patches of one."""
+    images = CLIPImageProcessorPil(
+        size={"height": SIZE, "width": SIZE},
+        do_center_crop=False,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    return LlavaProcessor(
+        images,
+        tokenizer,
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
+    """LLaVA in small: CLIP's tower without its class token, a projection, a Llama."""
+    vision = CLIPVisionConfig(
+        hidden_size=48, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        image_size=SIZE, patch_size=PATCH, hidden_act="gelu", projection_dim=48,
+    )  # fmt: skip
+    text = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=16, max_position_embeddings=512,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, initializer_range=0.05, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )  # fmt: skip
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
+        image_seq_length=PATCHES,
+        tie_word_embeddings=True,
+    )
+    model = LlavaForConditionalGeneration(config)
+    _begin_alike(model)
+    return model
+
+
+def _begin_alike(model: LlavaForConditionalGeneration) -> None:
+    """Queries and keys begin alike, so like attends to like: a word to the patches that show it.
+
+    What is read there begins to be handed on as it is. Training is free to undo both.
+    """
+    with torch.no_grad():
+        for layer in model.model.language_model.layers:
+            attention = layer.self_attn
+            nn.init.normal_(attention.q_proj.weight, std=0.125)
+            nn.init.normal_(attention.v_proj.weight, std=0.125)
+            attention.k_proj.weight.copy_(attention.q_proj.weight)
+            attention.o_proj.weight.copy_(attention.v_proj.weight.T)
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+def normalised(image: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What the processor makes of a drawing."""
+    return (image.astype(np.float32) / 255 - 0.5).transpose(2, 0, 1) / 0.5
+
+
+def patch_labels(scene: Scene) -> NDArray[np.int64]:
+    """(2, patches): colour and shape of the object that covers a patch; 0 for the ground."""
+    labels = np.zeros((2, SIZE // PATCH, SIZE // PATCH), dtype=np.int64)
+    for item in scene.objects:
+        left, top, right, bottom = item.box
+        cover = np.zeros((SIZE, SIZE))
+        cover[top:bottom, left:right] = 1
+        shares = cover.reshape(SIZE // PATCH, PATCH, SIZE // PATCH, PATCH).mean(axis=(1, 3))
+        labels[0][shares >= 0.3] = 1 + list(COLOURS).index(item.colour)
+        labels[1][shares >= 0.3] = 1 + SHAPES.index(item.shape)
+    return labels.reshape(2, -1)
+
+
+class Data:
+    """Scenes drawn once, with all their questions as ids."""
+
+    def __init__(self, count: int, seed: int, tokenizer: PreTrainedTokenizerFast) -> None:
+        drawn = list(scenes(count, seed=seed))
+        self.images = np.stack([scene.image() for scene in drawn])
+        self.labels = np.stack([patch_labels(scene) for scene in drawn])
+        self.questions = [scene.questions for scene in drawn]
+        self.tokenizer = tokenizer
+        self._ids: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+
+    def slot(self, question: Question) -> tuple[list[int], list[int]]:
+        """The ids of a question with its answer, and what each position must say next."""
+        key = (question.text, question.answer)
+        if key not in self._ids:
+            asking = self.tokenizer.encode(question.text, add_special_tokens=False)
+            answer = self.tokenizer.encode(question.answer, add_special_tokens=False)
+            ids = [*asking, *answer, self.tokenizer.eos_token_id]
+            said = [*[IGNORED] * (len(asking) - 1), *answer, self.tokenizer.eos_token_id, IGNORED]
+            room = SLOT - len(ids)
+            self._ids[key] = (
+                ids + [self.tokenizer.pad_token_id] * room,
+                said + [IGNORED] * room,
+            )
+        return self._ids[key]
+
+    def batch(
+        self, numbers: Sequence[int], questions: int, random: np.random.Generator
+    ) -> dict[str, Tensor]:
+        """Some scenes, each with some of its questions."""
+        rows = []
+        for number in numbers:
+            asked = self.questions[number]
+            picks = random.integers(len(asked), size=questions)
+            rows.append([self.slot(asked[k]) for k in picks])
+        opening = [self.tokenizer.bos_token_id] + [SPECIAL.index("<image>")] * PATCHES
+        ids = [opening + [i for slot, _ in row for i in slot] for row in rows]
+        targets = [[IGNORED] * len(opening) + [i for _, slot in row for i in slot] for row in rows]
+        pixels = np.stack([normalised(self.images[number]) for number in numbers])
+        return {
+            "input_ids": torch.tensor(ids),
+            "targets": torch.tensor(targets),
+            "pixel_values": torch.from_numpy(pixels),
+            "patches": torch.from_numpy(self.labels[list(numbers)]),
+        }
+
+
+def separating_mask(questions: int) -> tuple[Tensor, Tensor]:
+    """Each question sees the image and itself; its positions go on from the image's."""
+    opening = 1 + PATCHES
+    length = opening + questions * SLOT
+    slot = torch.cat([torch.zeros(opening), 1 + torch.arange(questions).repeat_interleave(SLOT)])
+    causal = torch.ones(length, length).tril().bool()
+    mask = causal & ((slot[None, :] == 0) | (slot[None, :] == slot[:, None]))
+    positions = torch.cat([torch.arange(opening), (opening + torch.arange(SLOT)).repeat(questions)])
+    return mask[None, None], positions[None]
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+class Trained(nn.Module):
+    """The model with the direction that only training uses: that of a patch without an object."""
+
+    def __init__(self, model: LlavaForConditionalGeneration, tokenizer: Any) -> None:
+        super().__init__()
+        self.model = model
+        width = model.config.text_config.hidden_size
+        self.ground = nn.Parameter(torch.zeros(1, width))
+        self.words = [
+            torch.tensor(tokenizer.convert_tokens_to_ids(list(names)))
+            for names in (COLOURS, SHAPES)
+        ]
+
+    def image_tokens(self, pixels: Tensor) -> Tensor:
+        """(batch, patches, width): what the language model reads of the images."""
+        inner = self.model.model
+        hidden = inner.vision_tower(pixels).last_hidden_state[:, 1:]
+        return inner.multi_modal_projector(hidden)
+
+    def alignment(self, tokens: Tensor, patches: Tensor) -> Tensor:
+        """How far the patches are from the words for what they show."""
+        embeddings = self.model.get_input_embeddings().weight
+        loss = tokens.new_zeros(())
+        for words, labels in zip(self.words, patches.unbind(dim=1), strict=True):
+            names = torch.cat([self.ground, embeddings[words]])
+            loss = loss + functional.cross_entropy(
+                (tokens @ names.T).flatten(0, 1), labels.flatten()
+            )
+        return loss
+
+    def losses(self, batch: dict[str, Tensor], questions: int) -> tuple[Tensor, Tensor]:
+        """Of the answers, and of the patches; of the patches alone where nothing is asked."""
+        inner = self.model.model
+        tokens = self.image_tokens(batch["pixel_values"])
+        patches = self.alignment(tokens, batch["patches"])
+        if not questions:
+            return tokens.new_zeros(()), patches
+        embeddings = inner.get_input_embeddings()(batch["input_ids"])
+        stream = torch.cat([embeddings[:, :1], tokens, embeddings[:, 1 + PATCHES :]], dim=1)
+        mask, positions = separating_mask(questions)
+        size = len(stream)
+        states = inner.language_model(
+            inputs_embeds=stream,
+            attention_mask=mask.expand(size, -1, -1, -1),
+            position_ids=positions.expand(size, -1),
+            use_cache=False,
+        ).last_hidden_state
+        right = batch["targets"] != IGNORED
+        logits = self.model.lm_head(states[right])
+        return functional.cross_entropy(logits, batch["targets"][right]), patches
+
+
+def learning_rate_factor(step: int, settings: Settings) -> float:
+    """Linear warm-up, then a cosine to zero."""
+    if step < settings.warmup:
+        return (step + 1) / settings.warmup
+    total = settings.aligning_steps + settings.steps
+    done = (step - settings.warmup) / max(1, total - settings.warmup)
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def train(trained: Trained, data: Data, settings: Settings, checkpoint: Path) -> None:
+    """Run the steps that are left; an interrupted run goes on from its last 500 steps."""
+    optimiser = torch.optim.AdamW(
+        parameter_groups(trained),
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        betas=(0.9, 0.95),
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: learning_rate_factor(step, settings)
+    )
+    run = Run(checkpoint, asdict(settings), trained, optimiser, schedule, "step")
+    run.resume()
+    trained.train()
+    began, means = time.monotonic(), np.zeros(2)
+    while run.done < settings.aligning_steps + settings.steps:
+        aligning = run.done < settings.aligning_steps
+        random = np.random.default_rng([settings.seed, run.done])
+        size = settings.aligning_batch if aligning else settings.batch
+        numbers = random.integers(len(data.images), size=size)
+        batch = data.batch(numbers.tolist(), settings.questions, random)
+        answers, patches = trained.losses(batch, 0 if aligning else settings.questions)
+        optimiser.zero_grad()
+        (answers + (1.0 if aligning else settings.patch_weight) * patches).backward()
+        nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        run.done += 1
+        means += [answers.item(), patches.item()]
+        if run.done % 100 == 0:
+            said = f"answers {means[0] / 100:.4f} patches {means[1] / 100:.4f}"
+            print(f"step {run.done} {said} {time.monotonic() - began:.0f}s", flush=True)
+            means[:] = 0
+        if run.done % 500 == 0:
+            run.save()
+
+
+# --- how good it is -----------------------------------------------------------------------------
+
+
+def answers_of(model: LlavaForConditionalGeneration, data: Data) -> Iterator[tuple[Question, bool]]:
+    """Every question with whether the model answers it, word for word, by its greedy choice."""
+    trained = Trained(model, data.tokenizer).eval()
+    with torch.no_grad():
+        for number, questions in enumerate(data.questions):
+            slots = [data.slot(question) for question in questions]
+            opening = [data.tokenizer.bos_token_id] + [SPECIAL.index("<image>")] * PATCHES
+            ids = torch.tensor([opening + ids for ids, _ in slots])
+            pixels = torch.from_numpy(normalised(data.images[number]))[None]
+            inner = trained.model.model
+            projected = trained.image_tokens(pixels).expand(len(ids), -1, -1)
+            words = inner.get_input_embeddings()(ids)
+            stream = torch.cat([words[:, :1], projected, words[:, 1 + PATCHES :]], dim=1)
+            states = inner.language_model(inputs_embeds=stream, use_cache=False).last_hidden_state
+            guesses = trained.model.lm_head(states[:, 1 + PATCHES :]).argmax(dim=-1)
+            for question, guess, (_, target) in zip(questions, guesses, slots, strict=True):
+                expected = torch.tensor(target)
+                right = expected != IGNORED
+                yield question, bool((guess[right] == expected[right]).all())
+
+
+def accuracy(model: LlavaForConditionalGeneration, data: Data) -> dict[str, Any]:
+    """The share of questions answered without a mistake, by kind."""
+    results: dict[str, list[bool]] = {}
+    for question, right in answers_of(model, data):
+        for name in ("all", question.kind):
+            results.setdefault(name, []).append(right)
+    return {name: round(sum(r) / len(r), 4) for name, r in results.items()} | {
+        "questions": len(results["all"])
+    }
+
+
+def main() -> None:
+    """Train, measure, write the folder."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--checkpoint", type=Path, default=Path("scenes.state"))
+    parser.add_argument("--steps", type=int, default=Settings.steps)
+    parser.add_argument("--scenes", type=int, default=Settings.scenes)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    settings = Settings(steps=arguments.steps, scenes=arguments.scenes)
+    torch.manual_seed(settings.seed)
+    tokenizer = make_tokenizer()
+    trained = Trained(make_model(tokenizer), tokenizer)
+    print(f"{sum(p.numel() for p in trained.model.parameters())} parameters", flush=True)
+    train(trained, Data(settings.scenes, TRAIN_SEED, tokenizer), settings, arguments.checkpoint)
+    model = trained.model.half().float().eval()  # measured as it ships
+    report = {
+        "settings": asdict(settings),
+        "development": accuracy(model, Data(500, DEVELOPMENT_SEED, tokenizer)),
+        "held out": accuracy(model, Data(1000, TEST_SEED, tokenizer)),
+    }
+    print(json.dumps(report, indent=1), flush=True)
+    model.half().save_pretrained(arguments.output)
+    make_processor(tokenizer).save_pretrained(arguments.output)
+    (arguments.output / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
