@@ -68,6 +68,7 @@ _TORCH = _requirement("torch", "2.4")
 _TRANSFORMERS = _requirement("transformers", "5.0")
 _SCIPY = _requirement("scipy", "1.11")
 _PYARROW = _requirement("pyarrow", "15")
+_PILLOW = _requirement("pillow", "10", "PIL")
 
 BASE = Extra(
     "",
@@ -94,11 +95,15 @@ EXTRAS = (
         "attnflow evaluate: correlations, integrated gradients, texts from .parquet files",
         (_SCIPY, _requirement("captum", "0.7"), _PYARROW),
     ),
-    Extra("corpus", "attnflow corpus: many texts into Parquet", (_TORCH, _TRANSFORMERS, _PYARROW)),
+    Extra(
+        "corpus",
+        "attnflow corpus: many texts into Parquet",
+        (_TORCH, _TRANSFORMERS, _PYARROW, _PILLOW),
+    ),
     Extra(
         "ray",
         "attnflow corpus --engine ray: several machines",
-        (_TORCH, _TRANSFORMERS, _PYARROW, _requirement("ray[data]", "2.40")),
+        (_TORCH, _TRANSFORMERS, _PYARROW, _PILLOW, _requirement("ray[data]", "2.40")),
     ),
     Extra(
         "web",
