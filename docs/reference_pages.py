@@ -100,6 +100,8 @@ def _description(module: str, name: str, value: Any) -> str:
 
 
 def _constant(value: Any) -> str:
+    if isinstance(value, Path):
+        return "A folder of the package."  # its place is that of the machine that builds the site
     text = " ".join(repr(value).split()).replace("`", "'").replace("\\", "/")
     return f"``{text if len(text) <= 300 else text[:297] + '...'}``"
 
