@@ -41,9 +41,10 @@ NOT_RUN = {
     "test_pronouns.py and test_ablation_experiment.py run every experiment on little data",
     "pip install": "it changes the machine",
     "python training/": "hours of training; tests/test_sst2_training.py",
-    "python benchmarks/": "data that is not shipped, or an hour",
     "make ": "the Makefile is what continuous integration runs",
 }
+# A masked language model answers at its mask; for others it is an unknown word.
+TEXTS = ["the [MASK] to the cabinets", "the author talked to [MASK] about his book"]
 # Blocks of Python that need a package that is not among ours: a line of theirs, and why.
 NOT_RUN_PYTHON = {"duckdb.sql": "duckdb and polars are other people's readers of the same files"}
 
@@ -153,7 +154,7 @@ def _write_data(folder: Path) -> None:
     }.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    texts = ["the keys to the cabinets", "the author talked to sara about his book"]
+    texts = TEXTS
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     (folder / "numpred.val").write_text(
         "\n".join(f"VBP\t{text}" for text in texts), encoding="utf-8"
@@ -233,8 +234,8 @@ def namespace(folder: Path) -> dict[str, Any]:
         "attnflow": attnflow,
         "model": decoder.model,
         "tokenizer": decoder.tokenizer,
-        "text": "the keys to the cabinets",
-        "texts": ["the keys to the cabinets", "the author is here"],
+        "text": "the keys to",
+        "texts": TEXTS,
         "prompt": "the keys to",
         "prompts": ["the keys to", "the author"],
         "completion": "the cabinets",
@@ -270,6 +271,7 @@ def two_sided(known: dict[str, Any]) -> None:
 def masked(known: dict[str, Any]) -> None:
     """An encoder, for what is measured on classifiers and masked language models."""
     known["model"], known["tokenizer"] = tiny_encoder()
+    known["text"] = TEXTS[0]
     batch = attnflow.capture_batch(known["model"], known["texts"], tokenizer=known["tokenizer"])
     known["traces"] = batch
 

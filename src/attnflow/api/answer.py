@@ -184,8 +184,8 @@ def ask(
     prompt = question_prompt(question, collection, templated)
     choice = measured_choice(method, careful)
     again = isinstance(choice, MeasuredChoice)
-    written = generate(model, prompt, method=None if again else method, stream=stream, **shared)
-    result = _first_line(written, templated)
+    completion = generate(model, prompt, method=None if again else method, stream=stream, **shared)
+    result = _first_line(completion, templated)
     if again:
         result = _measured(model, prompt, result, choice, tokenizer, templated)
     ids = encode_prompts(model, tokenizer, prompt, chat=templated).prompts()[0].ids

@@ -110,8 +110,8 @@ def unpack_layer(layer: Mapping[str, Any], shape: tuple[int, int]) -> Floats:
 
 
 def _scaled(steps: str, scale: str, rows: int) -> Floats:
-    whole = numbers_of(steps, np.int16).reshape(rows, -1)
-    return whole * numbers_of(scale, np.float32).astype(np.float64)[:, None]
+    counts = numbers_of(steps, np.int16).reshape(rows, -1)
+    return counts * numbers_of(scale, np.float32).astype(np.float64)[:, None]
 
 
 def _placed(layer: Mapping[str, Any], values: Floats, shape: tuple[int, int]) -> Floats:

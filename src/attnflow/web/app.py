@@ -250,9 +250,9 @@ def _add_jobs(app: FastAPI, server: Server) -> None:
     @app.get("/api/models")
     async def offered_models() -> Any:
         models = [model.to_dict() for model in server.models.values()]
-        written = list(GENERATION_METHODS)
+        of_completions = list(GENERATION_METHODS)
         methods = {"explain": list(EXPLANATION_METHODS)}
-        methods |= dict.fromkeys(("generate", "chat", "ask"), written)
+        methods |= dict.fromkeys(("generate", "chat", "ask"), of_completions)
         limits = {"tokens": server.limits.tokens, "new_tokens": server.limits.new_tokens}
         titles = {name: method_in_words(make_method(name)) for name in METHODS}
         return {"models": models, "methods": methods, "titles": titles, "limits": limits}

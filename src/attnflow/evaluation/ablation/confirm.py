@@ -52,10 +52,10 @@ def confirm_completion(
     """
     if (whole_number(top) or 0) < 1:
         raise InputError(f"top is how many sources are hidden, at least 1; got {top!r}.")
-    named = _strongest_words(result, model, tokenizer, prompt_ids, top)
+    sources = _strongest_words(result, model, tokenizer, prompt_ids, top)
     if passages is not None:
-        named = [(name, tuple(positions)) for name, positions in passages]
-    hidden = sorted({position for _, positions in named for position in positions})
+        sources = [(name, tuple(positions)) for name, positions in passages]
+    hidden = sorted({position for _, positions in sources for position in positions})
     ablation = _ablation(model, tokenizer, prompt_ids, completion_ids)
     known = result.provenance.get(LOG_PROBS)
     if known is not None and len(known) == len(completion_ids):
@@ -66,8 +66,8 @@ def confirm_completion(
     target_tokens = prompt_tokens(tokenizer, [completion_ids[k] for k in numbers])[0]
     before, after = (tuple(row[numbers].clip(max=0.0).tolist()) for row in rows)
     return Confirmation(
-        sources=tuple(name for name, _ in named),
-        positions=tuple(positions for _, positions in named),
+        sources=tuple(name for name, _ in sources),
+        positions=tuple(positions for _, positions in sources),
         targets=target_tokens.text,
         log_probs=before,
         log_probs_without=after,
