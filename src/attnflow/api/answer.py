@@ -152,6 +152,7 @@ def ask(
     chat: whether the model's chat template is used; None uses it where there is one. Without it
         the answer is the first line that the model writes.
     confirm: leave out each document that is named, ask again, and note whether the answer changes.
+
     Everything else is as in `generate`. What the answer loses when the sentences it came from are
     hidden together is in `answer.result.confirmation`: one more pass, always.
 

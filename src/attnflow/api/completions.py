@@ -202,6 +202,7 @@ def explain_completion(
 
     completion: the text as it follows the prompt, with its leading space, or its token ids. That
         of an encoder–decoder is what its decoder writes.
+
     Everything else is as in `generate`.
 
     >>> from attnflow.testing import tiny_decoder

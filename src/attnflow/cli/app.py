@@ -22,6 +22,7 @@ from attnflow.cli.ask import ask
 from attnflow.cli.check import check
 from attnflow.cli.corpus import app as corpus
 from attnflow.cli.demo import demo
+from attnflow.cli.doctor import doctor
 from attnflow.cli.evaluate import evaluate
 from attnflow.cli.experiment import app as experiments
 from attnflow.cli.explain import explain
@@ -44,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (ask, explain, generate, report, serve, evaluate, check, methods, demo):
+for _command in (ask, explain, generate, report, serve, evaluate, check, methods, demo, doctor):
     app.command()(_command)
 experiments.command(name="ablation")(ablation)
 app.add_typer(experiments)

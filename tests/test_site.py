@@ -1,0 +1,166 @@
+"""The documentation site: nothing public is left out of it, and what its tutorials say runs.
+
+`make docs` builds it and fails on every warning; that takes too long for a test. Here tutorials run
+in a small version: with tiny language models and few texts.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import attnflow
+from public_surface import PUBLIC_MODULES
+from test_docs import small_models
+
+DOCS = Path(__file__).parent.parent / "docs"
+sys.path.insert(0, str(DOCS))
+
+import docstrings  # noqa: E402
+import reference_pages  # noqa: E402
+
+__all__ = ["small_models"]  # a fixture
+
+FOLDERS = ("start", "how", "reference")
+PAGES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md"))
+NOTEBOOKS = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "gallery.md"]
+CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+REFERENCE = re.compile(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`")
+
+
+def page_name(path: Path) -> str:
+    return str(path.relative_to(DOCS))
+
+
+# ---- nothing is left out
+
+
+@pytest.fixture(scope="module")
+def generated() -> dict[str, str]:
+    return reference_pages.pages()
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_every_public_name_is_on_its_page(module: str, generated: dict[str, str]) -> None:
+    text = generated[f"api/{module}.rst"]
+    for name, _ in reference_pages.members(module):
+        assert re.search(rf"(?:{re.escape(module)}\.|`){name}\b", text), f"{module}.{name}"
+
+
+def undescribed(value: Any) -> Iterator[str]:
+    """A class or function without a docstring, and the public methods of a class without one."""
+    if not inspect.getdoc(value):
+        yield value.__qualname__
+    if not inspect.isclass(value) or issubclass(value, BaseException):
+        return
+    for name, member in vars(value).items():
+        function = getattr(member, "__func__", getattr(member, "fget", member))
+        if not name.startswith("_") and inspect.isfunction(function):
+            yield from () if inspect.getdoc(function) else (f"{value.__qualname__}.{name}",)
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_every_public_name_is_described(module: str) -> None:
+    values = [value for _, value in reference_pages.members(module)]
+    classes = [v for v in values if inspect.isclass(v) or inspect.isfunction(v)]
+    assert not [name for value in classes for name in undescribed(value)]
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), list(reference_pages.commands()), ids=lambda part: str(part)[:40]
+)
+def test_every_option_is_described(
+    path: tuple[str, ...], command: click.Command, generated: dict[str, str]
+) -> None:
+    text = generated[f"cli/{'-'.join(path)}.rst"]
+    assert command.help or path == ("attnflow",)
+    for parameter in command.params:
+        help_text = getattr(parameter, "help", None)
+        if getattr(parameter, "hidden", False):
+            continue
+        assert help_text, f"{' '.join(path)} {parameter.opts} has no help"
+        name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.name
+        assert str(name) in text, f"{' '.join(path)} {name}"
+
+
+# ---- pages hang together
+
+
+def test_every_page_is_in_the_tree_and_every_reference_leads_somewhere() -> None:
+    pages = [*DOCS.glob("*.md"), *PAGES, *NOTEBOOKS[:-1]]
+    entries = {DOCS / "index"}
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for body in TOCTREE.findall(text):
+            lines = [line for line in body.splitlines() if line and not line.startswith(":")]
+            names = [re.sub(r".*<(.+)>", r"\1", line) for line in lines]  # `Title <page>`
+            entries |= {(page.parent / name).resolve() for name in names}
+        for target in REFERENCE.findall(text):
+            file = (page.parent / f"{target}.md").resolve()
+            assert file.exists(), f"{page_name(page)}: {{doc}}`{target}`"
+    missing = [page_name(page) for page in pages if page.with_suffix("") not in entries]
+    assert not missing, f"in no toctree: {missing}"
+    generated = {"reference/api/index", "reference/cli/index", "reference/scenes-card"}
+    for entry in entries:
+        name = str(entry.relative_to(DOCS))
+        assert name in generated or entry.with_suffix(".md").exists(), name
+
+
+def test_docstrings_become_markup() -> None:
+    lines = [
+        "What it does.",
+        "",
+        "name: what it is, and",
+        "    more of it.",
+        "first, second: both.",
+    ]
+    lines += ["", "    a drawing", "", ">>> f(1)", "2"]
+    assert docstrings.marked_up(lines) == [
+        *("What it does.", ""),
+        *(
+            "``name``",
+            "   what it is, and",
+            "   more of it.",
+            "``first``, ``second``",
+            "   both.",
+            "",
+        ),
+        *(".. code-block:: none", "", "       a drawing", ""),
+        *(">>> f(1)", "2", ""),
+    ]
+
+
+# ---- what tutorials say runs; tests/test_docs.py runs all else that a page says
+
+
+@pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=page_name)
+def test_tutorials_run(page: Path, small_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell, in order; the last value of a cell is shown as a notebook shows it."""
+    from matplotlib import pyplot
+
+    few = functools.partial(attnflow.evaluate_methods, samples=2)
+    monkeypatch.setattr(attnflow, "evaluate_methods", few, raising=False)
+    known: dict[str, Any] = {}
+    for cell in CELL.findall(page.read_text(encoding="utf-8")):
+        lines = [line for line in cell.splitlines() if not line.startswith(":tags:")]
+        # A tiny model may write one token only.
+        tree = ast.parse("\n".join(lines).replace(".row(-3)", ".row(-1)"))
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, page.name, "exec"), known)
+        if last is not None:
+            assert isinstance(last, ast.Expr)
+            value = eval(compile(ast.Expression(last.value), page.name, "eval"), known)
+            if isinstance(value, attnflow.Attribution):
+                assert value._repr_html_()
+    pyplot.close("all")
