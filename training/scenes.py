@@ -135,7 +135,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenerat
     config = LlavaConfig(
         vision_config=vision,
         text_config=text,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_index=int(tokenizer.convert_tokens_to_ids("<image>")),
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
         image_seq_length=PATCHES,
@@ -151,7 +151,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenerat
 
 def normalised(image: NDArray[np.uint8]) -> NDArray[np.float32]:
     """What the processor makes of a drawing."""
-    return (image.astype(np.float32) / 255 - 0.5).transpose(2, 0, 1) / 0.5
+    scaled = (image.astype(np.float32) / 255 - 0.5).transpose(2, 0, 1) / 0.5
+    return scaled.astype(np.float32)
 
 
 def patch_targets(scene: Scene) -> NDArray[np.float32]:

@@ -102,7 +102,7 @@ def _mixed(trace: AttentionTrace, index: int) -> Matrix:
     return trace.weights[index].mean(axis=0, dtype=np.float64)
 
 
-def _shares(matrix: NDArray[np.floating]) -> Matrix:  # type: ignore[type-arg]
+def _shares(matrix: NDArray[np.floating]) -> Matrix:
     """Rows scaled to sum to 1; a row of zeros becomes the identity's."""
     total = matrix.sum(axis=-1, keepdims=True, dtype=np.float64)
     scaled = np.divide(matrix, total, out=np.zeros(matrix.shape), where=total > 0)

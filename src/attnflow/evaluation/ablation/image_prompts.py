@@ -45,6 +45,6 @@ def measure_images(
         (trace.layers[-1],),
         targets=reader.names_after(prompt.ids, targets),
         sources=trace.tokens.select(columns),
-        method=replace(method, alone=0),
+        method=replace(method, alone=0),  # type: ignore[arg-type]
         provenance={**trace.provenance, **reader.about(prompt.ids, list(ids))},
     )

@@ -50,7 +50,7 @@ def tower_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrained
         return model
     side = compared_side(model, inputs)
     by_image = side == "image" if side is not None else "pixel_values" in inputs
-    tower: PreTrainedModel = model.vision_model if by_image else model.text_model
+    tower: Any = model.vision_model if by_image else model.text_model
     return tower
 
 

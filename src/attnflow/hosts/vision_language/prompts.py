@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from attnflow.errors import InputError, ModelError, TokensError, optional_import, shorten
 from attnflow.hosts.texts import checked_text
@@ -122,8 +122,9 @@ def after_prompt(
         **extra,
         "attention_mask": torch.ones(1, len(prompt), dtype=torch.long, device=model.device),
     }
+    carry_on: Any = model._update_model_kwargs_for_generation
     for _ in ids:
-        carried = model._update_model_kwargs_for_generation(ModelOutput(), carried)  # type: ignore[attr-defined]
+        carried = carry_on(ModelOutput(), carried)
     return {"input_ids": text, **carried}
 
 

@@ -85,7 +85,8 @@ def pixels_of(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def placeholders(model: PreTrainedModel, ids: Iterable[int]) -> list[int]:
     """The positions of the language model that stand for parts of an image."""
     config: Any = model.config
-    tokens = {getattr(config, name, None) for name in _IMAGE_TOKENS} - {None}
+    numbers = [getattr(config, name, None) for name in _IMAGE_TOKENS]
+    tokens = {int(number) for number in numbers if number is not None}
     places = [place for place, token in enumerate(ids) if token in tokens]
     if places:
         return places
