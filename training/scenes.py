@@ -135,7 +135,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenerat
     config = LlavaConfig(
         vision_config=vision,
         text_config=text,
-        image_token_index=int(tokenizer.convert_tokens_to_ids("<image>")),
+        image_token_index=tokenizer.get_vocab()["<image>"],
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
         image_seq_length=PATCHES,
