@@ -25,7 +25,7 @@ import attnflow
 from attnflow.cli.app import _run, app
 from attnflow.hosts import load
 from attnflow.models.house import DOCUMENTS
-from attnflow.testing import random_attention, tiny_decoder, tiny_encoder
+from attnflow.testing import random_attention, tiny_decoder, tiny_encoder, tiny_vision_model
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -144,10 +144,27 @@ def small_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def _write_photos(folder: Path) -> None:
+    """The vision models and photos that pages name."""
+    from PIL import Image
+
+    for name in ("vit", "out/scenes/vit", "out/scenes/deit"):
+        for part in tiny_vision_model():
+            part.save_pretrained(folder / name)  # type: ignore[union-attr]
+    (folder / "photos").mkdir()
+    (folder / "out" / "scenes" / "held-out").mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    names = ("photo.jpg", "chelsea.png", "photos/a.png", "out/scenes/held-out/0012.png")
+    for name in names:
+        Image.fromarray(noise).save(folder / name)
+    (folder / "scenes.csv").write_text("path,label,box\nphoto.jpg,cat,0 0 16 16\n")
+
+
 def _write_data(folder: Path) -> None:
     """The models and the files that pages name: a few texts each."""
     import pandas
 
+    _write_photos(folder)
     for name, (model, tokenizer) in {
         "my-model": tiny_encoder(),
         "my-language-model": writer(),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from attnflow.hosts.images import MOST_PIXELS, list_photos, prepare_images, read
 from attnflow.hosts.load import Loaded
 from attnflow.methods import Raw
 from attnflow.show import plots
+from attnflow.show.view import view
 from attnflow.testing import tiny_encoder, tiny_vision_model
 from attnflow.tokens import Grid, Tokens
 from attnflow.tokens.patches import patch_names
@@ -259,7 +261,10 @@ def test_the_result_carries_the_picture_reduced(loaded: Loaded, tmp_path: Path) 
     result.save(tmp_path / "result.json")
     again = attnflow.Attribution.load(tmp_path / "result.json")
     assert again.provenance["images"] == [address]
-    assert address in result.to_html()
+    assert result.to_html().count(address) == 1
+    (tmp_path / "page.json").write_text(json.dumps(view(result)), encoding="utf-8")
+    back = attnflow.Attribution.load(tmp_path / "page.json")
+    assert back.provenance["images"] == [address]
     assert address in result._repr_html_()
     assert "mix-blend-mode:multiply" in result._repr_html_()
 

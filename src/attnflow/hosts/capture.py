@@ -351,11 +351,11 @@ def _two_tower_trace(
     mixed: `weights` are their mean, and `gradients` what makes the product of both
     `mean over heads of relu(A ⊙ ∇A)`.
     """
-    taken = bool({GRADIENTS, GRADIENT_ATTENTION} & set(request.record))
+    differentiates = bool({GRADIENTS, GRADIENT_ATTENTION} & set(request.record))
     _refuse_unmeasured(adapter, model, request.measurements)
-    record = (*request.measurements, *([GRADIENTS] if taken else []))
-    recorder = Recorder("mean" if taken else request.heads, record=record)
-    with at_rest(model), differentiable(model, taken):
+    record = (*request.measurements, *([GRADIENTS] if differentiates else []))
+    recorder = Recorder("mean" if differentiates else request.heads, record=record)
+    with at_rest(model), differentiable(model, differentiates):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
         outputs, recorded = run_both_towers(model, inputs, recorder)
         scores = request.scores_read(adapter.scores(model, tokenizer, outputs, batch), model)

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import html
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ from typing import Any
 
 __all__ = ["SCRIPTS", "STYLES", "VIEWER_FOLDER", "InteractiveView", "embedded_json", "page"]
 
+_COMMENT_LINE = re.compile(r"^ *//.*\n", re.MULTILINE)
 VIEWER_FOLDER = Path(__file__).parent / "viewer"
 
 # In the order they need each other.
@@ -96,7 +98,9 @@ class InteractiveView:
 
 @cache
 def _contents(names: tuple[str, ...]) -> str:
-    return "\n".join((VIEWER_FOLDER / name).read_text(encoding="utf-8") for name in names)
+    """The files after each other; lines that are comments stay in the package."""
+    texts = ((VIEWER_FOLDER / name).read_text(encoding="utf-8") for name in names)
+    return "\n".join(_COMMENT_LINE.sub("", text) for text in texts)
 
 
 def _hash(content: str) -> str:

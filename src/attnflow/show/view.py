@@ -271,6 +271,7 @@ def _result(result: Attribution) -> dict[str, Any]:
         "provenance": {
             key: _model(result) if key == "model" else value
             for key, value in result.provenance.items()
+            if key != "images"  # the picture is in the document once, not in every result
         },
     }
 

@@ -74,9 +74,18 @@ def _result(document: Mapping[str, Any], index: int, axes: Mapping[str, Any]) ->
         method=method_from_dict(record["method"]),
         prediction=None if prediction is None else Prediction.from_dict(prediction),
         steps=tuple(record.get("steps", ())),
-        provenance=record.get("provenance") or _provenance(document, axes["targets"]),
+        provenance={
+            **(record.get("provenance") or _provenance(document, axes["targets"])),
+            **_pictures(document),
+        },
         confirmation=_confirmation(record.get("confirmation")),
     )
+
+
+def _pictures(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The picture behind results over patches, as results carry it."""
+    picture = (document.get("image") or {}).get("picture")
+    return {} if picture is None else {"images": [picture]}
 
 
 def _shape(document: Mapping[str, Any]) -> tuple[int, int]:

@@ -31,14 +31,14 @@ def measure_images(
         )
     inputs = reader.text_inputs(prompt.ids, list(ids))
     trace = capture(reader.model, inputs, tokenizer=reader.tokenizer, heads="mean")
-    first, seen = len(prompt.ids) - 1, trace.encoder_length or 0
+    first, patches = len(prompt.ids) - 1, trace.encoder_length or 0
     columns = reader.columns(trace, len(prompt.ids))
     targets = reader.targets(list(ids))
     rows = np.zeros((1, len(targets), trace.length))
     for row, target in zip(rows[0], targets, strict=True):
         answer = [(first + k, ids[k]) for k in target.tokens]
         losses = image_visibility(reader.model, inputs, len(prompt.ids), answer, steps=method.steps)
-        row[seen:] = losses.double().cpu().numpy()
+        row[patches:] = losses.double().cpu().numpy()
     values = carried(rows, trace, "rollout")[..., columns]
     return Attribution(
         values,

@@ -66,8 +66,8 @@ class Scenes:
         records: list[Record] = []
         with self._journal(journal, model) as file:
             records = [] if file is None else file.fitting(_fits)
-            for asked in self._questions(model, processor, start=len(records)):
-                record = _record(asked, len(records))
+            for case in self._questions(model, processor, start=len(records)):
+                record = _record(case, len(records))
                 records.append(record)
                 if file is not None:
                     file.append(record)
@@ -91,8 +91,8 @@ class Scenes:
         for number, scene in enumerate(scenes(self.scenes, seed=seed)):
             if number < start:
                 continue
-            wanted = _KINDS[number % len(_KINDS)]
-            questions = [q for q in scene.questions if q.kind == wanted] or list(scene.questions)
+            kind = _KINDS[number % len(_KINDS)]
+            questions = [q for q in scene.questions if q.kind == kind] or list(scene.questions)
             question = questions[scene.seed % len(questions)]
             yield SceneQuestion(model, processor, scene, question)
 
@@ -124,9 +124,9 @@ class Scenes:
         )
 
 
-def _record(asked: SceneQuestion, number: int) -> Record:
-    scores = observe(asked, CONTENDERS, np.random.default_rng([number, 7]))
-    kind = asked.question.kind
+def _record(case: SceneQuestion, number: int) -> Record:
+    scores = observe(case, CONTENDERS, np.random.default_rng([number, 7]))
+    kind = case.question.kind
     if scores is None:
         return Record(number=number, answer=kind, left_out="The model's answer is wrong.")
     return Record(number=number, answer=kind, scores=scores)

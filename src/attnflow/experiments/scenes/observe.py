@@ -83,27 +83,27 @@ class SceneQuestion:
 
 
 def observe(
-    asked: SceneQuestion, methods: Mapping[str, Method], random: np.random.Generator
+    case: SceneQuestion, methods: Mapping[str, Method], random: np.random.Generator
 ) -> dict[str, dict[str, float]] | None:
     """What every method and baseline scores on one question; None where the answer is wrong."""
     trace = capture(
-        asked.model,
-        asked.inputs,
-        tokenizer=asked.processor.tokenizer,
+        case.model,
+        case.inputs,
+        tokenizer=case.processor.tokenizer,
         methods=list(methods.values()),
-        answer=asked.answer,
+        answer=case.answer,
     )
     prediction = trace.prediction
-    if prediction is None or prediction.label != asked.question.answer.split()[0]:
+    if prediction is None or prediction.label != case.question.answer.split()[0]:
         return None
     image = trace.tokens.images[0]
     maps = {name: _map(method, trace) for name, method in methods.items()}
-    maps |= _baselines(asked, image, random)
+    maps |= _baselines(case, image, random)
     return {
         name: {
-            "most": float(_points_at(scores, image, asked)),
-            "share": _share(scores, image, asked),
-            "deletion": asked.deletion(scores, image),
+            "most": float(_points_at(scores, image, case)),
+            "share": _share(scores, image, case),
+            "deletion": case.deletion(scores, image),
         }
         for name, scores in maps.items()
     }
@@ -117,14 +117,14 @@ def _map(method: Method, trace: AttentionTrace) -> Floats:
 
 
 def _baselines(
-    asked: SceneQuestion, image: ImagePatches, random: np.random.Generator
+    case: SceneQuestion, image: ImagePatches, random: np.random.Generator
 ) -> dict[str, Floats]:
     grid = image.grid
     count = grid.rows * grid.columns
     rows, columns = np.divmod(np.arange(count), grid.columns)
     away = np.hypot(rows - (grid.rows - 1) / 2, columns - (grid.columns - 1) / 2)
-    everything, *single = asked.probabilities(
-        asked.hidden([[], *([patch] for patch in range(count))], image)
+    everything, *single = case.probabilities(
+        case.hidden([[], *([patch] for patch in range(count))], image)
     )
     return {
         RANDOM: random.random(count),
@@ -149,18 +149,18 @@ def _overlap(count: int, side: float, start: int, end: int) -> Floats:
     return np.clip(np.minimum(edges + side, end) - np.maximum(edges, start), 0, None) / side
 
 
-def _points_at(scores: Floats, image: ImagePatches, asked: SceneQuestion) -> bool:
+def _points_at(scores: Floats, image: ImagePatches, case: SceneQuestion) -> bool:
     """Whether the true object's box gets more mass per area than every other object's."""
     density = [
         _mass(scores, image, item.box) / ((item.box[2] - item.box[0]) * (item.box[3] - item.box[1]))
-        for item in asked.scene.objects
+        for item in case.scene.objects
     ]
-    true = asked.question.answer_object
+    true = case.question.answer_object
     return all(density[true] > other for k, other in enumerate(density) if k != true)
 
 
-def _share(scores: Floats, image: ImagePatches, asked: SceneQuestion) -> float:
+def _share(scores: Floats, image: ImagePatches, case: SceneQuestion) -> float:
     """The share of all mass on patches that falls on the true object's box."""
     total = float(scores.sum())
-    box = asked.scene.objects[asked.question.answer_object].box
+    box = case.scene.objects[case.question.answer_object].box
     return _mass(scores, image, box) / total if total > 0 else 0.0

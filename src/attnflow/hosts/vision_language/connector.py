@@ -164,10 +164,10 @@ class _Probe(AttentionObserver):
                 "cross attention (Mllama) is of this kind."
             )
         tokens = self.stream[0, self.places]
-        used = [module for module in modules if self._reaches(tokens, module)]
-        if not used:
+        sources = [module for module in modules if self._reaches(tokens, module)]
+        if not sources:
             raise CaptureError(f"No layer of the vision tower of {name} reaches its image tokens.")
-        matrix = feeding_matrix(tokens, self.leaves[id(used[-1])], name)
+        matrix = feeding_matrix(tokens, self.leaves[id(sources[-1])], name)
         if not matrix.any():
             raise CaptureError(
                 f"No patch changes what the language model of {name} reads: its connector gives "
@@ -176,7 +176,7 @@ class _Probe(AttentionObserver):
         return Connector(
             matrix,
             tuple(self.places),
-            modules.index(used[-1]) + 1,
+            modules.index(sources[-1]) + 1,
             tuple(self.blocks[id(modules[0])]),
             tuple(self._pixel_map(name, leaf) for name, leaf in pixels.items()),
         )

@@ -113,12 +113,12 @@ def _numbered(views: Sequence[View], connector: Connector) -> list[View]:
         fed = np.flatnonzero(connector.matrix[:, list(view.positions)].any(axis=1))
         images.append((int(runs[fed[0]]) if len(fed) else -1, view.source))
     order = {image: k + 1 for k, image in enumerate(dict.fromkeys(images))}
-    named = []
+    by_image = []
     for k, (view, image) in enumerate(zip(views, images, strict=True)):
         part = images[: k + 1].count(image)
         name = f"image {order[image]}" + (f" part {part}" if images.count(image) > 1 else "")
-        named.append(replace(view, name=name))
-    return named
+        by_image.append(replace(view, name=name))
+    return by_image
 
 
 def name_views(views: Sequence[View]) -> Tokens:

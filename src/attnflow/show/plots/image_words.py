@@ -52,11 +52,11 @@ def image_words_figure(result: Attribution, pictures: Sequence[Any] = ()) -> Fig
         width_ratios=[*[1.0] * len(images), 0.9],
         layout="constrained",
     )
-    shown = list(pictures) if len(pictures) == len(result.sources.images) else []
+    underlays = list(pictures) if len(pictures) == len(result.sources.images) else []
     for row in range(rows):
         values = one.values[0, row]
         for k, image in enumerate(images):
-            picture = np.asarray(shown[k]) if shown else None
+            picture = np.asarray(underlays[k]) if underlays else None
             _draw_map(grid[row, k], values, image, picture)
             if k == 0:
                 grid[row, k].set_ylabel(label(one.targets[row]), fontsize=11, **plain())

@@ -4,12 +4,10 @@
 
   const { make, colours, sharpen } = attnflow;
 
-  // As numpy.percentile: linear between the two nearest of the sorted values.
   function percentile(sorted, percent) {
     const place = ((sorted.length - 1) * percent) / 100;
-    const below = Math.floor(place);
-    const above = Math.min(below + 1, sorted.length - 1);
-    return sorted[below] + (sorted[above] - sorted[below]) * (place - below);
+    const [below, above] = [sorted[Math.floor(place)], sorted[Math.ceil(place)]];
+    return below + (above - below) * (place % 1);
   }
 
   class Picture {
@@ -53,17 +51,16 @@
       this.draw();
     }
 
-    // From the 5th to the 99th percentile of the patches, as in figures: tokens that are no patches
-    // never set the scale. Signed values are held against the 99th percentile of their sizes.
+    // From the 5th to the 99th percentile of the patches, as in figures: no other token sets the scale.
     contrast() {
       const { rows, columns, prefix } = this.image;
-      const shares = Array.from({ length: rows * columns }, (_, k) => (this.paint.hidden(prefix + k) ? 0 : this.paint.share(prefix + k)));
-      const signed = shares.some((share) => share < 0);
-      const sorted = (signed ? shares.map(Math.abs) : shares.slice()).sort((a, b) => a - b);
-      const high = percentile(sorted, 99);
+      const { hidden, share } = this.paint;
+      const all = Array.from({ length: rows * columns }, (_, k) => (hidden(prefix + k) ? 0 : share(prefix + k)));
+      const signed = all.some((x) => x < 0);
+      const sorted = all.map((x) => (signed ? Math.abs(x) : x)).sort((a, b) => a - b);
       const low = signed ? 0 : percentile(sorted, 5);
-      const span = high - low || 1;
-      return shares.map((share) => (signed ? Math.max(-1, Math.min(1, share / span)) : Math.max(0, Math.min(1, (share - low) / span))));
+      const span = percentile(sorted, 99) - low || 1;
+      return all.map((x) => Math.max(signed ? -1 : 0, Math.min(1, (x - low) / span)));
     }
 
     draw() {
