@@ -78,7 +78,7 @@ reference_pages.write(HERE / "reference")
 # Links that lead out of docs/ in the repository, and the page of the site that shows the same.
 OUTSIDE = {
     "(../src/attnflow/models/VERB_NUMBER.md": "(/reference/model-card.md",
-    "(../src/attnflow/models/scenes/README.md": "(/reference/scenes-card",
+    "(../src/attnflow/models/scenes/README.md": "(/reference/scenes-card.md",
     "(../CHANGELOG.md": "(/changelog.md",
     "(../CONTRIBUTING.md": "(/contributing.md",
 }

@@ -14,7 +14,6 @@ from typing import Any
 import click
 import typer
 
-import attnflow
 from attnflow.cli.app import app
 from public_surface import PUBLIC_MODULES
 
@@ -37,16 +36,7 @@ def pages() -> dict[str, str]:
     for path, command in commands():
         result[f"cli/{'-'.join(path)}.rst"] = command_page(path, command)
     result["cli/index.rst"] = _index_of_commands()
-    result["scenes-card.rst"] = _card_of_scenes()
     return result
-
-
-def _card_of_scenes() -> str:
-    """The card of the model of drawn scenes, where its folder is there."""
-    folder = Path(attnflow.__file__).parent / "models" / "scenes"
-    if (folder / "README.md").exists():
-        return f".. include:: {folder / 'README.md'}\n   :parser: myst_parser.sphinx_\n"
-    return _heading("The model of drawn scenes", "=") + "Its weights are not in this version.\n"
 
 
 def homes() -> dict[tuple[str, str], str]:

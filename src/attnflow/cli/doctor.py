@@ -84,6 +84,7 @@ BASE = Extra(
 EXTRAS = (
     Extra("models", "running models: ask, explain, generate, check", (_TORCH, _TRANSFORMERS)),
     Extra("plots", "figures: --output x.png, result.plot()", (_requirement("matplotlib", "3.8"),)),
+    Extra("images", "photos: explain photo.jpg, generate --image", (_PILLOW,)),
     Extra("pandas", "tables: result.to_pandas()", (_requirement("pandas", "2.1"),)),
     Extra(
         "graphs",
