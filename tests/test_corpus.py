@@ -310,12 +310,12 @@ def test_images_are_explained_from_paths_and_from_bytes(tmp_path: Path) -> None:
     for name, errors in (("rows.jsonl", 2), ("images.parquet", 0)):
         out = tmp_path / f"out-{name}"
         result = corpus.run(loaded.model, tmp_path / name, output=out, values=True)
-        assert (result.errors, result.methods) == (errors, ("rollout",))
+        assert (result.errors, result.methods) == (errors, ("gradient-attention",))
         rows = rows_of(result)
         assert [row["id"] for row in rows[:3]] == ([None] * 3 if errors else ["7", "8", "9"])
         for row, picture in zip(rows, pictures, strict=False):
             pixels = processor(picture, return_tensors="pt")
-            alone = explain(loaded.model, dict(pixels), "rollout", layers=-1)
+            alone = explain(loaded.model, dict(pixels), layers=-1)
             assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
             assert row["source_texts"] == list(alone.sources.text)
             assert row["prediction"] == alone.prediction.label

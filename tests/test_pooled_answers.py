@@ -83,7 +83,7 @@ def test_methods_are_judged_by_the_row_that_answers(pooling: str) -> None:
 
 
 def test_the_default_follows_the_kind_of_model() -> None:
-    """Text encoders whose blocks are known are taken apart; what else does not write is not."""
+    """Text encoders whose blocks are known are taken apart; images go by the answer's gradient."""
     from attnflow.api.one_call import default_method
 
     torch.manual_seed(0)
@@ -97,7 +97,8 @@ def test_the_default_follows_the_kind_of_model() -> None:
         transformers.BertForSequenceClassification(bert): "alti",
         transformers.BertForMaskedLM(bert): "alti",
         transformers.BertModel(bert): "rollout",  # no answer to explain
-        transformers.ViTForImageClassification(vit): "rollout",  # no evidence on images
+        transformers.ViTForImageClassification(vit): "gradient-attention",  # docs/evidence.md
+        transformers.ViTModel(vit): "rollout",  # no classes
         classifier("mean"): "rollout",  # its blocks are not declared
     }
     for model, name in expected.items():
