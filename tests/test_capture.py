@@ -254,7 +254,9 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 def test_things_that_are_no_text_and_no_model() -> None:
     loaded = tiny_encoder()
-    with pytest.raises(attnflow.errors.InputError, match="is a text, a mapping or a Picture; got 5"):
+    with pytest.raises(
+        attnflow.errors.InputError, match="is a text, a mapping or a Picture; got 5"
+    ):
         attnflow.capture(loaded.model, 5)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"a torch module, a name, a path or None.*got int"):
         attnflow.explain(3, TEXT)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import ast
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,7 @@ def small_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (tmp_path / name).write_text(text, encoding="utf-8")
     for name in ("text.txt", "prompt.txt"):
         (tmp_path / name).write_text("the keys to the cabinets are old", encoding="utf-8")
+    shutil.copy(ROOT / "docs" / "scene.png", tmp_path)
     _write_data(tmp_path)
     return tmp_path
 
@@ -212,6 +214,11 @@ def runnable() -> list[str]:
 
 # Tiny models know few words and have few layers: what a page asks of a word is asked of theirs.
 STAND_INS = {
+    "--image docs/": "--image ",
+    "--output docs/": "--output ",
+    '--model ./vlm --image photo.jpg "what is on the table?"': (
+        '--model scenes --image scene.png "what colour is the circle?"'
+    ),
     "--targets Paris": "--targets the",
     "some text": "the old keys",
     "Paris is the [MASK] of France": "the [MASK] of the key",
@@ -386,6 +393,7 @@ def test_the_page_on_corpora_runs(
 ) -> None:
     """Its commands in their order, then its Python; in this process, where the models are tiny."""
     pytest.importorskip("pandas")
+    shutil.rmtree(small_models / "out", ignore_errors=True)  # the page begins with an empty folder
     write_corpora(small_models)
     from attnflow.corpus import place
     from attnflow.corpus.local_engine import InlineEngine

@@ -38,6 +38,7 @@ class CompletionEvaluation(ScoredRecords):
     refused: methods that could not be run, with the reason.
     settings: everything the numbers depend on.
 
+    >>> from attnflow.evaluation.records import Record
     >>> records = (Record(number=0, scores={"rollout": {"lds": 0.5}}),)
     >>> evaluation = CompletionEvaluation(
     ...     methods=("rollout",), records=records, prompts=("Hi",), refused={}, settings={}
