@@ -284,7 +284,7 @@ def test_images_need_not_be_square() -> None:
 def test_image_needs_patches_and_one_target() -> None:
     with pytest.raises(InputError, match="the patches of an image"):
         attnflow.Raw()(attnflow.capture(named("BERT").build(), words())).image(target=0)
-    with pytest.raises(InputError, match="image\\(\\) shows one target and this result has 17"):
+    with pytest.raises(InputError, match="A map shows one target and this result has 17"):
         attnflow.Raw()(attnflow.capture(named("ViT").build(), pixels())).image()
 
 
