@@ -4,9 +4,37 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from browser import Browser, Page
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("ATTNFLOW_CACHE", str(Path(sys.prefix) / "cache"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A real browser; what needs one is skipped where there is none."""
+    from browser import installed_browser, running_browser
+
+    program = installed_browser()
+    if program is None:
+        pytest.skip("no Chromium or Chrome found; install one, or name it in ATTNFLOW_BROWSER")
+    with running_browser(program, tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture
+def tab(browser: Browser, tmp_path: Path) -> Iterator[Page]:
+    """A page as wide as a laptop's, on which no script may fail."""
+    opened = browser.new_page(tmp_path)
+    opened.size(1280, 900)
+    yield opened
+    assert opened.errors == []

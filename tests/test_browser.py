@@ -19,7 +19,7 @@ from attnflow.testing import random_attention
 from attnflow.tokens.patches import Grid, patch_names
 from attnflow.web.models import OfferedModel, embedded_models
 from attnflow.web.requests import Limits
-from browser import Browser, Page, installed_browser, running_browser
+from browser import Browser, Page, installed_browser
 from serving import Client, serving
 from test_server import tiny_writer
 
@@ -32,21 +32,6 @@ pytestmark = pytest.mark.skipif(
 
 WORDS = ["the", "key", "to", "the", "old", "cabinets", "is", "lost"]
 HOSTILE = ["</script>", "<script>document.title='taken'</script>", "<img src=x onerror=alert(1)>"]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    assert PROGRAM is not None
-    with running_browser(PROGRAM, tmp_path_factory.mktemp("profile")) as running:
-        yield running
-
-
-@pytest.fixture
-def tab(browser: Browser, tmp_path: Path) -> Iterator[Page]:
-    opened = browser.new_page(tmp_path)
-    opened.size(1280, 900)
-    yield opened
-    assert opened.errors == []
 
 
 def show(tab: Page, document: dict[str, Any], folder: Path) -> None:

@@ -320,7 +320,7 @@ def test_images_are_explained_from_paths_and_from_bytes(tmp_path: Path) -> None:
             assert row["source_texts"] == list(alone.sources.text)
             assert row["prediction"] == alone.prediction.label
         if errors:
-            assert "'nowhere.png' cannot be read" in rows[3]["error"]
+            assert "There is no image 'nowhere.png' that can be read" in rows[3]["error"]
             assert "An image is a path, or the bytes of a file" in rows[4]["error"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_vision_model
 from attnflow.web.models import OfferedModel, embedded_models
 from attnflow.web.requests import Limits
-from browser import Browser, Page, installed_browser, running_browser
+from browser import Page
 from serving import Client, serving
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -113,23 +112,6 @@ def test_only_images_may_be_large(client: Client) -> None:
 
 
 # -- in a browser ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = installed_browser()
-    if program is None:
-        pytest.skip("no Chromium or Chrome found")
-    with running_browser(program, tmp_path_factory.mktemp("profile")) as running:
-        yield running
-
-
-@pytest.fixture
-def tab(browser: Browser, tmp_path: Path) -> Iterator[Page]:
-    opened = browser.new_page(tmp_path)
-    opened.size(1280, 900)
-    yield opened
-    assert opened.errors == []
 
 
 _HAND_OVER = """(async () => {

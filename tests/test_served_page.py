@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from attnflow.hosts.load import Loaded
 from attnflow.web.models import OfferedModel, embedded_models
 from attnflow.web.requests import Limits
-from browser import Browser, Page, installed_browser, running_browser
+from browser import Browser, Page, installed_browser
 from serving import Client, serving
 from test_browser import choose, open_details, settle, visit
 from test_server import tiny_writer
@@ -37,13 +36,6 @@ def talker() -> Loaded:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    assert PROGRAM is not None
-    with running_browser(PROGRAM, tmp_path_factory.mktemp("profile")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def server() -> Iterator[Client]:
     os.environ.setdefault("MPLBACKEND", "Agg")
     loaded = talker()  # before a job waits for it: importing takes long on a busy machine
@@ -51,14 +43,6 @@ def server() -> Iterator[Client]:
     writer = OfferedModel("talker", "", load=lambda: loaded, examples=("a b c",), **abilities)
     with serving([embedded_models()[0], writer], Limits()) as running:
         yield running
-
-
-@pytest.fixture
-def tab(browser: Browser, tmp_path: Path) -> Iterator[Page]:
-    opened = browser.new_page(tmp_path)
-    opened.size(1280, 900)
-    yield opened
-    assert opened.errors == []
 
 
 def opened(tab: Page, server: Client, task: str, view: str = "", **request: Any) -> str:

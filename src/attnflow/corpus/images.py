@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 from attnflow.corpus.explainers import TextExplainer
 from attnflow.corpus.settings import Settings
 from attnflow.corpus.texts import CorpusText
-from attnflow.errors import InputError, ModelError, optional_import, shorten
+from attnflow.errors import ModelError, optional_import, shorten
+from attnflow.hosts.images.reading import read_photo
 from attnflow.hosts.load import Loaded
 
 __all__ = ["ImageExplainer"]
@@ -22,7 +22,6 @@ class ImageExplainer(TextExplainer):
 
     def __init__(self, loaded: Loaded, settings: Settings) -> None:
         super().__init__(loaded, settings)
-        self._images = optional_import("PIL.Image", extra="corpus", purpose="Reading images")
         self._processor = _processor_of(self.model)
 
     def _lengths_together(self, texts: Sequence[CorpusText]) -> list[int]:
@@ -32,16 +31,10 @@ class ImageExplainer(TextExplainer):
         return [max(1, size // max(1, patch)) ** 2 + 1] * len(texts)
 
     def _inputs(self, texts: Sequence[CorpusText]) -> Any:
-        pixels = [self._processor(self._open(text.image), return_tensors="pt") for text in texts]
+        pixels = [
+            self._processor(read_photo(text.image).image, return_tensors="pt") for text in texts
+        ]
         return {"pixel_values": torch.cat([each["pixel_values"] for each in pixels])}
-
-    def _open(self, image: str | bytes) -> Any:
-        source = io.BytesIO(image) if isinstance(image, bytes) else image
-        try:
-            return self._images.open(source).convert("RGB")
-        except (OSError, ValueError) as error:
-            name = f"{len(image):,} bytes" if isinstance(image, bytes) else shorten(image)
-            raise InputError(f"The image {name} cannot be read: {error}.") from error
 
 
 def _first(config: Any, name: str) -> int:

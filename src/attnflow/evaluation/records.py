@@ -23,6 +23,7 @@ __all__ = [
     "metrics_of",
     "or_none",
     "omissions",
+    "remarks",
     "references_of",
 ]
 
@@ -164,6 +165,19 @@ def clear_sign(difference: PairedDifference, comparisons: int) -> int:
     if not difference.n or difference.p >= _LEVEL / comparisons:
         return 0
     return 1 if difference.low > 0 else -1 if difference.high < 0 else 0
+
+
+def remarks(count: int, accuracy: float | None, examples: str) -> list[str]:
+    """What to know of the sample: whether it is small, and how often the model was right."""
+    sentences = []
+    if count < FEW:
+        sentences.append(f"Intervals are wide with {count} {examples}: add some.")
+    if accuracy is not None:
+        sentences.append(
+            f"The model's answer is the label of {accuracy:.1%} of the {examples}; what is "
+            "explained is its answer, right or wrong."
+        )
+    return sentences
 
 
 def omissions(refused: Mapping[str, str], records: Sequence[Record], plural: str) -> list[str]:

@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from attnflow.evaluation.metrics import PairedDifference, Summary
-from attnflow.evaluation.records import FAITHFULNESS, FEW, RANDOM, Record, clear_sign, omissions
+from attnflow.evaluation.records import (
+    FAITHFULNESS,
+    FEW,
+    RANDOM,
+    Record,
+    clear_sign,
+    omissions,
+    remarks,
+)
 
 __all__ = ["Comparisons", "beating", "sentences"]
 
@@ -70,7 +78,8 @@ def sentences(evaluation: Comparisons) -> tuple[str, ...]:
         *(_agrees(evaluation, measure) for measure in evaluation.measures),
         *_not_above_random(over_random),
         *_limits(evaluation),
-        *_remarks(evaluation),
+        *remarks(len(evaluation.used), evaluation.accuracy(), "texts"),
+        *omissions(evaluation.refused, evaluation.records, "texts"),
     )
 
 
@@ -201,19 +210,6 @@ def _limits(evaluation: Comparisons) -> list[str]:
             "nearly the same for every target."
         )
     return saturated
-
-
-def _remarks(evaluation: Comparisons) -> list[str]:
-    remarks = []
-    if len(evaluation.used) < FEW:
-        remarks.append(f"Intervals are wide with {len(evaluation.used)} texts: add some.")
-    accuracy = evaluation.accuracy()
-    if accuracy is not None:
-        remarks.append(
-            f"The model's answer is the label of {accuracy:.1%} of the texts; what is explained "
-            "is its answer, right or wrong."
-        )
-    return [*remarks, *omissions(evaluation.refused, evaluation.records, "texts")]
 
 
 def _in_numbers(difference: PairedDifference) -> str:

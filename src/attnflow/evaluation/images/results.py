@@ -9,7 +9,7 @@ import numpy as np
 
 from attnflow.evaluation.images.judge import CENTRE, LEAVE_ONE_OUT
 from attnflow.evaluation.metrics import PairedDifference
-from attnflow.evaluation.records import FEW, RANDOM, Metric, clear_sign, omissions
+from attnflow.evaluation.records import FEW, RANDOM, Metric, clear_sign, omissions, remarks
 from attnflow.evaluation.scored_records import ScoredRecords
 from attnflow.evaluation.table import Table
 
@@ -118,16 +118,8 @@ class ImageEvaluation(ScoredRecords):
         ]
 
     def _remarks(self) -> list[str]:
-        sentences = []
-        if len(self.used) < FEW:
-            sentences.append(f"Intervals are wide with {len(self.used)} images: add some.")
-        accuracy = self.accuracy()
-        if accuracy is not None:
-            sentences.append(
-                f"The model's answer is the label of {accuracy:.1%} of the images; what is "
-                "explained is its answer, right or wrong."
-            )
-        return [*sentences, *omissions(self.refused, self.records, "images")]
+        own = remarks(len(self.used), self.accuracy(), "images")
+        return [*own, *omissions(self.refused, self.records, "images")]
 
     def to_csv(self) -> str:
         """One line for each image and row, with every metric."""
