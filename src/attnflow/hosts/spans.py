@@ -28,7 +28,7 @@ from attnflow.hosts.load import resolve_model
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.texts import checked_text
-from attnflow.kernels.layer import FactoredLayer
+from attnflow.kernels.layer import FactoredLayer, aside
 from attnflow.methods.factored import head_shares
 from attnflow.methods.rollout import Rollout
 from attnflow.tokens import Tokens
@@ -127,14 +127,17 @@ class _Passage:
         going_up = SpansGoingUp(self.rollout, state, tuple(drop), int(layers or 0))
         with told_memory(self.model, self._length), at_rest(self.model), torch.no_grad():
             run = self.adapter.run_in_factors(self.model, self.batch.inputs, spans=going_up)
+            state = aside(going_up.state)
             names, about = self._names(), self._about(going_up)
             run.recording.check()
+            if going_up.state.is_cuda:
+                torch.cuda.synchronize(going_up.state.device)
         if not going_up.arrived:
             raise CaptureError(
                 f"{type(self.model).__name__} has {layers} layers with attention and "
                 f"{going_up.passed} were seen; a result over missing layers would be wrong."
             )
-        values = going_up.state.double().cpu().numpy()[None]
+        values = state.double().numpy()[None]
         return Attribution(
             values=values[..., : len(members)],
             layers=(going_up.number,),

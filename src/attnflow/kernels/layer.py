@@ -156,7 +156,9 @@ class FactoredLayer:
         )
 
     def _shares(self, heads: tuple[float, ...]) -> Tensor:
-        return torch.tensor(heads, device=self.factors.query.device, dtype=torch.float32)
+        """Sent without waiting: built on the device, they would hold up every layer's launch."""
+        shares = torch.tensor(heads, dtype=torch.float32)
+        return shares.to(self.factors.query.device, non_blocking=True)
 
     def _dropped(self, mix: LayerMix) -> _Dropping | None:
         if not mix.drop:
@@ -199,11 +201,12 @@ class FactoredLayer:
         return shares @ ((sums - self.sums).exp() * visible).double()
 
 
-def aside(sums: Tensor) -> Tensor:
-    """Sums of a device wait in the host's memory: layers are gone through one after the other, and
-    the device's own memory is what long texts are short of.
+def aside(numbers: Tensor) -> Tensor:
+    """Numbers of a device wait in the host's memory, on their way there once what computes them is
+    done: layers are gone through one after the other, and the device's own memory is what long
+    texts are short of.
     """
-    if sums.device.type != "cuda":
-        return sums
-    waiting = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-    return waiting.copy_(sums, non_blocking=True)
+    if numbers.device.type != "cuda":
+        return numbers
+    waiting = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    return waiting.copy_(numbers, non_blocking=True)
