@@ -240,7 +240,7 @@ def main() -> None:
             few, many = (peak_memory(n, folder) for n in (arguments.few, arguments.many))
             lines += [
                 f"Peak memory: {few:.0f} MB for {arguments.few:,} texts, {many:.0f} MB for "
-                f"{arguments.many:,}: {many / few - 1:+.1%} (allowed: 10 %).",
+                f"{arguments.many:,}: {100 * many / few - 100:+.1f} % (allowed: 10 %).",
                 "",
             ]
         if arguments.only in (None, "engines"):

@@ -26,6 +26,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import attnflow
 from attnflow.errors import MissingDependencyError
+from attnflow.errors.percent import percent
 
 PROMPT, NEW, THREADS = 1024, 128, 2
 RECOMPUTED = 4  # steps that are really recomputed, evenly spread; the rest costs the same
@@ -210,8 +211,9 @@ def main() -> None:
             for way, mb in memory.items()
         ),
         "",
-        f"Streaming needs {max(own, 0) / kept:.1%} of what keeping every step's attention needs "
-        "above plain generate, whose prefill holds all heads of a layer at once and ours does not.",
+        f"Streaming needs {percent(max(own, 0) / kept, 1)} of what keeping every step's attention "
+        "needs above plain generate, whose prefill holds all heads of a layer at once; ours does "
+        "not.",
     ]
     if small is not None:
         lines += [
@@ -221,7 +223,7 @@ def main() -> None:
             "| | seconds | added |",
             "|---|---|---|",
             *(
-                f"| {way} | {seconds:.2f} | {seconds / small['plain'] - 1:+.0%} |"
+                f"| {way} | {seconds:.2f} | {100 * seconds / small['plain'] - 100:+.0f} % |"
                 for way, seconds in small.items()
             ),
         ]

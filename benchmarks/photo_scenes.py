@@ -169,7 +169,7 @@ def train(
         right += float((outputs.logits.argmax(-1) == labels).float().mean())
         if step % 50 == 0:
             seconds = perf_counter() - start
-            print(f"{step} steps, {seconds:.0f} s: {right / 50:.1%} right", flush=True)
+            print(f"{step} steps, {seconds:.0f} s: {2 * right:.1f} % right", flush=True)
             right = 0.0
     return model.eval()
 

@@ -13,6 +13,7 @@ import numpy as np
 from flow import LAYERS, causal_capacities, minilm_capacities
 from numpy.typing import NDArray
 
+from attnflow.errors.percent import percent
 from attnflow.maxflow import solve
 
 Capacities = NDArray[np.float64]
@@ -42,7 +43,7 @@ def main() -> None:
     print("| saturated pairs at layer | " + " | ".join(map(str, layers)) + " |")
     print("|---" * (len(layers) + 1) + "|")
     for name, capacities in cases.items():
-        cells = [f"{share:.1%}" for share, _ in shares(capacities)]
+        cells = [percent(share, 1) for share, _ in shares(capacities)]
         cells += [""] * (len(layers) - len(cells))
         print(f"| {name} | " + " | ".join(cells) + " |")
     print("\n| spread of one source's flow over targets | " + " | ".join(map(str, layers)) + " |")

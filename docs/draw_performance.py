@@ -14,6 +14,7 @@ from matplotlib import pyplot
 
 FOLDER = Path(__file__).parent / "performance"
 OURS, OTHERS = "#0072B2", "#9A9A9A"
+ALL_NAMED = ("flow", "memory", "generation")  # whose labels say attnflow
 
 
 def draw_all() -> None:
@@ -42,15 +43,17 @@ def draw(name: str, figure: dict[str, Any]) -> None:
     ax.minorticks_off()
     for side in ("top", "right", "bottom"):
         ax.spines[side].set_visible(False)
-    ax.set_title(figure["title"], fontsize=10, loc="left")
+    title = figure["title"] + (", log scale" if figure["log"] else "")
+    ax.set_title(title, fontsize=10, loc="left")
     canvas.savefig(FOLDER / f"{name}.png", dpi=150, bbox_inches="tight", facecolor="white")
     pyplot.close(canvas)
     print(f"wrote {FOLDER / name}.png")
 
 
 def _is_ours(name: str, label: str) -> bool:
-    """Where every bar but the first is attnflow's, its name is left out of the labels."""
-    return name in ("long-context", "corpus") and "plain" not in label and "by hand" not in label
+    """Where every bar but one is attnflow's, its name is left out of the labels."""
+    others = ("plain", "by hand", "two processes", "whole matrices")
+    return name not in ALL_NAMED and not any(words in label for words in others)
 
 
 if __name__ == "__main__":

@@ -534,7 +534,7 @@ def test_a_clear_winner_is_named() -> None:
     assert said[2].startswith("alti beats plain rollout and plain flow in both")
     assert "alti agrees best with blank-out: Spearman 0.5" in said[3]
     assert said[3].endswith("clearly.")
-    assert any("flow is saturated: 90%" in sentence for sentence in said)
+    assert any("flow is saturated: 90 %" in sentence for sentence in said)
     assert beating(result, ["rollout", "flow"]) == ["alti"]
     assert not any("saturated" in s for s in made(flow=(0.3, 0.2), saturated=0.1).verdict())
 

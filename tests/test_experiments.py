@@ -194,7 +194,7 @@ def test_every_command_in_the_docs_runs(
     lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A small version of each: four sentences, and a copy of the embedded model as another one."""
-    pages = [ROOT / "README.md", ROOT / "docs" / "evidence.md"]
+    pages = [ROOT / "README.md", ROOT / "docs" / "paper-experiments.md"]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     commands = {c.strip() for c in re.findall(r"attnflow experiment verb-number[^`\n#]*", text)}
     assert len(commands) >= 5

@@ -148,7 +148,7 @@ def test_a_cut_names_the_models_own_layers() -> None:
 def test_a_cut_at_the_source_may_be_a_part_of_what_it_passes_on() -> None:
     edge = CutEdge(1, 0, "a", 2, "c", 0.25)
     some = Cut(2, "a", "c", 0.25, (edge,), passed_on=0.5, taken=1.0)
-    assert some.place == "at the source: 50%, over 1 edges, of what 'c' passes on in layer 1"
+    assert some.place == "at the source: 50 %, over 1 edges, of what 'c' passes on in layer 1"
     every = Cut(2, "a", "c", 0.25, (edge,), passed_on=0.25, taken=1.0)
     assert every.place == "at the source: everything 'c' passes on in layer 1"
     above = CutEdge(2, 0, "a", 2, "c", 1.0)

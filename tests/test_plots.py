@@ -479,7 +479,7 @@ def test_answers_beside_attributions() -> None:
     left, right = figure.axes
     assert [bar.get_width() for bar in left.patches] == [0.7, 0.3]
     assert labels(left, "y") == ["singular", "plural"]
-    assert [text.get_text() for text in left.texts] == ["70.0%", "30.0%"]
+    assert [text.get_text() for text in left.texts] == ["70.0 %", "30.0 %"]
     assert labels(right, "x") == ["key", "cabinets"]
     for result, bars in zip(results, right.containers, strict=True):
         values = result.values[-1, 0]

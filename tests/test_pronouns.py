@@ -310,8 +310,8 @@ def test_a_standing_is_held_against_the_better_fixed_choice() -> None:
         for k in range(20)
     ]
     said = standing(Question("agreement", "agrees", frames, Frame.follows_pronoun), ["m"])
-    assert "m 100% (100% to 100%)" in said
-    assert re.search(r"always the \w+ named 50%", said)
+    assert "m 100 % (100 % to 100 %)" in said
+    assert re.search(r"always the \w+ named 50 %", said)
     assert re.search(r"pair by pair: m \(p = 0\.00\d\)", said)
     same = [Frame([made((0.9, 0.1), [1.0])], str(k)) for k in range(20)]
     said = standing(Question("agreement", "agrees", same, Frame.follows_pronoun), ["m"])

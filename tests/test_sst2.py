@@ -236,7 +236,9 @@ def test_it_says_how_it_was_made(sound: Report, classifier: Loaded) -> None:
         with torch.no_grad():
             logits = model(**classifier.tokenizer(text, return_tensors="pt")).logits
         right.append(int(logits.argmax()) == label)
-    assert f"right in {np.mean(right):.1%}. There are no more; 100 were" in sound.protocol[0]
+    assert (
+        f"right in {100 * np.mean(right):.1f} %. There are no more; 100 were" in sound.protocol[0]
+    )
     assert "'LABEL_1'" in sound.protocol[0]
     assert sound.table("table-3").note.startswith("The paper's model has 6 layers and this one 3")
     assert all(

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnflow import storage
 from attnflow.errors import InputError, WeightsError, optional_import, shorten, whole_number
+from attnflow.errors.percent import percent
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -162,7 +163,7 @@ class Cut:
 
     >>> edge = CutEdge(2, 0, "the", 1, "key", 0.5)
     >>> Cut(3, "the", "key", 0.5, (edge,)).place
-    'between: 100% in layer 2'
+    'between: 100 % in layer 2'
     """
 
     layer: int
@@ -201,7 +202,9 @@ class Cut:
         if set(shares) == {self.layer}:
             how_much = _share_in_words(self.value, self.taken, len(self.edges))
             return f"at the target: {how_much} {self.target!r} takes in layer {self.layer}"
-        parts = [f"{share / self.value:.0%} in layer {layer}" for layer, share in shares.items()]
+        parts = [
+            f"{percent(share / self.value)} in layer {layer}" for layer, share in shares.items()
+        ]
         return "between: " + ", ".join(parts)
 
     def __repr__(self) -> str:
@@ -213,4 +216,4 @@ def _share_in_words(value: float, total: float | None, edges: int) -> str:
     """Whether a cut is all that there is at one end, or the edges that lead to the other end."""
     if total is None or abs(value - total) <= 1e-9 * max(total, 1e-300):
         return "everything"
-    return f"{value / total:.0%}, over {edges} edges, of what"
+    return f"{percent(value / total)}, over {edges} edges, of what"

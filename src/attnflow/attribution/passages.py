@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from attnflow.errors.percent import percent
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.units import Unit, split_units
 
@@ -98,8 +99,8 @@ class Statement:
         rest = ""
         if len(self.sources) > 1:
             following = self.sources[1]
-            rest = f"; next: {following.name}, {100 * following.share:.0f} %"
-        return f'"{self.text}" ← {place} ({100 * first.share:.0f} %{rest})'
+            rest = f"; next: {following.name}, {percent(following.share)}"
+        return f'"{self.text}" ← {place} ({percent(first.share)}{rest})'
 
 
 def passages_of(result: Attribution) -> tuple[Passage, ...]:

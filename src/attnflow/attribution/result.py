@@ -39,6 +39,7 @@ from attnflow.errors import (
     whole_number,
 )
 from attnflow.errors.arguments import checked_arguments
+from attnflow.errors.percent import percent
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.patches import enlarge
@@ -329,7 +330,9 @@ class Attribution:
         saturated = None if self.saturated is None else self.saturated[self._layer_index(-1)]
         if saturated is not None and saturated.any():
             share = saturated.mean()
-            remarks.append(f"{share:.0%} at layer {highest} are saturated: the same for any target")
+            remarks.append(
+                f"{percent(share)} at layer {highest} are saturated: the same for any target"
+            )
         if highest in self.collapsed:
             remarks.append(
                 f"at layer {highest} the rows have collapsed: they are nearly the same for "

@@ -27,6 +27,7 @@ from attnflow.cli.options import (
 )
 from attnflow.cli.output import print_json, tell_written
 from attnflow.errors import optional_import
+from attnflow.errors.percent import percent
 
 if TYPE_CHECKING:
     from attnflow.corpus import CorpusProgress, Summary
@@ -174,15 +175,17 @@ def _show(summary: Summary, console: Console) -> None:
     for name, method in record["methods"].items():
         console.print(f"[bold]{escape(name)}[/bold]: {method['rows']:,} rows", soft_wrap=True)
         sources = list(method["strongest"].items())[:5]
-        listing = ", ".join(f"{text} {n / method['rows']:.1%}" for text, n in sources)
+        listing = ", ".join(f"{text} {percent(n / method['rows'], 1)}" for text, n in sources)
         console.print(f"  strongest most often: {escape(listing)}", soft_wrap=True)
         if method["first_wins"] is not None:
-            share = f"{method['first_wins']:.1%}"
+            share = f"{percent(method['first_wins'], 1)}"
             console.print(f"  the first {record['level']} is the strongest in {share} of the rows")
-        console.print(f"  the strongest holds {method['share']:.1%} of a row on average")
+        console.print(f"  the strongest holds {percent(method['share'], 1)} of a row on average")
     for pair in record["pairs"]:
         names = " and ".join(pair["methods"])
-        console.print(f"{escape(names)} name the same strongest source in {pair['agreement']:.1%}")
+        console.print(
+            f"{escape(names)} name the same strongest source in {percent(pair['agreement'], 1)}"
+        )
 
 
 @contextmanager

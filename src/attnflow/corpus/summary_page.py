@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from attnflow.corpus.dataset import Corpus
+from attnflow.errors.percent import percent
 
 __all__ = ["summary_page"]
 
@@ -107,7 +108,7 @@ def _bars(counts: Mapping[str, int], rows: int) -> str:
     lines = [
         f"<tr><td>{escape(text[:80])}</td>"
         f'<td class="bar"><div class="fill" style="width:{100 * count / most:.1f}%"></div></td>'
-        f'<td class="n">{count / max(1, rows):.1%}</td></tr>'
+        f'<td class="n">{percent(count / max(1, rows), 1)}</td></tr>'
         for text, count in counts.items()
     ]
     return f"<table>{''.join(lines)}</table>"
@@ -117,20 +118,20 @@ def _places(each: Mapping[str, Any], level: str) -> str:
     total = max(1, sum(each["places"]))
     most = max(*each["places"], 1)
     bins = "".join(
-        f'<div style="height:{100 * count / most:.1f}%" title="{count / total:.1%}"></div>'
+        f'<div style="height:{100 * count / most:.1f}%" title="{percent(count / total, 1)}"></div>'
         for count in each["places"]
     )
     first = each["first_wins"]
     sentence = "No text has more than one source."
     if first is not None:
-        sentence = f"The first {level} is the strongest in {first:.1%} of the rows."
+        sentence = f"The first {level} is the strongest in {percent(first, 1)} of the rows."
     flags = "".join(
-        f'<p class="soft">{count / max(1, each["rows"]):.1%} of the rows are flagged '
+        f'<p class="soft">{percent(count / max(1, each["rows"]), 1)} of the rows are flagged '
         f"{escape(name)}: {_FLAGS.get(name, 'see the docs')}.</p>"
         for name, count in each["flags"].items()
     )
     return (
-        f"<p>{sentence}</p><p>The strongest source holds {each['share']:.1%} of a row on "
+        f"<p>{sentence}</p><p>The strongest source holds {percent(each['share'], 1)} of a row on "
         f'average.</p><div class="bins">{bins}</div><div class="ends"><span>first</span>'
         f"<span>where the strongest {level} stands</span><span>last</span></div>{flags}"
     )
@@ -148,8 +149,8 @@ def _pairs(pairs: Sequence[Mapping[str, Any]], level: str) -> list[str]:
         )
         panels.append(
             f'<div class="panel"><h3>{escape(one)} and {escape(other)}</h3>'
-            f"<p>They name the same strongest {level} in {pair['agreement']:.1%} of the rows, and "
-            f"share {pair['overlap']:.0%} of the sources they list.</p>"
+            f"<p>They name the same strongest {level} in {percent(pair['agreement'], 1)} of the "
+            f"rows, and share {percent(pair['overlap'])} of the sources they list.</p>"
             f"{_table(('text', 'target', one, other), examples)}</div>"
         )
     return [

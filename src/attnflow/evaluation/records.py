@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from attnflow.errors import InputError, did_you_mean
+from attnflow.errors.percent import percent
 from attnflow.evaluation.metrics import PairedDifference
 
 __all__ = [
@@ -174,7 +175,7 @@ def remarks(count: int, accuracy: float | None, examples: str) -> list[str]:
         sentences.append(f"Intervals are wide with {count} {examples}: add some.")
     if accuracy is not None:
         sentences.append(
-            f"The model's answer is the label of {accuracy:.1%} of the {examples}; what is "
+            f"The model's answer is the label of {percent(accuracy, 1)} of the {examples}; what is "
             "explained is its answer, right or wrong."
         )
     return sentences

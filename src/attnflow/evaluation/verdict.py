@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from attnflow.errors.percent import percent
 from attnflow.evaluation.metrics import PairedDifference, Summary
 from attnflow.evaluation.records import (
     FAITHFULNESS,
@@ -198,8 +199,8 @@ def _not_above_random(over_random: Mapping[str, int]) -> list[str]:
 
 def _limits(evaluation: Comparisons) -> list[str]:
     saturated = [
-        f"{method} is saturated: {share:.0%} of its values at the highest layer would be the same "
-        "for any other target, so it says which tokens pass anything on, not what was drawn on."
+        f"{method} is saturated: {percent(share)} of its values at the highest layer would be the "
+        "same for any other target. It says which tokens pass anything on, not what was drawn on."
         for method in evaluation.methods
         if (share := evaluation.saturation(method)) is not None and share >= _SATURATED
     ]

@@ -82,7 +82,7 @@ class Scores:
 
     >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, lambda ids: [("no", "yes")[k] for k in ids])
     >>> print(scores.prediction())
-    yes (88.1%)
+    yes (88.1 %)
     """
 
     logits: Tensor

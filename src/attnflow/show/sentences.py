@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
 from attnflow.errors import TokensError
+from attnflow.errors.percent import percent
 from attnflow.methods import MEASURED_METHODS
 from attnflow.tokens import Tokens
 from attnflow.tokens.common_words import common_tokens
@@ -67,8 +68,7 @@ class WordRow:
         '100 %'
         """
         if self.unit == "share":
-            share = 100 * value / self.total if self.total > 0 else 0.0
-            return f"{share:.0f} %"
+            return percent(value / self.total if self.total > 0 else 0.0)
         if self.unit == "difference":
             return f"{value:+.2f}".replace("-", "−")
         return f"flow {value:.2f}"
@@ -159,8 +159,8 @@ def caveats(result: Attribution, rows: Sequence[int] | None = None) -> list[str]
         share = float(marks.mean())
         if share >= _WORTH_SAYING:
             sentences.append(
-                f"{share:.0%} of these flows are saturated at {place_of(layer)}: they are the same "
-                "for any target and say nothing about this one. Read a lower layer."
+                f"{percent(share)} of these flows are saturated at {place_of(layer)}: they are the "
+                "same for any target and say nothing about this one. Read a lower layer."
             )
     if layer in result.collapsed:
         sentences.append(

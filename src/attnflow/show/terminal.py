@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
+from attnflow.errors.percent import percent
 from attnflow.graph import Cut
 from attnflow.show.numbers import short_number
 from attnflow.show.static_html import shade
@@ -252,12 +253,12 @@ def saturation_warning(result: Attribution) -> str:
     if share <= 0.5:
         return ""
     message = (
-        f"At layer {highest}, {share:.0%} of these flows are saturated: they equal "
+        f"At layer {highest}, {percent(share)} of these flows are saturated: they equal "
         "min(1, all that the source passes on) whatever the target, and say nothing about it."
     )
     clear = [number for number, share in zip(result.layers, shares, strict=True) if share <= 0.1]
     if clear:
-        message += f" Up to layer {max(clear)} at most 10% are."
+        message += f" Up to layer {max(clear)} at most 10 % are."
     return (
         f"{message} Read a lower layer, or let `attnflow evaluate` say which method to trust for "
         "this model."

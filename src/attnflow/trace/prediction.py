@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnflow.errors import InputError, shorten, whole_number
+from attnflow.errors.percent import percent
 
 __all__ = ["Prediction"]
 
@@ -21,7 +22,7 @@ class Prediction:
     pooled: it was read from the mean of all positions; then `position` is only the first of them.
 
     >>> print(Prediction("plural", 0.9, position=0))
-    plural (90.0%)
+    plural (90.0 %)
     """
 
     label: str
@@ -46,7 +47,7 @@ class Prediction:
             )
 
     def __str__(self) -> str:
-        return f"{self.label} ({self.probability:.1%})"
+        return f"{self.label} ({percent(self.probability, 1)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from attnflow.errors.percent import percent
 from attnflow.evaluation.images.judge import CENTRE, LEAVE_ONE_OUT
 from attnflow.evaluation.metrics import PairedDifference
 from attnflow.evaluation.records import FEW, RANDOM, Metric, clear_sign, omissions, remarks
@@ -113,8 +114,8 @@ class ImageEvaluation(ScoredRecords):
         hits, chance = (self.summary(row, "pointing").mean for row in (best, RANDOM))
         share = self.summary(best, "mass").mean
         return [
-            f"{best} points best: its strongest patch lies in the true box in {hits:.0%} of the "
-            f"images (random: {chance:.0%}), and {share:.0%} of its map does."
+            f"{best} points best: its strongest patch lies in the true box in {percent(hits)} of "
+            f"the images (random: {percent(chance)}), and {percent(share)} of its map does."
         ]
 
     def _remarks(self) -> list[str]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attnflow.attribution import Contribution
 from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whole_number
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments
+from attnflow.errors.percent import percent
 from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation.importance.passes import Forward, Passes, Row, Score, Text, score_of
@@ -79,7 +80,7 @@ class Importance:
         ]
 
     def __repr__(self) -> str:
-        answer = f"{self.answer} ({self.probability:.1%})"
+        answer = f"{self.answer} ({percent(self.probability, 1)})"
         return f"<Importance of {len(self.tokens)} tokens for {answer}, {self.measure!r}>"
 
 

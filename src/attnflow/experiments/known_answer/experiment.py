@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import InputError
+from attnflow.errors.percent import percent
 from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.table import Table
 from attnflow.experiments.known_answer.contenders import CONTENDERS, DEFAULT
@@ -96,9 +97,9 @@ class KnownAnswer:
             best = max(facts.rows, key=lambda name: facts.rows[name][0].value)
             findings.append(
                 f"The true source is ranked first most often by {best} "
-                f"({facts.rows[best][0].value:.0%}); plain rollout finds it in "
-                f"{facts.rows['rollout'][0].value:.0%}, raw attention in "
-                f"{facts.rows['raw'][0].value:.0%}."
+                f"({percent(facts.rows[best][0].value)}); plain rollout finds it in "
+                f"{percent(facts.rows['rollout'][0].value)}, raw attention in "
+                f"{percent(facts.rows['raw'][0].value)}."
             )
         return Report(
             name="known-answer",

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from attnflow.errors.percent import percent
 from attnflow.evaluation.metrics import compare_paired, summarize
 from attnflow.evaluation.table import Cell, Table
 from attnflow.experiments.layers import CLEAR, Floats, layer_names
@@ -149,7 +150,7 @@ def standing(question: Question, methods: Sequence[str]) -> str:
 def _in_words(cell: Cell) -> str:
     if cell.low is None or cell.high is None or not cell.n:
         return "undefined"
-    return f"{cell.value:.0%} ({cell.low:.0%} to {cell.high:.0%})"
+    return f"{percent(cell.value)} ({percent(cell.low)} to {percent(cell.high)})"
 
 
 def _mean(rows: Floats) -> Floats:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from attnflow.errors import InputError
+from attnflow.errors.percent import percent
 from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.evaluation.fingerprint import digest_of_weights
 from attnflow.evaluation.journal import Journal
@@ -116,8 +117,8 @@ class Scenes:
             ),
             tables=(means, kinds_table(right), gaps),
             findings=(
-                f"The default ({DEFAULT}) points at the true object in {pointing:.0%} of the "
-                f"questions; a random map does in {means.rows['random'][0].value:.0%}.",
+                f"The default ({DEFAULT}) points at the true object in {percent(pointing)} of the "
+                f"questions; a random map does in {percent(means.rows['random'][0].value)}.",
             ),
             command=command,
             figure=partial(_draw, means),

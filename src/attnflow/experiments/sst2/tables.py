@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from attnflow.errors.percent import percent
 from attnflow.evaluation.metrics import dense_rank_correlation, spearman
 from attnflow.evaluation.table import Cell, Table, decimals
 from attnflow.experiments.layers import (
@@ -81,7 +82,7 @@ def accuracy_of(right: Sequence[bool | None]) -> str:
     known = [answer for answer in right if answer is not None]
     if not known:
         return " (without labels)"
-    return f"; the model's answer is right in {np.mean(known):.1%}"
+    return f"; the model's answer is right in {percent(np.mean(known), 1)}"
 
 
 def table_3(title: str, agreement: Agreement, layers: Sequence[int]) -> Table:
@@ -223,8 +224,8 @@ def _why_flow(observations: Sequence[Classified]) -> str:
         float(_shares(observations, x)[:, -1].mean()) for x in ("saturated", "at_target")
     )
     return (
-        f"At the top layer {source:.0%} of the flows to words are held back at the source and "
-        f"{target:.0%} at the target; of these the first rank words by what they pass on in "
+        f"At the top layer {percent(source)} of the flows to words are held back at the source and "
+        f"{percent(target)} at the target; of these the first rank words by what they pass on in "
         "layer 1, the second by raw attention of layer 1."
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnflow.errors.percent import percent
 from attnflow.errors.progress import ProgressCallback
 from attnflow.experiments.protocol import SampledExperiment
 from attnflow.experiments.report import Report
@@ -68,7 +69,7 @@ class VerbNumber(SampledExperiment):
             title="Verb number: attention against importance, the [CLS] row",
             protocol=(
                 f"{len(sample):,} sentences from {source}; the model's answer is right in "
-                f"{right:.1%}.{remarks}",
+                f"{percent(right, 1)}.{remarks}",
                 *IN_WORDS[self.protocol],
             ),
             tables=tuple(tables),

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from attnflow.errors.percent import percent
 from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.faithfulness import RANDOM, Faithfulness
 from attnflow.evaluation.metrics import partial_spearman, spearman
@@ -243,9 +244,9 @@ def _what_saturation_leaves(tables: Sequence[Table]) -> str:
     rows = next(table.rows for table in tables if table.name == "saturation")
     top = {name: decimals(cells[-1].value) for name, cells in rows.items()}
     return (
-        f"At layer 6 {rows['saturated share of flow'][-1].value:.0%} of the flows are saturated. "
-        "First-layer column sums, which know neither the target nor the layers above, reach "
-        f"{top['blank-out: column sums alone']} with blank-out; given these, "
+        f"At layer 6 {percent(rows['saturated share of flow'][-1].value)} of the flows are "
+        "saturated. First-layer column sums, which know neither the target nor the layers above, "
+        f"reach {top['blank-out: column sums alone']} with blank-out; given these, "
         f"{top['blank-out: left of flow']} is left of flow and "
         f"{top['blank-out: left of rollout']} of rollout."
     )

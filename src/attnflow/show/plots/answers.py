@@ -9,6 +9,7 @@ import numpy as np
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
+from attnflow.errors.percent import percent
 from attnflow.show.plots.canvas import (
     BLUE,
     GREEN,
@@ -73,7 +74,7 @@ def probability_bars(prediction: Prediction, *, answers: int = 5, ax: Axes | Non
     best = sorted(pairs, key=lambda pair: -pair[1])[: max(answers, 1)]
     axes = new_axes(4.0, 1.2 + 0.32 * len(best)) if ax is None else ax
     bars = axes.barh(range(len(best)), [share for _, share in best], 0.6, color=BLUE)
-    axes.bar_label(bars, [f"{share:.1%}" for _, share in best], padding=3, fontsize=SMALL)
+    axes.bar_label(bars, [percent(share, 1) for _, share in best], padding=3, fontsize=SMALL)
     name_ticks(axes, "y", [name for name, _ in best])
     axes.set_ylim(max(len(best), 4) - 0.5, -0.5)
     axes.set_xlim(0, 1.25 * best[0][1])

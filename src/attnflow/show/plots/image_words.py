@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
+from attnflow.errors.percent import percent
 from attnflow.show.plots.canvas import BLUE, SMALL, VERMILLION, bare, label, plain, pyplot
 from attnflow.tokens.patches import ImagePatches
 
@@ -102,7 +103,7 @@ def _draw_words(axes: Axes, one: Attribution, row: int) -> None:
     axes.set_yticks(range(len(strongest)), names, fontsize=SMALL, **plain())
     axes.tick_params(axis="x", labelsize=SMALL - 1)
     share = float(values[on_images].sum()) / total
-    axes.set_title(f"{share:.0%} on the image, the rest:", fontsize=SMALL)
+    axes.set_title(f"{percent(share)} on the image, the rest:", fontsize=SMALL)
     axes.set_xlim(left=0)
     bare(axes)
 
