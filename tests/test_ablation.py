@@ -311,7 +311,7 @@ def test_prompts_are_read_from_tables_and_lines(tmp_path: Path) -> None:
         ('{"text": "a"}', "Line 1 of .* has no text in a column 'prompt'; .* 'text'"),
         ("{", "Line 1 of .* is not JSON"),
         ('{"prompt": "a b a", "answer": "a"}', "occurs 2 times"),
-        ('{"prompt": "ab", "start": 1, "end": 9}', "no part of a prompt of 2 characters"),
+        ('{"prompt": "ab", "start": 1, "end": 9}', "not a part of a prompt of 2 characters"),
         ("", "holds no prompt"),
     ],
 )

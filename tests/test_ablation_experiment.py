@@ -116,7 +116,7 @@ def test_questions_stand_behind_five_documents(tmp_path: Path) -> None:
         assert prompt.prompt[slice(*prompt.answer)] == prompt.expected
         assert prompt.prompt.endswith("\nAnswer:")
     path.write_text('{"article": 1}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"Line 1 of .* is no question"):
+    with pytest.raises(InputError, match=r"Line 1 of .* is not a question"):
         questions(path, "development")
     with pytest.raises(FileError, match="no file"):
         questions(tmp_path / "none", "development")

@@ -337,7 +337,7 @@ def test_old_spellings_go_on_working(capsys: pytest.CaptureFixture[str]) -> None
     assert silent == ""
     assert told == (
         "attnflow: --option is now written behind the method, --method "
-        "rollout:residual=0.4,heads=max; --option goes in the next release.\n"
+        "rollout:residual=0.4,heads=max; --option will be removed in the next release.\n"
     )
     colons, _ = values(
         ["--targets", "key", "--layers", "3", "--method", "rollout:residual=0.4:heads=max"], capsys

@@ -214,6 +214,7 @@ def runnable() -> list[str]:
 
 # Tiny models know few words and have few layers: what a page asks of a word is asked of theirs.
 STAND_INS = {
+    "--document my-demo/": "--document ",
     "--image docs/": "--image ",
     "--output docs/": "--output ",
     '--model ./vlm --image photo.jpg "what is on the table?"': (

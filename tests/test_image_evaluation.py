@@ -168,7 +168,7 @@ def test_tables_of_every_kind_say_the_same(tmp_path: Path) -> None:
         ('{"path": "a.png", "box": [3, 2, 1, 4]}', "the first two below the last two"),
         ('{"name": "a.png"}', "has no path: it has the columns 'name'"),
         ("nonsense", "Line 1 of .* is not JSON"),
-        ("[1]", "is no object"),
+        ("[1]", "is not an object"),
         ("", "names no image"),
     ],
 )

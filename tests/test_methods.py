@@ -487,7 +487,7 @@ def test_nobody_draws_on_what_is_dropped_but_itself() -> None:
     np.testing.assert_array_equal(Raw(drop=(0,))(alone).values[0], np.eye(2))  # keeps itself
     with pytest.raises(TargetError, match="No position 9"):
         Raw(drop=(9,))(trace)
-    with pytest.raises(MethodError, match=r"drop=1\.5 is no list"):
+    with pytest.raises(MethodError, match=r"drop=1\.5 is not a list"):
         Raw(drop=1.5)  # type: ignore[arg-type]
 
 
@@ -557,7 +557,7 @@ def test_what_cannot_be_registered_is_said() -> None:
         name: ClassVar[str] = "rollout"
 
     for wrong, sentence in [
-        (Bare, "is no whole method: decorate it"),
+        (Bare, "is not a complete method: decorate it"),
         (Badly, "a method's name is made of small letters"),
         (Second, "There is a method 'rollout' already"),
         (3, "A method is a subclass of attnflow.Method"),
@@ -674,8 +674,8 @@ def test_one_row_does_not_multiply_matrices(monkeypatch: pytest.MonkeyPatch) -> 
         (lambda: Rollout(residual=np.array("x")), "residual="),
         (lambda: Rollout(receptive_field=np.zeros(2)), "receptive_field"),
         (lambda: NormRollout(kind=np.zeros(2)), "Unknown kind"),
-        (lambda: Rollout(drop=[None]), r"drop=\[None\] is no list"),
-        (lambda: Rollout(drop={"a"}), "is no list of positions"),
+        (lambda: Rollout(drop=[None]), r"drop=\[None\] is not a list"),
+        (lambda: Rollout(drop={"a"}), "is not a list of positions"),
         (lambda: make_method("rollout", {1: 2}), "Options are values by name"),
         (lambda: make_method("rollout", "x"), "Options are values by name"),
         (lambda: make_method("x" * 100_000), "Unknown method"),

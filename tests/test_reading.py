@@ -91,7 +91,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert read_texts(path) == EXPECTED  # the row without a text is left out
     with pytest.raises(InputError, match=r"no column 'words'.*'sentence', 'label', 'other'"):
         read_texts(path, column="words")
-    with pytest.raises(InputError, match=r"Row 1 .*'other' is no text but 1"):
+    with pytest.raises(InputError, match=r"Row 1 .*'other' is not a text but 1"):
         read_texts(path, column="other")
     with pytest.raises(FileError, match="cannot be read as Parquet"):
         read_texts(write(tmp_path / "b.parquet", "not a table"))
@@ -113,7 +113,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("a.tsv", "text\tlabel\na\t1\nb\n", "Line 3 .* has 1 fields and the header 2"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', "Line 2 .* is not JSON"),
         ("a.jsonl", '{"text": "a"}\n\n[1]\n', "Line 3 .* is neither a text nor an object"),
-        ("a.jsonl", '{"text": 3}\n', "Line 1 .*'text' is no text but 3"),
+        ("a.jsonl", '{"text": 3}\n', "Line 1 .*'text' is not a text but 3"),
         ("a.jsonl", '{"words": "a"}\n', "Line 1 .*no column 'text' or 'sentence'.*'words'"),
         ("a.docx", "a", "ends in '.docx'; texts are read from .txt, .csv, .tsv, .jsonl, .parquet"),
         ("data", "a", "ends in 'nothing'"),

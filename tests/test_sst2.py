@@ -342,7 +342,7 @@ def test_bad_options_are_named(
 
 
 def test_a_model_that_classifies_nothing_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"BertForMaskedLM .* is no sequence classifier"):
+    with pytest.raises(ModelError, match=r"BertForMaskedLM .* is not a sequence classifier"):
         labels_of(tiny_encoder().model)
 
 

@@ -124,7 +124,7 @@ def test_lone_surrogates_come_back(tmp_path: Path, suffix: str) -> None:
 
 def test_provenance_that_is_no_plain_value_is_named(tmp_path: Path) -> None:
     trace = AttentionTrace.from_arrays(TRACE.weights, TRACE.tokens, provenance={"model": object()})
-    with pytest.raises(FileError, match="no plain value"):
+    with pytest.raises(FileError, match="not a plain value"):
         trace.save(tmp_path / "trace.json")
 
 

@@ -286,8 +286,9 @@ def _json_text(target: Path, value: Mapping[str, Any]) -> str:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise FileError(
-            f"Cannot write {shorten(str(target))}: a part of it is no plain value ({_brief(error)})"
-            ". The provenance and the options of a method may hold texts, numbers, lists and dicts."
+            f"Cannot write {shorten(str(target))}: a part of it is not a plain value ("
+            f"{_brief(error)}). The provenance and the options of a method may hold "
+            "texts, numbers, lists and dicts."
         ) from error
     return text
 

@@ -135,7 +135,7 @@ def generate(
     if options:
         warnings.warn(
             f"generate({', '.join(f'{name}=...' for name in options)}) is now "
-            "generate_kwargs={...}; options passed by name go in the next release",
+            "generate_kwargs={...}; options passed by name will be removed in the next release",
             DeprecationWarning,
             stacklevel=2,
         )

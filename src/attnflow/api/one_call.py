@@ -171,7 +171,7 @@ def _next_token(
     if not adapter_for(model).explains_rows(model):
         raise ModelError(
             "careful=True and confirm=True run a causal language model again without parts of its "
-            f"text; {type(model).__name__} is none. `attnflow evaluate` holds methods against "
+            f"text; {type(model).__name__} is not one. `attnflow evaluate` holds methods against "
             "ablations of any model."
         )
     if targets is not None:

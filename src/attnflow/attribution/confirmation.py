@@ -61,12 +61,12 @@ class Confirmation:
 
     @property
     def log_prob(self) -> float:
-        """Of the whole answer, in nats."""
+        """The log-probability of the whole answer, in nats."""
         return fsum(self.log_probs)
 
     @property
     def log_prob_without(self) -> float:
-        """Of the whole answer without the sources, in nats."""
+        """The log-probability of the whole answer without the sources, in nats."""
         return fsum(self.log_probs_without)
 
     @property
@@ -76,7 +76,7 @@ class Confirmation:
 
     @property
     def probability(self) -> float:
-        """Of a token of the answer: the geometric mean, if there are several."""
+        """The probability of a token of the answer; of several, their geometric mean."""
         return exp(min(0.0, self.log_prob / len(self.log_probs)))
 
     @property

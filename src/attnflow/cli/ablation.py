@@ -18,14 +18,14 @@ __all__ = ["ablation"]
 def ablation(
     model: Annotated[
         str | None,
-        typer.Option(help="A causal language model, name or folder; default: SmolLM2."),
+        typer.Option(metavar="NAME|FOLDER", help="A causal language model. Default: SmolLM2."),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
             help="Running text (enwik8.gz, enwik8, or text.txt with a paragraph a line) and "
-            "questions (questions.jsonl, as in SQuAD); without it, facts only.",
+            "questions (questions.jsonl, as in SQuAD). Without it only facts are tried.",
         ),
     ] = None,
     part: Annotated[
@@ -37,33 +37,42 @@ def ablation(
             "--method",
             "--methods",
             metavar="NAME[:KEY=VALUE,...]",
-            help="A method, 'default', 'raw-mean', 'leave-one-out', 'ablation-regression'; "
-            "repeatable. Differences are those of the first.",
+            help="A method, 'default', 'raw-mean', 'leave-one-out' or 'ablation-regression'. May "
+            "be repeated. Differences are those from the first.",
         ),
     ] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Only this data: facts, text, documents; repeatable."),
+        typer.Option(help="Only this data: facts, text or documents. May be repeated."),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="At most so many prompts of each kind that count.")
+        int | None, typer.Option(help="How many prompts of each kind count, at most.")
     ] = None,
     skip: Annotated[
-        int, typer.Option(help="Leave out the first prompts of each kind: they were looked at.")
+        int,
+        typer.Option(
+            help="Leave out this many prompts of each kind: those that were looked at before."
+        ),
     ] = 0,
-    ablations: Annotated[int, typer.Option(help="How many random ablations LDS is over.")] = 64,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")] = "cpu",
+    ablations: Annotated[
+        int, typer.Option(help="Over how many random ablations the LDS is taken.")
+    ] = 64,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda or mps.")] = "cpu",
     output: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Write CSV and Markdown here; the run is kept here, and the same command goes on "
-            "from where it stopped.",
+            help="Write CSV and Markdown to this folder, and keep the run in it. The same command "
+            "goes on from where it stopped.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides the random ablations.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the random ablations.")] = 0,
 ) -> None:
-    """Facts, running text and documents: which attribution predicts what ablations do?"""
+    """Which method predicts what ablations do?
+
+    Methods are held against ablations on facts, running text and documents, on data to choose by
+    or on data to report once.
+    """
     prepare_models()
     from attnflow.experiments.ablation.data import PARTS
     from attnflow.experiments.ablation.experiment import DEFAULT_METHODS, AblationExperiment

@@ -45,8 +45,9 @@ def ask(
     document: Annotated[
         list[str] | None,
         typer.Option(
-            help="A document: a file, a pattern such as 'notes/*.txt', or - for standard input; "
-            "repeatable."
+            metavar="FILE",
+            help="A document: a file, a pattern such as 'notes/*.txt', or - for standard input. "
+            "May be repeated.",
         ),
     ] = None,
     model: ModelOption = None,
@@ -64,14 +65,19 @@ def ask(
     chat: Annotated[
         bool | None,
         typer.Option(
-            "--chat/--no-chat", help="Whether to use the chat template; default: if there is one."
+            "--chat/--no-chat",
+            help="Use the chat template, or do not. Default: use it if there is one.",
         ),
     ] = None,
     seed: SamplingSeedOption = None,
     as_json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Answer QUESTION from documents, and name the document and sentence of each statement."""
+    """Answer QUESTION from documents and name its sources.
+
+    Under the answer each of its statements has a line: the document and the sentence in it that
+    the statement came from.
+    """
     check_text(question, "answer")
     applied = None if method is None else parse_completion_method(method)
     documents = read_documents(document or [])

@@ -24,7 +24,7 @@ def check(
     ],
     text: Annotated[str, typer.Option(help="The text to check it on.")] = _TEXT,
 ) -> None:
-    """Check that what attnflow sees in MODEL is what the model computes."""
+    """Check that attnflow sees what MODEL computes."""
     check_text(text, "check the model on")
     prepare_models()
     from attnflow.hosts.check import check_model

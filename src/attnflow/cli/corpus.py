@@ -39,14 +39,14 @@ _PAGE = "_summary.html"  # with an underscore, so that readers of Parquet leave 
 
 app = typer.Typer(
     name="corpus",
-    help="Explain many texts into a folder of Parquet, resumable; then ask what it says.",
+    help="Explain many texts into Parquet files, and sum them up.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
 def _column(part: str) -> Any:
-    return typer.Option(metavar="COLUMN", help=f"The column of the {part}; default: its name.")
+    return typer.Option(metavar="COLUMN", help=f"The column of the {part}. Default: its own name.")
 
 
 @app.command()
@@ -54,12 +54,16 @@ def run(
     data: Annotated[
         list[str],
         typer.Option(
+            metavar="FILE|FOLDER|PATTERN",
             help="A file (.parquet, .jsonl, .csv, .tsv, .txt, .arrow), a folder, a pattern in "
-            "quotes, or a folder that `datasets` saved; repeatable."
+            "quotes, or a folder that `datasets` saved. May be repeated.",
         ),
     ],
     output: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where the rows go; an earlier run goes on.")
+        Path,
+        typer.Option(
+            metavar="FOLDER", help="The folder of the rows. A run that is there already goes on."
+        ),
     ],
     model: ModelOption = None,
     method: MethodsOption = None,
@@ -68,44 +72,60 @@ def run(
     completion: Annotated[str | None, _column("completions")] = None,
     documents: Annotated[str | None, _column("documents, a list of texts")] = None,
     image: Annotated[str | None, _column("images, paths or bytes")] = None,
-    key: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="Of an id.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="The column of an id.")
+    ] = None,
     targets: Annotated[
         list[str] | None,
         typer.Option(
             "--targets",
-            help="prediction (where the answer is read), all, or positions and tokens; repeatable.",
+            metavar="TARGET",
+            help="'prediction' (where the answer is read), 'all', a position or a token. May be "
+            "repeated.",
         ),
     ] = None,
-    layer: Annotated[int, typer.Option(help="The layer that is read; -1 is the highest.")] = -1,
+    layer: Annotated[int, typer.Option(help="The layer that is read. -1 is the highest.")] = -1,
     level: Annotated[
-        str, typer.Option(help="What a source is: token, word, sentence, document.")
+        str, typer.Option(help="What a source is: token, word, sentence or document.")
     ] = "token",
-    top: Annotated[int, typer.Option(help="How many sources are kept of each target.")] = 5,
+    top: Annotated[int, typer.Option(help="How many sources are kept for each target.")] = 5,
     values: Annotated[
-        bool, typer.Option("--values", help="Keep the values of all sources too.")
+        bool, typer.Option("--values", help="Keep the values of all sources, too.")
     ] = False,
     chat: ChatOption = False,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Make a completion of so many tokens where there is none.")
+        int, typer.Option(help="Where a prompt has no completion, write one of this many tokens.")
     ] = 0,
     tokens_per_batch: Annotated[
-        int, typer.Option(help="Tokens that go through the model at once, padding included.")
+        int, typer.Option(help="How many tokens go through the model at once, with padding.")
     ] = 2048,
-    shard_size: Annotated[int, typer.Option(help="Texts that are committed together.")] = 512,
-    engine: Annotated[str, typer.Option(help="local (processes), or ray (a cluster).")] = "local",
+    shard_size: Annotated[int, typer.Option(help="How many texts are written together.")] = 512,
+    engine: Annotated[
+        str, typer.Option(help="'local' for processes, or 'ray' for a cluster.")
+    ] = "local",
     processes: Annotated[
-        int | None, typer.Option(help="Of the local engine; default: a GPU each, or a core each.")
+        int | None,
+        typer.Option(
+            help="How many processes the local engine starts. Default: one for each GPU, or else "
+            "for each core."
+        ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Of each process; default: its share of the cores.")
+        int | None,
+        typer.Option(help="How many threads a process has. Default: its share of the cores."),
     ] = None,
-    actors: Annotated[int, typer.Option(help="Of Ray, each with a copy of the model.")] = 2,
-    gpus: Annotated[float, typer.Option(help="Of each actor of Ray.")] = 0,
+    actors: Annotated[
+        int, typer.Option(help="How many actors Ray starts, each with a copy of the model.")
+    ] = 2,
+    gpus: Annotated[float, typer.Option(help="How many GPUs an actor of Ray has.")] = 0,
     address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster; default: one on this machine.")
+        str | None, typer.Option(help="The address of a Ray cluster. Default: one on this machine.")
     ] = None,
 ) -> None:
-    """Explain every text of DATA into OUTPUT; the same command goes on with a run that stopped."""
+    """Explain every text of DATA into the folder OUTPUT.
+
+    If a run was stopped, the same command goes on with it.
+    """
     methods = None if method is None else [parse_method(name) for name in method]
     target_refs: Any = [parse_target(target) for target in targets or ["prediction"]]
     optional_import("pyarrow", extra="corpus", purpose="Explaining a corpus")
@@ -148,13 +168,13 @@ def run(
 
 @app.command()
 def summary(
-    folder: Annotated[Path, typer.Argument(help="What `attnflow corpus run` wrote.")],
+    folder: Annotated[Path, typer.Argument(help="The folder that `attnflow corpus run` wrote.")],
     as_json: JsonOption = False,
     output: Annotated[
-        Path | None, typer.Option(help=f"The page; default: {_PAGE} in the folder.")
+        Path | None, typer.Option(metavar="FILE", help=f"The page. Default: {_PAGE} in the folder.")
     ] = None,
 ) -> None:
-    """Say which sources are used most, whether the first wins, and where methods disagree."""
+    """Say which sources are strongest and where methods disagree."""
     optional_import("pyarrow", extra="corpus", purpose="Reading a corpus")
     from attnflow import corpus
 

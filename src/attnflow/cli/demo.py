@@ -35,11 +35,15 @@ _WITHOUT_SMOLLM2 = (
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="The folder for the documents and the reports.")] = (
-        Path("attnflow-demo")
-    ),
+    output: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="The folder for the documents and the reports.")
+    ] = (Path("attnflow-demo")),
 ) -> None:
-    """Ask SmolLM2 about five documents, explain a sentence, write both reports; no arguments."""
+    """Ask about five documents, explain a sentence, write reports.
+
+    The question goes to SmolLM2, and the sentence to the embedded model. The documents and a
+    report of each are left in a folder.
+    """
     if output.suffix or output.is_file():
         raise InputError(f"--output is a folder; got {str(output)!r}.")
     prepare_models()

@@ -131,10 +131,12 @@ _MARKS = {"ok": "[green]ok[/green]     ", "missing": "[dim]missing[/dim]"}
 
 def doctor(
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON, for a bug report.")
+        bool, typer.Option("--json", help="Print the same as one line of JSON, for a bug report.")
     ] = False,
 ) -> None:
-    """Say what is installed, what is missing, and what each missing part would enable.
+    """Say what is installed and what is missing.
+
+    For each missing part it says what it would enable, and the line that installs it.
 
     The exit status is 1 if a package is too old or cannot be imported, and 0 otherwise.
     """

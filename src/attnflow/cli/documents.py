@@ -101,7 +101,7 @@ def _files(place: str) -> list[str]:
     )
     if not matches:
         raise InputError(
-            f"--document {place!r}: there is no such file, and no file fits it as a pattern."
+            f"--document {place!r}: there is no such file, and no file matches it as a pattern."
         )
     return matches
 

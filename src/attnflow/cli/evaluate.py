@@ -45,22 +45,24 @@ def evaluate(
     data: Annotated[
         Path,
         typer.Option(
-            help="The texts: .txt (one a line), .csv, .tsv, .jsonl or .parquet. A file with a "
-            "column 'prompt' is about what a language model writes after each. Images: a folder, "
-            "or a table with a column 'path' and, where known, 'label' and 'box'."
+            metavar="FILE|FOLDER",
+            help="The texts: .txt (one text on each line), .csv, .tsv, .jsonl or .parquet. A file "
+            "with a column 'prompt' is about what a language model writes after each prompt. For "
+            "images: a folder, or a table with a column 'path' and, where known, 'label' and "
+            "'box'.",
         ),
     ],
     model: ModelOption = None,
     column: Annotated[
         str | None,
-        typer.Option(help="The column the texts are in; default: 'text' or 'sentence'."),
+        typer.Option(help="The column of the texts. Default: 'text' or 'sentence'."),
     ] = None,
     held_out_only: Annotated[
         bool,
         typer.Option(
             "--held-out",
-            help="DATA is numpred.val of the agreement data: the part the embedded model never "
-            "saw.",
+            help="DATA is numpred.val of the agreement data. Use only the part that the embedded "
+            "model never saw.",
         ),
     ] = False,
     method: Annotated[
@@ -68,54 +70,61 @@ def evaluate(
         typer.Option(
             "--method",
             metavar="NAME[:KEY=VALUE,...]",
-            help=f"A method with its options; repeatable. They are {', '.join(METHODS)}; for "
-            f"prompts also {', '.join(MEASURED_METHODS)} and default.",
+            help=f"A method with its options. May be repeated. The methods are "
+            f"{', '.join(METHODS)}; for prompts also {', '.join(MEASURED_METHODS)} and default.",
         ),
     ] = None,
     by: Annotated[
         str | None,
         typer.Option(
-            help="What blanks a word: unk, mask, pad, delete; default: the first there. For "
-            "prompts: hide (the default), replace, delete. For images: mean (the default), blur, "
-            "zero."
+            metavar="NAME",
+            help="How a source is taken away. For texts: unk, mask, pad or delete; default: the "
+            "first of these that the tokenizer has. For prompts: hide (the default), replace or "
+            "delete. For images: mean (the default), blur or zero.",
         ),
     ] = None,
     level: Annotated[
-        str, typer.Option(help="Of prompts: what a source is: token, word, sentence, document.")
+        str, typer.Option(help="For prompts: what a source is: token, word, sentence or document.")
     ] = "word",
     max_new_tokens: Annotated[
-        int, typer.Option(help="Of prompts: how far the model's own completion goes.")
+        int, typer.Option(help="For prompts: how many tokens the model writes, at most.")
     ] = 20,
     chat: ChatOption = False,
     min_words: Annotated[int, typer.Option(help="Leave out texts with fewer words.")] = 2,
     skip: Annotated[
         int,
-        typer.Option(help="Leave out the first so many drawn: those that options were chosen on."),
+        typer.Option(
+            help="Leave out this many of the texts drawn first: those that options were chosen on."
+        ),
     ] = 0,
     samples: Annotated[int, typer.Option(help="How many texts are drawn, at most.")] = 500,
     seed: SeedOption = 0,
-    batch_size: Annotated[int, typer.Option(help="How many perturbed texts in one pass.")] = 64,
+    batch_size: Annotated[
+        int, typer.Option(help="How many changed texts go through the model at once.")
+    ] = 64,
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Write CSV, Markdown and a figure here; the run is kept here."
+            metavar="FOLDER",
+            help="Write CSV, Markdown and a figure to this folder, and keep the run in it.",
         ),
     ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the run in this .jsonl file, and go on with it if it is there; default: "
+            help="Keep the run in this .jsonl file, and go on with it if it is there. Default: "
             f"{_NAME}.jsonl in the folder of --output.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hold every method against what MODEL uses on the texts of DATA, and say which to trust.
+    """Say which method to trust for MODEL on the texts of DATA.
 
-    Without --method all methods are held against it. A file of prompts (a column 'prompt', and
-    where known 'completion', 'answer', 'documents') is held against ablations of a language model
-    or an encoder-decoder.
+    Every method is held against what the model uses: words are taken away, and the answer loses
+    something. Without --method all methods are compared. A file with a column 'prompt' (and, where
+    known, 'completion', 'answer' and 'documents') is about what a language model or an
+    encoder-decoder writes after each prompt.
     """
     from attnflow.evaluation.texts import holds_prompts
 

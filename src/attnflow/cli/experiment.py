@@ -56,7 +56,7 @@ def verb_number(
         typer.Option(
             help="Agreement data of Linzen et al. (2016): lines 'VBZ<tab>words before the verb', "
             "or a table with the header sentence subj_idx verb_idx verb_pos verb inflected_verb. "
-            "Default: sentences from built-in templates, which are no natural text."
+            "Default: sentences from built-in templates, which are not natural text."
         ),
     ] = None,
     held_out_only: Annotated[
@@ -78,7 +78,11 @@ def verb_number(
     output: FolderOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Tables 1 and 2: raw attention, rollout and flow against blank-out and input gradients."""
+    """Tables 1 and 2: attention against blank-out and gradients.
+
+    Raw attention, rollout and flow of the verb-number model are correlated with blank-out scores
+    and input gradients, layer by layer.
+    """
     prepare_models()
     from attnflow.experiments.verb_number.experiment import VerbNumber
     from attnflow.models.verb_number import load_verb_number
@@ -101,18 +105,22 @@ def known_answer(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="The folder of the package mathformer, for sums and products; default: where it "
+            help="The folder of the package mathformer, for sums and products. Default: where it "
             "is installed, if it is.",
         ),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="How many prompts are made.")] = 960,
+    prompts: Annotated[int, typer.Option(help="How many prompts to make.")] = 960,
     wording: Annotated[
         str, typer.Option(help="'test', or 'development', which the default was chosen by.")
     ] = "test",
     output: FolderOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Prompts that state a fact and ask for it, and sums: is the true source ranked first?"""
+    """Prompts that state a fact: is its source ranked first?
+
+    The prompts state a fact and ask for it, so that the true source of the answer is known. Sums
+    and products are tried, too, where the package mathformer is there.
+    """
     prepare_models()
     from attnflow.experiments.known_answer.experiment import KnownAnswer
     from attnflow.hosts.load import load_language_model
@@ -138,14 +146,14 @@ def pronouns(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="A Winogender table: header sentid sentence, ids such as "
-            "accountant.taxpayer.0.male.txt. Gives a summary over all sentences. Default: the "
+            help="A Winogender table with the header 'sentid sentence' and ids such as "
+            "accountant.taxpayer.0.male.txt. The tables then sum up all sentences. Default: the "
             "paper's sentences and more of their form."
         ),
     ] = None,
     sentence: Annotated[
         str | None,
-        typer.Option(help="One sentence instead, [MASK] in the pronoun's place."),
+        typer.Option(help="One sentence instead, with [MASK] in the pronoun's place."),
     ] = None,
     antecedents: Annotated[
         str | None,
@@ -158,7 +166,11 @@ def pronouns(
     protocol: ProtocolOption = "sound",
     output: FolderOption = None,
 ) -> None:
-    """Figure 4: which antecedent do raw attention, rollout and flow prefer, and which pronoun?"""
+    """Figure 4: which antecedent does each method prefer?
+
+    Raw attention, rollout and flow each prefer one of two antecedents, and the model prefers a
+    pronoun. The tables say how often these agree.
+    """
     prepare_models()
     from attnflow.experiments.pronouns.experiment import Pronouns
     from attnflow.hosts.load import load_language_model
@@ -242,7 +254,7 @@ def scenes(
     ] = None,
     output: FolderOption = None,
 ) -> None:
-    """Drawn scenes: does a vision-language model's answer point at its object?
+    """Drawn scenes: does an answer point at its object?
 
     Without --model it is the small one that ships; a folder that training/scenes.py wrote is
     another.
@@ -273,19 +285,22 @@ def sst2(
         Path,
         typer.Option(
             help="A TSV as in GLUE: a header with sentence (or text) and, if there are labels, "
-            "label; then one text a line."
+            "label; then one text on each line."
         ),
     ],
     samples: Annotated[int, typer.Option(help="How many texts.")] = 100,
     protocol: ProtocolOption = "sound",
     label: Annotated[
         str | None,
-        typer.Option(help="The class to explain, by name or number; default: the last."),
+        typer.Option(help="The class to explain, by name or number. Default: the last one."),
     ] = None,
     output: FolderOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Table 3: raw attention, rollout and flow against input gradients of a text classifier."""
+    """Table 3: attention against gradients of a classifier.
+
+    Raw attention, rollout and flow of a text classifier are correlated with its input gradients.
+    """
     prepare_models()
     from attnflow.evaluation.texts import read_texts
     from attnflow.experiments.sst2.experiment import Sst2

@@ -73,7 +73,7 @@ def explain(
     text: Annotated[
         str | None,
         typer.Argument(
-            help="The text to explain; - reads standard input. With a vision model: the path of "
+            help="The text to explain, or - for standard input. With a vision model: the path of "
             "a photo, or of a folder of photos."
         ),
     ] = None,
@@ -93,13 +93,13 @@ def explain(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="With --method flow: show the minimum cut between the target and this source "
-            "(a position or a token): the edges that hold the flow back.",
+            help="With --method flow: show the minimum cut between the target and this source, "
+            "which is a position or a token. The cut is the edges that hold the flow back.",
         ),
     ] = None,
     all_targets: Annotated[
         bool,
-        typer.Option("--all-targets", help="Explain every position; needs --json or --output."),
+        typer.Option("--all-targets", help="Explain every position. Needs --json or --output."),
     ] = False,
     table: TableOption = False,
     as_json: JsonOption = False,
@@ -107,15 +107,17 @@ def explain(
     figure: Annotated[
         str | None,
         typer.Option(
-            help=f"Which figure --output is, one of {', '.join(FIGURES)}; default: layers, with "
-            "--all-targets pairs, with --cut the cut in the graph; of photos: overlay (the "
-            "default) or methods, side by side."
+            metavar="NAME",
+            help=f"Which figure to write: one of {', '.join(FIGURES)}. Default: layers; with "
+            "--all-targets pairs; with --cut the graph with the cut. For photos: overlay (the "
+            "default), or methods for several methods side by side.",
         ),
     ] = None,
 ) -> None:
-    """Show which tokens of TEXT, or which parts of a photo, the model's output draws on.
+    """Show which words, or parts of a photo, an answer draws on.
 
-    Without --method it is the default of `attnflow.explain`: what agrees best with ablations.
+    Without --method it uses the default of `attnflow.explain`: the method that agrees best with
+    ablations on models of this kind.
     """
     if text is not None and file is None and names_photos(text, model):
         others = {"--words": words, "--decoder-text": decoder_text, "--careful": careful}

@@ -62,7 +62,7 @@ _BASELINES = {"auto": None, "neutral": "neutral", "none": None}
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to continue; - reads standard input.")
+        str | None, typer.Argument(help="The text to continue, or - for standard input.")
     ] = None,
     file: FileOption = None,
     message: MessageOption = None,
@@ -83,7 +83,7 @@ def generate(
             "--target",
             metavar="TOKEN|PHRASE|START:END|answer",
             help="Explain only this part of what is written: a token's number or text, a phrase, "
-            "or 'answer' for all of it as one; repeatable.",
+            "or 'answer' for all of it as one. May be repeated.",
         ),
     ] = None,
     rather_than: RatherThanOption = None,
@@ -93,17 +93,21 @@ def generate(
     option: OptionOption = None,
     baseline: Annotated[
         str,
-        typer.Option(help="What is subtracted: none, or neutral (a prompt without content)."),
+        typer.Option(
+            metavar="NAME",
+            help="What is subtracted: none, neutral (a prompt without content), or auto, which "
+            "is what the method does by default.",
+        ),
     ] = "auto",
     layers: Annotated[
         str,
         typer.Option(
             "--layers",
             "--layer",
-            help="The layer to show: a number, or 'mean' over all; default: the top.",
+            help="The layer to show: a number, or 'mean' for the mean of all. -1 is the highest.",
         ),
     ] = "-1",
-    top: Annotated[int, typer.Option(help="How many prompt tokens to show for each.")] = 5,
+    top: Annotated[int, typer.Option(help="How many sources to show for each token.")] = 5,
     hide_common: Annotated[
         bool,
         typer.Option("--hide-common", help="Leave out punctuation and function words."),
@@ -116,24 +120,27 @@ def generate(
         list[str] | None,
         typer.Option(
             metavar="NAME=START:END",
-            help="Mass on a span of the prompt, by positions or NAME=TEXT; repeatable.",
+            help="Sum the values over a span of the prompt, named by positions or as NAME=TEXT. "
+            "May be repeated.",
         ),
     ] = None,
     chat: ChatOption = False,
     seed: SamplingSeedOption = None,
-    temperature: Annotated[float | None, typer.Option(help="For sampling (--seed).")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="The temperature of sampling (--seed).")
+    ] = None,
     table: TableOption = False,
     as_json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Continue PROMPT and show, for each new token, the prompt tokens it drew on.
+    """Continue PROMPT and show what each new token draws on.
 
-    With --image a vision-language model answers PROMPT, and its sources are patches of the image
-    and words together; --model scenes is a small one that ships. An --output that is a picture
-    then shows the image under each word.
+    With --image a vision-language model answers PROMPT. Its sources are patches of the image and
+    words together, and a figure (--output) shows the image under each word. --model scenes is a
+    small model of this kind that comes with attnflow.
 
-    Without --method it is the default of `attnflow.generate`: what found the true source most
-    often.
+    Without --method it uses the default of `attnflow.generate`: the method that agrees best with
+    ablations.
     """
     prompt, messages = _prompt(prompt, file, message)
     _check_numbers(top, temperature, seed)

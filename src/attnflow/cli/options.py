@@ -85,24 +85,25 @@ def _check_seed(seed: int | None) -> int | None:
 
 FileOption = Annotated[
     Path | None,
-    typer.Option("--file", metavar="FILE", help="Read it from this file instead."),
+    typer.Option("--file", metavar="FILE", help="Read the text from this file instead."),
 ]
 ImagesOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--image",
         metavar="FILE",
-        help="An image that the text is about, for a vision-language model; repeatable.",
+        help="An image that the text is about, for a vision-language model. May be repeated.",
     ),
 ]
 TableOption = Annotated[
-    bool, typer.Option("--table", help="Show the numbers too, a column for each layer.")
+    bool, typer.Option("--table", help="Show the numbers, too, with a column for each layer.")
 ]
 ModelOption = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME|FOLDER",
         callback=check_model_name,
-        help="A Hugging Face name, a local folder, smollm2 or verb-number; the last two come with "
+        help="A Hugging Face name, a local folder, smollm2 or verb-number. The last two come with "
         "attnflow, and one of them is the default.",
     ),
 ]
@@ -110,17 +111,18 @@ ModelsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
+        metavar="NAME|FOLDER",
         callback=_check_models,
-        help="A Hugging Face name or a local folder to offer beside the embedded models; "
-        "repeatable. Visitors can reach no other.",
+        help="A Hugging Face name or a local folder to offer beside the embedded models. May be "
+        "repeated. Visitors can reach no other model.",
     ),
 ]
 MethodOption = Annotated[
     str | None,
     typer.Option(
         metavar=_SYNTAX,
-        help=f"One of {', '.join(METHODS)}, with its options behind a colon, e.g. "
-        "rollout:residual=0.4,heads=max; see `attnflow methods`.",
+        help=f"One of {', '.join(METHODS)}. Options follow a colon, as in "
+        "rollout:residual=0.4,heads=max. `attnflow methods` lists them.",
     ),
 ]
 MethodsOption = Annotated[
@@ -128,8 +130,8 @@ MethodsOption = Annotated[
     typer.Option(
         "--method",
         metavar=_SYNTAX,
-        help="A method with its options, e.g. gradient-flow:residual=0.5; repeatable. They are "
-        f"{', '.join(METHODS)}.",
+        help="A method with its options, as in gradient-flow:residual=0.5. May be repeated. The "
+        f"methods are {', '.join(METHODS)}.",
     ),
 ]
 OptionOption = Annotated[
@@ -138,7 +140,7 @@ OptionOption = Annotated[
         "--option",
         "-o",
         metavar="KEY=VALUE",
-        help="The old form of --method NAME:KEY=VALUE; goes in the next release.",
+        help="The old form of --method NAME:KEY=VALUE. It will be removed in the next release.",
     ),
 ]
 TargetsOption = Annotated[
@@ -146,14 +148,18 @@ TargetsOption = Annotated[
     typer.Option(
         "--targets",
         "--target",
-        help="A position (a number, from 0; negative: from the end) or token to explain; "
-        "repeatable with --json or --output. Default: where the prediction is read from.",
+        metavar="POSITION|TOKEN",
+        help="The position or token to explain. Positions count from 0, negative ones from the "
+        "end. May be repeated with --json or --output. Default: where the answer is read.",
     ),
 ]
 LayersOption = Annotated[
     list[int] | None,
     typer.Option(
-        "--layers", "--layer", help="Only this layer, counted from 1; repeatable. Default: all."
+        "--layers",
+        "--layer",
+        metavar="NUMBER",
+        help="Only this layer, counted from 1. May be repeated. Default: all layers.",
     ),
 ]
 AnswerOption = Annotated[
@@ -161,47 +167,56 @@ AnswerOption = Annotated[
     typer.Option(
         "--answer",
         "--of",
-        help="With a gradient method: the class or token id to explain; default: the answer.",
+        metavar="NUMBER",
+        help="With a gradient method: the class or token to explain, by its number. Default: the "
+        "model's answer.",
     ),
 ]
 MaxNewTokensOption = Annotated[
-    int, typer.Option("--max-new-tokens", "--tokens", help="How many tokens to make, at most.")
+    int,
+    typer.Option("--max-new-tokens", "--tokens", help="How many tokens the model writes, at most."),
 ]
 CarefulOption = Annotated[
     bool,
     typer.Option(
         "--careful",
-        help="Run a language model up to ten times for each target, for a surer answer.",
+        help="Run a language model up to ten times for each target, for a surer explanation.",
     ),
 ]
 ConfirmOption = Annotated[
     bool,
     typer.Option(
         "--confirm/--no-confirm",
-        help="Hide the strongest three words together and say what the answer loses: one more "
-        "pass of a language model.",
+        help="Hide the strongest three words together and say what the answer loses. This costs "
+        "one more pass of a language model.",
     ),
 ]
 RatherThanOption = Annotated[
     str | None,
     typer.Option(
         metavar="TEXT",
-        help="With a gradient method: why the answer rather than this one?",
+        help="With a gradient method: explain why the model gives its answer rather than this.",
     ),
 ]
 DecoderTextOption = Annotated[
     str | None,
-    typer.Option(help="For an encoder-decoder: what its decoder has written so far."),
+    typer.Option(
+        metavar="TEXT", help="For an encoder-decoder: what its decoder has written so far."
+    ),
 ]
-WordsOption = Annotated[bool, typer.Option("--words", help="Merge word pieces to words.")]
-ChatOption = Annotated[bool, typer.Option("--chat", help="Put the prompt into the chat template.")]
+WordsOption = Annotated[
+    bool, typer.Option("--words", help="Merge the pieces of a word into the word.")
+]
+ChatOption = Annotated[
+    bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")
+]
 MessageOption = Annotated[
     list[str] | None,
     typer.Option(
         "--message",
         metavar="ROLE=TEXT",
-        help="Instead of PROMPT: a turn of a conversation (system, user or assistant), repeatable; "
-        "or one .json file with a list of messages.",
+        help="Instead of PROMPT: a message of a conversation, whose role is system, user or "
+        "assistant. May be repeated. Or one .json file with a list of messages.",
     ),
 ]
 JsonOption = Annotated[
@@ -210,8 +225,10 @@ JsonOption = Annotated[
 OutputOption = Annotated[
     Path | None,
     typer.Option(
-        help="Write the result to this file: .json, .safetensors; a page: .html; a figure: .png, "
-        ".svg, .pdf; of `explain` also .gif, built up layer by layer."
+        metavar="FILE",
+        help="Write the result to this file. Its ending decides what is written: numbers (.json, "
+        ".safetensors), a page (.html) or a figure (.png, .svg, .pdf). `explain` also writes a "
+        ".gif, built up layer by layer.",
     ),
 ]
 FolderOption = Annotated[
@@ -222,14 +239,18 @@ FolderOption = Annotated[
 ]
 SeedOption = Annotated[
     int,
-    typer.Option(callback=_check_seed, help="Decides what is drawn at random."),
+    typer.Option(callback=_check_seed, help="The seed of what is drawn at random."),
 ]
 SamplingSeedOption = Annotated[
     int | None,
-    typer.Option("--seed", callback=_check_seed, help="Sample with this seed; else greedy."),
+    typer.Option(
+        "--seed",
+        callback=_check_seed,
+        help="Sample with this seed. Default: always the likeliest token.",
+    ),
 ]
 ProtocolOption = Annotated[
-    str, typer.Option(help="'sound', or 'paper' for theirs with its oddities.")
+    str, typer.Option(help="'sound', or 'paper' for the paper's own with its oddities.")
 ]
 
 
@@ -251,7 +272,7 @@ def parse_method(text: str, options: Sequence[str] | None = None) -> Method:
     if options:
         typer.echo(
             f"attnflow: --option is now written behind the method, --method {name}:"
-            f"{','.join(parts)}; --option goes in the next release.",
+            f"{','.join(parts)}; --option will be removed in the next release.",
             err=True,
         )
     return make_method(f"{name}:{','.join(parts)}" if parts else name)

@@ -33,21 +33,26 @@ __all__ = ["report"]
 
 
 def report(
-    output: Annotated[Path, typer.Option(help="The .html file to write.")],
-    text: Annotated[str | None, typer.Argument(help="The text to explain, or a photo.")] = None,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The .html file to write.")],
+    text: Annotated[
+        str | None, typer.Argument(help="The text to explain, or the path of a photo.")
+    ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help="Instead of TEXT: a prompt to continue and explain.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Instead of TEXT: a prompt to continue and explain."),
     ] = None,
     model: ModelOption = None,
     method: MethodsOption = None,
     max_new_tokens: MaxNewTokensOption = 20,
     chat: ChatOption = False,
-    title: Annotated[str | None, typer.Option(help="The heading; default: the text.")] = None,
+    title: Annotated[str | None, typer.Option(help="The heading. Default: the text.")] = None,
 ) -> None:
-    """Write the interactive viewer with TEXT (or --prompt) explained: one file, no network.
+    """Write an interactive page about a text, photo or prompt.
 
-    Without --method a text is explained by rollout, raw attention and, up to 128 tokens, flow; a
-    prompt by the default of `attnflow generate`.
+    The page is one file, and it needs no network.
+
+    Without --method a text is explained by rollout, raw attention and, up to 128 tokens, flow. A
+    prompt is explained by the default of `attnflow generate`.
     """
     _check_request(output, text, prompt)
     methods = [parse_method(name) for name in method or []]

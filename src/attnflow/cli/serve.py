@@ -22,12 +22,16 @@ _HOST = "127.0.0.1"
 
 def serve(
     model: ModelsOption = None,
-    port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.")] = 8765,
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1. 0 takes a free one.")] = 8765,
     open_page: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
     ] = True,
 ) -> None:
-    """Serve a page on this machine: type a sentence or a prompt, see what it draws on."""
+    """Serve a page on this machine to try things on.
+
+    Type a question, a prompt or a sentence, and see what the answer draws on. Nothing leaves the
+    machine.
+    """
     prepare_models()
     optional_import("fastapi", extra="web", purpose="`attnflow serve`")
     uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")

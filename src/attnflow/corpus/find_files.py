@@ -49,7 +49,7 @@ def _paths_of(place: Path) -> list[Path]:
         paths = [path for match in matches for path in _paths_of(match)]
         if paths:
             return paths
-        raise FileError(f"No file fits the pattern {shorten(str(place))}.")
+        raise FileError(f"No file matches the pattern {shorten(str(place))}.")
     raise FileError(f"There is no file or folder {shorten(str(place))} to read texts from.")
 
 

@@ -130,7 +130,7 @@ class Settings:
         methods = tuple(make_method(method) for method in self.methods)
         labels = [method_label(method) for method in methods]
         if len(set(labels)) < len(labels):
-            raise InputError(f"methods={labels}: each method once.")
+            raise InputError(f"methods={labels}: name each method once.")
         object.__setattr__(self, "methods", methods)
         object.__setattr__(self, "targets", _checked_targets(self.targets))
         check_level(self.level)

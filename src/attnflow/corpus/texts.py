@@ -74,7 +74,8 @@ def _documents(value: Any) -> tuple[str, ...]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise InputError(f"The documents are no list in JSON: {shorten(value, 60)}.") from error
+            message = f"The documents are not a list in JSON: {shorten(value, 60)}."
+            raise InputError(message) from error
     texts = value or ()
     if not isinstance(texts, (list, tuple)) or not all(isinstance(each, str) for each in texts):
         raise InputError(f"The documents are a list of texts; got {shorten(value)}.")

@@ -60,7 +60,8 @@ class _Renamed(MetaPathFinder):
         if fullname not in RENAMED_MODULES:
             return None
         warnings.warn(
-            f"{fullname} is now {RENAMED_MODULES[fullname]}; the old path goes in the next release",
+            f"{fullname} is now {RENAMED_MODULES[fullname]}; the old path will be removed in the "
+            "next release",
             DeprecationWarning,
             stacklevel=2,
         )

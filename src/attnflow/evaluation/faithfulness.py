@@ -83,7 +83,7 @@ class Faithfulness:
 
     by: what takes a word's place: "unk", "mask", "pad" or "delete".
     random_orders: how many random orders are averaged; each text draws its own.
-    seed: of the random orders.
+    seed: the seed of the random orders.
 
     >>> from attnflow.models.verb_number import load_verb_number
     >>> model, vocabulary = load_verb_number()

@@ -258,7 +258,9 @@ def bootstrap_interval(
     if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
         raise InputError(f"An interval needs a row of finite values; got shape {sample.shape}.")
     if not 0 < confidence < 1 or draws < 1:
-        raise InputError(f"confidence={confidence}, draws={draws}: between 0 and 1; at least 1.")
+        raise InputError(
+            f"confidence is between 0 and 1 and draws is at least 1; got {confidence} and {draws}."
+        )
     rng = np.random.default_rng(seed)
     means = np.concatenate(
         [

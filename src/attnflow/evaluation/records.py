@@ -121,7 +121,7 @@ class Record:
             and all(_is_number(x) for name in _BY_METHOD for x in record[name].values())
         )
         if not plain:
-            raise ValueError(f"{dict(record)!r} is no record of an evaluation.")
+            raise ValueError(f"{dict(record)!r} is not a record of an evaluation.")
         scores = {
             row: {metric: _or_nan(value) for metric, value in columns.items()}
             for row, columns in record["scores"].items()

@@ -190,7 +190,7 @@ def _jsonl(path: Path, column: str | None) -> Iterator[LabelledText]:
         elif isinstance(record, Mapping):
             name = _column(where, list(record), column)
             if not isinstance(record[name], str):
-                raise InputError(f"{where}: {name!r} is no text but {record[name]!r}.")
+                raise InputError(f"{where}: {name!r} is not a text but {record[name]!r}.")
             yield _labelled(record, name, number)
         else:
             raise InputError(f"{where} is neither a text nor an object with one: {line[:60]!r}.")
@@ -214,7 +214,7 @@ def _parquet(path: Path, column: str | None) -> list[LabelledText]:
         text = row[text_column]
         if text is not None and not isinstance(text, str):
             raise InputError(
-                f"Row {number} of {str(path)!r}: {text_column!r} is no text but {text!r}."
+                f"Row {number} of {str(path)!r}: {text_column!r} is not a text but {text!r}."
             )
     return [_labelled(row, text_column, number) for number, row in enumerate(rows, start=1)]
 

@@ -219,7 +219,7 @@ class RolloutCache(AttentionObserver):
         if not self._sink and not worst <= tolerance:
             raise CaptureError(
                 f"A row of attention is off from 1 by {worst:.3g}, more than {tolerance:g}: "
-                "what was seen is no attention after its softmax."
+                "what was seen is not attention after its softmax."
             )
 
     @property

@@ -131,9 +131,9 @@ def chosen_form(
     able = adapter.holds_factors(model, batch.inputs)
     if form == "factors" and not able:
         raise UnsupportedModelError(
-            f"Factors are kept of one stack of layers over input_ids whose attention goes through "
-            f"transformers' attention interface; {type(model).__name__} on these inputs is none. "
-            "Use form='weights'."
+            "Factors can be kept for one stack of layers over input_ids whose attention goes "
+            f"through transformers' attention interface. {type(model).__name__} on these inputs "
+            "is not such a model. Use form='weights'."
         )
     if form == "factors" and needs_matrix:
         raise MatrixError(

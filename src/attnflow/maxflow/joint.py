@@ -100,7 +100,10 @@ def solve_joint(
     above it, or `limit` blocks are drawn. few: up to so many players all subsets are computed.
     """
     if not tolerance > 0 or not 0 < confidence < 1:
-        raise InputError(f"tolerance={tolerance} is above 0, confidence={confidence} below 1.")
+        raise InputError(
+            "tolerance is above 0, and confidence is between 0 and 1; got "
+            f"{tolerance} and {confidence}."
+        )
     scaled = scale(capacities, np.inf)
     graph = build_graph(scaled.integers)
     work = new_work(graph)

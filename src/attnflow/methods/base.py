@@ -187,7 +187,8 @@ class Method(ABC):
     def needs(self) -> tuple[str, ...]:
         """The old name of `requires.record`."""
         warnings.warn(
-            "Method.needs is now Method.requires.record; the old name goes in the next release",
+            "Method.needs is now Method.requires.record; the old name will be removed in the "
+            "next release",
             DeprecationWarning,
             stacklevel=2,
         )

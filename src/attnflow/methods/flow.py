@@ -58,7 +58,7 @@ class Flow(CapacityMethod):
         if threads is not None:
             warnings.warn(
                 "Flow(threads=...) is now an argument of the call, Flow()(trace, threads=...); the "
-                "old place goes in the next release",
+                "old place will be removed in the next release",
                 DeprecationWarning,
                 stacklevel=3,
             )

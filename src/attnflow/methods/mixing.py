@@ -314,8 +314,8 @@ def _checked_drop(drop: object) -> tuple[TokenRef, ...]:
     if not any(ref is None for ref in refs):
         return tuple(ref for ref in refs if ref is not None)
     raise MethodError(
-        f"drop={shorten(drop)} is no list of positions (numbers from 0) or tokens (text), such as "
-        "(0,)."
+        f"drop={shorten(drop)} is not a list of positions (numbers from 0) or tokens (text), such "
+        "as (0,)."
     )
 
 

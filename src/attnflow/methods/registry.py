@@ -63,7 +63,7 @@ class MethodRegistry(Mapping[str, type[Method]]):
             raise MethodError(f"A method is a subclass of attnflow.Method; got {shorten(method)}.")
         if inspect.isabstract(method) or "__dataclass_params__" not in vars(method):
             raise MethodError(
-                f"{method.__qualname__} is no whole method: decorate it with "
+                f"{method.__qualname__} is not a complete method: decorate it with "
                 "@dataclass(frozen=True, kw_only=True) and write its _compute."
             )
         if not isinstance(name, str) or not _NAME.fullmatch(name):

@@ -34,7 +34,7 @@ class ShapleyFlow(CapacityMethod):
         one source join together, so its value is not the sum of theirs.
     tolerance: how far a value may be from the exact one, as a share of what its target can send.
     confidence: how sure of that to be.
-    seed: of the orders.
+    seed: the seed of the random orders.
 
     >>> from attnflow.testing import random_trace
     >>> result = ShapleyFlow()(random_trace(layers=2, length=5), targets=[4], layers=-1)

@@ -2,7 +2,7 @@
 
 It answers questions about two to four coloured shapes ("what colour is the circle?"). It is
 transformers' own LlavaForConditionalGeneration: a CLIP vision tower of three layers over 6 × 6
-patches, a projection, a Llama of three layers. ``scenes/README.md`` is its card, and
+patches, a projection, a Llama of two layers. ``scenes/README.md`` is its card, and
 ``training/scenes.py`` trains it.
 """
 

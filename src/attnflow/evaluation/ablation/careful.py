@@ -174,8 +174,8 @@ def _check_model(ablation: CompletionAblation) -> None:
     if not can_explain_rows(ablation.model):
         raise ModelError(
             f"Visibility and gradient attention of a completion need a causal language model whose "
-            f"attention can be seen; {type(ablation.model).__name__} is none. Leave-one-out takes "
-            "any model that generates."
+            f"attention can be seen; {type(ablation.model).__name__} is not one. Leave-one-out "
+            "takes any model that generates."
         )
 
 

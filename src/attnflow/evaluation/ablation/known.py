@@ -85,7 +85,8 @@ class TrueSources:
         true = sources.containing(text.tokens_touching(prompt.answer))
         if not true:
             raise InputError(
-                f"The answer {prompt.prompt[slice(*prompt.answer)]!r} is no source of the prompt."
+                f"The answer {prompt.prompt[slice(*prompt.answer)]!r} is not a source of "
+                "the prompt."
             )
         stated = (True,) * len(sources)
         if prompt.stated is not None:

@@ -265,8 +265,8 @@ class AblationRegression(MeasuredMethod):
             raise MethodError(f"samples is a number from 2 to {_MOST:,}; got {self.samples!r}.")
         if not 0 < self.hidden < 1 or not 0 <= self.alpha < float("inf"):
             raise MethodError(
-                f"hidden={self.hidden!r}, alpha={self.alpha!r}: a share between 0 and 1, and a "
-                "penalty of at least 0."
+                "hidden is a share between 0 and 1, and alpha is a penalty of at least 0; got "
+                f"hidden={self.hidden!r}, alpha={self.alpha!r}."
             )
 
     def _values(self, task: AblationTask) -> tuple[Floats, int]:

@@ -59,7 +59,7 @@ class CompletionPrompt:
         for span in spans:
             if span is not None and not 0 <= span[0] < span[1] <= len(self.prompt):
                 raise InputError(
-                    f"The span {shorten(span)} is no part of a prompt of {len(self.prompt)} "
+                    f"The span {shorten(span)} is not a part of a prompt of {len(self.prompt)} "
                     "characters."
                 )
 
@@ -116,7 +116,7 @@ def _rows(path: Path, suffix: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     except UnicodeDecodeError as error:
         raise FileError(f"{str(path)!r} is not UTF-8 text ({error}). Save it as UTF-8.") from error
     except csv.Error as error:
-        raise InputError(f"{str(path)!r} is no table: {error}.") from error
+        raise InputError(f"{str(path)!r} is not a table: {error}.") from error
 
 
 def _objects(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -130,7 +130,7 @@ def _objects(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Mapping[st
         if isinstance(record, str):
             record = {"prompt": record}
         if not isinstance(record, Mapping):
-            raise InputError(f"Line {number} of {str(path)!r} is no object: {line[:60]!r}.")
+            raise InputError(f"Line {number} of {str(path)!r} is not an object: {line[:60]!r}.")
         yield number, record
 
 
@@ -158,7 +158,7 @@ def _answer(prompt: str, row: Mapping[str, Any]) -> CharSpan | None:
         try:
             return int(str(start)), int(str(end))
         except ValueError as error:
-            raise InputError(f"start={start!r} and end={end!r} are no numbers.") from error
+            raise InputError(f"start={start!r} and end={end!r} are not numbers.") from error
     answer = row.get("answer")
     return _span(prompt, answer, "answer") if answer else None
 

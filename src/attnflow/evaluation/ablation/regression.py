@@ -29,8 +29,8 @@ def random_ablations(
     """
     if count < 1 or sources < 1 or not 0 < hidden < 1:
         raise InputError(
-            f"count={count}, sources={sources}, hidden={hidden}: at least 1, at least 1, and a "
-            "share between 0 and 1."
+            "count and sources are at least 1, and hidden is a share between 0 and 1; got "
+            f"count={count}, sources={sources}, hidden={hidden}."
         )
     rng = np.random.default_rng(seed)
     number = min(max(1, round(hidden * sources)), max(1, sources - 1))
@@ -53,8 +53,8 @@ def lasso(features: ArrayLike, response: ArrayLike, *, alpha: float = 0.01) -> F
     x, y = np.asarray(features, dtype=np.float64), np.asarray(response, dtype=np.float64)
     if x.ndim != 2 or y.shape != x.shape[:1] or not len(y) or alpha < 0:
         raise InputError(
-            f"features {x.shape}, response {y.shape}, alpha {alpha}: one row of features for each "
-            "response, and a penalty of at least 0."
+            "There is one row of features for each response, and alpha is at least 0; got "
+            f"features {x.shape}, response {y.shape}, alpha {alpha}."
         )
     x, y = x - x.mean(axis=0), y - y.mean()
     scale = float(y.std())

@@ -159,5 +159,5 @@ def _json_rows(place: Path, content: str) -> Iterator[Mapping[str, Any]]:
         except json.JSONDecodeError as error:
             raise InputError(f"Line {number} of {str(place)!r} is not JSON ({error}).") from error
         if not isinstance(row, Mapping):
-            raise InputError(f"Line {number} of {str(place)!r} is no object: {line[:60]!r}.")
+            raise InputError(f"Line {number} of {str(place)!r} is not an object: {line[:60]!r}.")
         yield row

@@ -108,8 +108,8 @@ def _order(count: int, seed: int, skip: int, samples: int | None) -> list[int]:
     random.Random(seed).shuffle(order)
     if skip < 0 or (samples is not None and samples < 1) or not order[skip:]:
         raise InputError(
-            f"skip={skip!r}, samples={samples!r}: of {count} images some must be left; skip is at "
-            "least 0, samples at least 1."
+            f"skip is at least 0, samples is at least 1, and some of the {count} images must be "
+            f"left; got skip={skip!r}, samples={samples!r}."
         )
     return order[skip:][:samples]
 

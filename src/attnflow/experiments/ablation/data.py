@@ -225,7 +225,7 @@ def _question_rows(path: Path) -> list[dict[str, Any]]:
                 _ = row["article"], row["paragraph"], row["context"], row["question"]
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(
-                    f"Line {number} of {str(path)!r} is no question with article, paragraph, "
+                    f"Line {number} of {str(path)!r} is not a question with article, paragraph, "
                     f"context, question, answer and start ({error!r})."
                 ) from error
     return rows

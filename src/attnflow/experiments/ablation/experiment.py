@@ -61,8 +61,8 @@ class AblationExperiment:
         samples = 1 if self.samples is None else self.samples
         if self.ablations < 2 or samples < 1 or self.skip < 0:
             raise InputError(
-                f"ablations={self.ablations}, samples={self.samples}, skip={self.skip}: at least "
-                "2, 1 and 0."
+                "ablations is at least 2, samples at least 1 and skip at least 0; got "
+                f"{self.ablations}, {self.samples} and {self.skip}."
             )
         named_rankings(self.methods)  # a long run must not fail on a name
 

@@ -19,8 +19,8 @@ def labels_of(model: nn.Module) -> tuple[str, ...]:
     names = getattr(config, "id2label", None) or {}
     if not type(model).__name__.endswith("ForSequenceClassification") or len(names) < 2:
         raise ModelError(
-            f"{type(model).__name__} with {len(names)} labels is no sequence classifier of two or "
-            "more classes, which this experiment is about. training/sst2.py makes one."
+            f"{type(model).__name__} with {len(names)} labels is not a sequence classifier of two "
+            "or more classes, which this experiment is about. training/sst2.py makes one."
         )
     return tuple(str(names[k]) for k in sorted(names))
 

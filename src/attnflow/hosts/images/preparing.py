@@ -62,7 +62,7 @@ def prepare_images(
     adapter = adapter_for(model)
     if not adapter.reads_images(model):
         raise InputError(
-            f"{type(model).__name__} reads no images: it is no vision model that attnflow knows."
+            f"{type(model).__name__} reads no images: it is not a vision model that attnflow knows."
         )
     prepare = processor if processor is not None else adapter.image_processor(model)
     return [_prepared(model, read_photo(source), prepare) for source in sources]

@@ -258,7 +258,7 @@ def _ends(mask: Tensor) -> tuple[list[int], list[int]]:
 
 def _no_band(module: nn.Module) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{type(module).__name__} masks its attention in a way that is no band around the "
+        f"{type(module).__name__} masks its attention in a way that is not a band around the "
         "diagonal, so factors do not describe it. Use form='weights'."
     )
 

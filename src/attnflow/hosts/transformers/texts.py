@@ -36,7 +36,7 @@ def checked_tokenizer(tokenizer: Any) -> Any:
     if tokenizer is None:
         raise TokensError(_NO_TOKENIZER)
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
-        raise TokensError(f"tokenizer={shorten(tokenizer)} is no tokenizer. {_NO_TOKENIZER}")
+        raise TokensError(f"tokenizer={shorten(tokenizer)} is not a tokenizer. {_NO_TOKENIZER}")
     return tokenizer
 
 

@@ -52,7 +52,7 @@ def checked_towers(model: PreTrainedModel) -> Towers:
     towers = towers_of(model)
     name = type(model).__name__
     if towers is None:
-        raise UnsupportedModelError(f"{name} is no vision-language model with two towers.")
+        raise UnsupportedModelError(f"{name} is not a vision-language model with two towers.")
     between = _attention_between(model, towers)
     if between is not None:
         raise UnsupportedModelError(

@@ -50,7 +50,9 @@ def build_up(
     """Write a GIF of one target's sources from the lowest layer to the highest.
 
     With the trace the result was made from, the left half is the attention graph up to that
-    layer, otherwise the map of layers so far. seconds: of each frame; hold: of the last one.
+    layer, otherwise the map of layers so far.
+
+    seconds, hold: how long each frame is shown, and how long the last one.
 
     >>> import tempfile
     >>> from attnflow import AttentionTrace, Rollout
