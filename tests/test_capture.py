@@ -14,8 +14,9 @@ from torch import nn
 
 import attnflow
 from attnflow.errors import CaptureError, ModelError, TokensError, UnsupportedModelError
+from attnflow.hosts import factored
 from attnflow.hosts.load import Loaded, load_model
-from attnflow.testing import tiny_encoder
+from attnflow.testing import tiny_decoder, tiny_encoder
 
 TEXT = "the author talked to sara about [MASK] book"
 FAMILIES = ["bert", "distilbert", "roberta"]
@@ -228,6 +229,20 @@ def test_missing_layers_are_never_returned(monkeypatch: pytest.MonkeyPatch) -> N
     loaded.model.config.num_hidden_layers = 4
     with pytest.raises(CaptureError, match="has 4 layers with attention and 3 were seen"):
         attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("free", "dtype"), [(float("inf"), torch.float32), (1024.0, torch.bfloat16)]
+)
+def test_half_precision_becomes_single_where_there_is_room(
+    free: float, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is loaded by name runs on the CPU, where bfloat16 may take a hundred times."""
+    model, tokenizer = tiny_decoder()
+    model.to(torch.bfloat16).save_pretrained(tmp_path)  # type: ignore[operator]
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(factored, "free_memory", lambda: free)
+    assert {weight.dtype for weight in load_model(tmp_path).model.parameters()} == {dtype}
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,11 @@ def test_encoder_decoders_hide_what_the_encoder_reads(name: str) -> None:
 
 def test_sentences() -> None:
     one = Confirmation(("a", "b"), ((1,), (2, 3)), ("x",), (math.log(0.71),), (math.log(0.0031),))
-    assert str(one) == "Hiding a, b takes p from 0.71 to 0.003."
+    assert str(one) == "Hiding a, b takes the probability from 0.71 to 0.003."
     assert one.share == pytest.approx(1 - 0.0031 / 0.71)
     several = Confirmation(("a",), ((1,),), ("x", "y"), (-1.0, -3.0), (-2.0, -6.0), "replace")
-    assert str(several) == "Blanking a takes the p of a token (mean of 2) from 0.14 to 0.02."
+    sentence = "Blanking a takes the mean probability of the answer's 2 tokens from 0.14 to 0.02."
+    assert str(several) == sentence
     assert several.drop == pytest.approx(4.0)
     assert Confirmation.from_dict(several.to_dict()) == several
 
@@ -154,7 +155,7 @@ def test_what_cannot_be_confirmed_is_said() -> None:
     with pytest.raises(InputError, match="explain what follows the text"):
         attnflow.explain(model, "the keys to", tokenizer=tokenizer, confirm=True, targets=1)
     encoder = tiny_encoder()
-    with pytest.raises(ModelError, match="is none"):
+    with pytest.raises(ModelError, match="is not one"):
         attnflow.explain(encoder.model, "the keys", tokenizer=encoder.tokenizer, careful=True)
     result = attnflow.explain_completion(model, "the keys to", "the", tokenizer=tokenizer)
     with pytest.raises(InputError, match="top is how many sources"):

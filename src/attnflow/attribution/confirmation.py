@@ -29,7 +29,7 @@ class Confirmation:
 
     >>> certain = Confirmation(("Rome",), ((3,),), ("Rome",), (-0.1,), (-4.6,))
     >>> print(certain)
-    Hiding Rome takes p from 0.90 to 0.01.
+    Hiding Rome takes the probability from 0.90 to 0.01.
     >>> round(certain.drop, 6), round(certain.share, 3)
     (4.5, 0.989)
     """
@@ -122,7 +122,9 @@ class Confirmation:
         rest = len(self.sources) - _MOST_NAMED
         names = ", ".join(self.sources[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
         several = len(self.targets) > 1
-        of = f"the p of a token (mean of {len(self.targets)})" if several else "p"
+        of = "the probability"
+        if several:
+            of = f"the mean probability of the answer's {len(self.targets)} tokens"
         return (
             f"{verb} {names} takes {of} from {_digits(self.probability)} to "
             f"{_digits(self.probability_without)}."

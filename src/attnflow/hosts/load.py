@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from functools import lru_cache
+from math import isinf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ _HEADS = {
 _GGUF = "AutoModelForCausalLM"  # what such a file holds
 _OPTIONAL = ("sentencepiece", "tiktoken", "protobuf", "gguf", "accelerate")
 _LINE = 300  # characters of the library's own message
+_HALF = (torch.float16, torch.bfloat16)
+_UNKNOWN = 4 * 2**30  # bytes that weights may take where the system does not say what is free
 
 
 class Loaded(NamedTuple):
@@ -177,7 +180,23 @@ def _pretrained(name: str, needs_tokenizer: bool) -> Loaded:
     # it is, the user needs the same answer, and the cause is kept.
     except Exception as error:
         raise ModelError(_why_not(name, error)) from error
-    return Loaded(model.eval(), tokenizer)
+    return Loaded(_in_single_precision(model.eval()), tokenizer)
+
+
+def _in_single_precision(model: nn.Module) -> nn.Module:
+    """In float32 where there is room for it.
+
+    A model that is loaded by its name runs on the CPU. Many CPUs have no instructions for half
+    precision and take up to a hundred times as long with it.
+    """
+    from attnflow.hosts.factored import free_memory
+
+    sizes = [weight.numel() for weight in model.parameters() if weight.dtype in _HALF]
+    free = free_memory()
+    room = _UNKNOWN if isinf(free) else free / 2
+    if not sizes or getattr(model, "is_quantized", False) or 4 * sum(sizes) > room:
+        return model
+    return model.float()
 
 
 class _Source(NamedTuple):
