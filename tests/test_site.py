@@ -164,3 +164,32 @@ def test_tutorials_run(page: Path, small_models: Path, monkeypatch: pytest.Monke
             if isinstance(value, attnflow.Attribution):
                 assert value._repr_html_()
     pyplot.close("all")
+
+
+# ---- pages are readable
+
+
+def headings_of(page: Path) -> list[str]:
+    """The headings of the first level, code left out."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return re.findall(r"^# .+$", text, re.MULTILINE)
+
+
+def test_every_page_has_one_title() -> None:
+    """A second one would put the page into the sidebar twice."""
+    pages = [page for page in DOCS.rglob("*.md") if "{include}" not in page.read_text("utf-8")]
+    assert len(pages) > 30
+    assert {
+        page_name(page): headings_of(page) for page in pages if len(headings_of(page)) != 1
+    } == {}
+
+
+COMMANDS = [path for path, _ in reference_pages.commands()]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_no_line_of_a_list_of_commands_is_cut_off(path: tuple[str, ...]) -> None:
+    """In a terminal of 80 columns, where click ends what is too long with three dots."""
+    command = dict(reference_pages.commands())[path]
+    context = click.Context(command, info_name=" ".join(path), terminal_width=80)
+    assert "..." not in command.get_help(context).partition("\nCommands:\n")[2]
