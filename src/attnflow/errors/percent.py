@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import SupportsFloat
+
 __all__ = ["percent"]
 
 
-def percent(share: float, digits: int = 0) -> str:
+def percent(share: SupportsFloat, digits: int = 0) -> str:
     """A share between 0 and 1 as a percentage, with a space before the sign.
 
     >>> percent(0.796, 1), percent(0.53)
     ('79.6 %', '53 %')
     """
-    return f"{100 * share:.{digits}f} %"
+    return f"{100 * float(share):.{digits}f} %"
