@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -84,9 +85,19 @@ OUTSIDE = {
 }
 
 
+# Links are called by the file they lead to, so that they read well in the repository; here `.md`
+# means nothing.
+FILE_NAME = re.compile(r"\[(?:docs/)?([a-z-]+)\.md\]\(")
+
+
 def _lead_inside(app: Sphinx, name: str, content: list[str]) -> None:
     for link, page in OUTSIDE.items():
         content[0] = content[0].replace(link, page)
+    content[0] = FILE_NAME.sub(lambda file: f"[{_title(file[1])}](", content[0])
+
+
+def _title(file: str) -> str:
+    return file.replace("-", " ").capitalize()
 
 
 def setup(app: Sphinx) -> None:

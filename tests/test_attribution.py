@@ -155,7 +155,7 @@ def test_html_of_a_long_result_is_cut_and_says_so() -> None:
 
 def test_html_says_what_is_saturated() -> None:
     deep = Flow()(random_trace(layers=6, heads=2, length=8, seed=1))
-    assert re.search(r"\d+% of these flows are saturated at layer 6", deep._repr_html_())
+    assert re.search(r"\d+ % of these flows are saturated at layer 6", deep._repr_html_())
     assert "saturated" not in deep.layer(1)._repr_html_()
 
 

@@ -50,7 +50,7 @@ def test_explain_shows_prediction_target_and_layers(
 ) -> None:
     assert _run(["explain", "--model", folder, TEXT, "--method", "flow", "--table"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"The model says \S+ \(\d+\.\d%\)\.", shown)
+    assert re.search(r"The model says \S+ \(\d+\.\d %\)\.", shown)
     assert re.search(r"^“\S+” came from “\S+” \(flow \d\.\d\d\)", shown, re.MULTILINE)
     assert "Attention flow, layer 3, read at [MASK], position 7" in shown
     assert re.search(r"layer +1 +2 +3", shown)
@@ -199,7 +199,7 @@ def test_the_cut_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 def test_saturation_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["explain", "the key to the cabinets", "--method", "flow"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"At layer 6, \d+% of these flows are saturated", shown)
+    assert re.search(r"At layer 6, \d+ % of these flows are saturated", shown)
     assert _run(["explain", "the key to the cabinets", "--method", "flow", "--layer", "1"]) == 0
     assert "saturated" not in capsys.readouterr().out
 

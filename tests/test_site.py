@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -193,3 +194,18 @@ def test_no_line_of_a_list_of_commands_is_cut_off(path: tuple[str, ...]) -> None
     command = dict(reference_pages.commands())[path]
     context = click.Context(command, info_name=" ".join(path), terminal_width=80)
     assert "..." not in command.get_help(context).partition("\nCommands:\n")[2]
+
+
+ITEM = re.compile(r"^\s*(?:[+*]|\d+[.)])\s")
+
+
+def test_no_line_of_a_sentence_begins_a_list() -> None:
+    """A line that begins with `+` or `12.` by accident of wrapping becomes an item of a list."""
+    accidents = []
+    for page in DOCS.rglob("*.md"):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        lines = text.splitlines()
+        for before, line in itertools.pairwise(lines):
+            if ITEM.match(line) and before.strip() and not before.startswith((" ", "|")):
+                accidents += [] if ITEM.match(before) else [(page_name(page), line)]
+    assert not accidents
