@@ -512,7 +512,7 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
         find_files(tmp_path / "a.md")
     with pytest.raises(FileError, match="There is no file or folder"):
         find_files(tmp_path / "nowhere")
-    with pytest.raises(FileError, match="No file fits"):
+    with pytest.raises(FileError, match="No file matches"):
         find_files(tmp_path / "*.nothing")
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
