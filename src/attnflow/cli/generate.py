@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -166,6 +166,8 @@ def generate(
         stream=None if as_json else _Echo(console, prompt),
         generate_kwargs=None if temperature is None else {"temperature": temperature},
     )
+    for remark in result.provenance.get("image_remarks", ()):
+        typer.echo(f"attnflow: {remark}.", err=True)
     result = result.spans(spans) if spans else result
     if as_json:
         print_json(result.to_dict())
@@ -174,7 +176,7 @@ def generate(
         look = _Look(select, layers, top, words, hide_common, table)
         _show(result, console, look)
     if output is not None:
-        _write(result, output, select, images or ())
+        _write(result, output, select)
 
 
 def _prompt(
@@ -298,19 +300,14 @@ def _check_spans(spans: Mapping[str, Span], prompt: str) -> None:
             )
 
 
-def _write(
-    result: Attribution, output: Path, select: str | None, images: Sequence[Path] = ()
-) -> None:
+def _write(result: Attribution, output: Path, select: str | None) -> None:
     if output.suffix not in PICTURES:
         write_result(result, output, figure=None, trace=None)
         return
     from attnflow.show import plots
 
-    if images:
-        from attnflow.hosts.vision_language.prompts import read_image
-
-        pictures = [read_image(image) for image in images]
-        write_figure(plots.image_words_figure(result, pictures), output)
+    if result.sources.images:
+        write_figure(plots.image_words_figure(result), output)
         return
     target = None if select is None else parse_target(select)
     write_figure(plots.completion_figure(result, target), output)
