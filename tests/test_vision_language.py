@@ -22,10 +22,24 @@ from attnflow.errors import InputError, UnsupportedModelError
 from attnflow.hosts.capture import capture
 from attnflow.hosts.vision_language.probe import fed_by, feeding_matrix
 from attnflow.methods.towers import image_sources
-from vision_families import TEXT, VISION, VISION_FAMILIES, VisionFamily, pixels, prompt
+from vision_families import (
+    TEXT,
+    VIDEO_FAMILIES,
+    VISION,
+    VISION_FAMILIES,
+    VisionFamily,
+    pixels,
+    prompt,
+)
 
 Matrix = NDArray[np.float64]
-FAMILIES = pytest.mark.parametrize("family", VISION_FAMILIES, ids=lambda family: family.name)
+FAMILIES = pytest.mark.parametrize(
+    "family",
+    [
+        *(pytest.param(family, id=family.name) for family in VISION_FAMILIES),
+        *(pytest.param(family, id=f"{family.name} video") for family in VIDEO_FAMILIES),
+    ],
+)
 
 
 # --- the reference: every attention of the model as its own file computes it ----------------------
@@ -72,7 +86,7 @@ class Reference:
         vision = {id(part) for part in model.get_encoder(modality="image").modules()}
         self.vision = self._layers([c for c in calls if id(c[0]) in vision])[: family.layers]
         self.language = self._layers([c for c in calls if id(c[0]) not in vision])
-        places = (inputs["input_ids"][0] == 39).nonzero()[:, 0].tolist()
+        places = (inputs["input_ids"][0] == family.token).nonzero()[:, 0].tolist()
         self.places = dict(zip(places, family.tokens, strict=True))
 
     @staticmethod
@@ -208,6 +222,14 @@ def test_every_image_has_its_grid_and_its_place_among_the_sources(llava: Any) ->
         result.of_image(2)
 
 
+@pytest.mark.parametrize("family", VIDEO_FAMILIES, ids=lambda family: family.name)
+def test_every_frame_of_a_video_has_its_map(family: VisionFamily) -> None:
+    result = attnflow.explain(*family.build(), "rollout")
+    assert [image.name for image in result.sources.images] == ["video 1 frame 1", "video 1 frame 2"]
+    assert result.of_image(1).layer(-1).image().shape == (16, 16)
+    assert result.sources[16] == "video 1 frame 2 patch 0,0"
+
+
 def test_images_stay_with_the_sources_in_files_and_when_words_are_merged(
     llava: Any, tmp_path: Path
 ) -> None:
@@ -271,7 +293,7 @@ def test_overlapping_positions_are_told_by_the_lengths_of_gradients() -> None:
     assert fed_by(leaf[[2, 0]] * 3, [leaf]).tolist() == [1, -1, 0]  # type: ignore[union-attr]
 
 
-def test_a_resampler_is_refused_by_name() -> None:
+def idefics2() -> tuple[Any, dict[str, Tensor]]:
     config = transformers.Idefics2Config(
         vision_config=VISION,
         perceiver_config={"resampler_n_latents": 4, "resampler_depth": 1, "hidden_size": 24},
@@ -279,9 +301,58 @@ def test_a_resampler_is_refused_by_name() -> None:
         image_token_id=39,
     )
     model = transformers.Idefics2ForConditionalGeneration(config).eval()
-    inputs = {**prompt([4]), "pixel_values": pixels(1, 1, 3, 16, 16)}
-    with pytest.raises(UnsupportedModelError, match=r"Idefics2Perceiver.* mixes all patches"):
-        capture(model, inputs, heads="mean")
+    return model, {**prompt([4]), "pixel_values": pixels(1, 1, 3, 16, 16)}
+
+
+def blip2() -> tuple[Any, dict[str, Tensor]]:
+    bridge = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = transformers.Blip2Config(
+        vision_config=VISION,
+        qformer_config={**bridge, "num_attention_heads": 2, "encoder_hidden_size": 16},
+        text_config=transformers.OPTConfig(
+            vocab_size=40, hidden_size=24, ffn_dim=32, num_hidden_layers=2, num_attention_heads=4,
+            word_embed_proj_dim=24, max_position_embeddings=64,
+        ),
+        num_query_tokens=4,
+        image_token_index=39,
+    )  # fmt: skip
+    model = transformers.Blip2ForConditionalGeneration(config).eval()
+    return model, {**prompt([4]), "pixel_values": pixels(1, 3, 16, 16)}
+
+
+def mllama() -> tuple[Any, dict[str, Tensor]]:
+    config = transformers.MllamaConfig(
+        vision_config={
+            "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "image_size": 16,
+            "num_global_layers": 1, "attention_heads": 2, "patch_size": 4, "max_num_tiles": 1,
+            "supported_aspect_ratios": [[1, 1]], "vision_output_dim": 32,
+            "intermediate_layers_indices": [0],
+        },
+        text_config={**TEXT, "cross_attention_layers": [1]},
+        image_token_index=39,
+    )  # fmt: skip
+    model = transformers.MllamaForConditionalGeneration(config).eval()
+    return model, {
+        **prompt([1]),
+        "pixel_values": pixels(1, 1, 1, 3, 16, 16),
+        "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
+        "cross_attention_mask": torch.ones(1, 8, 1, 1, dtype=torch.long),
+    }
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (idefics2, r"Idefics2Perceiver.* mixes all patches by attention of its own"),
+        (blip2, r"Blip2QFormer.* mixes all patches by attention of its own"),
+        (mllama, r"Mllama"),
+    ],
+    ids=["perceiver", "Q-Former", "cross attention"],
+)
+def test_what_cannot_be_followed_is_refused_by_name(build: Any, message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        capture(*build(), heads="mean")
 
 
 def test_towers_are_not_measured_inside(llava: Any) -> None:
