@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from photo_scenes import PATCH, SIDE, THINGS, draw_scene, pixels_of, read_photographs, train
+from photo_scenes import PATCH, SIDE, THINGS, read_photographs, train
 from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor

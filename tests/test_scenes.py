@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import attnflow
-from attnflow.cli.app import app
+from attnflow.cli.app import _run, app
 from attnflow.errors import FileError, InputError, ModelError
 from attnflow.experiments.scenes.contenders import CONTENDERS
 from attnflow.experiments.scenes.experiment import DEFAULT, Scenes
@@ -165,6 +165,66 @@ def test_the_command_line_takes_an_image(tmp_path: Path) -> None:
     assert run.exit_code == 0, run.output
     assert "red" in run.output
     assert (tmp_path / "map.png").stat().st_size > 5_000
+
+
+def test_the_command_line_says_what_is_wrong_with_an_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = pytest.importorskip("PIL.Image")
+    (tmp_path / "notes.png").write_text("not an image")
+    picture = images.fromarray(PAIR.image())
+    picture.save(tmp_path / "cut.jpg")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:700])
+    picture.quantize(8).save(tmp_path / "palette.png")
+    picture.convert("L").save(tmp_path / "grey.png")
+
+    def ask(name: str) -> tuple[int, str]:
+        question = "what shape is left of the cross?"
+        status = _run(
+            ["generate", "--model", "scenes", "--image", str(tmp_path / name), question, "--json"]
+        )
+        return status, capsys.readouterr().err
+
+    for name, sentence in {
+        "notes.png": "is not an image that can be read",
+        "cut.jpg": "is broken or cut off",
+        "none.png": "There is no image",
+    }.items():
+        status, said = ask(name)
+        assert status != 0
+        assert sentence in said
+        assert len(said.strip().splitlines()) == 1
+    assert ask("palette.png")[0] == ask("grey.png")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--image", "SCENE", "a text"], "attnflow generate --image"),
+        (["--image", "SCENE", "--image", "SCENE"], "explain takes one --image; got 2"),
+        (["--model", "scenes", "--image", "SCENE"], "answers questions about images"),
+        (["--model", "scenes", "none.png"], "answers questions about images"),
+        (["--image", "SCENE"], "Name a vision model"),
+    ],
+)
+def test_explain_says_which_command_takes_the_image(
+    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL.Image").fromarray(PAIR.image()).save(tmp_path / "scene.png")
+    named = [str(tmp_path / "scene.png") if one == "SCENE" else one for one in arguments]
+    assert _run(["explain", *named]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_report_holds_the_image_and_its_maps(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image").fromarray(PAIR.image()).save(tmp_path / "scene.png")
+    options = ["--model", "scenes", "--image", str(tmp_path / "scene.png")]
+    output = ["--output", str(tmp_path / "report.html")]
+    assert _run(["report", *options, "--prompt", PAIR.questions[0].text, *output]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "data:image/jpeg;base64," in page
+    assert '"rows":6' in page
+    assert _run(["report", *options, "a text", *output]) == 2
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,14 @@ def photo_path(text: str | None, file: Path | None, images: Sequence[Path] | Non
 
 
 def names_photos(text: str | None, model: str | None) -> bool:
-    """Whether TEXT is the path of an image, or of a folder that holds some and a model is named."""
+    """Whether TEXT is the path of an image, or of a folder that holds some and a model is named.
+
+    With a model, what reads like the name of an image is one.
+    """
     if text is None:
         return False
-    if names_picture(text):
+    is_name = text.lower().endswith(PICTURE_ENDINGS) and not text.split()[1:]
+    if names_picture(text) or (model is not None and is_name):  # a file that is not there is told
         return True
     try:
         return (
