@@ -163,7 +163,10 @@ def test_the_command_line_takes_an_image(tmp_path: Path) -> None:
         ],
     )
     assert run.exit_code == 0, run.output
-    assert "red" in run.output
+    assert "“red” came from" in run.output
+    assert "the image (" in run.output
+    assert "most from its lower left)" in run.output or "most from its middle left)" in run.output
+    assert "patch" not in run.output  # people see places, not numbers of patches
     assert (tmp_path / "map.png").stat().st_size > 5_000
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -52,7 +51,7 @@ class Settings:
     batch: int = 24
     questions: int = 8
     learning_rate: float = 3e-3
-    weight_decay: float = 0.05
+    weight_decay: float = 0.01
     warmup: int = 200
 
 
@@ -75,12 +74,11 @@ def make_model(
     inner.multi_modal_projector.load_state_dict(given.multi_modal_projector.state_dict())
     last = inner.multi_modal_projector.linear_2
     with torch.no_grad():
-        # No direction is a word's from the start. Words and image tokens are long, so that what an
-        # attention adds to them changes their length little: normalisation would hide it else.
-        turn = 3 * nn.init.orthogonal_(torch.empty(64, 64))
+        turn = nn.init.orthogonal_(torch.empty(64, 64))  # no direction is a word's from the start
         last.weight.copy_(turn @ last.weight)
         last.bias.copy_(turn @ last.bias)
-        model.get_input_embeddings().weight.normal_(0, 1.0)
+        words: Any = model.get_input_embeddings()
+        words.weight.normal_(0, 0.3)  # words as long as image tokens
     return model
 
 
@@ -114,29 +112,28 @@ def states_of(
     """The language model's states over the words of the questions, after <bos> and an image."""
     inner = model.model
     embed = inner.get_input_embeddings()
-    start = torch.full((len(ids), 1), model.config.text_config.bos_token_id)
+    config: Any = model.config.text_config
+    start = torch.full((len(ids), 1), config.bos_token_id)
     stream = torch.cat([embed(start), images, embed(ids)], dim=1)
     output = inner.language_model(inputs_embeds=stream, use_cache=False, **positions)
     return output.last_hidden_state[:, 1 + PATCHES :]
 
 
 def rate_at(step: int, warmup: int, total: int) -> float:
-    """Linear warm-up, then a cosine to zero, of the learning rate."""
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+    """Of the learning rate: linear warm-up, level, and down to zero in the last fifth."""
+    return min(1.0, (step + 1) / warmup, (total - step) / (0.2 * total))
 
 
 def run_steps(
     module: nn.Module, loss_of: Callable[[int], Tensor], settings: Settings, checkpoint: Path
 ) -> None:
     """Run the steps that are left; an interrupted run goes on from its last 200 steps."""
-    options = {
-        "lr": settings.learning_rate,
-        "weight_decay": settings.weight_decay,
-        "betas": (0.9, 0.95),
-    }
-    optimiser = torch.optim.AdamW(parameter_groups(module), **options)
+    optimiser = torch.optim.AdamW(
+        parameter_groups(module),
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        betas=(0.9, 0.95),
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: rate_at(step, settings.warmup, settings.steps)
     )

@@ -47,11 +47,13 @@ from attnflow.cli.output import (
 )
 from attnflow.errors import InputError
 from attnflow.show import terminal
+from attnflow.show.picture_text import answer_sentence, terminal_map
 from attnflow.show.sentences import TABLE_LEGENDS, reading_place, sources_sentence, unit_of
 from attnflow.tokens.common_words import common_tokens
 
 __all__ = ["generate", "say_if_preparing"]
 
+_MAPS = 4  # words of an answer about images whose maps the terminal shows
 _SENTENCES = 8  # words of a completion that get a sentence
 _ROW_LEGENDS = {
     **TABLE_LEGENDS,
@@ -235,7 +237,9 @@ def _show(result: Attribution, console: Console, look: _Look) -> None:
     if look.select is not None:
         result = result.row(parse_target(look.select))
     one = _one_layer(result, look.layer)
-    for sentence in _sentences(one, look):
+    if one.sources.images:
+        _show_maps(one, console)
+    for sentence in [] if one.sources.images else _sentences(one, look):
         console.print(Text(sentence), soft_wrap=True)
     if result.confirmation is not None:
         print_how_sure(result.confirmation, console)
@@ -249,6 +253,17 @@ def _show(result: Attribution, console: Console, look: _Look) -> None:
     legend = _ROW_LEGENDS[unit_of(one)] if look.table else "--table shows the numbers."
     about = f"{result.title}, {reading_place(one)}. {legend}"
     console.print(Text(about, style="dim"), soft_wrap=True)
+
+
+def _show_maps(one: Attribution, console: Console) -> None:
+    """A sentence and a map of characters for each of the first words."""
+    for number in range(min(_MAPS, len(one.targets))):
+        word = one if len(one.targets) == 1 else one.row(one.targets.positions[number])
+        console.print(Text(answer_sentence(word)), soft_wrap=True)
+        console.print(terminal_map(word, console=console))
+    if len(one.targets) > _MAPS:
+        more = len(one.targets) - _MAPS
+        console.print(f"… and {more} more words; --output map.png shows them.")
 
 
 def _sentences(one: Attribution, look: _Look) -> list[str]:

@@ -23,6 +23,7 @@ __all__ = ["image_words_figure"]
 _MOST_ROWS, _MOST_IMAGES, _MOST_WORDS = 8, 4, 8
 _SCALE = 99.0  # percentile of the patches that is drawn in full; a few strong ones hide no others
 _COVER = 0.78
+_LEAST_AXIS = 0.1  # the share that the axis of words reaches at least
 
 
 def image_words_figure(result: Attribution, pictures: Sequence[Any] = ()) -> Figure:
@@ -104,7 +105,8 @@ def _draw_words(axes: Axes, one: Attribution, row: int) -> None:
     axes.tick_params(axis="x", labelsize=SMALL - 1)
     share = float(values[on_images].sum()) / total
     axes.set_title(f"{share:.0%} on the image, the rest:", fontsize=SMALL)
-    axes.set_xlim(left=0)
+    # what all words together hardly hold is not drawn large
+    axes.set_xlim(0, max(_LEAST_AXIS, 1.05 * float(values[strongest].max(initial=0.0)) / total))
     bare(axes)
 
 
