@@ -20,6 +20,7 @@ import attnflow
 from attnflow import GradientAttention, GradientRollout, Rollout
 from attnflow.errors import InputError, UnsupportedModelError
 from attnflow.hosts.capture import capture
+from attnflow.hosts.vision_language.pictures import pictures_of, with_pictures
 from attnflow.hosts.vision_language.probe import fed_by, feeding_matrix
 from attnflow.methods.towers import image_sources
 from vision_families import (
@@ -28,6 +29,7 @@ from vision_families import (
     VISION,
     VISION_FAMILIES,
     VisionFamily,
+    in_blocks,
     pixels,
     prompt,
 )
@@ -228,6 +230,52 @@ def test_every_frame_of_a_video_has_its_map(family: VisionFamily) -> None:
     assert [image.name for image in result.sources.images] == ["video 1 frame 1", "video 1 frame 2"]
     assert result.of_image(1).layer(-1).image().shape == (16, 16)
     assert result.sources[16] == "video 1 frame 2 patch 0,0"
+
+
+class Scaling:
+    """A processor that makes shares from 0 to 1 of pixels, then -1 to 1."""
+
+    image_mean = image_std = (0.5, 0.5, 0.5)
+
+    @property
+    def image_processor(self) -> Scaling:
+        return self
+
+
+def as_pixels(picture: NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(picture).permute(2, 0, 1).float() / 127.5 - 1
+
+
+def test_patches_that_were_cut_are_put_together_again() -> None:
+    """The picture under a map is what the model saw, of Qwen's rows of patches too."""
+    model, inputs = named("Qwen2-VL").build()
+    random = np.random.default_rng(0)
+    sizes = ((16, 16), (16, 24))
+    pictures = [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    rows = torch.zeros(40, 3, 2, 4, 4)
+    for number, picture in enumerate(pictures):
+        for row in range(4):
+            for column in range(picture.shape[1] // 4):
+                place = np.s_[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+                patch = as_pixels(picture)[place]
+                rows[in_blocks((number, row, column))] = patch[:, None]
+    inputs = {**inputs, "pixel_values": rows.reshape(40, -1)}
+    result = with_pictures(attnflow.explain(model, inputs, "raw"), model, inputs, Scaling())
+    assert len(result.provenance["images"]) == 2
+    for picture, again in zip(pictures, pictures_of(model, inputs, Scaling()), strict=True):
+        np.testing.assert_array_equal(again, picture)
+
+
+def test_tiles_are_pictures_of_their_own_and_what_fills_up_is_none() -> None:
+    model, inputs = named("LLaVA-OneVision").build()
+    tiles = inputs["pixel_values"].clamp(-1, 1)
+    filled = torch.cat([tiles, torch.zeros(1, 1, 3, 16, 16)], dim=1)
+    pictures = pictures_of(model, {**inputs, "pixel_values": filled}, Scaling())
+    assert [picture.shape for picture in pictures] == [(16, 16, 3)] * 3
+    assert float((as_pixels(pictures[1]) - tiles[0, 1]).abs().max()) < 0.005
+    result = attnflow.explain(model, inputs, "raw")
+    without = with_pictures(result, model, {**inputs, "pixel_values": tiles[:, :2]}, Scaling())
+    assert "images" not in without.provenance  # two pictures for three grids: none is right
 
 
 def test_images_stay_with_the_sources_in_files_and_when_words_are_merged(
