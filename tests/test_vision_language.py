@@ -448,6 +448,8 @@ def test_an_image_is_explained_by_its_similarity_to_one_of_several_texts(kind: s
     expected = grown([gradient for _, gradient in layers])
     values = GradientRollout()(trace, layers=-1).values[0]
     np.testing.assert_allclose(values, expected, atol=1e-5)
+    plain = Rollout()(capture(model, inputs, methods=[Rollout()]), layers=-1).values[0]
+    np.testing.assert_allclose(plain, rolled([weights for weights, _ in layers]), atol=1e-5)
 
 
 def test_the_words_are_explained_by_the_similarity_to_one_of_several_images() -> None:
