@@ -206,7 +206,7 @@ def test_the_command_line_says_what_is_wrong_with_an_image(
         (["--image", "SCENE", "a text"], "attnflow generate --image"),
         (["--image", "SCENE", "--image", "SCENE"], "explain takes one --image; got 2"),
         (["--model", "scenes", "--image", "SCENE"], "answers questions about images"),
-        (["--model", "scenes", "none.png"], "answers questions about images"),
+        (["--model", "scenes", "SCENE"], "answers questions about images"),
         (["--image", "SCENE"], "Name a vision model"),
     ],
 )

@@ -90,8 +90,10 @@ def names_photos(text: str | None, model: str | None) -> bool:
 
 def explain_photos(place: str, model: str | None, options: PhotoOptions) -> None:
     """Explain one photo, or each photo of a folder; what cannot be read is said and passed over."""
-    path = Path(place)
+    path = Path(place).expanduser()
     _check(options, several=path.is_dir())
+    if not path.exists():
+        raise FileError(f"There is no image {place!r}: no file of this name is there.")
     loaded = load_vision_model(model, place)
     if not path.is_dir():
         with progress_bars("running the model") as bar:

@@ -75,8 +75,10 @@ def answer_sentence(result: Attribution, *, k: int = 3) -> str:
     for index in np.argsort(-left, kind="stable")[:k].tolist():
         share = float(left[index]) / total
         parts.append((share, f"“{result.sources.text[index]}” ({100 * share:.0f} %)"))
-    told = [text for share, text in sorted(parts, key=lambda part: -part[0])[:k] if share >= 0.005]
-    listing = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+    phrases = [
+        text for share, text in sorted(parts, key=lambda part: -part[0])[:k] if share >= 0.005
+    ]
+    listing = phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} and {phrases[-1]}"
     return f"“{name}” came from {listing}."
 
 

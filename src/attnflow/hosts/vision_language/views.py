@@ -134,14 +134,14 @@ def _numbered(views: Sequence[View], connector: Connector) -> list[View]:
         run = int(runs[fed[0]]) if len(fed) and view.source[0] != VIDEO else -1
         sources.append((run, view.source))
     distinct = list(dict.fromkeys(sources))
-    named = []
+    numbered = []
     for k, (view, source) in enumerate(zip(views, sources, strict=True)):
         moving = view.source[0] == VIDEO
         same = [one for one in distinct if (one[1][0] == VIDEO) == moving]
         name = f"{'video' if moving else 'image'} {same.index(source) + 1}"
         part = f" {'frame' if moving else 'part'} {sources[: k + 1].count(source)}"
-        named.append(replace(view, name=name + (part if sources.count(source) > 1 else "")))
-    return named
+        numbered.append(replace(view, name=name + (part if sources.count(source) > 1 else "")))
+    return numbered
 
 
 def name_views(views: Sequence[View]) -> Tokens:
