@@ -221,6 +221,11 @@ _BLUE = """[...document.querySelectorAll('.af-small-map')].map((canvas) => {
 })"""  # for each small map, how much bluer than red every patch is: where the map is strong
 
 
+# A photo is loaded after its map is drawn: then even a corner without a map is opaque.
+_IS_OPAQUE = """(canvas) =>
+  canvas.getContext('2d').getImageData(3, canvas.height - 3, 1, 1).data[3] === 255"""
+
+
 def test_each_word_of_an_answer_stands_over_its_map(client: Client, tab: Page) -> None:
     tab.go(client.address)
     tab.wait("document.getElementById('photo')")
@@ -235,13 +240,14 @@ def test_each_word_of_an_answer_stands_over_its_map(client: Client, tab: Page) -
     assert words == PLACE.answer.split()
     assert "Question about an image" in tab.run("document.querySelector('.af-head').textContent")
     expected = attnflow.generate("scenes", PLACE.text, images=[SCENE.image()]).layer(-1)
-    tab.wait(f"({_BLUE})[0].some((one) => one > 20)")
+    tab.wait(f"[...document.querySelectorAll('.af-small-map')].every({_IS_OPAQUE})")
     for row, blue in enumerate(tab.run(_BLUE)):  # seen without hovering: a map for each word
         patches = expected.values[0, row][expected.sources.images[0].patches]
         assert int(np.argmax(blue)) == int(np.argmax(patches))
     assert tab.errors == []
 
 
+_PHOTO_IS_THERE = f"({_IS_OPAQUE})(document.querySelector('.af-picture canvas'))"
 _LARGE = "document.querySelector('.af-picture canvas').toDataURL()"
 
 
@@ -250,7 +256,7 @@ def test_hover_and_keys_switch_the_large_map(client: Client, tab: Page) -> None:
     tab.go("about:blank")
     tab.go(f"{client.address}#{job['result']}")
     tab.wait("document.querySelector('.af-picture canvas')?.width > 10")
-    tab.wait("document.querySelector('.af-small-map')?.width > 10")
+    tab.wait(_PHOTO_IS_THERE)  # it is loaded after the map is drawn
     first = tab.run(_LARGE)
     x, y = tab.place("document.querySelectorAll('.af-small-map')[1]")
     tab.mouse("mouseMoved", x, y)

@@ -175,7 +175,8 @@ def carried_pictures(result: Attribution) -> list[NDArray[np.uint8]]:
     """The pictures that a result carries, each at the size the model saw; [] if it has none.
 
     >>> from attnflow import Raw, Tokens
-    >>> carried_pictures(Attribution(np.ones((1, 1, 1)), (1,), Tokens("a"), Tokens("b"), Raw()))
+    >>> word = Tokens(("key",))
+    >>> carried_pictures(Attribution(np.ones((1, 1, 1)), (1,), word, word, Raw()))
     []
     """
     pictures, grids = result.provenance.get("images") or (), grids_of(result.sources)
