@@ -6,6 +6,7 @@ python docs/screenshots.py --output docs           wide and narrow, light and da
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import sys
 import tempfile
@@ -54,6 +55,13 @@ def explained() -> tuple[str, dict[str, Any]]:
     return "explain", {"model": "verb-number", "text": SENTENCE, "methods": methods}
 
 
+def asked_about_image() -> tuple[str, dict[str, Any]]:
+    """A question about the drawing of docs/images.md, by the model that ships."""
+    image = base64.b64encode((Path(__file__).parent / "scene.png").read_bytes()).decode()
+    question = "what is above the triangle?"
+    return "image-question", {"model": "scenes", "image": image, "question": question}
+
+
 # name, what was asked, the view of it, width, height, dark
 SHOTS: tuple[tuple[str, Request, str, int, int, bool], ...] = (
     ("viewer-ask", asked, "", 1280, 900, False),
@@ -66,6 +74,8 @@ SHOTS: tuple[tuple[str, Request, str, int, int, bool], ...] = (
     ("viewer-explain", explained, "r=0&o=3&d=1&s=2", 1280, 1900, False),
     ("viewer-explain-dark", explained, "r=0&o=3&d=1&s=2", 1280, 1900, True),
     ("viewer-explain-narrow", explained, "r=0", 390, 844, False),
+    ("figures/page-image", asked_about_image, "", 1280, 1100, False),
+    ("figures/page-image-narrow", asked_about_image, "", 390, 980, True),
 )
 
 
@@ -78,9 +88,13 @@ def result_of(server: Client, request: Request, results: dict[Request, str]) -> 
     return results[request]
 
 
-def shoot(tab: Page, server: Client, results: dict[Request, str], output: Path) -> None:
-    """All pictures, one after the other."""
+def shoot(
+    tab: Page, server: Client, results: dict[Request, str], output: Path, only: str = ""
+) -> None:
+    """All pictures, one after the other, or those whose name holds `only`."""
     for name, request, view, width, height, dark in SHOTS:
+        if only not in name:
+            continue
         result = result_of(server, request, results)
         tab.size(width, height, dark=dark)
         tab.go("about:blank")
@@ -88,6 +102,8 @@ def shoot(tab: Page, server: Client, results: dict[Request, str], output: Path) 
         tab.wait("document.querySelector('.af-spoken')?.textContent", 120)
         time.sleep(0.8)
         tab.screenshot(output / f"{name}.png")
+    if only:
+        return
     tab.size(1280, 900)
     tab.click("document.getElementById('edit')")
     tab.click("document.querySelector('[name=task][value=chat] + span')")
@@ -100,19 +116,20 @@ def main() -> None:
     """Make the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("docs"))
+    parser.add_argument("--only", default="", help="those whose name holds this")
     arguments = parser.parse_args()
     os.environ.setdefault("MPLBACKEND", "Agg")
     program = installed_browser()
     if program is None:
         sys.exit("No Chromium or Chrome found: `make browser` says what to do.")
-    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / "figures").mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as profile,
         serving(embedded_models()) as server,
         running_browser(program, Path(profile)) as browser,
     ):
         tab = browser.new_page()
-        shoot(tab, server, {}, arguments.output)
+        shoot(tab, server, {}, arguments.output, arguments.only)
         print("\n".join(tab.errors) or f"wrote the pictures to {arguments.output}")
 
 

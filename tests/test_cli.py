@@ -445,7 +445,9 @@ def test_an_image_on_the_command_line_is_told_what_to_do(
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.ViTConfig(**sizes, intermediate_size=16, image_size=16, patch_size=8)
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    assert _run(["explain", "--model", str(tmp_path / "vit"), "no-such-file.png"]) == 2
+    assert _run(["explain", "--model", str(tmp_path / "vit"), "no-such-file.png"]) == 1
+    assert "There is no image 'no-such-file.png'" in capsys.readouterr().err
+    assert _run(["explain", "--model", str(tmp_path / "vit"), "a text, not a path"]) == 2
     assert "reads no text: it has no tokenizer. A vision model takes the path of an image" in (
         capsys.readouterr().err
     )

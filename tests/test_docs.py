@@ -150,7 +150,7 @@ def _write_photos(folder: Path) -> None:
     """The vision models and photos that pages name."""
     from PIL import Image
 
-    for name in ("vit", "out/scenes/vit", "out/scenes/deit"):
+    for name in ("vit", *(f"out/scenes/{family}" for family in ("vit", "deit", "dinov2"))):
         for part in tiny_vision_model():
             part.save_pretrained(folder / name)  # type: ignore[union-attr]
     (folder / "photos").mkdir()
@@ -319,12 +319,32 @@ def masked(known: dict[str, Any]) -> None:
     known["traces"] = batch
 
 
+def comparing(known: dict[str, Any]) -> None:
+    """A CLIP, captions and an image, in small."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    config = transformers.CLIPConfig(
+        text_config={**sizes, "num_attention_heads": 2, "vocab_size": 9, "eos_token_id": 3},
+        vision_config={**sizes, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
+        projection_dim=8,
+    )
+    ids, pixels = torch.tensor([[1, 5, 3], [1, 6, 3]]), torch.randn(1, 3, 32, 32)
+    known |= {
+        "clip": transformers.CLIPModel(config).eval(),
+        "captions": ["a cat", "a cup"],
+        "image": np.zeros((32, 32, 3), np.uint8),
+        "processor": lambda **_: {"input_ids": ids, "pixel_values": pixels},
+    }
+
+
 # Before a block in which these words stand, what it takes for granted besides.
 PREPARED: dict[str, Callable[[dict[str, Any]], None]] = {
     "attnflow.generate(model, messages": chatty,
     'decoder_text="Das Haus"': two_sided,
     'BlankOut(by="mask")': masked,
     'record=("gradients", "alti")': masked,
+    "attnflow.explain(clip": comparing,
 }
 # Tiny models know few words, so what a page asks of a word is asked of one they know.
 WORDS = {

@@ -24,7 +24,10 @@ from attnflow.evaluation.images import (
 from attnflow.evaluation.images.judge import CENTRE, LEAVE_ONE_OUT, ImageJudge, centre_map
 from attnflow.evaluation.records import RANDOM
 from attnflow.hosts.images import read_photo
+from attnflow.hosts.vision_language.prompts import image_prompt
 from attnflow.methods import make_method
+from attnflow.models.drawn_scenes import TEST_SEED, scenes
+from attnflow.models.scenes import load_scenes
 from attnflow.testing import tiny_vision_model
 from attnflow.tokens import Grid
 
@@ -81,13 +84,13 @@ def test_blurred_patches_are_made_of_what_is_around_them() -> None:
 def test_a_box_goes_the_way_of_the_photo() -> None:
     judge = ImageJudge(model=MODEL, processor=PROCESSOR, by="mean", seed=0, batch_size=8)
     photo = read_photo(np.zeros((64, 128, 3), np.uint8))  # squeezed to 32 × 32
-    cover = judge._cover(photo, (32, 16, 64, 48), GRID)
+    cover = judge._cover(ImageExample(photo, box=(32, 16, 64, 48)), photo, GRID)
     assert cover is not None
     expected = np.zeros((4, 4))
     expected[1:3, 1] = 1.0
     assert np.abs(cover[0] - expected).max() < 0.2  # resizing blurs the edges
     np.testing.assert_array_equal(cover[1], expected > 0)
-    assert judge._cover(photo, (500, 500, 600, 600), GRID) is None
+    assert judge._cover(ImageExample(photo, box=(500, 500, 600, 600)), photo, GRID) is None
 
 
 def test_pointing_and_mass_follow_the_map() -> None:
@@ -214,3 +217,54 @@ def test_a_folder_or_table_on_the_command_line(
         "--by is one of mean, blur, zero"
         in run("--data", tmp_path / "data", *common, "--by", "unk")[1]
     )
+
+
+# -- questions about images -----------------------------------------------------------------------
+
+
+def write_questions(folder: Path, count: int, *, question: bool = True) -> Path:
+    lines = ["path,question,label,box"]
+    for number, scene in enumerate(scenes(count, seed=TEST_SEED)):
+        asked = scene.questions[number % len(scene.questions)]
+        Image.fromarray(scene.image()).save(folder / f"{number}.png")
+        box = " ".join(map(str, scene.objects[asked.answer_object].box))
+        word = asked.answer.split()[0]
+        lines.append(f"{number}.png,{asked.text if question else ''},{word},{box}")
+    (folder / "scenes.csv").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "scenes.csv"
+
+
+def test_a_model_that_answers_questions_is_held_against_hidden_patches(tmp_path: Path) -> None:
+    examples = read_images(write_questions(tmp_path, 6))
+    evaluation = evaluate_images("scenes", examples, methods=["gradient-rollout", "raw"])
+    assert evaluation.accuracy() == 1.0
+    best = evaluation.summary("gradient-rollout", "deletion").mean
+    for other in ("random", "centre", "raw"):
+        assert best < evaluation.summary(other, "deletion").mean
+    assert evaluation.summary("gradient-rollout", "mass").mean > 0.9
+    assert evaluation.summary("gradient-rollout", "pointing").mean == 1.0
+
+
+def test_hidden_patches_of_a_question_are_those_of_a_plain_run() -> None:
+    model, processor = load_scenes()
+    scene = next(scenes(1, seed=TEST_SEED))
+    inputs = image_prompt(model, scene.questions[0].text, [scene.image()], processor)
+    pixels = inputs.pop("pixel_values")
+    grid = Grid(6, 6, 1, 48, 48)
+    ablation = PatchAblation(
+        model, pixels, grid, by="zero", beside=inputs, tokenizer=processor.tokenizer
+    )
+    assert ablation.answer == scene.questions[0].answer
+    changed = pixels.clone()
+    changed[..., :8, 8:16] = 0.0  # patch 1
+    changed[..., 40:, 40:] = 0.0  # patch 35
+    with torch.no_grad():
+        logits = model(**inputs, pixel_values=changed).logits[0, -1].double()
+    expected = float(logits.softmax(-1)[ablation.choice])
+    assert ablation.probabilities([(), (1, 35)])[1] == pytest.approx(expected, abs=1e-6)
+
+
+def test_questions_are_needed_and_images_seen_whole(tmp_path: Path) -> None:
+    examples = read_images(write_questions(tmp_path, 2, question=False))
+    with pytest.raises(InputError, match="give the table a column 'question'"):
+        evaluate_images("scenes", examples)

@@ -1,4 +1,8 @@
-"""The served page takes an image: by the interface, and by drag and drop in a real browser."""
+"""The served page takes an image: by the interface, and by drag and drop in a real browser.
+
+A vision model says what is in it; a vision-language model answers a question about it, and each
+word of its answer has a map.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,8 @@ from PIL import Image
 import attnflow
 from attnflow.hosts.load import Loaded
 from attnflow.hosts.transformers import images
-from attnflow.show.view import unpack_values
+from attnflow.models.drawn_scenes import random_scene
+from attnflow.show.view import results_of, unpack_values
 from attnflow.testing import tiny_vision_model
 from attnflow.web.models import OfferedModel, embedded_models
 from attnflow.web.requests import Limits
@@ -34,8 +39,13 @@ def seeing() -> Loaded:
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     eye = OfferedModel("tiny-eye", "sees", explains=False, generates=False, sees=True, load=seeing)
-    with serving([embedded_models()[0], eye], Limits(image_bytes=200_000)) as running:
+    with serving([embedded_models()[0], eye, answering()], Limits(image_bytes=200_000)) as running:
         yield running
+
+
+def answering() -> OfferedModel:
+    """The vision-language model that ships, as every server offers it."""
+    return next(model for model in embedded_models() if model.answers)
 
 
 def png_of(pixels: Any) -> bytes:
@@ -73,8 +83,11 @@ def test_an_image_is_explained_as_the_library_does(client: Client) -> None:
 def test_what_is_offered_says_who_sees(client: Client) -> None:
     offers = client.get("/api/models").json
     assert {one["name"]: one["sees"] for one in offers["models"]} == {
-        "verb-number": False, "tiny-eye": True
+        "verb-number": False, "tiny-eye": True, "scenes": False
     }  # fmt: skip
+    assert [one["name"] for one in offers["models"] if one["answers"]] == ["scenes"]
+    (drawing,) = [one["picture"] for one in offers["models"] if one["picture"]]
+    assert Image.open(io.BytesIO(base64.b64decode(drawing.partition(",")[2]))).size == (48, 48)
     assert offers["limits"]["image_bytes"] == 200_000
 
 
@@ -111,6 +124,55 @@ def test_only_images_may_be_large(client: Client) -> None:
     assert send(client, image="A" * 300_000).status == 413
 
 
+SCENE = random_scene(seed=3_000_007)
+PLACE = SCENE.questions[-1]  # its answer has two words
+
+
+def ask_about_scene(client: Client, **fields: Any) -> Any:
+    image = base64.b64encode(png_of(SCENE.image())).decode()
+    body = {"model": "scenes", "image": image, "question": PLACE.text, **fields}
+    return client.post("/api/image-question", body)
+
+
+def test_a_question_about_an_image_is_answered_as_the_library_does(client: Client) -> None:
+    started = ask_about_scene(client, methods=["default", "raw"])
+    assert started.status == 202
+    job = client.finished(started.json["id"])
+    assert job["state"] == "done", job
+    assert job["text"].split() == PLACE.answer.split()
+    document = client.get(f"/api/results/{job['result']}.json").json
+    expected = attnflow.generate("scenes", PLACE.text, images=[SCENE.image()])
+    np.testing.assert_allclose(unpack_values(document), expected.values, atol=1e-3)
+    assert document["request"]["question"] == PLACE.text
+    assert "image" not in document["request"]
+    (image,) = document["images"]
+    assert (image["rows"], image["columns"], image["prefix"], image["start"]) == (6, 6, 1, 0)
+    assert image["picture"].startswith("data:image/jpeg;base64,")
+    figure = client.get(f"/api/results/{job['result']}.png").body
+    assert Image.open(io.BytesIO(figure)).size[0] > 300
+    back = results_of(document)[0]
+    assert back.sources == expected.sources
+    assert len(back.provenance["images"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"question": " "}, "the text is empty"),
+        ({"image": ""}, "There is no image"),
+        ({"model": "tiny-eye"}, "There is no model 'tiny-eye' here to answer a question about"),
+        ({"tokens": 0}, "'tokens' is from 1 to 64"),
+        ({"methods": ["alti"]}, "Unknown method 'alti'"),
+    ],
+)
+def test_questions_that_cannot_be_asked_get_a_sentence(
+    client: Client, fields: dict[str, Any], sentence: str
+) -> None:
+    refused = ask_about_scene(client, **fields)
+    assert refused.status == 422
+    assert sentence in refused.json["error"]
+
+
 # -- in a browser ---------------------------------------------------------------------------------
 
 
@@ -143,6 +205,84 @@ def test_an_image_is_dropped_or_chosen_and_its_map_shown(
     label = tiny_vision_model().model.config.id2label  # type: ignore[union-attr]
     assert any(name in tab.run("document.body.textContent") for name in label.values())
     assert tab.run("document.getElementById('photo').hidden")  # out of the way of the result
+    assert "Image" in tab.run("document.querySelector('.af-head').textContent")
+
+
+_BLUE = """[...document.querySelectorAll('.af-small-map')].map((canvas) => {
+  const side = canvas.width / 6;
+  const pen = canvas.getContext('2d');
+  return Array.from({ length: 36 }, (_, k) => {
+    const [x, y] = [(k % 6) * side, Math.floor(k / 6) * side];
+    const pixels = pen.getImageData(x + side / 4, y + side / 4, side / 2, side / 2).data;
+    let blue = 0;
+    for (let p = 0; p < pixels.length; p += 4) blue += pixels[p + 2] - pixels[p];
+    return blue / (pixels.length / 4);
+  });
+})"""  # for each small map, how much bluer than red every patch is: where the map is strong
+
+
+# A photo is loaded after its map is drawn: then even a corner without a map is opaque.
+_IS_OPAQUE = """(canvas) =>
+  canvas.getContext('2d').getImageData(3, canvas.height - 3, 1, 1).data[3] === 255"""
+
+
+def test_each_word_of_an_answer_stands_over_its_map(client: Client, tab: Page) -> None:
+    tab.go(client.address)
+    tab.wait("document.getElementById('photo')")
+    tab.run("document.querySelector('#photo select').value = 'scenes'")
+    tab.run("document.querySelector('#photo select').dispatchEvent(new Event('change'))")
+    hand_over(tab, png_of(SCENE.image()), "scene.png", "image/png", _DROP)
+    tab.wait("document.querySelector('.photo-preview').naturalWidth === 48")
+    tab.run(f"document.getElementById('photo-question').value = {PLACE.text!r}")
+    tab.click("document.getElementById('photo-ask')")
+    tab.wait("document.querySelector('.af-small-map')?.width > 10")
+    words = tab.run("[...document.querySelectorAll('.af-mapped')].map((one) => one.textContent)")
+    assert words == PLACE.answer.split()
+    assert "Question about an image" in tab.run("document.querySelector('.af-head').textContent")
+    expected = attnflow.generate("scenes", PLACE.text, images=[SCENE.image()]).layer(-1)
+    tab.wait(f"[...document.querySelectorAll('.af-small-map')].every({_IS_OPAQUE})")
+    for row, blue in enumerate(tab.run(_BLUE)):  # seen without hovering: a map for each word
+        patches = expected.values[0, row][expected.sources.images[0].patches]
+        assert int(np.argmax(blue)) == int(np.argmax(patches))
+    assert tab.errors == []
+
+
+_PHOTO_IS_THERE = f"({_IS_OPAQUE})(document.querySelector('.af-picture canvas'))"
+_LARGE = "document.querySelector('.af-picture canvas').toDataURL()"
+
+
+def test_hover_and_keys_switch_the_large_map(client: Client, tab: Page) -> None:
+    job = client.finished(ask_about_scene(client).json["id"])
+    tab.go("about:blank")
+    tab.go(f"{client.address}#{job['result']}")
+    tab.wait("document.querySelector('.af-picture canvas')?.width > 10")
+    tab.wait(_PHOTO_IS_THERE)  # it is loaded after the map is drawn
+    first = tab.run(_LARGE)
+    x, y = tab.place("document.querySelectorAll('.af-small-map')[1]")
+    tab.mouse("mouseMoved", x, y)
+    tab.wait(f"{_LARGE} !== {first!r}")
+    second = PLACE.answer.split()[1]
+    tab.wait(f"document.querySelector('.af-spoken').textContent.includes({second!r})")
+    hovered = tab.run(_LARGE)
+    tab.mouse("mouseMoved", 2, 2)
+    tab.wait(f"{_LARGE} === {first!r}")
+    tab.run("document.querySelector('.af-answer-text').focus()")
+    tab.key("ArrowRight")
+    tab.wait(f"{_LARGE} === {hovered!r}")
+    chosen = "document.querySelector('.af-mapped:has(.af-chosen)').textContent"
+    assert tab.run(chosen) == second
+
+
+def test_a_question_without_an_image_is_said_on_the_page(client: Client, tab: Page) -> None:
+    tab.go(client.address)
+    tab.wait("document.getElementById('photo')")
+    tab.run("document.querySelector('#photo select').value = 'scenes'")
+    tab.run("document.querySelector('#photo select').dispatchEvent(new Event('change'))")
+    tab.click("document.getElementById('photo-ask')")
+    tab.wait("document.getElementById('photo-status').textContent.includes('There is no image')")
+    tab.click("document.getElementById('photo-sample')")
+    tab.click("document.getElementById('photo-ask')")
+    tab.wait("document.getElementById('photo-status').textContent.includes('There is no question')")
 
 
 def test_what_is_no_image_is_said_on_the_page(client: Client, tab: Page) -> None:

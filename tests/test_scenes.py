@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import attnflow
-from attnflow.cli.app import app
-from attnflow.errors import InputError, ModelError
+from attnflow.cli.app import _run, app
+from attnflow.errors import FileError, InputError, ModelError
 from attnflow.experiments.scenes.contenders import CONTENDERS
 from attnflow.experiments.scenes.experiment import DEFAULT, Scenes
 from attnflow.experiments.scenes.observe import SceneQuestion, _mass, _points_at
@@ -28,6 +28,7 @@ from attnflow.models.drawn_scenes import (
     scenes,
 )
 from attnflow.models.scenes import load_scenes
+from attnflow.show.plots.overlay import carried_pictures
 from attnflow.tokens.patches import Grid, ImagePatches
 
 PAIR = Scene(
@@ -162,8 +163,71 @@ def test_the_command_line_takes_an_image(tmp_path: Path) -> None:
         ],
     )
     assert run.exit_code == 0, run.output
-    assert "red" in run.output
+    assert "“red” came from" in run.output
+    assert "the image (" in run.output
+    assert "most from its lower left)" in run.output or "most from its middle left)" in run.output
+    assert "patch" not in run.output  # people see places, not numbers of patches
     assert (tmp_path / "map.png").stat().st_size > 5_000
+
+
+def test_the_command_line_says_what_is_wrong_with_an_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = pytest.importorskip("PIL.Image")
+    (tmp_path / "notes.png").write_text("not an image")
+    picture = images.fromarray(PAIR.image())
+    picture.save(tmp_path / "cut.jpg")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:700])
+    picture.quantize(8).save(tmp_path / "palette.png")
+    picture.convert("L").save(tmp_path / "grey.png")
+
+    def ask(name: str) -> tuple[int, str]:
+        question = "what shape is left of the cross?"
+        status = _run(
+            ["generate", "--model", "scenes", "--image", str(tmp_path / name), question, "--json"]
+        )
+        return status, capsys.readouterr().err
+
+    for name, sentence in {
+        "notes.png": "is not an image that can be read",
+        "cut.jpg": "is broken or cut off",
+        "none.png": "There is no image",
+    }.items():
+        status, said = ask(name)
+        assert status != 0
+        assert sentence in said
+        assert len(said.strip().splitlines()) == 1
+    assert ask("palette.png")[0] == ask("grey.png")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--image", "SCENE", "a text"], "attnflow generate --image"),
+        (["--image", "SCENE", "--image", "SCENE"], "explain takes one --image; got 2"),
+        (["--model", "scenes", "--image", "SCENE"], "answers questions about images"),
+        (["--model", "scenes", "SCENE"], "answers questions about images"),
+        (["--image", "SCENE"], "Name a vision model"),
+    ],
+)
+def test_explain_says_which_command_takes_the_image(
+    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL.Image").fromarray(PAIR.image()).save(tmp_path / "scene.png")
+    named = [str(tmp_path / "scene.png") if one == "SCENE" else one for one in arguments]
+    assert _run(["explain", *named]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_report_holds_the_image_and_its_maps(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image").fromarray(PAIR.image()).save(tmp_path / "scene.png")
+    options = ["--model", "scenes", "--image", str(tmp_path / "scene.png")]
+    output = ["--output", str(tmp_path / "report.html")]
+    assert _run(["report", *options, "--prompt", PAIR.questions[0].text, *output]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "data:image/jpeg;base64," in page
+    assert '"rows":6' in page
+    assert _run(["report", *options, "a text", *output]) == 2
 
 
 @pytest.mark.parametrize(
@@ -171,7 +235,6 @@ def test_the_command_line_takes_an_image(tmp_path: Path) -> None:
     [
         ({"images": []}, "images is empty"),
         ({"images": "scene.png"}, "images is a list"),
-        ({"images": ["no-such.png"]}, "There is no image 'no-such.png'"),
         ({"images": [PAIR.image()], "confirm": True}, "confirm=True hides words"),
     ],
 )
@@ -181,6 +244,52 @@ def test_wrong_images_get_a_sentence(
     model, processor = small
     with pytest.raises(InputError, match=message):
         attnflow.generate(model, "what shape is red?", processor=processor, **arguments)
+
+
+def test_an_image_that_is_not_there_is_named(small: tuple[Any, Any]) -> None:
+    model, processor = small
+    with pytest.raises(FileError, match=r"There is no image 'no-such\.png'"):
+        attnflow.generate(model, "what shape is red?", processor=processor, images=["no-such.png"])
+
+
+def test_a_photo_is_held_upright_and_its_loss_is_said(
+    small: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """A camera that lies on its side writes that into the file (EXIF); a map must not lie too."""
+    images = pytest.importorskip("PIL.Image")
+    upright = images.fromarray(PAIR.image()).resize((480, 480), images.Resampling.NEAREST)
+    exif = images.Exif()
+    exif[0x0112] = 6  # stored a quarter turn to the left: turn it to the right
+    upright.transpose(images.Transpose.ROTATE_90).save(
+        tmp_path / "turned.jpg", exif=exif, quality=95, subsampling=0
+    )
+    model, processor = small
+    question = next(q for q in PAIR.questions if q.kind == "place")
+    maps = [
+        attnflow.generate(model, question.text, images=[image], processor=processor).of_image(0)
+        for image in (PAIR.image(), tmp_path / "turned.jpg")
+    ]
+    assert maps[1].provenance["completion"].split() == question.answer.split()
+    strongest = [int(np.argmax(one.layer(-1).values[0, 0])) for one in maps]
+    assert strongest[0] == strongest[1]
+    moving = [images.fromarray(PAIR.image()), images.fromarray(255 - PAIR.image())]
+    moving[0].save(tmp_path / "two.gif", save_all=True, append_images=moving[1:])
+    result = attnflow.generate(
+        model, question.text, images=[tmp_path / "two.gif"], processor=processor
+    )
+    assert result.provenance["image_remarks"] == ["two.gif has 2 frames; the first is explained"]
+
+
+def test_a_result_carries_what_the_model_saw(small: tuple[Any, Any]) -> None:
+    model, processor = small
+    large = np.kron(PAIR.image(), np.ones((10, 10, 1), np.uint8))
+    for result in (
+        attnflow.generate(model, PAIR.questions[0].text, images=[large], processor=processor),
+        attnflow.explain(model, PAIR.questions[0].text, images=[large], processor=processor),
+    ):
+        (picture,) = carried_pictures(result)
+        assert picture.shape == (48, 48, 3)
+        assert np.abs(picture.astype(float) - PAIR.image()).mean() < 4
 
 
 def test_a_model_without_a_vision_tower_takes_no_images() -> None:

@@ -19,9 +19,9 @@ from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError
 from attnflow.show.page import SCRIPTS, VIEWER_FOLDER, embedded_json, page
 from attnflow.show.png import png
-from attnflow.show.view import unpack_values, view
+from attnflow.show.view import results_of, unpack_values, view
 from attnflow.testing import random_attention, random_trace
-from attnflow.tokens.patches import Grid, patch_names
+from attnflow.tokens.patches import Grid, ImagePatches, patch_names
 
 WEB = VIEWER_FOLDER.parents[1] / "web"
 HOSTILE = [
@@ -342,6 +342,29 @@ def test_an_image_carries_its_grid_and_its_picture() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")  # saturated on purpose
+def test_images_among_words_are_looked_at_and_the_words_read() -> None:
+    grids = Grid(1, 2, 1, 8, 16), Grid(2, 1, 0, 16, 8)
+    images = ImagePatches("image 1", grids[0], 0), ImagePatches("image 2", grids[1], 4)
+    names = ("[CLS]", "a", "b", "what", "c", "d", "is", "red")
+    words = (None, None, None, 3, None, None, 6, 7)
+    sources = Tokens(names, words=words, images=images)
+    values = np.arange(16.0).reshape(1, 2, 8)
+    about = {"completion": "a circle", "images": ["data:image/png;base64,AA", "data:,"]}
+    answer = Attribution(values, (1,), Tokens(("a", "circle")), sources, Raw(), provenance=about)
+    document = view(answer)
+    assert document["title"] == "what is red"
+    assert document["image"] is None
+    assert [image["start"] for image in document["images"]] == [0, 4]
+    assert document["images"][1]["picture"] == "data:,"
+    read = [(item["source"], item["target"]) for item in document["items"]]
+    assert read == [(3, None), (6, None), (7, None), (None, 0), (None, 1)]
+    assert document["passages"] == []
+    back = results_of(json.loads(json.dumps(document)))[0]
+    assert back.sources == sources
+    assert back.provenance["images"] == about["images"]
+    assert "images" not in document["results"][0]["provenance"]  # once, not in every result
+
+
 def test_a_page_is_one_file_that_fetches_nothing_and_is_small() -> None:
     words = [f"word{k}" for k in range(50)]
     trace = AttentionTrace.from_arrays(random_attention(6, 2, 50, seed=0), words)

@@ -20,12 +20,28 @@ import attnflow
 from attnflow import GradientAttention, GradientRollout, Rollout
 from attnflow.errors import InputError, UnsupportedModelError
 from attnflow.hosts.capture import capture
+from attnflow.hosts.vision_language.pictures import pictures_of, with_pictures
 from attnflow.hosts.vision_language.probe import fed_by, feeding_matrix
 from attnflow.methods.towers import image_sources
-from vision_families import TEXT, VISION, VISION_FAMILIES, VisionFamily, pixels, prompt
+from vision_families import (
+    TEXT,
+    VIDEO_FAMILIES,
+    VISION,
+    VISION_FAMILIES,
+    VisionFamily,
+    in_blocks,
+    pixels,
+    prompt,
+)
 
 Matrix = NDArray[np.float64]
-FAMILIES = pytest.mark.parametrize("family", VISION_FAMILIES, ids=lambda family: family.name)
+FAMILIES = pytest.mark.parametrize(
+    "family",
+    [
+        *(pytest.param(family, id=family.name) for family in VISION_FAMILIES),
+        *(pytest.param(family, id=f"{family.name} video") for family in VIDEO_FAMILIES),
+    ],
+)
 
 
 # --- the reference: every attention of the model as its own file computes it ----------------------
@@ -72,7 +88,7 @@ class Reference:
         vision = {id(part) for part in model.get_encoder(modality="image").modules()}
         self.vision = self._layers([c for c in calls if id(c[0]) in vision])[: family.layers]
         self.language = self._layers([c for c in calls if id(c[0]) not in vision])
-        places = (inputs["input_ids"][0] == 39).nonzero()[:, 0].tolist()
+        places = (inputs["input_ids"][0] == family.token).nonzero()[:, 0].tolist()
         self.places = dict(zip(places, family.tokens, strict=True))
 
     @staticmethod
@@ -208,6 +224,60 @@ def test_every_image_has_its_grid_and_its_place_among_the_sources(llava: Any) ->
         result.of_image(2)
 
 
+@pytest.mark.parametrize("family", VIDEO_FAMILIES, ids=lambda family: family.name)
+def test_every_frame_of_a_video_has_its_map(family: VisionFamily) -> None:
+    result = attnflow.explain(*family.build(), "rollout")
+    assert [image.name for image in result.sources.images] == ["video 1 frame 1", "video 1 frame 2"]
+    assert result.of_image(1).layer(-1).image().shape == (16, 16)
+    assert result.sources[16] == "video 1 frame 2 patch 0,0"
+
+
+class Scaling:
+    """A processor that makes shares from 0 to 1 of pixels, then -1 to 1."""
+
+    image_mean = image_std = (0.5, 0.5, 0.5)
+
+    @property
+    def image_processor(self) -> Scaling:
+        return self
+
+
+def as_pixels(picture: NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(picture).permute(2, 0, 1).float() / 127.5 - 1
+
+
+def test_patches_that_were_cut_are_put_together_again() -> None:
+    """The picture under a map is what the model saw, of Qwen's rows of patches too."""
+    model, inputs = named("Qwen2-VL").build()
+    random = np.random.default_rng(0)
+    sizes = ((16, 16), (16, 24))
+    pictures = [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    rows = torch.zeros(40, 3, 2, 4, 4)
+    for number, picture in enumerate(pictures):
+        for row in range(4):
+            for column in range(picture.shape[1] // 4):
+                place = np.s_[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+                patch = as_pixels(picture)[place]
+                rows[in_blocks((number, row, column))] = patch[:, None]
+    inputs = {**inputs, "pixel_values": rows.reshape(40, -1)}
+    result = with_pictures(attnflow.explain(model, inputs, "raw"), model, inputs, Scaling())
+    assert len(result.provenance["images"]) == 2
+    for picture, again in zip(pictures, pictures_of(model, inputs, Scaling()), strict=True):
+        np.testing.assert_array_equal(again, picture)
+
+
+def test_tiles_are_pictures_of_their_own_and_what_fills_up_is_none() -> None:
+    model, inputs = named("LLaVA-OneVision").build()
+    tiles = inputs["pixel_values"].clamp(-1, 1)
+    filled = torch.cat([tiles, torch.zeros(1, 1, 3, 16, 16)], dim=1)
+    pictures = pictures_of(model, {**inputs, "pixel_values": filled}, Scaling())
+    assert [picture.shape for picture in pictures] == [(16, 16, 3)] * 3
+    assert float((as_pixels(pictures[1]) - tiles[0, 1]).abs().max()) < 0.005
+    result = attnflow.explain(model, inputs, "raw")
+    without = with_pictures(result, model, {**inputs, "pixel_values": tiles[:, :2]}, Scaling())
+    assert "images" not in without.provenance  # two pictures for three grids: none is right
+
+
 def test_images_stay_with_the_sources_in_files_and_when_words_are_merged(
     llava: Any, tmp_path: Path
 ) -> None:
@@ -271,7 +341,7 @@ def test_overlapping_positions_are_told_by_the_lengths_of_gradients() -> None:
     assert fed_by(leaf[[2, 0]] * 3, [leaf]).tolist() == [1, -1, 0]  # type: ignore[union-attr]
 
 
-def test_a_resampler_is_refused_by_name() -> None:
+def idefics2() -> tuple[Any, dict[str, Tensor]]:
     config = transformers.Idefics2Config(
         vision_config=VISION,
         perceiver_config={"resampler_n_latents": 4, "resampler_depth": 1, "hidden_size": 24},
@@ -279,9 +349,58 @@ def test_a_resampler_is_refused_by_name() -> None:
         image_token_id=39,
     )
     model = transformers.Idefics2ForConditionalGeneration(config).eval()
-    inputs = {**prompt([4]), "pixel_values": pixels(1, 1, 3, 16, 16)}
-    with pytest.raises(UnsupportedModelError, match=r"Idefics2Perceiver.* mixes all patches"):
-        capture(model, inputs, heads="mean")
+    return model, {**prompt([4]), "pixel_values": pixels(1, 1, 3, 16, 16)}
+
+
+def blip2() -> tuple[Any, dict[str, Tensor]]:
+    bridge = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = transformers.Blip2Config(
+        vision_config=VISION,
+        qformer_config={**bridge, "num_attention_heads": 2, "encoder_hidden_size": 16},
+        text_config=transformers.OPTConfig(
+            vocab_size=40, hidden_size=24, ffn_dim=32, num_hidden_layers=2, num_attention_heads=4,
+            word_embed_proj_dim=24, max_position_embeddings=64,
+        ),
+        num_query_tokens=4,
+        image_token_index=39,
+    )  # fmt: skip
+    model = transformers.Blip2ForConditionalGeneration(config).eval()
+    return model, {**prompt([4]), "pixel_values": pixels(1, 3, 16, 16)}
+
+
+def mllama() -> tuple[Any, dict[str, Tensor]]:
+    config = transformers.MllamaConfig(
+        vision_config={
+            "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "image_size": 16,
+            "num_global_layers": 1, "attention_heads": 2, "patch_size": 4, "max_num_tiles": 1,
+            "supported_aspect_ratios": [[1, 1]], "vision_output_dim": 32,
+            "intermediate_layers_indices": [0],
+        },
+        text_config={**TEXT, "cross_attention_layers": [1]},
+        image_token_index=39,
+    )  # fmt: skip
+    model = transformers.MllamaForConditionalGeneration(config).eval()
+    return model, {
+        **prompt([1]),
+        "pixel_values": pixels(1, 1, 1, 3, 16, 16),
+        "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
+        "cross_attention_mask": torch.ones(1, 8, 1, 1, dtype=torch.long),
+    }
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (idefics2, r"Idefics2Perceiver.* mixes all patches by attention of its own"),
+        (blip2, r"Blip2QFormer.* mixes all patches by attention of its own"),
+        (mllama, r"Mllama"),
+    ],
+    ids=["perceiver", "Q-Former", "cross attention"],
+)
+def test_what_cannot_be_followed_is_refused_by_name(build: Any, message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        capture(*build(), heads="mean")
 
 
 def test_towers_are_not_measured_inside(llava: Any) -> None:
@@ -329,6 +448,8 @@ def test_an_image_is_explained_by_its_similarity_to_one_of_several_texts(kind: s
     expected = grown([gradient for _, gradient in layers])
     values = GradientRollout()(trace, layers=-1).values[0]
     np.testing.assert_allclose(values, expected, atol=1e-5)
+    plain = Rollout()(capture(model, inputs, methods=[Rollout()]), layers=-1).values[0]
+    np.testing.assert_allclose(plain, rolled([weights for weights, _ in layers]), atol=1e-5)
 
 
 def test_the_words_are_explained_by_the_similarity_to_one_of_several_images() -> None:

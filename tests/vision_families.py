@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
-IMAGE, WORDS, SIDE = 39, 40, 4
+IMAGE, VIDEO, WORDS, SIDE = 39, 38, 40, 4
 TEXT = {
     "hidden_size": 24,
     "intermediate_size": 32,
@@ -48,7 +48,8 @@ class VisionFamily:
 
     tokens: for each image token the patches that feed it, none for a token such as the end of a
     row. position: where a patch stands in the vision tower's attention. grids: rows, columns and
-    class tokens of each image. layers: how many layers of the vision tower are read.
+    class tokens of each image. layers: how many layers of the vision tower are read. token: the id
+    that stands for a part of an image in the prompt.
     """
 
     name: str
@@ -57,6 +58,7 @@ class VisionFamily:
     position: Callable[[Patch], int]
     grids: list[tuple[int, int, int]]
     layers: int = 3
+    token: int = IMAGE
 
 
 def prompt(runs: list[int], token: int = IMAGE) -> dict[str, Tensor]:
@@ -129,7 +131,7 @@ def llava_onevision() -> tuple[Any, dict[str, Tensor]]:
         vision_config=sub("SiglipVisionConfig", **VISION, vision_use_head=False),
         text_config=sub("Qwen2Config", **TEXT),
         image_token_index=IMAGE,
-        video_token_index=38,
+        video_token_index=VIDEO,
         image_grid_pinpoints=[[16, 32]],
         vision_aspect_ratio="anyres_max_9",
     )
@@ -236,7 +238,7 @@ def qwen2_vl() -> tuple[Any, dict[str, Tensor]]:
         },
         text_config=qwen_text(),
         image_token_id=IMAGE,
-        video_token_id=38,
+        video_token_id=VIDEO,
         vision_start_token_id=37,
     )  # fmt: skip
     return ready("Qwen2VLForConditionalGeneration", config), qwen_inputs()
@@ -250,7 +252,7 @@ def qwen2_5_vl() -> tuple[Any, dict[str, Tensor]]:
         },
         text_config=qwen_text(),
         image_token_id=IMAGE,
-        video_token_id=38,
+        video_token_id=VIDEO,
         vision_start_token_id=37,
     )  # fmt: skip
     return ready("Qwen2_5_VLForConditionalGeneration", config), qwen_inputs()
@@ -264,7 +266,7 @@ def qwen3_vl() -> tuple[Any, dict[str, Tensor]]:
         },
         text_config=qwen_text(head_dim=6, rope_parameters={**MROPE, "mrope_interleaved": True}),
         image_token_id=IMAGE,
-        video_token_id=38,
+        video_token_id=VIDEO,
         vision_start_token_id=37,
     )  # fmt: skip
     return ready("Qwen3VLForConditionalGeneration", config), qwen_inputs()
@@ -313,4 +315,50 @@ VISION_FAMILIES = [
     VisionFamily("SmolVLM", idefics("SmolVLM"), squares(2), row_major(0), [PLAIN] * 2),
     VisionFamily("InternVL", internvl, squares(2), row_major(1), [CLASS] * 2),
     VisionFamily("Gemma 3", gemma3, squares(2), row_major(0), [PLAIN] * 2),
+]
+
+
+# --- videos: two frames of 4 × 4 patches, which become 4 tokens each ------------------------------
+
+
+def with_video(
+    build: Callable[[], tuple[Any, dict[str, Tensor]]], runs: list[int], **more: Tensor
+) -> Callable[[], tuple[Any, dict[str, Tensor]]]:
+    """A family's model with a video for Qwen's towers in place of its images."""
+
+    def build_with_video() -> tuple[Any, dict[str, Tensor]]:
+        words = prompt(runs, VIDEO)
+        return build()[0], {
+            **words,
+            "mm_token_type_ids": 2 * (words["input_ids"] == VIDEO).int(),
+            "pixel_values_videos": pixels(32, 3 * 2 * 4 * 4),
+            "video_grid_thw": torch.tensor([[2, 4, 4]]),
+            **more,
+        }
+
+    return build_with_video
+
+
+def onevision_video() -> tuple[Any, dict[str, Tensor]]:
+    """Each frame is pooled by two; a token ends the video."""
+    words = prompt([2 * 4 + 1], VIDEO)
+    return llava_onevision()[0], {**words, "pixel_values_videos": pixels(1, 2, 3, 16, 16)}
+
+
+def frames_in_blocks(patch: Patch) -> int:
+    """Frame by frame, block by block; a frame is one window of Qwen2.5-VL, so its order is that."""
+    frame, row, column = patch
+    return 16 * frame + in_blocks((0, row, column))
+
+
+SECONDS = {"second_per_grid_ts": torch.tensor([1.0])}
+FRAMES = [PLAIN] * 2
+VIDEO_FAMILIES = [
+    VisionFamily(name, build, tokens, position, FRAMES, token=VIDEO)
+    for name, build, tokens, position in (
+        ("Qwen2-VL", with_video(qwen2_vl, [8]), squares(2), frames_in_blocks),
+        ("Qwen2.5-VL", with_video(qwen2_5_vl, [8], **SECONDS), squares(2), frames_in_blocks),
+        ("Qwen3-VL", with_video(qwen3_vl, [4, 4]), squares(2), frames_in_blocks),
+        ("LLaVA-OneVision", onevision_video, [*squares(2), []], row_major(0)),
+    )
 ]

@@ -122,6 +122,7 @@ def continued(
     methods: Sequence[Method | None] = (None,),
     *,
     max_new_tokens: int,
+    images: Sequence[Any] | None = None,
     chat: bool = False,
     careful: bool = False,
     confirm: bool = False,
@@ -130,7 +131,7 @@ def continued(
 ) -> Comparison:
     """Continue a prompt; the first method watches it being written, the others read it again.
 
-    None stands for the default of `generate`. careful, confirm: as `generate` takes them.
+    None stands for the default of `generate`. images, careful, confirm: as `generate` takes them.
     """
     from attnflow.api import explain_completion, generate
 
@@ -138,7 +139,7 @@ def continued(
         raise InputError("There is nothing to compare: give at least one method.")
     if careful:
         _check_alone(methods)
-    shared: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chat": chat}
+    shared: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chat": chat, "images": images}
     tell(progress, "writing", 0, max_new_tokens)
     pieces = count(1)
 
@@ -162,7 +163,7 @@ def continued(
     for method in methods[1:]:
         tell(progress, "default" if method is None else method.name, 0, 1)
         results.append(explain_completion(loaded.model, prompt, ids, method=method, **shared))
-    heads = _completion_heads(loaded, prompt, ids, chat, progress)
+    heads = None if images else _completion_heads(loaded, prompt, ids, chat, progress)
     return Comparison(tuple(results), heads=heads)
 
 

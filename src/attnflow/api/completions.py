@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from attnflow.api.documents import (
@@ -142,8 +143,9 @@ def generate(
     measured = measured_choice(method, careful)
     read_method = None if isinstance(measured, MeasuredChoice) else measured
     reader = _reader(model, tokenizer, read_method, baseline, sources, targets, contrast)
+    pictures = None
     if images is not None:
-        reader, prompt = _with_images(reader, prompt, images, processor, read_method)
+        reader, prompt, pictures = _with_images(reader, prompt, images, processor, read_method)
     from attnflow.generation.prompts import encode_prompts
     from attnflow.generation.request import check_room, checked_new_tokens
     from attnflow.generation.writer import Writer
@@ -172,6 +174,8 @@ def generate(
     if batch.several:
         return results
     first = batch.prompts()[0]
+    if pictures is not None:
+        return pictures(results[0])
     if collection:
         return mark_documents(
             results[0], collection, reader.tokenizer, reader.tokens(first.ids).texts
@@ -218,8 +222,9 @@ def explain_completion(
     measured = measured_choice(method, careful)
     read_method = None if isinstance(measured, MeasuredChoice) else measured
     reader = _reader(model, tokenizer, read_method, baseline, sources, targets, contrast)
+    pictures = None
     if images is not None:
-        reader, prompt = _with_images(reader, prompt, images, processor, read_method)
+        reader, prompt, pictures = _with_images(reader, prompt, images, processor, read_method)
     from attnflow.generation.prompts import encode_prompts
     from attnflow.generation.request import check_completion, check_room, completion_ids
 
@@ -237,6 +242,7 @@ def explain_completion(
     else:
         result = reader.read(encoded, ids, {"streamed": False})
         result = _confirmed(reader, result, encoded, ids, confirm)
+    result = result if pictures is None else pictures(result)
     return _with_messages(result, prompt, encoded, reader)
 
 
@@ -284,17 +290,24 @@ def _with_images(
     images: Sequence[Any],
     processor: Any,
     method: str | Method | None,
-) -> tuple[Reader, dict[str, Any]]:
-    """A question about images: prepared by the model's processor, explained by its own default."""
+) -> tuple[Reader, dict[str, Any], Callable[[Attribution], Attribution]]:
+    """A question about images: prepared by the model's processor, explained by its own default.
+
+    The third is what puts the pictures into a result.
+    """
     from attnflow.generation.request import IMAGE_METHOD
-    from attnflow.hosts.vision_language.prompts import image_prompt, processor_of
+    from attnflow.hosts.vision_language.pictures import with_pictures
+    from attnflow.hosts.vision_language.prompts import image_prompt, processor_of, read_photos
 
     if not isinstance(prompt, str):
         raise InputError("images= go with one prompt, a text.")
     own = processor_of(reader.model, processor)
     request = reader.request if method is not None else replace(reader.request, method=IMAGE_METHOD)
     reader = replace(reader, tokenizer=reader.tokenizer or own.tokenizer, request=request)
-    return reader, image_prompt(reader.model, prompt, images, own)
+    photos = read_photos(images)
+    inputs = image_prompt(reader.model, prompt, photos, own)
+    about = {"model": reader.model, "inputs": inputs, "processor": own, "photos": photos}
+    return reader, inputs, partial(with_pictures, **about)
 
 
 def _check_measured(

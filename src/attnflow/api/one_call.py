@@ -89,7 +89,7 @@ def explain(
 
     host, tokenizer = resolve_model(model, tokenizer)
     if images is not None:
-        from attnflow.hosts.vision_language.prompts import image_prompt, processor_of
+        from attnflow.hosts.vision_language.prompts import image_prompt, processor_of, read_photos
 
         if confirm or isinstance(measured, MeasuredChoice):
             raise InputError(
@@ -98,7 +98,8 @@ def explain(
             )
         processor = processor_of(host, processor)
         tokenizer = tokenizer or processor.tokenizer
-        text = image_prompt(host, text, images, processor)
+        photos = read_photos(images)
+        text = image_prompt(host, text, photos, processor)
     next_token = None
     if confirm or isinstance(measured, MeasuredChoice):
         next_token = _next_token(host, text, tokenizer, answer, targets)
@@ -126,6 +127,10 @@ def explain(
             contrast=contrast,
             progress=progress,
         )
+    if images is not None and isinstance(text, Mapping):
+        from attnflow.hosts.vision_language.pictures import with_pictures
+
+        result = with_pictures(result, host, text, processor, photos)
     if images is not None and measured is None:
         from attnflow.methods.rows import less_identity
 

@@ -45,7 +45,7 @@ from attnflow.cli.output import (
     write_graph,
     write_result,
 )
-from attnflow.cli.photos import PhotoOptions, explain_photos, names_photos
+from attnflow.cli.photos import PhotoOptions, explain_photos, names_photos, photo_path
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import AttributionWarning, InputError, SaturationWarning
 from attnflow.methods import Flow, Method
@@ -78,6 +78,10 @@ def explain(
         ),
     ] = None,
     file: FileOption = None,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option("--image", help="The photo to explain, instead of its path as TEXT."),
+    ] = None,
     model: ModelOption = None,
     method: MethodOption = None,
     targets: TargetsOption = None,
@@ -119,7 +123,8 @@ def explain(
     Without --method it uses the default of `attnflow.explain`: the method that agrees best with
     ablations on models of this kind.
     """
-    if text is not None and file is None and names_photos(text, model):
+    text = photo_path(text, file, images)
+    if text is not None and file is None and (images or names_photos(text, model)):
         others = {"--words": words, "--decoder-text": decoder_text, "--careful": careful}
         others |= {"--cut": cut, "--table": table, "--all-targets": all_targets}
         explain_photos(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -47,11 +47,13 @@ from attnflow.cli.output import (
 )
 from attnflow.errors import InputError
 from attnflow.show import terminal
+from attnflow.show.picture_text import answer_sentence, terminal_map
 from attnflow.show.sentences import TABLE_LEGENDS, reading_place, sources_sentence, unit_of
 from attnflow.tokens.common_words import common_tokens
 
 __all__ = ["generate", "say_if_preparing"]
 
+_MAPS = 4  # words of an answer about images whose maps the terminal shows
 _SENTENCES = 8  # words of a completion that get a sentence
 _ROW_LEGENDS = {
     **TABLE_LEGENDS,
@@ -173,6 +175,8 @@ def generate(
         stream=None if as_json else _Echo(console, prompt),
         generate_kwargs=None if temperature is None else {"temperature": temperature},
     )
+    for remark in result.provenance.get("image_remarks", ()):
+        typer.echo(f"attnflow: {remark}.", err=True)
     result = result.spans(spans) if spans else result
     if as_json:
         print_json(result.to_dict())
@@ -181,7 +185,7 @@ def generate(
         look = _Look(select, layers, top, words, hide_common, table)
         _show(result, console, look)
     if output is not None:
-        _write(result, output, select, images or ())
+        _write(result, output, select)
 
 
 def _prompt(
@@ -240,7 +244,9 @@ def _show(result: Attribution, console: Console, look: _Look) -> None:
     if look.select is not None:
         result = result.row(parse_target(look.select))
     one = _one_layer(result, look.layer)
-    for sentence in _sentences(one, look):
+    if one.sources.images:
+        _show_maps(one, console)
+    for sentence in [] if one.sources.images else _sentences(one, look):
         console.print(Text(sentence), soft_wrap=True)
     if result.confirmation is not None:
         print_how_sure(result.confirmation, console)
@@ -254,6 +260,17 @@ def _show(result: Attribution, console: Console, look: _Look) -> None:
     legend = _ROW_LEGENDS[unit_of(one)] if look.table else "--table shows the numbers."
     about = f"{result.title}, {reading_place(one)}. {legend}"
     console.print(Text(about, style="dim"), soft_wrap=True)
+
+
+def _show_maps(one: Attribution, console: Console) -> None:
+    """A sentence and a map of characters for each of the first words."""
+    for number in range(min(_MAPS, len(one.targets))):
+        word = one if len(one.targets) == 1 else one.row(one.targets.positions[number])
+        console.print(Text(answer_sentence(word)), soft_wrap=True)
+        console.print(terminal_map(word, console=console))
+    if len(one.targets) > _MAPS:
+        more = len(one.targets) - _MAPS
+        console.print(f"… and {more} more words; --output map.png shows them.")
 
 
 def _sentences(one: Attribution, look: _Look) -> list[str]:
@@ -305,19 +322,14 @@ def _check_spans(spans: Mapping[str, Span], prompt: str) -> None:
             )
 
 
-def _write(
-    result: Attribution, output: Path, select: str | None, images: Sequence[Path] = ()
-) -> None:
+def _write(result: Attribution, output: Path, select: str | None) -> None:
     if output.suffix not in PICTURES:
         write_result(result, output, figure=None, trace=None)
         return
     from attnflow.show import plots
 
-    if images:
-        from attnflow.hosts.vision_language.prompts import read_image
-
-        pictures = [read_image(image) for image in images]
-        write_figure(plots.image_words_figure(result, pictures), output)
+    if result.sources.images:
+        write_figure(plots.image_words_figure(result), output)
         return
     target = None if select is None else parse_target(select)
     write_figure(plots.completion_figure(result, target), output)

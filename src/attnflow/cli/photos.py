@@ -27,7 +27,7 @@ from attnflow.tokens.pictures import PICTURE_ENDINGS, names_picture
 if TYPE_CHECKING:
     from attnflow.hosts.load import Loaded
 
-__all__ = ["PhotoOptions", "explain_photos", "load_vision_model", "names_photos"]
+__all__ = ["PhotoOptions", "explain_photos", "load_vision_model", "names_photos", "photo_path"]
 
 FIGURES = ("overlay", "methods")
 _SIDE_BY_SIDE = (
@@ -50,11 +50,33 @@ class PhotoOptions:
     others: Mapping[str, object]
 
 
+def photo_path(text: str | None, file: Path | None, images: Sequence[Path] | None) -> str | None:
+    """TEXT, or the photo that --image names in its place."""
+    if not images:
+        return text
+    question = text or (f"the text of {file}" if file is not None else None)
+    if question is not None:
+        raise InputError(
+            "explain takes a text or a photo. A question about a photo is answered, and each word "
+            f"of the answer explained, by: attnflow generate --image {images[0]} {question!r}."
+        )
+    if len(images) > 1:
+        raise InputError(
+            f"explain takes one --image; got {len(images)}. Name a folder to explain every photo "
+            "in it."
+        )
+    return str(images[0])
+
+
 def names_photos(text: str | None, model: str | None) -> bool:
-    """Whether TEXT is the path of an image, or of a folder that holds some and a model is named."""
+    """Whether TEXT is the path of an image, or of a folder that holds some and a model is named.
+
+    With a model, what reads like the name of an image is one.
+    """
     if text is None:
         return False
-    if names_picture(text):
+    is_name = text.lower().endswith(PICTURE_ENDINGS) and not text.split()[1:]
+    if names_picture(text) or (model is not None and is_name):  # a file that is not there is told
         return True
     try:
         return (
@@ -68,8 +90,10 @@ def names_photos(text: str | None, model: str | None) -> bool:
 
 def explain_photos(place: str, model: str | None, options: PhotoOptions) -> None:
     """Explain one photo, or each photo of a folder; what cannot be read is said and passed over."""
-    path = Path(place)
+    path = Path(place).expanduser()
     _check(options, several=path.is_dir())
+    if not path.exists():
+        raise FileError(f"There is no image {place!r}: no file of this name is there.")
     loaded = load_vision_model(model, place)
     if not path.is_dir():
         with progress_bars("running the model") as bar:
@@ -104,9 +128,15 @@ def load_vision_model(model: str | None, place: str) -> Loaded:
     prepare_models()
     from attnflow.hosts.load import load_model
     from attnflow.hosts.registry import adapter_for
+    from attnflow.hosts.vision_language.towers import towers_of
 
     with progress_bars("loading the model"):
         loaded = load_model(model, needs_tokenizer=False)
+    if towers_of(loaded.model) is not None:
+        raise InputError(
+            f"--model {model!r} ({type(loaded.model).__name__}) answers questions about images: "
+            f'attnflow generate --model {model} --image {place} "what is in the image?".'
+        )
     if not adapter_for(loaded.model).reads_images(loaded.model):
         raise InputError(
             f"{place!r} is an image, and --model {model!r} ({type(loaded.model).__name__}) reads "

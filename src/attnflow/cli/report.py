@@ -10,6 +10,7 @@ import typer
 from attnflow import storage
 from attnflow.cli.options import (
     ChatOption,
+    ImagesOption,
     MaxNewTokensOption,
     MethodsOption,
     ModelOption,
@@ -41,6 +42,7 @@ def report(
         str | None,
         typer.Option(metavar="TEXT", help="Instead of TEXT: a prompt to continue and explain."),
     ] = None,
+    images: ImagesOption = None,
     model: ModelOption = None,
     method: MethodsOption = None,
     max_new_tokens: MaxNewTokensOption = 20,
@@ -52,15 +54,21 @@ def report(
     The page is one file, and it needs no network.
 
     Without --method a text is explained by rollout, raw attention and, up to 128 tokens, flow. A
-    prompt is explained by the default of `attnflow generate`.
+    prompt is explained by the default of `attnflow generate`. With --image a vision-language model
+    answers --prompt, and the page shows the image's map under each word.
     """
     _check_request(output, text, prompt)
+    if images and prompt is None:
+        raise InputError(
+            "--image goes with --prompt: the question that a vision-language model answers. A "
+            "photo alone is given as TEXT."
+        )
     methods = [parse_method(name) for name in method or []]
     prepare_models()
     if prompt is None:
         comparison = _explain(model, text or "", methods)
     else:
-        comparison = _continue(model, prompt, methods, max_new_tokens, chat)
+        comparison = _continue(model, prompt, methods, max_new_tokens, chat, images or None)
     storage.write_text(output, page(comparison.view(title=title)))
     tell_written(output)
 
@@ -90,7 +98,12 @@ def _explain(model: str | None, text: str, methods: list[Method]) -> Comparison:
 
 
 def _continue(
-    model: str | None, prompt: str, methods: list[Method], max_new_tokens: int, chat: bool
+    model: str | None,
+    prompt: str,
+    methods: list[Method],
+    max_new_tokens: int,
+    chat: bool,
+    images: list[Path] | None,
 ) -> Comparison:
     from attnflow.api.comparison import continued
     from attnflow.hosts.load import load_language_model
@@ -103,7 +116,8 @@ def _continue(
             prompt,
             methods or [None],
             max_new_tokens=max_new_tokens,
+            images=images,
             chat=chat,
-            confirm=True,
+            confirm=images is None,
             progress=tell,
         )

@@ -1,9 +1,9 @@
-"""The small vision-language model that ships with the package, trained on drawn scenes.
+"""The small vision-language model that ships with the package, for drawn scenes.
 
 It answers questions about two to four coloured shapes ("what colour is the circle?"). It is
 transformers' own LlavaForConditionalGeneration: a CLIP vision tower of three layers over 6 × 6
-patches, a projection, a Llama of two layers. ``scenes/README.md`` is its card, and
-``training/scenes.py`` trains it.
+patches and a projection, which are learned, and a Llama of two layers, which is written down.
+``scenes/README.md`` is its card, and ``training/scenes.py`` makes it.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from typing import Any
 __all__ = ["SCRIPTS", "STYLES", "VIEWER_FOLDER", "InteractiveView", "embedded_json", "page"]
 
 _COMMENT_LINE = re.compile(r"^ *//.*\n", re.MULTILINE)
+_INDENTATION = re.compile(r"^ +", re.MULTILINE)  # no text of the viewer runs over several lines
 VIEWER_FOLDER = Path(__file__).parent / "viewer"
 
 # In the order they need each other.
@@ -98,9 +99,9 @@ class InteractiveView:
 
 @cache
 def _contents(names: tuple[str, ...]) -> str:
-    """The files after each other; lines that are comments stay in the package."""
+    """The files after each other; comments of whole lines and indentation stay in the package."""
     texts = ((VIEWER_FOLDER / name).read_text(encoding="utf-8") for name in names)
-    return "\n".join(_COMMENT_LINE.sub("", text) for text in texts)
+    return "\n".join(_INDENTATION.sub("", _COMMENT_LINE.sub("", text)) for text in texts)
 
 
 def _hash(content: str) -> str:

@@ -12,7 +12,7 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.patch_maps import Contrast, PatchMap, contrast, patch_maps
 from attnflow.show.static_html import shade
 
-__all__ = ["picture_sentence", "terminal_map"]
+__all__ = ["answer_sentence", "picture_sentence", "terminal_map"]
 
 _ROWS = ("upper", "middle", "lower")
 _COLUMNS = ("left", "centre", "right")
@@ -45,6 +45,41 @@ def picture_sentence(result: Attribution, *, subject: str | None = None) -> str:
         f"“{name}” draws most on the {_place(int(row), int(column), sums[index].shape)} of "
         f"{picture}: {share:.0f} % of what falls on it."
     )
+
+
+def answer_sentence(result: Attribution, *, k: int = 3) -> str:
+    """What one word of an answer about images came from: each image as a whole, and words.
+
+    >>> from attnflow import Raw, Tokens
+    >>> from attnflow.tokens.patches import Grid, ImagePatches
+    >>> image = ImagePatches("image 1", Grid(3, 3, 0, 3, 3))
+    >>> sources = Tokens((*(f"patch {n}" for n in range(9)), "colour"), images=(image,))
+    >>> values = np.array([[[0.6, *[0.0] * 8, 0.4]]])
+    >>> answer_sentence(Attribution(values, (1,), Tokens(("red",)), sources, Raw()))
+    '“red” came from the image (60 %, most from its upper left) and “colour” (40 %).'
+    """
+    values = np.maximum(result.layer(-1).values[0, 0], 0.0)
+    name, total = result.targets.text[0], float(values.sum())
+    if total <= 0:
+        return f"“{name}” draws on nothing here."
+    parts: list[tuple[float, str]] = []
+    left = values.copy()
+    for image, one in zip(result.sources.images, patch_maps(result), strict=True):
+        place = slice(image.start, image.start + image.grid.length)
+        share, ninths = float(values[place].sum()) / total, _ninths(one.values)
+        row, column = np.unravel_index(int(ninths.argmax()), ninths.shape)
+        called = "the image" if len(result.sources.images) == 1 else image.name
+        where = _place(int(row), int(column), ninths.shape)
+        parts.append((share, f"{called} ({100 * share:.0f} %, most from its {where})"))
+        left[place] = 0.0
+    for index in np.argsort(-left, kind="stable")[:k].tolist():
+        share = float(left[index]) / total
+        parts.append((share, f"“{result.sources.text[index]}” ({100 * share:.0f} %)"))
+    phrases = [
+        text for share, text in sorted(parts, key=lambda part: -part[0])[:k] if share >= 0.005
+    ]
+    listing = phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} and {phrases[-1]}"
+    return f"“{name}” came from {listing}."
 
 
 def terminal_map(result: Attribution, *, console: Console) -> Text:

@@ -22,7 +22,9 @@
                  "by", "sentence", "verdict"}, where indices are those of each source's tokens on
                  the axis of sources,
      "graph":   {"layers", "length", "unit", "capacities"} or null,
-     "image":   {"picture", "rows", "columns", "prefix", "height", "width"} or null}
+     "image":   {"picture", "rows", "columns", "prefix", "height", "width"} or null,
+     "images":  the images among words, {"name", "start", "picture", "rows", ...} each: their
+                patches and class tokens are sources from `start` on}
 
 `values` has one entry for each layer, so that a reader can unpack one at a time; `packing` has the
 bytes, `view_reader` reads a document back into results, with all that a result holds.
@@ -104,6 +106,7 @@ def view(
         "results": [_result(result) for result in attributions],
         "graph": _graph(graph, first),
         "image": _image(first, image),
+        "images": _images(first),
     }
 
 
@@ -129,7 +132,8 @@ def _check(results: Sequence[Attribution]) -> None:
 def _title(result: Attribution) -> str:
     if result.sources.grid is not None:
         return str(result.provenance.get("image") or "An image")
-    words = Tokens(tuple(t for t in result.sources if not is_special(t)) or result.sources.texts)
+    texts = [result.sources[k] for k in _words_beside_images(result.sources)]
+    words = Tokens(tuple(t for t in texts if not is_special(t)) or result.sources.texts)
     text = " ".join("".join(words.surfaces()).split())
     return text if len(text) <= 80 else text[:79] + "…"
 
@@ -158,7 +162,7 @@ def _answer(result: Attribution) -> dict[str, Any] | None:
 
 
 def _passages(result: Attribution) -> list[dict[str, Any]]:
-    if len(result.sources) > _LONGEST_DIVIDED:
+    if len(result.sources) > _LONGEST_DIVIDED or result.sources.images:
         return []
     return [
         {
@@ -196,19 +200,31 @@ def _items(result: Attribution) -> list[dict[str, Any]]:
     sources, targets = result.sources, result.targets
     if sources.grid is not None:
         return _prefix_items(sources, targets)
-    places = _merged_places(sources, targets)
+    apart = sources.images and "completion" in result.provenance  # positions of another numbering
+    places = _one_after_other(sources, targets) if apart else _merged_places(sources, targets)
+    if sources.images:  # patches are looked at, not read
+        words = set(_words_beside_images(sources))
+        places = [(s, t) for s, t in places if s is None or s in words]
     texts = [sources[s] if s is not None else targets[t or 0] for s, t in places]
     surfaces = Tokens(tuple(texts)).surfaces()
     if (
         "source_tokens" in result.provenance
     ):  # whole words before pieces: each has spaces of its own
-        apart = sources.surfaces(), targets.surfaces()
-        surfaces = [apart[0][s] if s is not None else apart[1][t or 0] for s, t in places]
+        spelled = sources.surfaces(), targets.surfaces()
+        surfaces = [spelled[0][s] if s is not None else spelled[1][t or 0] for s, t in places]
     common = common_tokens(texts).tolist()
     return [
         {"text": surface, "source": source, "target": target, "common": skipped}
         for surface, (source, target), skipped in zip(surfaces, places, common, strict=True)
     ]
+
+
+def _words_beside_images(sources: Tokens) -> list[int]:
+    """The sources that stand in no image."""
+    inside = {
+        k for image in sources.images for k in range(image.start, image.start + image.grid.length)
+    }
+    return [k for k in range(len(sources)) if k not in inside]
 
 
 def _merged_places(sources: Tokens, targets: Tokens) -> list[tuple[int | None, int | None]]:
@@ -220,6 +236,10 @@ def _merged_places(sources: Tokens, targets: Tokens) -> list[tuple[int | None, i
     if agree and unique:
         every = sorted(source_at.keys() | target_at.keys())
         return [(source_at.get(p), target_at.get(p)) for p in every]
+    return _one_after_other(sources, targets)
+
+
+def _one_after_other(sources: Tokens, targets: Tokens) -> list[tuple[int | None, int | None]]:
     apart: list[tuple[int | None, int | None]] = [(k, None) for k in range(len(sources))]
     return [*apart, *((None, k) for k in range(len(targets)))]
 
@@ -338,3 +358,14 @@ def _image(result: Attribution, pixels: Any) -> dict[str, Any] | None:
     pictures = result.provenance.get("images") or (None,)
     picture = pictures[0] if pixels is None else picture_address(pixels)
     return {"picture": picture, **grid.to_dict()}
+
+
+def _images(result: Attribution) -> list[dict[str, Any]]:
+    """The images among words, each with its picture if the result carries one for each."""
+    images = result.sources.images
+    pictures = list(result.provenance.get("images") or ())
+    pictures = pictures if len(pictures) == len(images) else [None] * len(images)
+    return [
+        {"name": image.name, "start": image.start, "picture": picture, **image.grid.to_dict()}
+        for image, picture in zip(images, pictures, strict=True)
+    ]

@@ -83,9 +83,10 @@ def _result(document: Mapping[str, Any], index: int, axes: Mapping[str, Any]) ->
 
 
 def _pictures(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The picture behind results over patches, as results carry it."""
-    picture = (document.get("image") or {}).get("picture")
-    return {} if picture is None else {"images": [picture]}
+    """The pictures behind results over patches, as results carry them."""
+    records = [document["image"]] if document.get("image") else document.get("images") or []
+    pictures = [record.get("picture") for record in records]
+    return {"images": pictures} if pictures and None not in pictures else {}
 
 
 def _shape(document: Mapping[str, Any]) -> tuple[int, int]:

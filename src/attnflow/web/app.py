@@ -3,7 +3,7 @@
 GET    /                          the page
 GET    /assets/{name}             its scripts and styles
 GET    /api/models                what is offered, and the limits
-POST   /api/explain, /api/generate, /api/chat, /api/ask, /api/image
+POST   /api/explain, /api/generate, /api/chat, /api/ask, /api/image, /api/image-question
                                   a job: {"id", "state", ...}, or {"error": sentence}
 GET    /api/jobs/{id}             how far it is, what was written so far, the id of the result
 DELETE /api/jobs/{id}             stop it
@@ -30,7 +30,12 @@ from attnflow.methods import METHODS, Flow, Method, make_method
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
 from attnflow.show.view import View
 from attnflow.web.guard import Guard
-from attnflow.web.images import ImageRequest, explain_image
+from attnflow.web.images import (
+    ImageQuestionRequest,
+    ImageRequest,
+    answer_about_image,
+    explain_image,
+)
 from attnflow.web.jobs import Job, Jobs, QueueFullError
 from attnflow.web.models import OfferedModel
 from attnflow.web.requests import (
@@ -99,6 +104,19 @@ class Server:
         document = comparison.view(title=request.name)
         document["request"] = request.without_image()
         return self.results.add(StoredResult(comparison, document, generated=False))
+
+    def ask_about_image(self, body: bytes) -> Job:
+        """Check a question about an image and put it into the queue."""
+        request = read_request(body, ImageQuestionRequest, self.models, self.limits)
+        request.content()
+        return self.jobs.submit(lambda job: self._ask_about_image(request, job))
+
+    def _ask_about_image(self, request: ImageQuestionRequest, job: Job) -> str:
+        loaded = self._load(request.model, request.question, request.make_methods(), job)
+        comparison = answer_about_image(request, loaded, job.write, job.tell)
+        document = comparison.view(title=shorten_title(request.question.strip()))
+        document["request"] = request.without_image()
+        return self.results.add(StoredResult(comparison, document, generated=True))
 
     def _explain(self, request: ExplainRequest, job: Job) -> str:
         methods = request.make_methods()
@@ -292,6 +310,10 @@ def _add_jobs(app: FastAPI, server: Server) -> None:
     @app.post("/api/image")
     async def image(request: Request) -> Response:
         return _job_answer(server, server.explain_image(await request.body()), 202)
+
+    @app.post("/api/image-question")
+    async def image_question(request: Request) -> Response:
+        return _job_answer(server, server.ask_about_image(await request.body()), 202)
 
     @app.get("/api/jobs/{name}")
     async def job_by_name(name: str) -> Response:

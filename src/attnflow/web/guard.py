@@ -22,7 +22,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 # and `127.0.0.1:80@evil.com` the host 127.0.0.1. It refuses in plain text with 400, where this
 # server answers in JSON with 421. A pattern for the header is shorter than working round both.
 _LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
-_IMAGES = "/api/image"
+_IMAGES = ("/api/image", "/api/image-question")
 _ONCE = ("host", "origin", "content-type", "content-length")  # two of them may mean two things
 _HEADERS = {
     "content-security-policy": (
@@ -72,7 +72,7 @@ class Guard:
 
     def _largest(self, path: str) -> int:
         """How many bytes may be sent: an image has more than a text."""
-        return self._limits.image_bytes if path == _IMAGES else self._limits.body_bytes
+        return self._limits.image_bytes if path in _IMAGES else self._limits.body_bytes
 
     async def _body(
         self, method: str, headers: dict[str, str], receive: Receive, most: int

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from attnflow.api.comparison import Comparison, compare
+from attnflow.api.comparison import Comparison, compare, continued
 from attnflow.errors import InputError
 from attnflow.errors.progress import ProgressCallback
 from attnflow.methods import METHODS, Method, make_method
-from attnflow.web.requests import BaseRequest, offer_of
+from attnflow.web.requests import DEFAULT, GENERATION_METHODS, BaseRequest, offer_of
 
-__all__ = ["ImageRequest", "explain_image"]
+__all__ = ["ImageQuestionRequest", "ImageRequest", "answer_about_image", "explain_image"]
 
 _LONGEST_NAME = 120
 
 
-class ImageRequest(BaseRequest):
-    """Say what is in an image and which of its parts that came from.
-
-    image: the bytes of a file in base64, with or without a `data:` address before them.
-    """
-
-    task = "image"
-    ability = "sees"
-    purpose = "look at an image"
-    method_names = METHODS
+class _WithImage(BaseRequest):
+    """A request that holds the bytes of a file in base64, with or without a `data:` address."""
 
     image: str = ""
     name: str = "image"
-    methods: list[Any] = Field(default_factory=list)
 
     @field_validator("image")
     @classmethod
@@ -49,10 +41,6 @@ class ImageRequest(BaseRequest):
     def _name_is_short(cls, name: str) -> str:
         return name[:_LONGEST_NAME] or "image"
 
-    def make_methods(self) -> tuple[Method, ...]:
-        """The methods, in the order they were sent."""
-        return tuple(make_method(name) for name in self.methods)
-
     def content(self) -> bytes:
         """The bytes of the file."""
         try:
@@ -63,6 +51,57 @@ class ImageRequest(BaseRequest):
     def without_image(self) -> dict[str, Any]:
         """What a stored result says it was asked; the picture is in the result, reduced."""
         return {"task": self.task, **self.model_dump(exclude={"image"})}
+
+
+class ImageRequest(_WithImage):
+    """Say what is in an image and which of its parts that came from."""
+
+    task = "image"
+    ability = "sees"
+    purpose = "look at an image"
+    method_names = METHODS
+
+    methods: list[Any] = Field(default_factory=list)
+
+    def make_methods(self) -> tuple[Method, ...]:
+        """The methods, in the order they were sent."""
+        return tuple(make_method(name) for name in self.methods)
+
+
+class ImageQuestionRequest(_WithImage):
+    """Answer a question about an image and say which of its parts each word came from."""
+
+    task = "image-question"
+    ability = "answers"
+    purpose = "answer a question about an image"
+    method_names = GENERATION_METHODS
+
+    question: str = ""
+    methods: list[Any] = Field(default_factory=lambda: [DEFAULT])
+    tokens: int = 20
+
+    def make_methods(self) -> tuple[Method | None, ...]:
+        """The methods, in the order they were sent; None is the default with images."""
+        names = self.methods or [DEFAULT]
+        return tuple(None if name == DEFAULT else make_method(name) for name in names)
+
+
+def answer_about_image(
+    request: ImageQuestionRequest,
+    loaded: Any,
+    write: Callable[[str], None],
+    progress: ProgressCallback | None,
+) -> Comparison:
+    """The answer, every word of it explained by every method."""
+    return continued(
+        loaded,
+        request.question,
+        request.make_methods(),
+        images=[request.content()],
+        max_new_tokens=request.tokens,
+        stream=write,
+        progress=progress,
+    )
 
 
 def explain_image(

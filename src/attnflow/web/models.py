@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OfferedModel", "embedded_models", "named_models"]
 
+_SCENE = 3_000_007  # the drawing that visitors may try: of those that nothing was chosen by
+
 
 @dataclass(frozen=True)
 class OfferedModel:
@@ -31,7 +33,11 @@ class OfferedModel:
     load: Callable[[], Loaded] = field(repr=False)
     chats: bool = False
     sees: bool = False
+    answers: bool = False
+    """Whether it answers questions about an image."""
     examples: tuple[str, ...] = ()
+    picture: str | None = None
+    """An image to try, as a `data:` address."""
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -47,6 +53,8 @@ class OfferedModel:
             "generates": self.generates,
             "chats": self.chats,
             "sees": self.sees,
+            "answers": self.answers,
+            "picture": self.picture,
             "examples": list(self.examples),
         }
 
@@ -86,7 +94,27 @@ def embedded_models() -> list[OfferedModel]:
                 ),
             )
         )
+    if all(importlib.util.find_spec(name) is not None for name in ("transformers", "PIL")):
+        models.append(_scenes())
     return models
+
+
+def _scenes() -> OfferedModel:
+    from attnflow.hosts.load import load_model
+    from attnflow.models.drawn_scenes import random_scene
+    from attnflow.show.png import picture_address
+
+    scene = random_scene(seed=_SCENE)
+    return OfferedModel(
+        name="scenes",
+        about="Answers questions about drawings of coloured shapes.",
+        explains=False,
+        generates=False,
+        answers=True,
+        load=lambda: load_model("scenes"),
+        examples=tuple(question.text for question in scene.questions[:1] + scene.questions[-2:]),
+        picture=picture_address(scene.image()),
+    )
 
 
 def named_models(names: Sequence[str]) -> list[OfferedModel]:
@@ -98,6 +126,7 @@ def named_models(names: Sequence[str]) -> list[OfferedModel]:
 
 def _offered(name: str, loaded: Loaded) -> OfferedModel:
     from attnflow.hosts.registry import adapter_for
+    from attnflow.hosts.vision_language.towers import towers_of
 
     model = loaded.model
     sees = loaded.tokenizer is None and adapter_for(model).reads_images(model)
@@ -109,6 +138,7 @@ def _offered(name: str, loaded: Loaded) -> OfferedModel:
     if sees:
         adapter_for(model).image_processor(model)  # a missing one is told before the first visit
     generates = bool(getattr(model, "can_generate", lambda: False)())
+    answers = generates and not sees and towers_of(model) is not None
     return OfferedModel(
         name=Path(name).name if Path(name).is_dir() else name,  # not where it lies
         about=f"{type(model).__name__}, named when this server was started.",
@@ -116,5 +146,6 @@ def _offered(name: str, loaded: Loaded) -> OfferedModel:
         generates=generates,
         chats=generates and bool(getattr(loaded.tokenizer, "chat_template", None)),
         sees=sees,
+        answers=answers,
         load=lambda: loaded,
     )

@@ -86,6 +86,8 @@ def _draw(result: Any, position: int, generated: bool) -> bytes:
     figure: Any
     if result.sources.grid is not None and result.provenance.get("images"):
         figure = plots.image_overlay(result, target=position).get_figure(root=True)
+    elif result.sources.images:
+        figure = plots.image_words_figure(result)
     elif generated:
         figure = plots.completion_figure(result, position)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -56,7 +56,8 @@ class PatchAblation:
     """One image and the answer to it; `probabilities` runs it again with patches hidden.
 
     by: what takes a patch's place: the image's "mean" colour, the image much "blur"red, or "zero",
-    the middle of the range the model was trained on. Each set of patches is run once.
+    the middle of the range the model was trained on. Each set of patches is run once. beside: what
+    the model takes beside the pixels, such as a question; tokenizer: what names its answers.
 
     >>> from attnflow.testing import tiny_vision_model
     >>> model, _ = tiny_vision_model()
@@ -73,11 +74,14 @@ class PatchAblation:
         *,
         by: Hiding = "mean",
         batch_size: int = 32,
+        beside: Mapping[str, Tensor] | None = None,
+        tokenizer: Any = None,
     ) -> None:
         check_named("by", by, get_args(Hiding))
         self.model, self.adapter, self.grid = model, adapter_for(model), grid
-        self.batch_size = batch_size
-        batch = self.adapter.wrap(model, {"pixel_values": pixels})
+        self.batch_size, self.tokenizer = batch_size, tokenizer
+        self.beside = dict(beside or {})
+        batch = self.adapter.wrap(model, {**self.beside, "pixel_values": pixels})
         self.pixels = batch.inputs["pixel_values"]
         self.filling = _filling(self.pixels, grid, by)
         self._known: dict[Patches, float] = {}
@@ -122,10 +126,13 @@ class PatchAblation:
         return torch.where(_at_pixels(mask, self.grid, self.pixels), self.filling, self.pixels)
 
     def _scores(self, pixels: Tensor) -> list[Scores]:
-        batch = self.adapter.wrap(self.model, {"pixel_values": pixels})
+        same = {
+            name: value.expand(len(pixels), *value.shape[1:]) for name, value in self.beside.items()
+        }
+        batch = self.adapter.wrap(self.model, {**same, "pixel_values": pixels})
         with at_rest(self.model), torch.no_grad():
             outputs: Any = self.adapter.forward(self.model, batch.inputs)
-        scores = self.adapter.scores(self.model, None, outputs, batch)
+        scores = self.adapter.scores(self.model, self.tokenizer, outputs, batch)
         answers = [each for each in scores if each is not None]
         if len(answers) < batch.size:
             raise ModelError(

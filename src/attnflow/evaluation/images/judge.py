@@ -20,12 +20,13 @@ from attnflow.errors import (
     optional_import,
 )
 from attnflow.evaluation.images.ablation import Hiding, PatchAblation
-from attnflow.evaluation.images.examples import Box, ImageExample
+from attnflow.evaluation.images.examples import ImageExample
 from attnflow.evaluation.records import RANDOM, Record
 from attnflow.hosts.capture import capture
-from attnflow.hosts.images import Photo, prepare_images, read_photo
+from attnflow.hosts.images import Photo, PreparedImage, prepare_images, read_photo
 from attnflow.methods import Method, quiet_about_limits
 from attnflow.methods.rows import pooled_row
+from attnflow.methods.towers import image_sources
 from attnflow.tokens import Grid
 from attnflow.trace import AttentionTrace
 
@@ -53,7 +54,7 @@ class ImageJudge:
         reasons: dict[str, str] = {}
         for name, method in methods.items():
             try:
-                self._map(method, self._capture(read_photo(example.image), [method]))
+                self._map(method, self._capture(example, read_photo(example.image), [method]))
             except _CANNOT as error:
                 reasons[name] = str(error)
         if len(reasons) == len(methods):
@@ -65,8 +66,8 @@ class ImageJudge:
         """Everything that is measured of one image, or why it cannot be used."""
         try:
             photo = read_photo(example.image)
-            prepared = prepare_images(self.model, [photo], self.processor)[0]
-            trace = self._capture(photo, list(methods.values()))
+            inputs = self._prepare(example, photo).inputs
+            trace = self._capture(example, photo, list(methods.values()))
         except AttnflowError as error:
             return Record(number=number, left_out=str(error))
         maps: dict[str, Floats] = {}
@@ -78,12 +79,14 @@ class ImageJudge:
         grid = grids_of(trace.tokens)[0]
         ablation = PatchAblation(
             self.model,
-            prepared.inputs["pixel_values"],
+            inputs["pixel_values"],
             grid,
             by=self.by,
             batch_size=self.batch_size,
+            beside={name: value for name, value in inputs.items() if name != "pixel_values"},
+            tokenizer=self.tokenizer,
         )
-        cover = None if example.box is None else self._cover(photo, example.box, grid)
+        cover = None if example.box is None else self._cover(example, photo, grid)
         maps |= {LEAVE_ONE_OUT: ablation.leave_one_out(), CENTRE: centre_map(grid)}
         scores = {name: _scores(ablation, values, cover) for name, values in maps.items()}
         scores[RANDOM] = self._by_chance(number, ablation, cover)
@@ -96,8 +99,20 @@ class ImageJudge:
             seconds=seconds,
         )
 
-    def _capture(self, photo: Photo, methods: list[Method]) -> AttentionTrace:
-        trace = capture(self.model, photo.image, processor=self.processor, methods=methods)
+    @property
+    def tokenizer(self) -> Any:
+        """What names the model's answers; a classifier names its own."""
+        return None
+
+    def _prepare(self, example: ImageExample, photo: Photo) -> PreparedImage:
+        """What the model takes of the image, and the picture that it sees."""
+        return prepare_images(self.model, [photo], self.processor)[0]
+
+    def _capture(
+        self, example: ImageExample, photo: Photo, methods: list[Method]
+    ) -> AttentionTrace:
+        inputs = self._prepare(example, photo).inputs
+        trace = capture(self.model, inputs, tokenizer=self.tokenizer, methods=methods)
         if trace.prediction is None:
             raise ModelError("The model gives no answer, so there is no position to explain.")
         return trace
@@ -109,7 +124,12 @@ class ImageJudge:
             if trace.prediction.pooled:
                 result = pooled_row(method(trace, layers=-1))
             else:
-                result = method(trace, targets=[trace.prediction.position], layers=-1)
+                result = method(
+                    trace,
+                    targets=[trace.prediction.position],
+                    layers=-1,
+                    sources=image_sources(trace),
+                )
         return patch_maps(result)[0].values
 
     def _by_chance(
@@ -121,7 +141,9 @@ class ImageJudge:
         draws = [_scores(ablation, rng.random(shape), cover) for _ in range(RANDOM_ORDERS)]
         return {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
 
-    def _cover(self, photo: Photo, box: Box, grid: Grid) -> tuple[Floats, NDArray[np.bool_]] | None:
+    def _cover(
+        self, example: ImageExample, photo: Photo, grid: Grid
+    ) -> tuple[Floats, NDArray[np.bool_]] | None:
         """How much of each patch the box covers, and whether a patch's centre lies in it.
 
         The box goes the way of the photo: as a white rectangle through the same processor, so that
@@ -129,9 +151,9 @@ class ImageJudge:
         """
         images = optional_import("PIL.Image", extra="images", purpose="Evaluating on images")
         drawing = images.new("RGB", photo.image.size)
-        left, top, right, bottom = (round(side) for side in box)
+        left, top, right, bottom = (round(side) for side in example.box or ())
         drawing.paste((255, 255, 255), (left, top, right, bottom))
-        picture = prepare_images(self.model, [Photo(drawing, "box")], self.processor)[0].picture
+        picture = self._prepare(example, Photo(drawing, "box")).picture
         inside = picture[..., 0].astype(np.float64) / 255
         down, across = grid.height // grid.rows, grid.width // grid.columns
         cut = inside[: grid.rows * down, : grid.columns * across]

@@ -20,6 +20,7 @@ from attnflow.evaluation.fingerprint import digest_of, digest_of_weights
 from attnflow.evaluation.images.ablation import STEPS, Hiding
 from attnflow.evaluation.images.examples import ImageExample
 from attnflow.evaluation.images.judge import CENTRE, LEAVE_ONE_OUT, RANDOM_ORDERS, ImageJudge
+from attnflow.evaluation.images.questions import QUESTION_METHODS, QuestionJudge
 from attnflow.evaluation.images.results import ImageEvaluation
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.records import RANDOM, Record
@@ -27,6 +28,8 @@ from attnflow.evaluation.run import by_label
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_model
 from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.vision_language.prompts import processor_of
+from attnflow.hosts.vision_language.towers import towers_of
 from attnflow.methods import Method
 
 __all__ = ["IMAGE_METHODS", "evaluate_images"]
@@ -53,7 +56,10 @@ def evaluate_images(
     resume: str | os.PathLike[str] | None = None,
     progress: ProgressCallback | None = None,
 ) -> ImageEvaluation:
-    """Which map agrees with what this vision model uses on these images?
+    """Which map agrees with what this model uses on these images?
+
+    A vision model says what is in each; a vision-language model answers each image's question, and
+    its answer's first word is explained.
 
     model: a name, a folder, or a loaded model; then its `processor` too, if it was not loaded from
         a folder that holds one.
@@ -74,22 +80,14 @@ def evaluate_images(
     ('rollout', '(leave one patch out)', 'centre', 'random')
     """
     host = model if isinstance(model, nn.Module) else load_model(model, needs_tokenizer=False).model
-    adapter = adapter_for(host)
-    if not adapter.reads_images(host):
-        raise InputError(f"{type(host).__name__} reads no images; evaluate_methods is for texts.")
     examples = [e if isinstance(e, ImageExample) else ImageExample(e) for e in images]
     if not examples:
         raise InputError("There are no images to evaluate on.")
     order = _order(len(examples), checked_seed(seed), skip, samples)
     examples = [examples[k] for k in order]
-    judge = ImageJudge(
-        model=host,
-        processor=adapter.image_processor(host) if processor is None else processor,
-        by=by,
-        seed=seed,
-        batch_size=batch_size,
-    )
-    labelled = by_label(IMAGE_METHODS if methods is None else list(methods))
+    judge = _judge(host, processor, by=by, seed=seed, batch_size=batch_size)
+    usual = QUESTION_METHODS if isinstance(judge, QuestionJudge) else IMAGE_METHODS
+    labelled = by_label(usual if methods is None else list(methods))
     settings = _settings(judge, labelled, examples, progress)
     records, refused = _run(judge, labelled, examples, settings, resume, progress)
     rows = (*(n for n in labelled if n not in refused), LEAVE_ONE_OUT, CENTRE, RANDOM)
@@ -101,6 +99,18 @@ def evaluate_images(
         refused=refused,
         settings=settings,
     )
+
+
+def _judge(host: nn.Module, processor: Any, **options: Any) -> ImageJudge:
+    """Of a model that says what is in an image, or of one that answers questions about it."""
+    adapter = adapter_for(host)
+    if towers_of(host) is not None:
+        own = processor_of(host, processor)
+        return QuestionJudge(model=host, processor=own, **options)
+    if not adapter.reads_images(host):
+        raise InputError(f"{type(host).__name__} reads no images; evaluate_methods is for texts.")
+    own = adapter.image_processor(host) if processor is None else processor
+    return ImageJudge(model=host, processor=own, **options)
 
 
 def _order(count: int, seed: int, skip: int, samples: int | None) -> list[int]:

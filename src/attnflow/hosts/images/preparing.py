@@ -27,6 +27,7 @@ __all__ = ["PreparedImage", "image_of", "picture_of", "prepare_images", "reduced
 
 _LONGEST_SIDE = 448  # pixels of the picture that a result carries for its readers
 _QUALITY = 88
+_TINY = 160  # pixels of the longer side
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,9 @@ def reduced_address(picture: NDArray[np.uint8]) -> str:
     small = images.fromarray(picture)
     small.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
     out = io.BytesIO()
-    small.save(out, format="JPEG", quality=_QUALITY)
+    # a picture of few pixels is enlarged for its readers: it may not lose any
+    tiny = max(small.size) <= _TINY
+    small.save(out, format="JPEG", quality=96 if tiny else _QUALITY, subsampling=0 if tiny else 2)
     return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode("ascii")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from attnflow.errors import InputError, ModelError, TokensError, optional_import, shorten
+from attnflow.errors import InputError, ModelError, TokensError, shorten
+from attnflow.hosts.images.reading import Photo, read_photo
 from attnflow.hosts.texts import checked_text
 from attnflow.hosts.vision_language.towers import PIXELS, towers_of
 
-__all__ = ["after_prompt", "has_images", "image_prompt", "processor_of", "read_image"]
+__all__ = ["after_prompt", "has_images", "image_prompt", "processor_of", "read_photos"]
 
 
 def image_prompt(
@@ -33,16 +33,21 @@ def image_prompt(
             "model. A vision model is explained by its image alone."
         )
     question = checked_text(text)
-    if isinstance(images, (str, bytes, os.PathLike, Mapping)) or not isinstance(images, Sequence):
-        raise InputError(f"images is a list of images; got {shorten(images)}.")
-    if not images:
-        raise InputError("images is empty: a question about images needs at least one.")
+    pictures = [photo.image for photo in read_photos(images)]
     own = processor_of(model, processor)
-    pictures = [read_image(image) for image in images]
     encoded = own(
         text=[_with_places(own, question, len(pictures))], images=pictures, return_tensors="pt"
     )
     return {name: value for name, value in encoded.items() if isinstance(value, Tensor)}
+
+
+def read_photos(images: Sequence[Any]) -> list[Photo]:
+    """The images of a prompt, each the right way up and in colour."""
+    if isinstance(images, (str, bytes, os.PathLike, Mapping)) or not isinstance(images, Sequence):
+        raise InputError(f"images is a list of images; got {shorten(images)}.")
+    if not images:
+        raise InputError("images is empty: a question about images needs at least one.")
+    return [read_photo(image) for image in images]
 
 
 def processor_of(model: nn.Module, processor: Any = None) -> Any:
@@ -70,21 +75,6 @@ def processor_of(model: nn.Module, processor: Any = None) -> Any:
             f"The processor of {shorten(name)} could not be loaded ({type(error).__name__}: "
             f"{str(error).splitlines()[0][:300] if str(error) else ''}). Pass processor=..."
         ) from error
-
-
-def read_image(image: Any) -> Any:
-    """A path as a PIL image in colour; a PIL image in colour; anything else as it is."""
-    if isinstance(image, (str, os.PathLike)):
-        module = optional_import("PIL.Image", extra="images", purpose="Reading an image")
-        path = Path(image)
-        try:
-            with module.open(path) as opened:
-                return opened.convert("RGB")
-        except FileNotFoundError as error:
-            raise InputError(f"There is no image {shorten(str(path))}.") from error
-        except OSError as error:
-            raise InputError(f"{shorten(str(path))} cannot be read as an image.") from error
-    return image.convert("RGB") if hasattr(image, "convert") else image
 
 
 def _with_places(processor: Any, question: str, count: int) -> str:

@@ -19,9 +19,10 @@ from attnflow.hosts.vision_language.connector import Connector, PixelMap
 from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, ImagePatches, patch_names
 
-__all__ = ["View", "name_views", "views_of"]
+__all__ = ["VIDEO", "View", "name_views", "patch_grids", "reading_order", "views_of"]
 
-_GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
+VIDEO = "pixel_values_videos"
+_GRIDS = {"pixel_values": "image_grid_thw", VIDEO: "video_grid_thw"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,35 +91,57 @@ def _reading_order(tile: NDArray[np.intp]) -> tuple[list[int], int, int, tuple[i
 
 def _cut_patches(model: Any, pixels: PixelMap, inputs: Mapping[str, Tensor]) -> list[View]:
     """Patches that the processor has cut: block by block of those that are merged later."""
-    vision = model.config.vision_config
-    side, merge = int(vision.patch_size), int(getattr(vision, "spatial_merge_size", 1))
-    views, start = [], 0
-    for number, (steps, rows, columns) in enumerate(inputs[_GRIDS[pixels.name]].tolist()):
-        count = steps * rows * columns
-        numbers = pixels.positions[start : start + count]
-        blocks = numbers.reshape(steps, rows // merge, columns // merge, merge, merge)
-        lines = blocks.transpose(0, 1, 3, 2, 4).reshape(steps, rows * columns)
-        for step in lines:
-            grid = Grid(rows, columns, 0, rows * side, columns * side)
-            views.append(View("", grid, tuple(step.tolist()), (pixels.name, number)))
-        start += count
+    side = int(model.config.vision_config.patch_size)
+    views = []
+    for number, (grid, numbers) in enumerate(patch_grids(model, pixels.name, inputs)):
+        for step in reading_order(pixels.positions[numbers], grid, model):
+            _, rows, columns = grid
+            patches = Grid(rows, columns, 0, rows * side, columns * side)
+            views.append(View("", patches, tuple(step.tolist()), (pixels.name, number)))
     return views
 
 
+def patch_grids(
+    model: Any, name: str, inputs: Mapping[str, Tensor]
+) -> list[tuple[tuple[int, int, int], NDArray[np.intp]]]:
+    """(steps, rows, columns) of each image or video, and the numbers of its patches."""
+    grids, start = [], 0
+    for steps, rows, columns in inputs[_GRIDS[name]].tolist():
+        count = steps * rows * columns
+        grids.append(((steps, rows, columns), np.arange(start, start + count)))
+        start += count
+    return grids
+
+
+def reading_order(
+    numbers: NDArray[np.intp], grid: tuple[int, int, int], model: Any
+) -> NDArray[np.intp]:
+    """(steps, rows × columns): numbers that stand block by block, row by row instead."""
+    steps, rows, columns = grid
+    merge = int(getattr(model.config.vision_config, "spatial_merge_size", 1))
+    blocks = numbers.reshape(steps, rows // merge, columns // merge, merge, merge)
+    return blocks.transpose(0, 1, 3, 2, 4).reshape(steps, rows * columns)
+
+
 def _numbered(views: Sequence[View], connector: Connector) -> list[View]:
-    """Views of one source that feed neighbouring image tokens are parts of one image."""
+    """Views of one source that feed neighbouring image tokens are parts of one image, or the
+    frames of one video.
+    """
     runs = np.cumsum(np.diff(np.array(connector.places), prepend=connector.places[0]) > 1)
-    images: list[tuple[int, tuple[str, int]]] = []
+    sources: list[tuple[int, tuple[str, int]]] = []
     for view in views:
         fed = np.flatnonzero(connector.matrix[:, list(view.positions)].any(axis=1))
-        images.append((int(runs[fed[0]]) if len(fed) else -1, view.source))
-    order = {image: k + 1 for k, image in enumerate(dict.fromkeys(images))}
-    by_image = []
-    for k, (view, image) in enumerate(zip(views, images, strict=True)):
-        part = images[: k + 1].count(image)
-        name = f"image {order[image]}" + (f" part {part}" if images.count(image) > 1 else "")
-        by_image.append(replace(view, name=name))
-    return by_image
+        run = int(runs[fed[0]]) if len(fed) and view.source[0] != VIDEO else -1
+        sources.append((run, view.source))
+    distinct = list(dict.fromkeys(sources))
+    numbered = []
+    for k, (view, source) in enumerate(zip(views, sources, strict=True)):
+        moving = view.source[0] == VIDEO
+        same = [one for one in distinct if (one[1][0] == VIDEO) == moving]
+        name = f"{'video' if moving else 'image'} {same.index(source) + 1}"
+        part = f" {'frame' if moving else 'part'} {sources[: k + 1].count(source)}"
+        numbered.append(replace(view, name=name + (part if sources.count(source) > 1 else "")))
+    return numbered
 
 
 def name_views(views: Sequence[View]) -> Tokens:

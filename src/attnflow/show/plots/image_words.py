@@ -12,6 +12,7 @@ from attnflow.attribution import Attribution
 from attnflow.errors import InputError
 from attnflow.errors.percent import percent
 from attnflow.show.plots.canvas import BLUE, SMALL, VERMILLION, bare, label, plain, pyplot
+from attnflow.show.plots.overlay import carried_pictures
 from attnflow.tokens.patches import ImagePatches
 
 if TYPE_CHECKING:
@@ -23,13 +24,14 @@ __all__ = ["image_words_figure"]
 _MOST_ROWS, _MOST_IMAGES, _MOST_WORDS = 8, 4, 8
 _SCALE = 99.0  # percentile of the patches that is drawn in full; a few strong ones hide no others
 _COVER = 0.78
+_LEAST_AXIS = 0.1  # the share that the axis of words reaches at least
 
 
 def image_words_figure(result: Attribution, pictures: Sequence[Any] = ()) -> Figure:
     """A row for each word of the answer: its map over each image, and its words of the prompt.
 
-    pictures: the images as they were shown to the model, for a result over as many images; without
-    them, or where the processor cut them into tiles, the maps are drawn alone.
+    pictures: other images than those that the result carries, one for each image among its sources;
+    where there are none, the maps are drawn alone.
 
     >>> from attnflow import Raw, Tokens
     >>> from attnflow.tokens.patches import Grid, ImagePatches
@@ -53,12 +55,12 @@ def image_words_figure(result: Attribution, pictures: Sequence[Any] = ()) -> Fig
         width_ratios=[*[1.0] * len(images), 0.9],
         layout="constrained",
     )
-    underlays = list(pictures) if len(pictures) == len(result.sources.images) else []
+    underlays = [np.asarray(one) for one in pictures] or carried_pictures(result)
+    underlays = underlays if len(underlays) == len(result.sources.images) else []
     for row in range(rows):
         values = one.values[0, row]
         for k, image in enumerate(images):
-            picture = np.asarray(underlays[k]) if underlays else None
-            _draw_map(grid[row, k], values, image, picture)
+            _draw_map(grid[row, k], values, image, underlays[k] if underlays else None)
             if k == 0:
                 grid[row, k].set_ylabel(label(one.targets[row]), fontsize=11, **plain())
             if row == 0 and len(images) > 1:
@@ -104,7 +106,8 @@ def _draw_words(axes: Axes, one: Attribution, row: int) -> None:
     axes.tick_params(axis="x", labelsize=SMALL - 1)
     share = float(values[on_images].sum()) / total
     axes.set_title(f"{percent(share)} on the image, the rest:", fontsize=SMALL)
-    axes.set_xlim(left=0)
+    # what all words together hardly hold is not drawn large
+    axes.set_xlim(0, max(_LEAST_AXIS, 1.05 * float(values[strongest].max(initial=0.0)) / total))
     bare(axes)
 
 

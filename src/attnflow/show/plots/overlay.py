@@ -168,8 +168,24 @@ def _picture(result: Attribution, index: int, grid: Grid) -> NDArray[np.uint8]:
             "This result carries no picture; pass the one the model saw: image=pixels, an array "
             f"of {grid.height} × {grid.width}."
         )
+    return _decoded(pictures[index], grid)
+
+
+def carried_pictures(result: Attribution) -> list[NDArray[np.uint8]]:
+    """The pictures that a result carries, each at the size the model saw; [] if it has none.
+
+    >>> from attnflow import Raw, Tokens
+    >>> word = Tokens(("key",))
+    >>> carried_pictures(Attribution(np.ones((1, 1, 1)), (1,), word, word, Raw()))
+    []
+    """
+    pictures, grids = result.provenance.get("images") or (), grids_of(result.sources)
+    return [_decoded(one, grid) for one, grid in zip(pictures, grids, strict=False)]
+
+
+def _decoded(address: str, grid: Grid) -> NDArray[np.uint8]:
     images = optional_import("PIL.Image", extra="images", purpose="Showing the image")
-    content = base64.b64decode(str(pictures[index]).partition(",")[2])
+    content = base64.b64decode(str(address).partition(",")[2])
     picture = images.open(io.BytesIO(content)).convert("RGB")
     return np.asarray(picture.resize((grid.width, grid.height)))
 

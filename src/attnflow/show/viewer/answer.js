@@ -8,8 +8,9 @@
   let counter = 0;
 
   class AnswerPanel {
-    // texts: of the generated tokens; statements: lists of their numbers
-    constructor(texts, statements, { onPick, onHover, onUnit }) {
+    // texts: of the generated tokens; statements: lists of their numbers; mapsOf: what stands under
+    // a word, where the answer is about images
+    constructor(texts, statements, { onPick, onHover, onUnit, mapsOf = null }) {
       this.texts = texts;
       this.statements = statements.length ? statements : [texts.map((_, k) => k)];
       this.words = wordsOf(texts);
@@ -24,7 +25,10 @@
         "aria-label": "The answer. Arrow keys walk through it; u changes between word, sentence and whole answer.",
       });
       this.gaps = this.elements.map((_, k) => (k && this.spaced(k) ? make("span", { class: "af-gap" }, " ") : null));
-      this.body.append(...this.elements.flatMap((element, k) => (this.gaps[k] ? [this.gaps[k], element] : [element])));
+      if (mapsOf) this.body.classList.add("af-with-maps");
+      this.maps = mapsOf ? this.words.map((word, k) => mapsOf(this.elements[k].textContent, word)) : [];
+      const shown = this.elements.map((element, k) => (mapsOf ? make("span", { class: "af-mapped", "data-word": k }, element, this.maps[k].root) : element));
+      this.body.append(...shown.flatMap((element, k) => (this.gaps[k] && !mapsOf ? [this.gaps[k], element] : [element])));
       this.buttons = Object.entries(UNITS).map(([unit, name]) =>
         make("button", { type: "button", class: "af-unit", "data-unit": unit, onclick: () => onUnit(unit) }, name),
       );

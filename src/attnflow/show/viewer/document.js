@@ -137,6 +137,7 @@
       ...record,
       answer: record.answer ?? null,
       passages: record.passages ?? [],
+      images: imagesOf(record),
       heads: record.heads && { ...record.heads, weights: record.heads.weights.map(bytes) },
       results: record.results.map((result) => new Result(result, targets, sources)),
       graph: record.graph && {
@@ -144,6 +145,12 @@
         capacities: record.graph.capacities.map((text) => numbers(text, Uint16Array)),
       },
     };
+  }
+
+  // The images of a document, each from a source of its own on: one alone, or several among words.
+  function imagesOf(record) {
+    if (record.image) return [{ ...record.image, name: "image", start: 0 }];
+    return record.images ?? [];
   }
 
   // Token texts as they are shown: spaces and line ends must be seen to be chosen.

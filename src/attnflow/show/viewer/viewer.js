@@ -4,9 +4,11 @@
   "use strict";
 
   const { make, open, visible, format, wordsOf, namesOf, measure, quoted, listing } = attnflow;
-  const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, HowSure, Picture, Controls } = attnflow;
+  const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, HowSure, Controls } = attnflow;
+  const { Picture, SmallMaps, contrast, photosOf } = attnflow;
   const LEAST = -0.6; // what is less than the baseline is shown, but does not outshine what is more
   const SPOKEN_AFTER = 350; // ms: a screen reader hears where one stops, not every step on the way
+  const FAINT = 0.1; // of a row: beside images, what a word needs for the deepest shade
   const NO_NEWS = 0.005; // of a row: what rounds to nothing
 
   class Viewer {
@@ -49,10 +51,31 @@
       const single = this.texts.map((_, k) => [k]);
       this.framing = this.texts.map((text) => this.completion && attnflow.isFraming(text));
       this.names = namesOf(single, this.texts, sources.positions);
-      this.words = this.view.image ? single : wordsOf(this.texts);
+      this.photos = photosOf(this.view.images);
+      this.imageSources = this.imagesBesideWords();
+      this.words = this.view.image ? single : this.imageSources.length ? this.imagesAndWords() : wordsOf(this.texts);
       this.wordNames = namesOf(this.words, this.texts, sources.positions);
+      this.imageSources.forEach(({ name }, k) => (this.wordNames[k] = this.imageSources.length > 1 ? name : "the image"));
       const parts = this.view.passages.filter((passage) => passage.kind !== "sentence");
       this.passages = parts.length > 1 ? parts : [];
+    }
+
+    // Images whose patches stand among words: each counts as one source, beside the words.
+    imagesBesideWords() {
+      const { image, images } = this.view;
+      this.inImage = new Array(this.texts.length).fill(false);
+      if (image) return [];
+      return images.map(({ name, start, rows, columns, prefix }) => {
+        const columnsOfIt = Array.from({ length: prefix + rows * columns }, (_, k) => start + k);
+        for (const j of columnsOfIt) this.inImage[j] = true;
+        return { name, columns: columnsOfIt };
+      });
+    }
+
+    imagesAndWords() {
+      const words = this.texts.map((_, j) => j).filter((j) => !this.inImage[j]);
+      const grouped = wordsOf(words.map((j) => this.texts[j])).map((word) => word.map((k) => words[k]));
+      return [...this.imageSources.map(({ columns }) => columns), ...grouped];
     }
 
     // -- building -------------------------------------------------------------------------------
@@ -63,7 +86,7 @@
       this.map = new LayerMap({ onPick: (layer) => this.change({ layer, mean: false }) });
       const picks = {
         onPassage: (passage) => this.text.revealSource(passage.strongest),
-        onWord: (word) => this.text.revealSource(word.source),
+        onWord: (word) => this.revealSource(word.source),
         onCut: (source) => this.chooseSource(source),
       };
       this.ranking = new Ranking(picks);
@@ -88,7 +111,7 @@
 
     head() {
       const { title, model } = this.view;
-      const kicker = this.completion ? "Prompt" : "Text";
+      const kicker = this.view.image ? "Image" : this.imageSources.length ? "Question about an image" : this.completion ? "Prompt" : "Text";
       return make(
         "header",
         { class: "af-head" },
@@ -104,10 +127,11 @@
           onPick: (rows) => this.pickRows(rows),
           onHover: (rows) => this.hover(rows),
           onUnit: (unit) => this.changeUnit(unit),
+          mapsOf: this.imageSources.length ? (name) => new SmallMaps(view.images, this.photos, name) : null,
         });
         return this.answer.root;
       }
-      if (!view.prediction) return make("p", { class: "af-answer af-hint" }, "Choose a word of the text to see what it draws on.");
+      if (!view.prediction) return make("p", { class: "af-answer af-hint" }, `Choose a ${view.image ? "patch of the image" : "word of the text"} to see what it draws on.`);
       const { label, probability } = view.prediction;
       return make(
         "p",
@@ -147,17 +171,20 @@
         onMove: (event) => this.key(event),
         headings,
       });
-      const panel = make("section", { class: "af-panel af-reading", "aria-label": "Text" });
-      if (this.view.image) {
-        this.picture = new Picture(this.view.image, {
-          onPatch: (source) => this.pickRows([this.targetOf(source)]),
-          targetOf: (source) => this.targetOf(source),
-        });
-        panel.append(this.picture.root);
-      }
+      const { images } = this.view;
+      const panel = make("section", { class: "af-panel af-reading", "aria-label": images.length ? "Image" : "Text" });
+      const targetOf = (source) => (this.completion ? null : this.targetOf(source)); // no patch was written
+      const callbacks = { targetOf, onPatch: (source) => this.pickRows([targetOf(source)]) };
+      this.pictures = images.map((image, k) => new Picture(image, this.photos[k], callbacks));
+      if (images.length) panel.append(make("div", { class: images.length > 1 ? "af-pictures af-several" : "af-pictures" }, ...this.pictures.map((picture, k) => this.framed(picture, images[k]))));
       this.legend = make("p", { class: "af-legend" });
       panel.append(this.text.root, this.legend);
       return panel;
+    }
+
+    framed(picture, image) {
+      if (this.imageSources.length < 2) return picture.root;
+      return make("figure", { class: "af-figure" }, picture.root, make("figcaption", { class: "af-quiet" }, image.name));
     }
 
     sidePanel() {
@@ -216,6 +243,12 @@
       if (String(rows) === String(this.state.hovered)) return;
       this.state.hovered = rows;
       this.renderSoon();
+    }
+
+    revealSource(source) {
+      const at = this.imageSources.findIndex(({ columns }) => columns.includes(source));
+      if (at >= 0) this.pictures[at].root.scrollIntoView({ block: "nearest", behavior: "smooth" });
+      else this.text.revealSource(source);
     }
 
     pickRows(rows) {
@@ -334,11 +367,13 @@
     peak(row, signed) {
       let [most, size] = [0, 0];
       row.forEach((value, j) => {
-        if (this.framing[j]) return;
+        if (this.framing[j] || this.inImage[j]) return; // patches have a scale of their own
         most = Math.max(most, value);
         size = Math.max(size, Math.abs(value));
       });
-      return signed && most === 0 ? size : most;
+      // Beside an image a word is not deep because it is the strongest of weak ones.
+      const least = this.imageSources.length ? FAINT * row.reduce((sum, value) => sum + Math.abs(value), 0) : 0;
+      return Math.max(least, signed && most === 0 ? size : most);
     }
 
     unitOf(result) {
@@ -420,7 +455,7 @@
       this.controls.update();
       this.answer?.update(this.rows, this.state.unit);
       this.text.update(paint);
-      this.picture?.update(paint);
+      this.updatePictures(row, paint);
       const comparing = this.state.other !== null && this.state.other !== this.state.result;
       this.root.classList.toggle("af-comparing", comparing);
       const common = { cuttable: Boolean(this.graph) && !comparing, source: this.state.source };
@@ -433,6 +468,26 @@
       this.sure.update(result.confirmation);
       this.say(reckoning, passages);
       if (this.moved && this.state.hovered === null) this.reveal(passages, words);
+    }
+
+    updatePictures(row, { hidden, rows }) {
+      const { images } = this.view;
+      if (!images.length) return;
+      const patch = contrast(images, (j) => (hidden(j) ? 0 : row[j]));
+      for (const picture of this.pictures) picture.update({ patch, rows });
+      this.updateSmallMaps();
+    }
+
+    // Each word's own map, drawn again when the method or the layer is another.
+    updateSmallMaps() {
+      const { result, layer, mean } = this.state;
+      const key = `${result} ${mean ? "mean" : layer}`;
+      if (!this.answer?.maps.length || key === this.mapped) return;
+      this.mapped = key;
+      this.answer.maps.forEach((maps, k) => {
+        const row = this.result.sum(mean ? null : layer, this.answer.words[k]);
+        maps.update(contrast(this.view.images, (j) => row[j]));
+      });
     }
 
     measured(words, total, unit, peak) {
@@ -448,7 +503,7 @@
     reveal(passages, words) {
       this.moved = false;
       const source = passages[0]?.strongest ?? words[0]?.source;
-      if (source !== undefined && this.completion) this.text.revealSource(source);
+      if (source !== undefined && this.completion && !this.inImage[source]) this.text.revealSource(source);
     }
 
     updateBeside() {

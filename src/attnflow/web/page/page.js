@@ -201,5 +201,6 @@
     window.addEventListener("hashchange", () => location.reload());
   }
 
+  Object.assign(attnflow, { openResult: open });
   begin();
 })((globalThis.attnflow ??= {}));

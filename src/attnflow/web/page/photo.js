@@ -1,5 +1,6 @@
 // An image by drag and drop or by the file chooser: made small here, sent, and shown like any
-// other result. The panel is there only where the server offers a model that sees.
+// other result. A model that answers questions about images waits for one. The panel is there only
+// where the server offers a model that sees.
 (function (attnflow) {
   "use strict";
 
@@ -9,6 +10,8 @@
   const POLL = 250; // ms
   const limits = { image_bytes: 4 * 1024 * 1024 };
   const parts = {};
+  let models = [];
+  let waiting = null; // {image, name}: what a question is asked about
 
   async function ask(address, options = {}) {
     const answer = await fetch(address, options);
@@ -56,18 +59,36 @@
       if (!file) return;
       if (file.size > LARGEST) throw new Error(`${file.name} has ${Math.round(file.size / 2 ** 20)} MB; up to 50 MB are read.`);
       say(`Reading ${file.name} …`);
-      const image = await reduced(file);
-      parts.preview.src = image;
-      parts.preview.hidden = false;
-      await send({ model: parts.model.value, image, name: file.name });
+      await use(await reduced(file), file.name);
     } catch (error) {
       say(error.message, true);
     }
   }
 
-  async function send(body) {
+  // An image is explained at once, or waits for its question.
+  async function use(image, name) {
+    parts.preview.src = image;
+    parts.preview.hidden = false;
+    waiting = { image, name };
+    if (!chosen().answers) return send("image", { model: chosen().name, ...waiting });
+    say("");
+    parts.question.focus();
+  }
+
+  async function askAboutIt() {
+    try {
+      const question = parts.question.value.trim();
+      if (!waiting) throw new Error("There is no image: drop one here, or choose a file.");
+      if (!question) throw new Error("There is no question: type one first.");
+      await send("image-question", { model: chosen().name, ...waiting, question });
+    } catch (error) {
+      say(error.message, true);
+    }
+  }
+
+  async function send(task, body) {
     const headers = { "content-type": "application/json" };
-    let job = await ask("/api/image", { method: "POST", headers, body: JSON.stringify(body) });
+    let job = await ask(`/api/${task}`, { method: "POST", headers, body: JSON.stringify(body) });
     while (job.state === "waiting" || job.state === "running") {
       say(job.total > 1 ? `${job.stage}: ${job.done} of ${job.total}` : `${job.stage} …`);
       await new Promise((resolve) => setTimeout(resolve, POLL));
@@ -75,19 +96,22 @@
     }
     if (job.state !== "done") throw new Error(job.error ?? "Cancelled.");
     say("");
-    location.hash = job.result; // the page opens what its address says
+    await attnflow.openResult(job.result); // image and question stay, for another run
   }
 
   // -- the panel ------------------------------------------------------------------------------------
 
-  function build(models) {
-    parts.model = make("select", { "aria-label": "Model" }, ...models.map((one) => make("option", { value: one.name }, one.name)));
+  const chosen = () => models.find((one) => one.name === parts.model.value);
+
+  function build() {
+    parts.model = make("select", { "aria-label": "Model", onchange: fill }, ...models.map((one) => make("option", { value: one.name }, one.name)));
     parts.file = make("input", { type: "file", id: "photo-file", accept: "image/*" });
     parts.status = make("p", { class: "quiet", role: "status", id: "photo-status" });
     parts.preview = make("img", { class: "photo-preview", alt: "The image that was chosen", hidden: "" });
     const choose = make("label", { class: "file" }, "Choose an image ", parts.file);
-    const line = make("div", { class: "actions" }, make("strong", {}, "Drop an image here"), choose, parts.model);
-    parts.panel = make("section", { class: "photo", id: "photo", "aria-label": "Explain an image" }, line, parts.preview, parts.status);
+    parts.sample = make("button", { type: "button", id: "photo-sample", onclick: () => use(chosen().picture, "a drawn scene") }, "Try a drawing");
+    const line = make("div", { class: "actions" }, make("strong", {}, "Drop an image here"), choose, parts.sample, parts.model);
+    parts.panel = make("section", { class: "photo", id: "photo", "aria-label": "Explain an image" }, line, parts.preview, questions(), parts.status);
     document.getElementById("ask").after(parts.panel);
     parts.file.addEventListener("change", () => take(parts.file.files[0]));
     for (const kind of ["dragenter", "dragover"]) document.addEventListener(kind, over);
@@ -96,6 +120,25 @@
     const folded = () => (parts.panel.hidden = document.getElementById("ask").hidden);
     new MutationObserver(folded).observe(document.getElementById("ask"), { attributes: true, attributeFilter: ["hidden"] });
     folded();
+    fill();
+  }
+
+  // What a model that answers is asked: a line, with examples to try.
+  function questions() {
+    parts.question = make("input", { type: "text", id: "photo-question", "aria-label": "Question about the image", placeholder: "What do you want to know about it?" });
+    parts.question.addEventListener("keydown", (event) => event.key === "Enter" && askAboutIt());
+    parts.examples = make("div", { class: "examples", role: "group", "aria-label": "Questions to try" });
+    const go = make("button", { type: "button", id: "photo-ask", onclick: askAboutIt }, "Ask");
+    parts.questions = make("div", { class: "photo-questions" }, make("div", { class: "actions" }, parts.question, go), parts.examples);
+    return parts.questions;
+  }
+
+  function fill() {
+    const { answers, picture, examples } = chosen();
+    parts.questions.hidden = !answers;
+    parts.sample.hidden = !picture;
+    const tryIt = (text) => make("button", { type: "button", onclick: () => (parts.question.value = text) }, text);
+    parts.examples.replaceChildren(...(answers ? examples : []).map(tryIt));
   }
 
   function over(event) {
@@ -115,9 +158,10 @@
 
   async function begin() {
     const offers = await ask("/api/models").catch(() => ({ models: [] }));
-    const models = offers.models.filter((one) => one.sees);
+    const last = (one) => Number(Boolean(one.picture)); // what ships stands behind what was named
+    models = offers.models.filter((one) => one.sees || one.answers).sort((a, b) => last(a) - last(b));
     Object.assign(limits, offers.limits);
-    if (models.length) build(models);
+    if (models.length) build();
   }
 
   begin();
