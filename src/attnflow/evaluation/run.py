@@ -159,7 +159,8 @@ def _order(texts: Sequence[str], *, min_words: int, seed: int, skip: int) -> lis
         raise InputError(f"A list of texts is needed; got {shorten(texts)}.")
     if not isinstance(skip, int) or skip < 0 or not isinstance(min_words, int) or min_words < 1:
         raise InputError(
-            f"skip is at least 0 and min_words at least 1; got {skip!r} and {min_words!r}."
+            "skip is at least 0 and min_words at least 1; "
+            f"got skip={skip!r} and min_words={min_words!r}."
         )
     order = [k for k, text in enumerate(texts) if len(text.split()) >= min_words]
     random.Random(seed).shuffle(order)
