@@ -243,7 +243,7 @@ def test_each_word_of_an_answer_stands_over_its_map(client: Client, tab: Page) -
     tab.wait(f"[...document.querySelectorAll('.af-small-map')].every({_IS_OPAQUE})")
     for row, blue in enumerate(tab.run(_BLUE)):  # seen without hovering: a map for each word
         patches = expected.values[0, row][expected.sources.images[0].patches]
-        assert int(np.argmax(blue)) == int(np.argmax(patches))
+        assert patches[np.argmax(blue)] > 0.8 * patches.max()  # patches of one object are close
     assert tab.errors == []
 
 

@@ -2,12 +2,13 @@
 
     python training/scenes.py --output src/attnflow/models/scenes
 
-The architecture is transformers' own LlavaForConditionalGeneration with a CLIP vision tower of
-three layers and a Llama of two. The language model is written down (`scenes_wiring.py`), so that
-what it reads off the image is known. The vision tower and the connector are trained, in a few
-minutes of one core: each image token must say what its patch shows. `--steps 1000` then trains
-all of it on questions and answers: several questions about one scene share a sequence for speed,
-and a mask keeps them from seeing one another.
+The architecture is transformers' own LlavaForConditionalGeneration with a CLIP vision tower and a
+Llama of three layers each. It is trained in two stages, as models of its kind are. First the vision
+tower and the connector: each image token must say what its patch shows. Then the connector and the
+language model, on questions and answers, while the tower stays as it is. Several questions about
+one scene share a sequence for speed, and a mask keeps them from seeing one another. Attention
+dropout makes the language model rely on all patches of an object. `--device cuda` takes two
+minutes, a processor takes long.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import numpy as np
 import torch
 from checkpoint import Run, parameter_groups
 from numpy.typing import NDArray
-from scenes_wiring import BULK, COLOUR, OBJECT, PLACE, SHAPE, wire
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from torch.nn import functional
@@ -58,6 +58,11 @@ PATCHES = (SIZE // PATCH) ** 2
 WIDTH = 64
 SLOT = 10  # tokens of the longest question with its answer and <eos>
 IGNORED = -100
+# what the numbers of an image token say after the first stage
+COLOUR, SHAPE = slice(0, 6), slice(6, 12)
+PLACE = slice(32, 34)  # x and y, from -1 to 1
+OBJECT = 34  # 1 where the patch shows an object
+BULK = 56  # 2 everywhere, so that all tokens are about equally long
 
 
 @dataclass(frozen=True)
@@ -65,16 +70,16 @@ class Settings:
     """Everything that decides the result; kept with a checkpoint."""
 
     seed: int = 0
-    scenes: int = 4_000
+    scenes: int = 12_000
     aligning_steps: int = 1_200
-    steps: int = 0
-    batch: int = 6
+    steps: int = 2_000
+    batch: int = 64
     aligning_batch: int = 12
-    questions: int = 6
+    questions: int = 8
     learning_rate: float = 2e-3
     weight_decay: float = 0.01
-    warmup: int = 100
-    patch_weight: float = 0.3
+    warmup: int = 200
+    attention_dropout: float = 0.2
 
 
 # --- what the model is --------------------------------------------------------------------------
@@ -119,18 +124,20 @@ def make_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, settings: Settings
+) -> LlavaForConditionalGeneration:
     """LLaVA in small: CLIP's tower without its class token, a projection, a Llama."""
     vision = CLIPVisionConfig(
         hidden_size=48, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
         image_size=SIZE, patch_size=PATCH, hidden_act="gelu", projection_dim=48,
     )  # fmt: skip
     text = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=128, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=4, head_dim=16, max_position_embeddings=512,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e9},
+        attention_dropout=settings.attention_dropout,
     )  # fmt: skip
     config = LlavaConfig(
         vision_config=vision,
@@ -142,7 +149,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenerat
         tie_word_embeddings=False,
     )
     model = LlavaForConditionalGeneration(config)
-    wire(model, tokenizer)
+    with torch.no_grad():  # words begin about as long as image tokens
+        model.get_input_embeddings().weight.normal_(0, 0.3)
+        nn.init.uniform_(model.lm_head.weight, -(WIDTH**-0.5), WIDTH**-0.5)
     return model
 
 
@@ -171,6 +180,13 @@ def patch_targets(scene: Scene) -> NDArray[np.float32]:
     return targets.reshape(-1, WIDTH)
 
 
+def _by_kind(questions: Sequence[Question]) -> list[list[Question]]:
+    kinds: dict[str, list[Question]] = {}
+    for question in questions:
+        kinds.setdefault(question.kind, []).append(question)
+    return list(kinds.values())
+
+
 class Data:
     """Scenes drawn once, with all their questions as ids."""
 
@@ -179,6 +195,7 @@ class Data:
         self.images = np.stack([scene.image() for scene in drawn])
         self.targets = np.stack([patch_targets(scene) for scene in drawn])
         self.questions = [scene.questions for scene in drawn]
+        self.by_kind = [_by_kind(questions) for questions in self.questions]
         self.tokenizer = tokenizer
         self._ids: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
 
@@ -200,12 +217,12 @@ class Data:
     def batch(
         self, numbers: Sequence[int], questions: int, random: np.random.Generator
     ) -> dict[str, Tensor]:
-        """Some scenes, each with some of its questions."""
+        """Some scenes, each with some of its questions, of all kinds in turn."""
         rows = []
         for number in numbers:
-            asked = self.questions[number]
-            picks = random.integers(len(asked), size=questions)
-            rows.append([self.slot(asked[k]) for k in picks])
+            kinds = self.by_kind[number]
+            turns = [kinds[k % len(kinds)] for k in range(questions)]
+            rows.append([self.slot(turn[random.integers(len(turn))]) for turn in turns])
         opening = [self.tokenizer.bos_token_id] + [SPECIAL.index("<image>")] * PATCHES
         ids = [opening + [i for slot, _ in row for i in slot] for row in rows]
         targets = [[IGNORED] * len(opening) + [i for _, slot in row for i in slot] for row in rows]
@@ -250,16 +267,19 @@ class Trained(nn.Module):
         weight = 1 + 3 * targets[..., OBJECT : OBJECT + 1]
         return (weight * (tokens - targets) ** 2).sum(dim=-1).mean()
 
-    def losses(self, batch: dict[str, Tensor], questions: int) -> tuple[Tensor, Tensor]:
-        """Of the answers, and of the patches; of the patches alone where nothing is asked."""
+    def of_patches(self, batch: dict[str, Tensor]) -> Tensor:
+        """The loss of the first stage."""
+        return self.alignment(self.image_tokens(batch["pixel_values"]), batch["patches"])
+
+    def of_answers(self, batch: dict[str, Tensor], questions: int) -> Tensor:
+        """The loss of the second stage; nothing reaches the vision tower."""
         inner = self.model.model
-        tokens = self.image_tokens(batch["pixel_values"])
-        patches = self.alignment(tokens, batch["patches"])
-        if not questions:
-            return tokens.new_zeros(()), patches
+        with torch.no_grad():
+            hidden = inner.vision_tower(batch["pixel_values"]).last_hidden_state[:, 1:]
+        tokens = inner.multi_modal_projector(hidden)
         embeddings = inner.get_input_embeddings()(batch["input_ids"])
         stream = torch.cat([embeddings[:, :1], tokens, embeddings[:, 1 + PATCHES :]], dim=1)
-        mask, positions = separating_mask(questions)
+        mask, positions = (part.to(stream.device) for part in separating_mask(questions))
         size = len(stream)
         states = inner.language_model(
             inputs_embeds=stream,
@@ -269,14 +289,16 @@ class Trained(nn.Module):
         ).last_hidden_state
         right = batch["targets"] != IGNORED
         logits = self.model.lm_head(states[right])
-        return functional.cross_entropy(logits, batch["targets"][right]), patches
+        return functional.cross_entropy(logits, batch["targets"][right])
 
 
 def learning_rate_factor(step: int, settings: Settings) -> float:
-    """Linear warm-up, then a cosine to zero."""
+    """Linear warm-up, then a cosine to zero, in each stage."""
+    total = settings.aligning_steps
+    if step >= settings.aligning_steps:
+        step, total = step - settings.aligning_steps, settings.steps
     if step < settings.warmup:
         return (step + 1) / settings.warmup
-    total = settings.aligning_steps + settings.steps
     done = (step - settings.warmup) / max(1, total - settings.warmup)
     return 0.5 * (1 + math.cos(math.pi * done))
 
@@ -295,25 +317,29 @@ def train(trained: Trained, data: Data, settings: Settings, checkpoint: Path) ->
     run = Run(checkpoint, asdict(settings), trained, optimiser, schedule, "step")
     run.resume()
     trained.train()
-    began, means = time.monotonic(), np.zeros(2)
+    device = next(trained.parameters()).device
+    began, mean = time.monotonic(), 0.0
     while run.done < settings.aligning_steps + settings.steps:
         aligning = run.done < settings.aligning_steps
         random = np.random.default_rng([settings.seed, run.done])
         size = settings.aligning_batch if aligning else settings.batch
         numbers = random.integers(len(data.images), size=size)
-        batch = data.batch(numbers.tolist(), settings.questions, random)
-        answers, patches = trained.losses(batch, 0 if aligning else settings.questions)
+        drawn = data.batch(numbers.tolist(), settings.questions, random)
+        batch = {name: tensor.to(device) for name, tensor in drawn.items()}
+        loss = (
+            trained.of_patches(batch) if aligning else trained.of_answers(batch, settings.questions)
+        )
         optimiser.zero_grad(set_to_none=True)
-        (answers + (1.0 if aligning else settings.patch_weight) * patches).backward()
+        loss.backward()
         nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
         optimiser.step()
         schedule.step()
         run.done += 1
-        means += [answers.item(), patches.item()]
+        mean += loss.item() / 50
         if run.done % 50 == 0:
-            said = f"answers {means[0] / 50:.4f} patches {means[1] / 50:.4f}"
-            print(f"step {run.done} {said} {time.monotonic() - began:.0f}s", flush=True)
-            means[:] = 0
+            stage, seconds = "patches" if aligning else "answers", time.monotonic() - began
+            print(f"step {run.done} {stage} {mean:.4f} {seconds:.0f}s", flush=True)
+            mean = 0.0
         if run.done % 200 == 0:
             run.save()
 
@@ -361,20 +387,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--aligning-steps", type=int, default=Settings.aligning_steps)
     parser.add_argument("--scenes", type=int, default=Settings.scenes)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=Settings.seed)
+    parser.add_argument("--threads", type=int, default=1, help="more may change the last digits")
+    parser.add_argument("--device", default="cpu", help="cuda is faster; its last digits differ")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     settings = Settings(
+        seed=arguments.seed,
         scenes=arguments.scenes,
         aligning_steps=arguments.aligning_steps,
         steps=arguments.steps,
     )
     torch.manual_seed(settings.seed)
     tokenizer = make_tokenizer()
-    trained = Trained(make_model(tokenizer))
+    trained = Trained(make_model(tokenizer, settings).to(arguments.device))
     print(f"{sum(p.numel() for p in trained.model.parameters())} parameters", flush=True)
     train(trained, Data(settings.scenes, TRAIN_SEED, tokenizer), settings, arguments.checkpoint)
-    model = trained.model.half().float().eval()  # measured as it ships
+    model = trained.model.cpu().half().float().eval()  # measured as it ships
     report = {
         "settings": asdict(settings),
         "development": accuracy(model, Data(100, DEVELOPMENT_SEED, tokenizer)),

@@ -2,8 +2,8 @@
 
 It answers questions about two to four coloured shapes ("what colour is the circle?"). It is
 transformers' own LlavaForConditionalGeneration: a CLIP vision tower of three layers over 6 × 6
-patches and a projection, which are learned, and a Llama of two layers, which is written down.
-``scenes/README.md`` is its card, and ``training/scenes.py`` makes it.
+patches, a projection, a Llama of three layers. ``scenes/README.md`` is its card, and
+``training/scenes.py`` trains it.
 """
 
 from __future__ import annotations
