@@ -241,7 +241,8 @@ def test_a_model_that_answers_questions_is_held_against_hidden_patches(tmp_path:
     best = evaluation.summary("gradient-rollout", "deletion").mean
     for other in ("random", "centre"):
         assert best < evaluation.summary(other, "deletion").mean
-    assert evaluation.summary("gradient-rollout", "mass").mean > 0.9
+    mass = evaluation.summary("gradient-rollout", "mass").mean
+    assert mass > 4 * evaluation.summary("random", "mass").mean
     assert evaluation.summary("gradient-rollout", "pointing").mean == 1.0
 
 
