@@ -150,7 +150,7 @@ def make_model(
     )
     model = LlavaForConditionalGeneration(config)
     with torch.no_grad():  # words begin about as long as image tokens
-        model.get_input_embeddings().weight.normal_(0, 0.3)
+        nn.init.normal_(model.model.language_model.embed_tokens.weight, std=0.3)
         nn.init.uniform_(model.lm_head.weight, -(WIDTH**-0.5), WIDTH**-0.5)
     return model
 
