@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from attnflow.cli.app import main
+from attnflow.cli.evaluate_images import names_images
 from attnflow.errors import FileError, InputError, ModelError
 from attnflow.evaluation.images import (
     ImageExample,
@@ -179,7 +180,7 @@ def test_tables_that_cannot_be_read_say_why(tmp_path: Path, content: str, senten
     (tmp_path / "t.jsonl").write_text(content)
     with pytest.raises(InputError, match=sentence):
         read_images(tmp_path / "t.jsonl")
-    with pytest.raises(FileError, match="no folder or table"):
+    with pytest.raises(FileError, match="no image, folder or table"):
         read_images(tmp_path / "nowhere.csv")
 
 
@@ -244,6 +245,16 @@ def test_a_model_that_answers_questions_is_held_against_hidden_patches(tmp_path:
     mass = evaluation.summary("gradient-rollout", "mass").mean
     assert mass > 4 * evaluation.summary("random", "mass").mean
     assert evaluation.summary("gradient-rollout", "pointing").mean == 1.0
+
+
+def test_one_image_is_read_as_an_image_not_as_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "SCENE.PNG"
+    Image.fromarray(next(scenes(1, seed=TEST_SEED)).image()).save(path)
+    assert holds_images(path)
+    assert names_images(path)
+    assert [example.image for example in read_images(path)] == [path]
+    with pytest.raises(InputError, match="has no question"):
+        evaluate_images("scenes", read_images(path), methods=["raw"])
 
 
 def test_hidden_patches_of_a_question_are_those_of_a_plain_run() -> None:

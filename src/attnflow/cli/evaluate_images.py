@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from attnflow.cli.options import parse_method
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
+from attnflow.tokens.pictures import PICTURE_ENDINGS
 
 if TYPE_CHECKING:
     from attnflow.evaluation.images import ImageEvaluation
@@ -31,8 +32,8 @@ class ImageOptions:
 
 
 def names_images(data: Path) -> bool:
-    """Whether DATA is a folder, or a table whose rows name images."""
-    if data.is_dir():
+    """Whether DATA is a folder, an image, or a table whose rows name images."""
+    if data.is_dir() or data.suffix.lower() in PICTURE_ENDINGS:
         return True
     if data.suffix.lower() not in _TABLES:
         return False

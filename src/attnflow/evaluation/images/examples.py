@@ -48,7 +48,7 @@ class ImageExample:
 
 
 def holds_images(place: Path) -> bool:
-    """Whether it is a folder with images, or a table with a column of their paths.
+    """Whether it is an image, a folder with images, or a table with a column of their paths.
 
     >>> import tempfile
     >>> table = Path(tempfile.mkdtemp()) / "scenes.csv"
@@ -58,6 +58,8 @@ def holds_images(place: Path) -> bool:
     """
     if place.is_dir():
         return any(file.suffix.lower() in PICTURE_ENDINGS for file in place.iterdir())
+    if place.is_file() and place.suffix.lower() in PICTURE_ENDINGS:
+        return True
     if not place.is_file() or place.suffix.lower() not in _TABLES:
         return False
     try:
@@ -69,7 +71,7 @@ def holds_images(place: Path) -> bool:
 
 
 def read_images(place: Path) -> list[ImageExample]:
-    """The images of a folder, by name, or those of a table, in its order.
+    """The image, those of a folder, by name, or those of a table, in its order.
 
     >>> import tempfile
     >>> table = Path(tempfile.mkdtemp()) / "scenes.jsonl"
@@ -80,7 +82,9 @@ def read_images(place: Path) -> list[ImageExample]:
     if place.is_dir():
         return [ImageExample(path) for path in list_photos(place)]
     if not place.is_file():
-        raise FileError(f"There is no folder or table {str(place)!r} to read images from.")
+        raise FileError(f"There is no image, folder or table {str(place)!r}.")
+    if place.suffix.lower() in PICTURE_ENDINGS:
+        return [ImageExample(place)]
     examples = [_example(place, number, row) for number, row in enumerate(_rows(place), start=1)]
     if not examples:
         raise InputError(f"{str(place)!r} names no image.")

@@ -52,9 +52,10 @@ class ImageJudge:
     def refusals(self, example: ImageExample, methods: Mapping[str, Method]) -> dict[str, str]:
         """Why methods cannot be run, seen on one image."""
         reasons: dict[str, str] = {}
+        inputs = self._prepare(example, read_photo(example.image)).inputs
         for name, method in methods.items():
             try:
-                self._map(method, self._capture(example, read_photo(example.image), [method]))
+                self._map(method, self._capture(inputs, [method]))
             except _CANNOT as error:
                 reasons[name] = str(error)
         if len(reasons) == len(methods):
@@ -67,7 +68,7 @@ class ImageJudge:
         try:
             photo = read_photo(example.image)
             inputs = self._prepare(example, photo).inputs
-            trace = self._capture(example, photo, list(methods.values()))
+            trace = self._capture(inputs, list(methods.values()))
         except AttnflowError as error:
             return Record(number=number, left_out=str(error))
         maps: dict[str, Floats] = {}
@@ -108,10 +109,7 @@ class ImageJudge:
         """What the model takes of the image, and the picture that it sees."""
         return prepare_images(self.model, [photo], self.processor)[0]
 
-    def _capture(
-        self, example: ImageExample, photo: Photo, methods: list[Method]
-    ) -> AttentionTrace:
-        inputs = self._prepare(example, photo).inputs
+    def _capture(self, inputs: Mapping[str, Any], methods: list[Method]) -> AttentionTrace:
         trace = capture(self.model, inputs, tokenizer=self.tokenizer, methods=methods)
         if trace.prediction is None:
             raise ModelError("The model gives no answer, so there is no position to explain.")
