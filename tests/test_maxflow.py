@@ -35,7 +35,7 @@ from attnflow.maxflow import (
 from attnflow.maxflow.bounds import ceiling, from_layer_below, reachable_ceiling
 from attnflow.maxflow.kernel import solve_run
 from attnflow.maxflow.scaling import scale
-from attnflow.maxflow.state import build_graph, new_work
+from attnflow.maxflow.state import DRAWN, FREE, build_graph, new_work
 
 Array = NDArray[np.float64]
 UNIT = 2**20
@@ -341,14 +341,16 @@ def test_every_pair_starts_from_a_clean_graph(remembered: int) -> None:
     work = new_work(graph)
     work = work._replace(touched=work.touched[:remembered])
     targets = np.arange(33)
-    lower, upper, how = (np.zeros(33, np.int64) for _ in range(3))
+    lower, upper = (np.zeros(33, np.int64) for _ in range(2))
     most = np.full(33, 2**60)
-    solve_run(graph, work, 5, targets, targets[::-1].copy(), most, 0, False, lower, upper, how)
+    solve_run(graph, work, 5, targets, targets[::-1].copy(), most, 0, lower, upper)
     np.testing.assert_array_equal(lower, upper)
     np.testing.assert_array_equal(work.residual, graph.capacity)
     np.testing.assert_array_equal(work.forward, graph.positive)
     assert not work.backward.any()
-    assert not work.plan.any()
+    np.testing.assert_array_equal(work.draft.residual, graph.coarse.capacity)
+    assert work.draft.plan[FREE].all()
+    assert not work.draft.plan[DRAWN].any()
 
 
 class Stop(Exception):  # noqa: N818
@@ -460,16 +462,16 @@ def test_changes_of_ends_keep_every_flow_exact(kind: str) -> None:
         targets[10:20], sources[20:30] = targets[10], np.sort(sources[20:30])
         targets[30:], sources[30:] = targets[30], np.sort(sources[30:])[::-1]
         most = reachable_ceiling(scaled, depth, targets, sources)
-        alone, lower, upper, how = (np.zeros(40, np.int64) for _ in range(4))
-        solve_run(graph, work, depth, targets, sources, most, 0, True, lower, upper, how)
+        alone, lower, upper = (np.zeros(40, np.int64) for _ in range(3))
+        solve_run(graph, work, depth, targets, sources, most, 0, lower, upper)
         np.testing.assert_array_equal(lower, upper)
         np.testing.assert_array_equal(work.residual[2:depth], graph.capacity[2:depth])
         assert not work.backward.any()
         for k in range(40):
             part = slice(k, k + 1)
             solve_run(
-                graph, work, depth, targets[part], sources[part], most[part], 0, False,
-                alone[part], upper[part], how[part],
+                graph, work, depth, targets[part], sources[part], most[part], 0, alone[part],
+                upper[part],
             )  # fmt: skip
         np.testing.assert_array_equal(lower, alone)
 

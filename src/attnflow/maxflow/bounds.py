@@ -88,11 +88,11 @@ def from_layer_below(
     """Lower and upper bounds at `layer` for every target, from all the flows one layer below."""
     n = len(below_lower)
     order = np.argsort(-below_lower, kind="stable")
-    above, lower, upper = (np.zeros(n, np.int64) for _ in range(3))
     columns = graph.transposed[layer]
+    above, lower, upper = (np.zeros(columns.shape[1], np.int64) for _ in range(3))
     _recursion(columns, order, below_lower[order], below_upper[order], above, lower, upper)
-    upper = np.minimum(upper, np.minimum(scaled.row_sum[layer], scaled.column_sum[source]))
-    return np.minimum(lower, upper), upper
+    upper = np.minimum(upper[:n], np.minimum(scaled.row_sum[layer], scaled.column_sum[source]))
+    return np.minimum(lower[:n], upper), upper
 
 
 @compiled
@@ -118,13 +118,13 @@ def _recursion(
     After step r, `above` is A_l(i, the r nodes with the largest flows); the next threshold is the
     next largest flow, and 0 after the last.
     """
-    n = above.shape[0]
+    n, nodes = above.shape[0], order.shape[0]
     for i in range(n):
         lower[i] = below_lower[0]
-    for r in range(n):
+    for r in range(nodes):
         column = columns[order[r]]
         flow = below_upper[r]
-        threshold = below_lower[r + 1] if r + 1 < n else 0
+        threshold = below_lower[r + 1] if r + 1 < nodes else 0
         for i in range(n):
             above[i] += column[i]
             lower[i] = min(lower[i], above[i] + threshold)

@@ -9,23 +9,38 @@ which flow can fall from layer to layer.  Three kinds of move then carry nearly 
 * *move*: flow that channel ``u`` could receive but not deliver goes to a channel ``v`` that could
   deliver more than it receives, along the row of ``u`` at some layer between.
 
-All of it is a plan: vectors of row and column flows, plus lowered `residual`s for the moves.
-Only when the plan is not yet provably maximal is it written into the residual graph (`commit`) and
-handed to the exact search.  Nothing here needs to be optimal; it only needs to be feasible.
+* *two moves*: the same by way of a third channel;
+
+and the last kind exchanges what falls in one channel for what could fall there instead (`hold`).
+
+A plan is drawn in 32 bits: eight numbers at a time, and half as much to read.  Capacities are
+rounded down, so it fits the exact graph.  But those of the end that decides the ceiling, the
+target's edges or the source token's, are rounded *up*: a plan that uses them all up fits the exact
+graph once every path is narrowed to what its edge at that end really has, and then uses up the
+exact end.  So a plan can prove that a flow reaches its ceiling, to the last unit.
+
+Only when it does not is it written into the residual graph (`commit`) and handed to the exact
+search.  Nothing here needs to be optimal; it only needs to be feasible.
 """
 
 from __future__ import annotations
 
-from attnflow.maxflow.compiled import bit, compiled
-from attnflow.maxflow.moves import hold, join, least, move, reserve, widest
+from attnflow.maxflow.compiled import compiled, inlined
+from attnflow.maxflow.lanes import LANES, load, nothing, store
+from attnflow.maxflow.moves import hold, join, move, move_twice, narrowest, reserve, widest
 from attnflow.maxflow.search import send_down
 from attnflow.maxflow.state import (
     COLUMN,
+    COLUMNS,
+    DIRECT,
+    DRAWN,
+    ENTRY,
     EXCESS,
+    EXIT,
+    FREE,
     HELD,
     MOVED_IN,
     MOVED_OUT,
-    NOTED,
     ROOM,
     ROW,
     ROWS,
@@ -33,60 +48,101 @@ from attnflow.maxflow.state import (
     SUPPLY,
     SURPLUS,
     TARGET,
-    TOUCHED,
     UNBOUNDED,
+    Coarse,
+    Draft,
     Integers,
+    Short,
     Words,
 )  # fmt: skip
 
-__all__ = ["commit", "draw_plan", "drop_plan", "undo_moves"]
+__all__ = ["commit", "drop_plan", "plan_pair"]
 
 NEAR = 4
 """How many layers below the target and above the tokens the plan uses; enough at any depth."""
+CROWD = 256
+"""Beyond so many channels, plans begin with the target's own edges."""
+
+
+@inlined
+def span(layer: int, target: int, source: int) -> tuple[int, int]:
+    """The lowest layer at which a plan leaves the target's channel, the highest at which it enters
+    the source's."""
+    if target == source:
+        return layer, 1
+    return max(2, layer - NEAR), min(layer - 1, 1 + NEAR)
+
+
+@inlined
+def copy(numbers: Short, into: Short) -> None:
+    """Copy a row."""
+    for k in range(0, into.shape[0], LANES):
+        store(into, k, load(numbers, k))
 
 
 @compiled
 def draw_plan(
-    capacity: Integers, transposed: Integers, channel: Integers, residual: Integers,
-    plan: Integers, vectors: Integers, channels: Integers, rows: Integers, touched: Integers,
+    capacity: Short, transposed: Short, channel: Short, residual: Short, plan: Short,
+    vectors: Short, channels: Integers, rows: Integers, columns: Integers, drawn: Short,
     counts: Integers, barren: int, layer: int, target: int, source: int, enough: int,
 ) -> int:  # fmt: skip
-    """Draw the plan for one pair (layer >= 3); returns its value.  Stops once at `enough`."""
+    """Draw the plan for one pair; returns its value.  Stops once at `enough`.
+
+    `vectors` hold the target's edges, `ENTRY`, and those of the source token, `EXIT`.
+    """
     room = vectors[ROOM]
-    for v in range(room.shape[0]):
-        room[v] = channel[layer, v]
+    copy(channel[layer], room)
     room[target] = 0
     room[source] = 0
-    for m in range(1, layer + 1):
+    copy(vectors[ENTRY], plan[ROW, layer])
+    copy(vectors[EXIT], plan[COLUMN, 1])
+    for m in range(2, layer):
         channels[TARGET, m] = capacity[m, target, target]
         channels[SOURCE, m] = capacity[m, source, source]
-    value = join(
-        capacity[layer, target], transposed[1, source], plan[ROW, layer], plan[COLUMN, 1],
-        room, UNBOUNDED,
-    )  # fmt: skip
+        channels[DIRECT, m] = 0
+        for k in range(0, room.shape[0], LANES):
+            store(plan[MOVED_OUT, m], k, nothing(room))
+            store(plan[MOVED_IN, m], k, nothing(room))
+    channels[TARGET, 1] = capacity[1, target, target]
+    channels[SOURCE, layer] = capacity[layer, source, source]
+    channels[TARGET, layer] = vectors[ENTRY, target]
+    channels[SOURCE, 1] = vectors[EXIT, source]
+    value = join(plan[ROW, layer], plan[COLUMN, 1], room, UNBOUNDED)
+    upper, lower = span(layer, target, source)
     if target == source:
-        amount = least(channels, TARGET, 1, layer)
+        channels[TARGET, 1] = vectors[EXIT, source]
+        amount = narrowest(channels, TARGET, 1, layer)
         reserve(channels, layer, 0, 1, amount)
-        channels[TARGET, 0] = amount
         return value + amount
-    upper = max(2, layer - NEAR)
-    lower = min(layer - 1, 1 + NEAR)
     for m in range(1, layer + 1):
         if m <= lower or m >= upper:
-            amount = min(capacity[m, target, source], widest(channels, layer, m, m))
-            plan[ROW, m, source] += amount
+            edge = capacity[m, target, source]
+            if m == layer:
+                edge = vectors[ENTRY, source]
+            elif m == 1:
+                edge = vectors[EXIT, target]
+            amount = min(edge, widest(channels, layer, m, m))
+            channels[DIRECT, m] = amount
             reserve(channels, layer, m, m, amount)
             value += amount
-    for above in range(layer, upper - 1, -1):
-        for below in range(1, min(lower, above - 1) + 1):
-            limit = widest(channels, layer, above, below)
-            if value < enough and limit > 0 and (above < layer or below > 1):
-                amount = join(
-                    capacity[above, target], transposed[below, source], plan[ROW, above],
-                    plan[COLUMN, below], room, limit,
-                )  # fmt: skip
-                reserve(channels, layer, above, below, amount)
-                value += amount
+    for m in range(upper, layer):
+        copy(capacity[m, target], plan[ROW, m])
+    for m in range(2, lower + 1):
+        copy(transposed[m, source], plan[COLUMN, m])
+    for step in range(layer * layer):
+        # Among few channels, edges that go with few others come first: what enters late must leave
+        # at once.  Among many, the target's own edges are many and thin, and come first.
+        if room.shape[0] <= CROWD:
+            above, below = 1 + step // layer + step % layer, step % layer
+        else:
+            above, below = layer - step // layer, step % layer
+        if above < upper or above > layer or below < 1 or below > lower or below >= above:
+            continue
+        limit = widest(channels, layer, above, below)
+        if value < enough and limit > 0 and (above < layer or below > 1):
+            amount = join(plan[ROW, above], plan[COLUMN, below], room, limit)
+            reserve(channels, layer, above, below, amount)
+            value += amount
     # The later a move may begin and the earlier it must end, the fewer layers are open to it:
     # those go first.
     for rank in range(2 * NEAR, -1, -1):
@@ -94,18 +150,31 @@ def draw_plan(
             above = layer - rank + below - 1
             if above < upper or above > layer:
                 continue
-            for m in range(below + 1, above):
-                if (m > lower and m < upper) or m == barren or value >= enough:
-                    continue
-                limit = widest(channels, layer, above, below)
-                if limit > 0:
-                    amount = move(
-                        capacity[above, target], transposed[below, source], plan[ROW, above],
-                        plan[COLUMN, below], room, room, residual, plan, vectors, rows,
-                        touched, counts, m, limit,
-                    )  # fmt: skip
-                    reserve(channels, layer, above, below, amount)
-                    value += amount
+            limit = widest(channels, layer, above, below)
+            if limit > 0 and value < enough and above > below + 1:
+                amount = move(
+                    plan[ROW, above], plan[COLUMN, below], room, room, transposed, residual, plan,
+                    vectors, rows, columns, drawn, counts, below + 1, above - 1, lower, upper,
+                    barren, limit,
+                )  # fmt: skip
+                reserve(channels, layer, above, below, amount)
+                value += amount
+    # What no edge joins may find a way by two: from u to w, and from there to v.
+    for gap in range(1, layer - 2):
+        for below in range(1, lower + 1):
+            for m in range(below + 1, min(layer - gap, transposed.shape[0])):
+                for above in range(layer, max(m + gap, upper - 1), -1):
+                    if value >= enough or m == barren or m + gap == barren:
+                        continue
+                    limit = widest(channels, layer, above, below)
+                    if limit > 0:
+                        amount = move_twice(
+                            plan[ROW, above], plan[COLUMN, below], transposed, residual, plan,
+                            vectors, rows, columns, drawn, counts, m + gap, m, target, source,
+                            limit,
+                        )  # fmt: skip
+                        reserve(channels, layer, above, below, amount)
+                        value += amount
     # What falls down channel u at layer m can be sent elsewhere there if u is made good for it
     # at the same layer, by the target (above = m); and what falls down v can go to the source
     # (below = m) if v is made good for it by u.
@@ -113,7 +182,7 @@ def draw_plan(
     for m in range(2, layer):
         if (m > lower and m < upper) or m == barren or value >= enough:
             continue
-        hold(plan, vectors, layer, m, target, source)
+        hold(capacity, transposed, plan, vectors, layer, upper, lower, m, target, source)
         for above in range(layer, m - 1, -1):
             for below in range(1, m + 1):
                 if (above < upper or below > lower or (above > m and below < m)) or value >= enough:
@@ -121,10 +190,9 @@ def draw_plan(
                 limit = widest(channels, layer, above, below)
                 if limit > 0:
                     amount = move(
-                        capacity[above, target], transposed[below, source], plan[ROW, above],
-                        plan[COLUMN, below], room if above > m else held,
-                        room if below < m else held, residual, plan, vectors, rows, touched,
-                        counts, m, limit,
+                        plan[ROW, above], plan[COLUMN, below], room if above > m else held,
+                        room if below < m else held, transposed, residual, plan, vectors, rows,
+                        columns, drawn, counts, m, m, lower, upper, barren, limit,
                     )  # fmt: skip
                     reserve(channels, layer, above, below, amount)
                     value += amount
@@ -132,82 +200,124 @@ def draw_plan(
 
 
 @compiled
+def plan_pair(
+    capacity: Integers, transposed: Integers, coarse: Coarse, draft: Draft, layer: int,
+    target: int, source: int, ceiling: int, slack: int, round_up: bool,
+) -> tuple[int, int]:  # fmt: skip
+    """Draw the plan of a pair, of capacities of 64 bits.
+
+    Returns its value and the value, both in units, at which it proves that the flow is within
+    `slack` of the `ceiling`: the plan stops there.  round_up: an end may be rounded up for that.
+    """
+    short, short_transposed, channel, shift, barren = coarse
+    residual, plan, vectors, channels, rows, columns, drawn, counts = draft
+    row, column = capacity[layer, target], transposed[1, source]
+    entry, out = vectors[ENTRY], vectors[EXIT]
+    sent, received = 0, 0
+    for v in range(row.shape[0]):
+        sent += row[v]
+    for v in range(row.shape[0]):
+        received += column[v]
+    up = (1 << shift) - 1
+    by_target = round_up and ceiling == sent
+    by_source = round_up and ceiling == received and not by_target
+    at_target = up if by_target else 0
+    at_source = up if by_source else 0
+    for v in range(row.shape[0]):
+        entry[v] = (row[v] + at_target) >> shift
+    for v in range(row.shape[0]):
+        out[v] = (column[v] + at_source) >> shift
+    most = (ceiling + up) >> shift
+    if by_target or by_source:
+        end = entry if by_target else out
+        most = 0
+        for v in range(row.shape[0]):
+            most += end[v]
+    # An end that is rounded up and lacks some units lacks at most these of its exact capacity.
+    enough = most - (slack >> shift)
+    value = draw_plan(
+        short, short_transposed, channel, residual, plan, vectors, channels, rows, columns, drawn,
+        counts, barren, layer, target, source, enough,
+    )  # fmt: skip
+    return value, enough
+
+
+@compiled
 def commit(
     capacity: Integers, transposed: Integers, residual: Integers, forward: Words, backward: Words,
-    touched: Integers, counts: Integers, ends: Integers, plan: Integers, vectors: Integers,
-    channels: Integers, rows: Integers, layer: int, target: int, source: int,
-) -> None:  # fmt: skip
-    """Write the plan into the residual graph."""
+    touched: Integers, counts: Integers, ends: Integers, coarse: Coarse, draft: Draft, layer: int,
+    target: int, source: int,
+) -> int:  # fmt: skip
+    """Write a plan, of which no end was rounded up, into the residual graph; returns its value."""
+    short, short_transposed, _, shift, _ = coarse
+    used, plan, vectors, channels, rows, columns, drawn, noted = draft
     n = ends.shape[1]
-    planned = counts[TOUCHED]
+    upper, lower = span(layer, target, source)
+    same = target == source
+    value = 0
     for v in range(n):
+        sent = vectors[ENTRY, v] - plan[ROW, layer, v]
+        received = vectors[EXIT, v] - plan[COLUMN, 1, v]
+        vectors[SUPPLY, v] = sent
+        if v == target:
+            sent = vectors[ENTRY, v] - channels[TARGET, layer]
+            received = channels[DIRECT, 1]
+        if v == source:
+            sent = sent if same else channels[DIRECT, layer]
+            received = vectors[EXIT, v] - channels[TARGET if same else SOURCE, 1]
+        ends[TARGET, v] = capacity[layer, target, v] - (sent << shift)
+        ends[SOURCE, v] = transposed[1, source, v] - (received << shift)
         ends[EXCESS, v] = 0
         ends[SURPLUS, v] = 0
-        ends[TARGET, v] = capacity[layer, target, v] - plan[ROW, layer, v]
-        ends[SOURCE, v] = transposed[1, source, v] - plan[COLUMN, 1, v]
-        vectors[SUPPLY, v] = plan[ROW, layer, v]
-    ends[TARGET, target] = channels[TARGET, layer]
-    if target == source:
-        ends[SOURCE, source] = channels[TARGET, 1]
-    else:
-        ends[SOURCE, source] = channels[SOURCE, 1]
-        ends[SOURCE, target] -= plan[ROW, 1, source]
-    for m in range(layer - 1, 1, -1):
+        value += sent
+    for t in range(noted[ROWS]):
+        m, u = rows[t] >> 20, rows[t] & 0xFFFFF
         for v in range(n):
-            amount = plan[ROW, m, v]
+            amount = short[m, u, v] - used[m, u, v]
             if amount > 0:
-                send_down(residual, forward, backward, touched, counts, m, target, v, amount)
-            out = plan[COLUMN, m, v]
+                send_down(residual, forward, backward, touched, counts, m, u, v, amount << shift)
+    for c in range(noted[COLUMNS]):
+        m, v = columns[c] >> 20, columns[c] & 0xFFFFF
+        for u in range(n):
+            amount = drawn[c, u]
+            if amount > 0 and plan[FREE, m, u] > 0:  # else it is in the row already
+                send_down(residual, forward, backward, touched, counts, m, u, v, amount << shift)
+    for m in range(layer - 1, 1, -1):
+        amount = channels[DIRECT, m]
+        if amount > 0:
+            send_down(
+                residual, forward, backward, touched, counts, m, target, source, amount << shift
+            )
+        for v in range(n):
+            into, out = 0, 0
+            if m >= upper:
+                into = short[m, target, v] - plan[ROW, m, v]
+            if m <= lower:
+                out = short_transposed[m, source, v] - plan[COLUMN, m, v]
+            if into > 0:
+                send_down(residual, forward, backward, touched, counts, m, target, v, into << shift)
             if out > 0:
-                send_down(residual, forward, backward, touched, counts, m, v, source, out)
+                send_down(residual, forward, backward, touched, counts, m, v, source, out << shift)
             held = vectors[SUPPLY, v] - out - plan[MOVED_OUT, m, v]
-            vectors[SUPPLY, v] = held + amount + plan[MOVED_IN, m, v]
+            vectors[SUPPLY, v] = held + into + plan[MOVED_IN, m, v]
             if v == target:
-                held = capacity[m, v, v] - channels[TARGET, m]
+                held = short[m, v, v] - channels[TARGET, m]
             elif v == source:
-                held = capacity[m, v, v] - channels[SOURCE, m]
+                held = short[m, v, v] - channels[SOURCE, m]
             if held > 0:
-                send_down(residual, forward, backward, touched, counts, m, v, v, held)
-    for t in range(planned):
-        m, u, v = touched[t] >> 40, (touched[t] >> 20) & 0xFFFFF, touched[t] & 0xFFFFF
-        backward[m, v, u >> 6] |= bit(u)
-        if residual[m, u, v] == 0:
-            forward[m, u, v >> 6] &= ~bit(v)
-    for t in range(counts[ROWS]):
-        m, u = rows[t] >> 20, rows[t] & 0xFFFFF
-        for v in range(n):
-            left = residual[m, u, v]
-            if left < capacity[m, u, v]:
-                backward[m, v, u >> 6] |= bit(u)
-                if left == 0:
-                    forward[m, u, v >> 6] &= ~bit(v)
+                send_down(residual, forward, backward, touched, counts, m, v, v, held << shift)
+    return value << shift
 
 
-@compiled
-def drop_plan(plan: Integers, layer: int) -> None:
-    """Forget the plan: clear every vector `draw_plan` may have written for this layer."""
-    for m in range(1, layer + 1):
-        if m <= 1 + NEAR or m >= layer - NEAR:
-            for v in range(plan.shape[2]):
-                plan[ROW, m, v] = 0
-                plan[COLUMN, m, v] = 0
-                plan[MOVED_OUT, m, v] = 0
-                plan[MOVED_IN, m, v] = 0
-                plan[NOTED, m, v] = 0
-
-
-@compiled
-def undo_moves(
-    capacity: Integers, residual: Integers, rows: Integers, touched: Integers, counts: Integers
-) -> None:
-    """Back to zero flow on every edge the moves of a plan used, or its search."""
-    n = residual.shape[1]
-    for t in range(counts[ROWS]):
-        m, u = rows[t] >> 20, rows[t] & 0xFFFFF
-        for v in range(n):
-            residual[m, u, v] = capacity[m, u, v]
-    counts[ROWS] = 0
-    for t in range(min(counts[TOUCHED], touched.shape[0])):
-        m, u, v = touched[t] >> 40, (touched[t] >> 20) & 0xFFFFF, touched[t] & 0xFFFFF
-        residual[m, u, v] = capacity[m, u, v]
-    counts[TOUCHED] = 0
+@inlined
+def drop_plan(coarse: Coarse, draft: Draft) -> None:
+    """Forget the plan: its rows are whole again, and none is noted."""
+    short, residual, plan = coarse.capacity, draft.residual, draft.plan
+    for t in range(draft.counts[ROWS]):
+        m, u = draft.rows[t] >> 20, draft.rows[t] & 0xFFFFF
+        copy(short[m, u], residual[m, u])
+        plan[FREE, m, u] = plan[FREE, 0, 0]  # which is never noted
+    for c in range(draft.counts[COLUMNS]):
+        plan[DRAWN, draft.columns[c] >> 20, draft.columns[c] & 0xFFFFF] = 0
+    draft.counts[ROWS] = 0
+    draft.counts[COLUMNS] = 0

@@ -90,9 +90,9 @@ def _solve(
     graph = build_graph(integers)
     work = new_work(graph)
     solve_open(graph, work, layer, target, source)
-    flow[1:-1] = integers[2:layer] - work.residual[2:layer]
-    flow[-1, target] = integers[layer, target] - work.ends[TARGET]
-    flow[0, :, source] = integers[1, :, source] - work.ends[SOURCE]
+    flow[1:-1] = integers[2:layer] - work.residual[2:layer, :n, :n]
+    flow[-1, target] = integers[layer, target] - work.ends[TARGET, :n]
+    flow[0, :, source] = integers[1, :, source] - work.ends[SOURCE, :n]
     side[1:layer] = ~_members(work, layer, n)
     return flow, side
 

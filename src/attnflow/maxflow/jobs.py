@@ -23,7 +23,7 @@ from attnflow.maxflow.bounds import (
     reachable_ceiling,
     two_layers,
 )
-from attnflow.maxflow.kernel import solve_run
+from attnflow.maxflow.kernel import SEARCHED, plan_run, solve_run
 from attnflow.maxflow.results import Decided, FlowResult
 from attnflow.maxflow.scaling import Scaled
 from attnflow.maxflow.state import Graph, Integers, Work, build_graph, new_work, squeezed
@@ -36,6 +36,8 @@ EXACT = 1e-6
 
 FIRM = 6
 """The layer from which bounds alone are climbed: most flows are saturated there."""
+MANY = 192
+"""Among so many positions there are more ways down: flows are saturated a layer earlier."""
 DEEP = 9
 """From this layer on the middle of the graph is squeezed, or climbed over by bounds."""
 ENDS, CAUSAL_ENDS = 3, 8
@@ -206,34 +208,59 @@ def solve_open(
     ends = CAUSAL_ENDS if causal else ENDS
     if ceilings is None and layer >= max(DEEP, 2 * ends + 3):
         graph, work = scratch.squeeze(layer, ends)
-        unused = np.empty_like(upper)
-        last = 2 * ends + 1
-        solve_run(graph, work, last, targets, sources, upper, slack, causal, lower, unused, how)
+        unused = upper.copy()
+        pairs = targets, sources, upper, slack
+        _solve_run(graph, work, 2 * ends + 1, *pairs, causal, lower, unused, how)
     short = np.flatnonzero(lower < upper - slack)
     if len(short):
-        answer = _solve_run(query, scratch, layer, targets[short], sources[short], upper[short])
-        lower[short], upper[short], how[short] = answer
+        lows, highs, ways = lower[short], upper[short], how[short]
+        # Plans reach the ceiling of most deep flows at once, unless a causal mask is in their way;
+        # and of most flows, where coming near is enough.
+        firm = FIRM - 1 if query.length >= MANY else FIRM
+        stubborn = (layer < firm and slack == 0) or causal
+        pairs = targets[short], sources[short], upper[short], slack
+        _solve_run(query.graph, scratch.work, layer, *pairs, stubborn, lows, highs, ways)
+        lower[short], upper[short], how[short] = lows, highs, ways
     return lower, upper, how
 
 
 def _solve_run(
-    query: Query,
-    scratch: Scratch,
+    graph: Graph,
+    work: Work,
     layer: int,
     targets: Integers,
     sources: Integers,
     ceilings: Integers,
-) -> tuple[Integers, Integers, Integers]:
-    """(lower, upper, how) of pairs of one layer >= 3 from the whole graph."""
-    lower, upper, how = (np.empty(len(targets), np.int64) for _ in range(3))
-    slack = query.slack(layer)
-    # Plans reach the ceiling of most deep flows at once, unless a causal mask is in their way;
-    # and of most flows, where coming near is enough.
-    warm = (layer < FIRM and slack == 0) or bool(query.scaled.causal[layer])
-    solve_run(
-        query.graph, scratch.work, layer, targets, sources, ceilings, slack, warm, lower, upper, how
-    )
-    return lower, upper, how
+    slack: int,
+    stubborn: bool,
+    lower: Integers,
+    upper: Integers,
+    how: Integers,
+) -> None:
+    """Solve pairs of one layer >= 3; writes into the last three.
+
+    stubborn: few plans would prove anything, so that none is drawn for its own sake.
+    """
+    how[:] = SEARCHED
+    if not stubborn:
+        misses = np.zeros((2, graph.capacity.shape[1]), np.int64)
+        plan_run(graph, work.draft, layer, targets, sources, ceilings, slack, misses, lower, how)
+    rest = np.flatnonzero(how == SEARCHED)
+    if not len(rest):
+        return
+    if not stubborn:
+        rest = rest[_in_turn(targets[rest], sources[rest])]
+    lows, highs = np.empty(len(rest), np.int64), np.empty(len(rest), np.int64)
+    solve_run(graph, work, layer, targets[rest], sources[rest], ceilings[rest], slack, lows, highs)
+    lower[rest], upper[rest] = lows, highs
+
+
+def _in_turn(targets: Integers, sources: Integers) -> Integers:
+    """An order in which neighbours share the end that they have in common with more pairs."""
+    by_target = np.bincount(targets)[targets] >= np.bincount(sources)[sources]
+    one = np.where(by_target, targets, sources)
+    other = np.where(by_target, sources, targets)
+    return np.lexsort((other, one, by_target))
 
 
 class _Known(NamedTuple):

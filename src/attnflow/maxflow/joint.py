@@ -154,7 +154,9 @@ def _from_subsets(game: _Game, work: Work, scaled: Scaled) -> JointRow:
         values[:] = np.ldexp(game.columns[:, 0].astype(np.float64), -scaled.exponent)
     elif players:
         worth = np.zeros(1 << players, np.int64)
-        _run_subsets(game.graph, work, game.layer, game.target, game.columns[game.active], worth)
+        columns = game.columns[game.active]
+        joined = np.zeros((2, columns.shape[1]), np.int64)
+        _run_subsets(game.graph, work, game.layer, game.target, columns, joined, worth)
         exact = np.ldexp(worth.astype(np.float64), -scaled.exponent)
         subsets = np.arange(1 << players)
         sizes = np.array([s.bit_count() for s in subsets.tolist()])
@@ -244,10 +246,10 @@ def _run_orders(
     gains: Integers,
 ) -> None:  # fmt: skip
     """What each player adds in each order: `gains[order, player]`.  Layer >= 2."""
-    capacity, _, positive, _, _, _ = graph
+    capacity, _, positive, _, _ = graph
     (
         residual, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,
-        touched, _, counts, _, _, _,
+        touched, counts, _,
     ) = work  # fmt: skip
     n = ends.shape[1]
     most = 0
@@ -277,17 +279,21 @@ def _run_orders(
 
 @compiled
 def _run_subsets(
-    graph: Graph, work: Work, layer: int, target: int, columns: Integers, worth: Integers
-) -> None:
-    """v of every subset, by the bits of its number, in Gray's order.  Layer >= 2."""
-    capacity, _, positive, _, _, _ = graph
+    graph: Graph, work: Work, layer: int, target: int, columns: Integers, joined: Integers,
+    worth: Integers,
+) -> None:  # fmt: skip
+    """v of every subset, by the bits of its number, in Gray's order.  Layer >= 2.
+
+    `joined` is scratch: the columns of a subset and of the one after it, added up.
+    """
+    capacity, _, positive, _, _ = graph
     (
         residual, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,
-        touched, _, counts, _, _, vectors,
+        touched, counts, _,
     ) = work  # fmt: skip
     n = ends.shape[1]
     most = 0
-    before, following = vectors[0], vectors[1]
+    before, following = joined[0], joined[1]
     for v in range(n):
         most += capacity[layer, target, v]
         ends[TARGET, v] = capacity[layer, target, v]

@@ -23,23 +23,26 @@ same value.  (For surplus, turn the graph upside down.)
 from __future__ import annotations
 
 from attnflow.maxflow.compiled import NONE, bit, compiled, inlined
-from attnflow.maxflow.construct import commit, draw_plan, drop_plan, undo_moves
-from attnflow.maxflow.search import clean, search
+from attnflow.maxflow.construct import commit, drop_plan, plan_pair
+from attnflow.maxflow.search import clean, search, send_down
 from attnflow.maxflow.state import (
     EXCESS,
     SOURCE,
     SURPLUS,
     TARGET,
     UNBOUNDED,
+    Draft,
     Graph,
     Integers,
     Words,
     Work,
 )
 
-__all__ = ["solve_open", "solve_run"]
+__all__ = ["SEARCHED", "plan_run", "solve_open", "solve_run"]
 
 CONSTRUCTED, SEARCHED = 2, 3
+PATIENCE = 4
+"""How many plans of one end may fail, with none before that did not, until no more are drawn."""
 
 
 @inlined
@@ -60,6 +63,37 @@ def change_ends(
 
 
 @inlined
+def swap(
+    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    counts: Integers, ends: Integers, m: int, taker: int, giver: int,
+) -> int:  # fmt: skip
+    """Flow that `giver` sends beyond its end is sent by `taker` instead, along edges of layer `m`
+    to the same nodes; returns how much.
+
+    Half of what a target sends falls down its own channel.  So when the target changes, this is
+    most of what has to change, and needs no search.
+    """
+    most = min(ends[TARGET, taker], ends[EXCESS, giver])
+    left = most
+    if left > 0:
+        for w in range(ends.shape[1]):
+            flow = capacity[m, giver, w] - residual[m, giver, w]
+            amount = min(min(residual[m, taker, w], flow), left)
+            if amount > 0:
+                send_down(residual, forward, backward, touched, counts, m, taker, w, amount)
+                residual[m, giver, w] += amount
+                forward[m, giver, w >> 6] |= bit(w)
+                if amount == flow:
+                    backward[m, w, giver >> 6] &= ~bit(giver)
+                left -= amount
+                if left == 0:
+                    break
+        ends[TARGET, taker] -= most - left
+        ends[EXCESS, giver] -= most - left
+    return most - left
+
+
+@inlined
 def hide_before(position: int, length: int, unseen: Words) -> None:
     """Searches leave out earlier positions: from there no edge leads back to the source token."""
     for w in range(unseen.shape[1]):
@@ -69,21 +103,52 @@ def hide_before(position: int, length: int, unseen: Words) -> None:
 
 
 @compiled
+def plan_run(
+    graph: Graph, draft: Draft, layer: int, targets: Integers, sources: Integers,
+    ceilings: Integers, slack: int, misses: Integers, lower: Integers, how: Integers,
+) -> None:  # fmt: skip
+    """Plans for many pairs at one layer >= 3: the flow of those that are proven to come within
+    `slack` of their known upper bounds, `ceilings`; `how` becomes `SEARCHED` for the others.
+
+    Where plans fail they mostly fail for all pairs of a target, or of a source token.  So after
+    some that failed, with no other in between, the other pairs of that end are not planned.
+    misses: [TARGET | SOURCE, v], zeros; -1 once a plan of that end was enough.
+    """
+    capacity, transposed, _, _, coarse = graph
+    for t in range(targets.shape[0]):
+        target, source = targets[t], sources[t]
+        how[t] = SEARCHED
+        if max(misses[TARGET, target], misses[SOURCE, source]) >= PATIENCE:
+            continue
+        value, proof = plan_pair(
+            capacity, transposed, coarse, draft, layer, target, source, ceilings[t], slack, True
+        )
+        drop_plan(coarse, draft)
+        if value >= proof:
+            lower[t] = ceilings[t] - slack + ((value - proof) << coarse.shift)
+            how[t] = CONSTRUCTED
+            misses[TARGET, target] = -1
+            misses[SOURCE, source] = -1
+        else:
+            misses[TARGET, target] += misses[TARGET, target] >= 0
+            misses[SOURCE, source] += misses[SOURCE, source] >= 0
+
+
+@compiled
 def solve_run(
     graph: Graph, work: Work, layer: int, targets: Integers, sources: Integers,
-    ceilings: Integers, slack: int, warm: bool, lower: Integers, upper: Integers, how: Integers,
+    ceilings: Integers, slack: int, lower: Integers, upper: Integers,
 ) -> None:  # fmt: skip
     """Maximum flows of many pairs at one layer >= 3.
 
-    With `warm`, a pair keeps the flow of the one before where they share an end: this pays where
-    plans rarely reach their ceilings.
+    A pair keeps the flow of the one before where they share an end.
 
     `ceilings` are known upper bounds; a flow within `slack` of its ceiling is accepted.
     """
-    capacity, transposed, positive, channel, barren, causal = graph
+    capacity, transposed, positive, causal, _ = graph
     (
         residual, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,
-        touched, rows, counts, plan, channels, vectors,
+        touched, counts, _,
     ) = work  # fmt: skip
     count = targets.shape[0]
     target, source, loaded = -1, -1, False  # the pair whose flow is loaded
@@ -92,42 +157,30 @@ def solve_run(
     for t in range(count):
         enough = ceilings[t] - slack
         upper[t] = ceilings[t]
-        if loaded and warm and sources[t] == source and way == SOURCE:
+        if loaded and sources[t] == source and way == SOURCE:
             value = change_ends(
                 capacity[layer, target], capacity[layer, targets[t]], ends, TARGET, EXCESS
             )
-        elif loaded and warm and targets[t] == target and way == TARGET:
+            value += swap(
+                capacity, residual, forward, backward, touched, counts, ends, layer - 1, targets[t],
+                target,
+            )  # fmt: skip
+        elif loaded and targets[t] == target and way == TARGET:
             value = change_ends(
                 transposed[1, source], transposed[1, sources[t]], ends, SOURCE, SURPLUS
             )
         else:
             if loaded:
                 clean(capacity, positive, residual, forward, backward, touched, counts, layer)
-                undo_moves(capacity, residual, rows, touched, counts)
-            target, source = targets[t], sources[t]
-            value = draw_plan(
-                capacity, transposed, channel, residual, plan, vectors, channels, rows,
-                touched, counts, barren, layer, target, source, enough,
-            )  # fmt: skip
-            way = SOURCE if t + 1 < count and sources[t + 1] == source else TARGET
-            next_shares = t + 1 < count and (sources[t + 1] == source or targets[t + 1] == target)
-            loaded = value < enough or (warm and next_shares)
-            if loaded:
-                commit(
-                    capacity, transposed, residual, forward, backward, touched, counts, ends, plan,
-                    vectors, channels, rows, layer, target, source,
-                )  # fmt: skip
-            else:
-                undo_moves(capacity, residual, rows, touched, counts)
-            drop_plan(plan, layer)
-            floor = source
+            loaded = True
+            value = begin(graph, work, layer, targets[t], sources[t], ceilings[t])
+            way = SOURCE if t + 1 < count and sources[t + 1] == sources[t] else TARGET
+            floor = sources[t]
         target, source = targets[t], sources[t]
         if causal:
             floor = min(floor, source)
             hide_before(floor, ends.shape[1], unseen)
-        how[t] = CONSTRUCTED
         if value < enough:
-            how[t] = SEARCHED
             value, optimal = search(
                 capacity, residual, forward, backward, touched, counts, ends, open_ends, unseen,
                 slot_nodes, slots, newest, path, layer, value, enough,
@@ -137,24 +190,31 @@ def solve_run(
         lower[t] = value
     if loaded:
         clean(capacity, positive, residual, forward, backward, touched, counts, layer)
-        undo_moves(capacity, residual, rows, touched, counts)
 
 
+@inlined
+def begin(graph: Graph, work: Work, layer: int, target: int, source: int, ceiling: int) -> int:
+    """Load the plan of a pair; returns its value."""
+    capacity, transposed, _, _, coarse = graph
+    plan_pair(capacity, transposed, coarse, work.draft, layer, target, source, ceiling, 0, False)
+    value = commit(
+        capacity, transposed, work.residual, work.forward, work.backward, work.touched,
+        work.counts, work.ends, coarse, work.draft, layer, target, source,
+    )  # fmt: skip
+    drop_plan(coarse, work.draft)
+    return value
+
+
+@compiled
 def solve_open(graph: Graph, work: Work, layer: int, target: int, source: int) -> int:
     """Solve one pair at layer >= 2 to its minimum cut and leave flow and cut in `work`."""
-    value = draw_plan(
-        graph.capacity, graph.transposed, graph.channel, work.residual, work.plan, work.vectors,
-        work.channels, work.rows, work.touched, work.counts, graph.barren, layer, target, source,
-        UNBOUNDED,
-    )  # fmt: skip
-    commit(
-        graph.capacity, graph.transposed, work.residual, work.forward, work.backward,
-        work.touched, work.counts, work.ends, work.plan, work.vectors, work.channels, work.rows,
-        layer, target, source,
-    )  # fmt: skip
+    (
+        residual, forward, backward, ends, open_ends, unseen, slot_nodes, slots, newest, path,
+        touched, counts, _,
+    ) = work  # fmt: skip
+    value = begin(graph, work, layer, target, source, UNBOUNDED)
     value, _ = search(
-        graph.capacity, work.residual, work.forward, work.backward, work.touched, work.counts,
-        work.ends, work.open_ends, work.unseen, work.slot_nodes, work.slots, work.newest,
-        work.path, layer, value, UNBOUNDED,
+        graph.capacity, residual, forward, backward, touched, counts, ends, open_ends, unseen,
+        slot_nodes, slots, newest, path, layer, value, UNBOUNDED,
     )  # fmt: skip
-    return int(value)
+    return value

@@ -3,6 +3,11 @@
 See `construct` for what they are for.  `channels` holds what is left of the straight edges of the
 target's and of the source token's channel; every step takes its share of them with `reserve`.
 
+Flow that moves along a *row* is taken off `residual` there, and the row is noted; flow that moves
+along a *column*, where the graph has no neighbours in memory, is noted in a vector of its own
+(`drawn`).  An edge lies on both.  So a row that is noted has what its columns have drawn taken off,
+and a column draws from rows only that are not noted (`FREE`).
+
 Lists of parameters and the ends of loops repeat in the compiled functions of this folder: numba
 compiles plain functions of arrays fastest, and a helper for three lines of a loop over arrays
 would need as many parameters as the loop.
@@ -11,44 +16,50 @@ would need as many parameters as the loop.
 from __future__ import annotations
 
 from attnflow.maxflow.compiled import compiled, inlined
+from attnflow.maxflow.lanes import (
+    LANES,
+    add,
+    first_of,
+    least,
+    load,
+    most,
+    nothing,
+    reaches,
+    store,
+    subtract,
+    total,
+)
 from attnflow.maxflow.state import (
     COLUMN,
+    COLUMNS,
     DEMAND,
+    DRAWN,
+    ENTRY,
+    FREE,
     HELD,
     MOVED_IN,
     MOVED_OUT,
-    NOTED,
-    OPEN,
+    ROOM,
     ROW,
     ROWS,
     SOURCE,
     SUPPLY,
     TARGET,
-    TOUCHED,
     UNBOUNDED,
     Integers,
+    Short,
 )  # fmt: skip
 
-__all__ = [
-    "hold",
-    "join",
-    "least",
-    "move",
-    "push_few",
-    "push_row",
-    "push_rows",
-    "reserve",
-    "widest",
-]
+__all__ = ["hold", "join", "move", "move_twice", "narrowest", "reserve", "widest"]
 
 BIG = 5
-"""Supplies of at least 2**-BIG of all supply are pushed along whole rows, others edge by edge."""
-TRIES = 4
-"""How many demands a small supply tries."""
+"""Supplies and demands of at least 2**-BIG of all are worth a row or a column."""
+FEW = 4
+"""The same for moves by two edges, which take a row and a column for each pair of them."""
 
 
 @inlined
-def least(channels: Integers, which: int, first: int, last: int) -> int:
+def narrowest(channels: Integers, which: int, first: int, last: int) -> int:
     """The narrowest edge left in a channel over layers first .. last; unbounded when empty."""
     result = UNBOUNDED
     for m in range(first, last + 1):
@@ -68,191 +79,318 @@ def reserve(channels: Integers, layer: int, above: int, below: int, amount: int)
 @inlined
 def widest(channels: Integers, layer: int, above: int, below: int) -> int:
     """The most that `reserve` may reserve."""
-    return min(least(channels, TARGET, above + 1, layer), least(channels, SOURCE, 1, below - 1))
+    return min(
+        narrowest(channels, TARGET, above + 1, layer), narrowest(channels, SOURCE, 1, below - 1)
+    )
 
 
 @inlined
-def join(
-    first: Integers, second: Integers, into: Integers, out: Integers, room: Integers, limit: int
-) -> int:
+def join(first: Short, second: Short, room: Short, limit: int) -> int:
     """Flow target -> v along `first`, v -> source along `second`, for all v at once."""
-    n = room.shape[0]
-    total = 0
-    for v in range(n):
-        total += min(min(first[v] - into[v], second[v] - out[v]), room[v])
-    if total <= limit:
-        for v in range(n):
-            amount = min(min(first[v] - into[v], second[v] - out[v]), room[v])
-            into[v] += amount
-            out[v] += amount
-            room[v] -= amount
-        return total
-    total = limit
-    for v in range(n):
-        amount = min(min(first[v] - into[v], second[v] - out[v]), min(room[v], limit))
-        into[v] += amount
-        out[v] += amount
-        room[v] -= amount
-        limit -= amount
-    return total
+    left = limit
+    for k in range(0, room.shape[0], LANES):
+        amount = least(least(load(first, k), load(second, k)), load(room, k))
+        size = total(amount)
+        if size > left:
+            amount = first_of(amount, left)
+            size = left
+        store(first, k, subtract(load(first, k), amount))
+        store(second, k, subtract(load(second, k), amount))
+        store(room, k, subtract(load(room, k), amount))
+        left -= size
+        if left == 0:
+            break
+    return limit - left
 
 
 @inlined
-def push_row(row: Integers, demand: Integers, amount: int) -> int:
-    """Spend `amount` of supply along one row into the demands; returns what is left of it."""
-    n = row.shape[0]
-    total = 0
-    for v in range(n):
-        total += min(row[v], demand[v])
-    if total <= amount:
-        for v in range(n):
-            sent = min(row[v], demand[v])
-            row[v] -= sent
-            demand[v] -= sent
-        return amount - total
-    for v in range(n):
-        sent = min(min(row[v], demand[v]), amount)
-        row[v] -= sent
-        demand[v] -= sent
-        amount -= sent
+def spend(edges: Short, demand: Short, arrivals: Short, amount: int) -> int:
+    """Spend `amount` along edges into demands; returns what is left of it."""
+    for k in range(0, edges.shape[0], LANES):
+        sent = least(load(edges, k), load(demand, k))
+        size = total(sent)
+        if size > amount:
+            sent = first_of(sent, amount)
+            size = amount
+        store(edges, k, subtract(load(edges, k), sent))
+        store(demand, k, subtract(load(demand, k), sent))
+        store(arrivals, k, add(load(arrivals, k), sent))
+        amount -= size
         if amount == 0:
             break
     return amount
 
 
 @inlined
-def push_rows(
-    residual: Integers, plan: Integers, vectors: Integers, rows: Integers, counts: Integers,
-    m: int, at_least: int, limit: int,
-) -> int:  # fmt: skip
-    """Push supplies of `at_least` or more along their rows of layer `m`; returns the total."""
-    demand = vectors[DEMAND]
-    total = 0
-    for u in range(vectors.shape[1]):
-        amount = vectors[SUPPLY, u]
-        if amount < at_least:
-            continue
-        amount = min(amount, limit - total)
-        own = demand[u]
-        demand[u] = 0  # the straight edge belongs to the channel
-        sent = amount - push_row(residual[m, u], demand, amount)
-        demand[u] = own
-        if sent > 0:
-            if plan[NOTED, m, u] == 0:
-                plan[NOTED, m, u] = 1
-                rows[counts[ROWS]] = (m << 20) | u
-                counts[ROWS] += 1
-            plan[MOVED_OUT, m, u] += sent
-            vectors[SUPPLY, u] -= sent
-            total += sent
-            if total == limit:
-                break
-    return total
+def note_row(
+    residual: Short, plan: Short, rows: Integers, columns: Integers, drawn: Short,
+    counts: Integers, m: int, u: int,
+) -> None:  # fmt: skip
+    """Make `residual` right for the row of node (m, u), and from now on the only record of it."""
+    if plan[FREE, m, u] > 0:
+        plan[FREE, m, u] = 0
+        rows[counts[ROWS]] = (m << 20) | u
+        counts[ROWS] += 1
+        for c in range(counts[COLUMNS]):
+            if columns[c] >> 20 == m:
+                residual[m, u, columns[c] & 0xFFFFF] -= drawn[c, u]
 
 
 @inlined
-def push_few(
-    residual: Integers, plan: Integers, vectors: Integers, touched: Integers, counts: Integers,
-    m: int, less_than: int, limit: int,
-) -> int:  # fmt: skip
-    """Push supplies of `less_than` or less, each into the next few open demands that take it.
+def note_column(
+    plan: Short, columns: Integers, drawn: Short, counts: Integers, m: int, v: int
+) -> int:
+    """The place of the edges into (m - 1, v) in the list of columns, or -1 when that is full."""
+    c = plan[DRAWN, m, v] - 1
+    if c < 0:
+        c = counts[COLUMNS]
+        if c == columns.shape[0]:
+            return -1
+        counts[COLUMNS] += 1
+        columns[c] = (m << 20) | v
+        plan[DRAWN, m, v] = c + 1
+        for k in range(0, drawn.shape[1], LANES):
+            store(drawn[c], k, nothing(drawn))
+    return c
 
-    A small supply fits into one or two edges; reading its whole row would cost more than that.
-    The demands are taken round robin, so that the same ones are not tried in vain every time.
-    """
-    demand, waiting = vectors[DEMAND], vectors[OPEN]
-    count = 0
-    for v in range(vectors.shape[1]):
-        if demand[v] > 0:
-            waiting[count] = v
-            count += 1
-    total = 0
-    place = 0
-    for u in range(vectors.shape[1]):
-        supply = vectors[SUPPLY, u]
-        if supply == 0 or supply >= less_than:
-            continue
-        left = min(supply, limit - total)
-        for _ in range(TRIES):
-            if left == 0 or count == 0 or counts[TOUCHED] >= touched.shape[0]:
-                break
-            if place >= count:
-                place = 0
-            v = waiting[place]
-            sent = min(min(residual[m, u, v], demand[v]), left)
-            if v == u or sent == 0:
-                place += 1
-                continue
-            touched[counts[TOUCHED]] = (m << 40) | (u << 20) | v
-            counts[TOUCHED] += 1
-            residual[m, u, v] -= sent
-            demand[v] -= sent
-            left -= sent
-            total += sent
-            plan[MOVED_OUT, m, u] += sent
-            vectors[SUPPLY, u] -= sent
-            if demand[v] == 0:
-                count -= 1
-                waiting[place] = waiting[count]
-            else:
-                place += 1
-        if total == limit:
+
+@inlined
+def push_rows(
+    residual: Short, plan: Short, vectors: Short, rows: Integers, columns: Integers,
+    drawn: Short, counts: Integers, m: int, large: int, limit: int,
+) -> int:  # fmt: skip
+    """Push large supplies along their rows of layer `m`; returns the total."""
+    supply, demand = vectors[SUPPLY], vectors[DEMAND]
+    left = limit
+    for k in range(0, supply.shape[0], LANES):
+        if left == 0:
             break
-    return total
+        if not reaches(load(supply, k), large):
+            continue
+        for u in range(k, k + LANES):
+            if supply[u] < large:
+                continue
+            amount = min(supply[u], left)
+            note_row(residual, plan, rows, columns, drawn, counts, m, u)
+            own = demand[u]
+            demand[u] = 0  # the straight edge belongs to the channel
+            moved = amount - spend(residual[m, u], demand, plan[MOVED_IN, m], amount)
+            demand[u] = own
+            supply[u] -= moved
+            plan[MOVED_OUT, m, u] += moved
+            left -= moved
+    return limit - left
+
+
+@inlined
+def pull_columns(
+    transposed: Short, plan: Short, vectors: Short, columns: Integers, drawn: Short,
+    counts: Integers, m: int, large: int, limit: int,
+) -> int:  # fmt: skip
+    """Pull supplies along columns of layer `m` into large demands; returns the total."""
+    supply, demand = vectors[SUPPLY], vectors[DEMAND]
+    free, departures = plan[FREE, m], plan[MOVED_OUT, m]
+    left = limit
+    for k in range(0, demand.shape[0], LANES):
+        if left == 0:
+            break
+        if not reaches(load(demand, k), large):
+            continue
+        for v in range(k, k + LANES):
+            if demand[v] < large or left == 0:
+                continue
+            c = note_column(plan, columns, drawn, counts, m, v)
+            if c < 0:
+                return limit - left
+            own = supply[v]
+            supply[v] = 0  # the straight edge belongs to the channel
+            amount = min(demand[v], left)
+            open_amount = amount
+            column, used = transposed[m, v], drawn[c]
+            for w in range(0, demand.shape[0], LANES):
+                sent = least(
+                    least(load(supply, w), load(free, w)),
+                    subtract(load(column, w), load(used, w)),
+                )
+                size = total(sent)
+                if size > open_amount:
+                    sent = first_of(sent, open_amount)
+                    size = open_amount
+                store(used, w, add(load(used, w), sent))
+                store(supply, w, subtract(load(supply, w), sent))
+                store(departures, w, add(load(departures, w), sent))
+                open_amount -= size
+                if open_amount == 0:
+                    break
+            supply[v] = own
+            plan[MOVED_IN, m, v] += amount - open_amount
+            demand[v] -= amount - open_amount
+            left -= amount - open_amount
+    return limit - left
 
 
 @compiled
 def move(
-    first: Integers, second: Integers, into: Integers, out: Integers, givers: Integers,
-    takers: Integers, residual: Integers, plan: Integers, vectors: Integers, rows: Integers,
-    touched: Integers, counts: Integers, m: int, limit: int,
+    first: Short, second: Short, givers: Short, takers: Short, transposed: Short, residual: Short,
+    plan: Short, vectors: Short, rows: Integers, columns: Integers, drawn: Short,
+    counts: Integers, lowest: int, highest: int, lower: int, upper: int, barren: int, limit: int,
 ) -> int:  # fmt: skip
-    """Flow target -> u along `first`, u -> v at layer `m`, v -> source along `second`.
+    """Flow target -> u along `first`, u -> v at one of some layers, v -> source along `second`.
 
     `givers[u]` and `takers[v]` say how much each channel can be used for it.
     """
-    n = vectors.shape[1]
     supply, demand = vectors[SUPPLY], vectors[DEMAND]
-    all_supply = 0
-    all_demand = 0
-    for v in range(n):
-        supply[v] = min(first[v] - into[v], givers[v])
-        demand[v] = max(0, min(second[v] - out[v], takers[v] - supply[v]))
-        all_supply += supply[v]
-        all_demand += demand[v]
+    n = supply.shape[0]
+    supplies = nothing(supply)
+    demands = nothing(demand)
+    for k in range(0, n, LANES):
+        gives = least(load(first, k), load(givers, k))
+        takes = most(nothing(demand), least(load(second, k), subtract(load(takers, k), gives)))
+        store(supply, k, gives)
+        store(demand, k, takes)
+        supplies = add(supplies, gives)
+        demands = add(demands, takes)
+    all_supply, all_demand = total(supplies), total(demands)
+    limit = min(limit, min(all_supply, all_demand))
+    moved = 0
+    for m in range(lowest, highest + 1):
+        if moved == limit or m == barren or lower < m < upper:
+            continue
+        large = ((all_supply - moved) >> BIG) + 1
+        moved += push_rows(
+            residual, plan, vectors, rows, columns, drawn, counts, m, large, limit - moved
+        )
+        if moved < limit and m < transposed.shape[0]:
+            large = ((all_demand - moved) >> BIG) + 1
+            moved += pull_columns(
+                transposed, plan, vectors, columns, drawn, counts, m, large, limit - moved
+            )
+    if moved > 0:
+        for k in range(0, n, LANES):
+            gives = least(load(first, k), load(givers, k))
+            takes = most(nothing(demand), least(load(second, k), subtract(load(takers, k), gives)))
+            left = subtract(gives, load(supply, k))
+            arrived = subtract(takes, load(demand, k))
+            store(first, k, subtract(load(first, k), left))
+            store(second, k, subtract(load(second, k), arrived))
+            store(givers, k, subtract(load(givers, k), left))
+            store(takers, k, subtract(load(takers, k), arrived))
+    return moved
+
+
+@compiled
+def move_twice(
+    first: Short, second: Short, transposed: Short, residual: Short, plan: Short,
+    vectors: Short, rows: Integers, columns: Integers, drawn: Short, counts: Integers,
+    upper: int, lower: int, target: int, source: int, limit: int,
+) -> int:  # fmt: skip
+    """Flow target -> u along `first`, u -> w at layer `upper`, w -> v at `lower`, v -> source.
+
+    For the few channels that are left with much to give or to take and that no edge joins.
+    """
+    room, supply, demand = vectors[ROOM], vectors[SUPPLY], vectors[DEMAND]
+    n = supply.shape[0]
+    supplies = nothing(supply)
+    demands = nothing(demand)
+    for k in range(0, n, LANES):
+        gives = least(load(first, k), load(room, k))
+        takes = most(nothing(demand), least(load(second, k), subtract(load(room, k), gives)))
+        store(supply, k, gives)
+        store(demand, k, takes)
+        supplies = add(supplies, gives)
+        demands = add(demands, takes)
+    all_supply, all_demand = total(supplies), total(demands)
     if all_supply == 0 or all_demand == 0:
         return 0
-    limit = min(limit, all_demand)
-    big = (all_supply >> BIG) + 1
-    total = push_rows(residual, plan, vectors, rows, counts, m, big, limit)
-    if total < limit:
-        total += push_few(
-            residual, plan, vectors, touched, counts, m, big, limit - total
-        )  # fmt: skip
-    if total > 0:
-        for v in range(n):
-            before = min(first[v] - into[v], givers[v])
-            arrived = max(0, min(second[v] - out[v], takers[v] - before)) - demand[v]
-            left = before - supply[v]
-            into[v] += left
-            out[v] += arrived
-            plan[MOVED_IN, m, v] += arrived
-            givers[v] -= left
-            takers[v] -= arrived
-    return total
+    giving, taking = (all_supply >> FEW) + 1, (all_demand >> FEW) + 1
+    free = plan[FREE, lower]
+    left = limit
+    for a in range(0, n, LANES):
+        if not reaches(load(demand, a), taking):
+            continue
+        for v in range(a, a + LANES):
+            if demand[v] < taking:
+                continue
+            c = note_column(plan, columns, drawn, counts, lower, v)
+            if c < 0:
+                return limit - left
+            column, used = transposed[lower, v], drawn[c]
+            for b in range(0, n, LANES):
+                if not reaches(load(supply, b), giving):
+                    continue
+                for u in range(b, b + LANES):
+                    if supply[u] < giving or u == v:
+                        continue
+                    # A channel that flow has passed on its way has less room than before.
+                    amount = min(min(min(supply[u], demand[v]), min(room[u], room[v])), left)
+                    if amount <= 0:
+                        continue
+                    note_row(residual, plan, rows, columns, drawn, counts, upper, u)
+                    row = residual[upper, u]
+                    straight, onward, back, short = row[u], row[v], row[target], row[source]
+                    row[u] = 0
+                    row[v] = 0
+                    row[target] = 0
+                    row[source] = 0
+                    open_amount = amount
+                    for k in range(0, n, LANES):
+                        sent = least(
+                            least(load(row, k), load(free, k)),
+                            subtract(load(column, k), load(used, k)),
+                        )
+                        if upper > lower + 1:
+                            sent = least(sent, load(room, k))
+                        size = total(sent)
+                        if size > open_amount:
+                            sent = first_of(sent, open_amount)
+                            size = open_amount
+                        store(row, k, subtract(load(row, k), sent))
+                        store(used, k, add(load(used, k), sent))
+                        store(plan[MOVED_IN, upper], k, add(load(plan[MOVED_IN, upper], k), sent))
+                        store(plan[MOVED_OUT, lower], k, add(load(plan[MOVED_OUT, lower], k), sent))
+                        if upper > lower + 1:
+                            store(room, k, subtract(load(room, k), sent))
+                        open_amount -= size
+                        if open_amount == 0:
+                            break
+                    row[u] = straight
+                    row[v] = onward
+                    row[target] = back
+                    row[source] = short
+                    moved = amount - open_amount
+                    plan[MOVED_OUT, upper, u] += moved
+                    plan[MOVED_IN, lower, v] += moved
+                    first[u] -= moved
+                    second[v] -= moved
+                    room[u] -= moved
+                    room[v] -= moved
+                    supply[u] -= moved
+                    demand[v] -= moved
+                    left -= moved
+                    if left == 0:
+                        return limit
+    return limit - left
 
 
 @inlined
-def hold(plan: Integers, vectors: Integers, layer: int, m: int, target: int, source: int) -> None:
+def hold(
+    capacity: Short, transposed: Short, plan: Short, vectors: Short, layer: int,
+    upper: int, lower: int, m: int, target: int, source: int,
+) -> None:  # fmt: skip
     """HELD: what falls down each channel's straight edge of layer `m`, by the plan so far."""
     held = vectors[HELD]
-    for v in range(held.shape[0]):
-        held[v] = plan[ROW, layer, v]
-    for k in range(layer - 1, m - 1, -1):
-        for v in range(held.shape[0]):
-            held[v] -= plan[COLUMN, k, v] + plan[MOVED_OUT, k, v]
-        if k > m:
-            for v in range(held.shape[0]):
-                held[v] += plan[ROW, k, v] + plan[MOVED_IN, k, v]
+    for k in range(0, held.shape[0], LANES):
+        falls = subtract(load(vectors[ENTRY], k), load(plan[ROW, layer], k))
+        for a in range(layer - 1, m - 1, -1):
+            falls = subtract(falls, load(plan[MOVED_OUT, a], k))
+            if a <= lower:
+                out = subtract(load(transposed[a, source], k), load(plan[COLUMN, a], k))
+                falls = subtract(falls, out)
+            if a > m:
+                falls = add(falls, load(plan[MOVED_IN, a], k))
+                if a >= upper:
+                    into = subtract(load(capacity[a, target], k), load(plan[ROW, a], k))
+                    falls = add(falls, into)
+        store(held, k, falls)
     held[target] = 0
     held[source] = 0

@@ -16,41 +16,79 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.maxflow.compiled import bit, compiled
+from attnflow.maxflow.lanes import LANES
 
 __all__ = [
+    "Coarse",
+    "Draft",
     "Graph",
     "Integers",
+    "Short",
     "Work",
     "Words",
     "build_graph",
     "fill_positive",
     "new_work",
+    "padded",
     "squeezed",
 ]
 
 Integers = NDArray[np.int64]
+Short = NDArray[np.int32]
 Words = NDArray[np.uint64]
 
 UNBOUNDED = 1 << 61
 
 TARGET, SOURCE = 0, 1  # first index of `ends`, `open_ends`, `channels`
 EXCESS, SURPLUS = 2, 3  # first index of `ends` and `open_ends` too: see `search`
-ROW, COLUMN, MOVED_OUT, MOVED_IN, NOTED = 0, 1, 2, 3, 4  # first index of `plan`
-ROOM, SUPPLY, DEMAND, OPEN, HELD = 0, 1, 2, 3, 4  # first index of `vectors`
+DIRECT = 2  # first index of `channels` too
+ROW, COLUMN, MOVED_OUT, MOVED_IN, FREE, DRAWN = 0, 1, 2, 3, 4, 5  # first index of `plan`
+ROOM, SUPPLY, DEMAND, HELD, STEP, ENTRY, EXIT = 0, 1, 2, 3, 4, 5, 6  # first index of `vectors`
 LAYER, BELOW, ABOVE = 0, 1, 2  # second index of `slots`
 NODE, SLOT, ASKED, LEFT = 0, 1, 2, 3  # second index of `path`
-TOUCHED, ROWS, PHASES, PUSHES = 0, 1, 2, 3  # index of `counts`
+TOUCHED, PHASES, PUSHES = 0, 1, 2  # index of `Work.counts`
+ROWS, COLUMNS = 0, 1  # index of `Draft.counts`
+
+
+class Coarse(NamedTuple):
+    """Capacities of 32 bits, rounded down, which plans are drawn for; see `construct`."""
+
+    capacity: Short  # [m, u, v]
+    transposed: Short  # [m, v, u]: columns made contiguous, of the lowest layers
+    channel: Short  # [l, v]: narrowest straight edge v -> v over layers 2 .. l-1
+    shift: int  # how many bits were dropped
+    barren: int  # a layer of straight edges only, of no use for moves; 0 when there is none
 
 
 class Graph(NamedTuple):
-    """Integer capacities of a layered graph, read-only and shared by all threads."""
+    """Integer capacities of a layered graph, read-only and shared by all threads.
+
+    Positions are padded to a multiple of `LANES`; those beyond the last have no edges.
+    """
 
     capacity: Integers  # [m, u, v]
-    transposed: Integers  # [m, v, u]: columns made contiguous; of the lowest layers only, or of all
+    transposed: Integers  # [m, v, u]: columns made contiguous, of layer 1 or of all
     positive: Words  # [m, u, word]: which edges exist
-    channel: Integers  # [l, v]: narrowest straight edge v -> v over layers 2 .. l-1
-    barren: int  # a layer of straight edges only, of no use for moves; 0 when there is none
     causal: bool  # no edge leads to a later position
+    coarse: Coarse
+
+
+class Draft(NamedTuple):
+    """What a plan is drawn on; see `construct`."""
+
+    residual: Short  # [m, u, v]: capacity left, of rows that are noted
+    plan: Short  # [ROW, m, v]: left of target -> v; [COLUMN, m, v]: of v -> source;
+    #            # [MOVED_OUT | MOVED_IN, m, v]: flow between channels at layer m;
+    #            # [FREE, m, u]: 0 for rows that are noted, else more than any capacity;
+    #            # [DRAWN, m, v]: place of a column in `columns`, from 1 on
+    vectors: Short  # [ROOM | SUPPLY | DEMAND | HELD | STEP, v];
+    #               # [ENTRY | EXIT, v]: the capacities of the target's and the token's edges
+    channels: Integers  # [TARGET | SOURCE, m]: left of the straight edges of these two channels;
+    #                   # [DIRECT, m]: flow from the one into the other
+    rows: Integers  # rows along which the plan moves flow, packed
+    columns: Integers  # columns along which it does, packed
+    drawn: Short  # [column, u]: how much
+    counts: Integers  # [ROWS | COLUMNS]
 
 
 class Work(NamedTuple):
@@ -68,11 +106,8 @@ class Work(NamedTuple):
     newest: Integers  # [k]: slot of layer k at the distance being explored, else -1
     path: Integers  # [step, NODE | SLOT | ASKED | LEFT]
     touched: Integers  # edges to clean up, packed
-    rows: Integers  # rows to clean up, packed
-    counts: Integers  # [TOUCHED | ROWS | PHASES | PUSHES]
-    plan: Integers  # [ROW: target -> v | COLUMN: v -> source | MOVED_OUT | MOVED_IN | NOTED, m, v]
-    channels: Integers  # [TARGET | SOURCE, m]: left of the straight edges of these two channels
-    vectors: Integers  # [ROOM | SUPPLY | DEMAND | OPEN | HELD, v]
+    counts: Integers  # [TOUCHED | PHASES | PUSHES]
+    draft: Draft
 
 
 @compiled
@@ -85,8 +120,16 @@ def fill_positive(capacity: Integers, positive: Words) -> None:
                     positive[m, u, v >> 6] |= bit(v)
 
 
-LOWEST = 6
-"""How many layers have their columns made contiguous for plans (`construct.NEAR` + 2)."""
+LOWEST = 8
+"""How many layers have their columns made contiguous for plans (at least `construct.NEAR` + 2)."""
+LINES = 96
+"""How many columns a plan may move flow along."""
+
+
+def padded(capacity: Integers) -> Integers:
+    """With positions that have no edges, so that their number is a multiple of `LANES`."""
+    rest = -capacity.shape[1] % LANES
+    return np.pad(capacity, ((0, 0), (0, rest), (0, rest))) if rest else capacity
 
 
 def build_graph(
@@ -96,22 +139,46 @@ def build_graph(
 
     columns: bounds from the layer below will be asked for, and need the columns of every layer.
     """
+    capacity = padded(capacity)
     depth, n, _ = capacity.shape
     positive = np.zeros((depth, n, (n + 63) >> 6), np.uint64)
     fill_positive(capacity, positive)
-    straight = np.einsum("mvv->mv", capacity)
-    channel = np.full((depth, n), UNBOUNDED, np.int64)
-    for layer in range(3, depth):
-        channel[layer] = np.minimum(channel[layer - 1], straight[layer - 1])
     return Graph(
         capacity=capacity,
-        transposed=np.ascontiguousarray(
-            capacity[: depth if columns else LOWEST].transpose(0, 2, 1)
-        ),
+        transposed=np.ascontiguousarray(capacity[: depth if columns else 2].transpose(0, 2, 1)),
         positive=positive,
-        channel=channel,
-        barren=barren,
         causal=causal,
+        coarse=coarsened(capacity, barren),
+    )
+
+
+def coarsened(capacity: Integers, barren: int) -> Coarse:
+    """In 32 bits, as many as leave every sum of a row or a column below 2**29."""
+    widest = max(int(capacity.sum(axis=axis).max()) for axis in (1, 2))
+    shift = max(0, widest.bit_length() - 29)
+    short = (capacity >> shift).astype(np.int32)
+    straight = np.einsum("mvv->mv", short)
+    channel = np.full(straight.shape, 1 << 30, np.int32)
+    for layer in range(3, len(channel)):
+        channel[layer] = np.minimum(channel[layer - 1], straight[layer - 1])
+    transposed = np.ascontiguousarray(short[:LOWEST].transpose(0, 2, 1))
+    return Coarse(short, transposed, channel, shift, barren)
+
+
+def new_draft(coarse: Coarse) -> Draft:
+    """Scratch memory for plans."""
+    depth, n, _ = coarse.capacity.shape
+    plan = np.zeros((6, depth, n), np.int32)
+    plan[FREE] = 1 << 30
+    return Draft(
+        residual=coarse.capacity.copy(),
+        plan=plan,
+        vectors=np.zeros((7, n), np.int32),
+        channels=np.zeros((3, depth), np.int64),
+        rows=np.zeros(depth * n, np.int64),
+        columns=np.zeros(LINES, np.int64),
+        drawn=np.zeros((LINES, n), np.int32),
+        counts=np.zeros(2, np.int64),
     )
 
 
@@ -129,7 +196,7 @@ def squeezed(capacity: Integers, layer: int, ends: int) -> Integers:
 
 
 def new_work(graph: Graph) -> Work:
-    """Scratch memory for one thread: a little over 8 bytes per edge of the graph."""
+    """Scratch memory for one thread: a little over 12 bytes per edge of the graph."""
     depth, n, words = graph.positive.shape
     nodes = depth * n + 2
     unseen = np.zeros((depth + 1, words), np.uint64)
@@ -147,9 +214,6 @@ def new_work(graph: Graph) -> Work:
         newest=np.full(depth + 1, -1, np.int64),
         path=np.zeros((nodes, 4), np.int64),
         touched=np.zeros(16 * nodes, np.int64),
-        rows=np.zeros(nodes, np.int64),
-        counts=np.zeros(4, np.int64),
-        plan=np.zeros((5, depth, n), np.int64),
-        channels=np.zeros((2, depth), np.int64),
-        vectors=np.zeros((5, n), np.int64),
+        counts=np.zeros(3, np.int64),
+        draft=new_draft(graph.coarse),
     )
