@@ -7,11 +7,8 @@ which flow can fall from layer to layer.  Three kinds of move then carry nearly 
   the source token's channel at a lower layer (one row and one column of the graph);
 * *direct*: from the target's channel into the source token's;
 * *move*: flow that channel ``u`` could receive but not deliver goes to a channel ``v`` that could
-  deliver more than it receives, along the row of ``u`` at some layer between.
-
-* *two moves*: the same by way of a third channel;
-
-and the last kind exchanges what falls in one channel for what could fall there instead (`hold`).
+  deliver more than it receives, along an edge of some layer between, or by way of a third channel
+  along two.
 
 A plan is drawn in 32 bits: eight numbers at a time, and half as much to read.  Capacities are
 rounded down, so it fits the exact graph.  But those of the end that decides the ceiling, the
@@ -27,7 +24,7 @@ from __future__ import annotations
 
 from attnflow.maxflow.compiled import compiled, inlined
 from attnflow.maxflow.lanes import LANES, load, nothing, store
-from attnflow.maxflow.moves import hold, join, move, move_twice, narrowest, reserve, widest
+from attnflow.maxflow.moves import join, move, move_twice, narrowest, reserve, widest
 from attnflow.maxflow.search import send_down
 from attnflow.maxflow.state import (
     COLUMN,
@@ -38,7 +35,6 @@ from attnflow.maxflow.state import (
     EXCESS,
     EXIT,
     FREE,
-    HELD,
     MOVED_IN,
     MOVED_OUT,
     ROOM,
@@ -175,27 +171,6 @@ def draw_plan(
                         )  # fmt: skip
                         reserve(channels, layer, above, below, amount)
                         value += amount
-    # What falls down channel u at layer m can be sent elsewhere there if u is made good for it
-    # at the same layer, by the target (above = m); and what falls down v can go to the source
-    # (below = m) if v is made good for it by u.
-    held = vectors[HELD]
-    for m in range(2, layer):
-        if (m > lower and m < upper) or m == barren or value >= enough:
-            continue
-        hold(capacity, transposed, plan, vectors, layer, upper, lower, m, target, source)
-        for above in range(layer, m - 1, -1):
-            for below in range(1, m + 1):
-                if (above < upper or below > lower or (above > m and below < m)) or value >= enough:
-                    continue
-                limit = widest(channels, layer, above, below)
-                if limit > 0:
-                    amount = move(
-                        plan[ROW, above], plan[COLUMN, below], room if above > m else held,
-                        room if below < m else held, transposed, residual, plan, vectors, rows,
-                        columns, drawn, counts, m, m, lower, upper, barren, limit,
-                    )  # fmt: skip
-                    reserve(channels, layer, above, below, amount)
-                    value += amount
     return value
 
 

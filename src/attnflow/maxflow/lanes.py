@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -26,9 +27,9 @@ __all__ = [
     "first_of",
     "least",
     "load",
+    "members",
     "most",
     "nothing",
-    "reaches",
     "store",
     "subtract",
     "total",
@@ -150,14 +151,15 @@ def _total(typing_context: Any, vector: Any) -> Any:
     return signature, generate
 
 
-def _reaches(typing_context: Any, vector: Any, amount: Any) -> Any:
-    signature = types.boolean(vector, types.int64)
+def _members(typing_context: Any, vector: Any, amount: Any) -> Any:
+    signature = types.uint64(vector, types.int64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector, amount = arguments
         if vector.type.element.width < 64:
             amount = builder.trunc(amount, vector.type.element)
-        return _reduce(builder, "or", builder.icmp_signed(">=", vector, _spread(builder, amount)))
+        large = builder.icmp_signed(">=", vector, _spread(builder, amount))
+        return builder.zext(builder.bitcast(large, ir.IntType(LANES)), ir.IntType(64))
 
     return signature, generate
 
@@ -198,7 +200,7 @@ most = cast(Callable[[Vector, Vector], Vector], intrinsic(_elementwise(_most)))
 """The greater of each two."""
 total = cast(Callable[[Vector], int], intrinsic(_total))
 """The sum of the eight, which must fit their width."""
-reaches = cast(Callable[[Vector, int], bool], intrinsic(_reaches))
-"""Whether one of the eight is at least so large."""
+members = cast(Callable[[Vector, int], np.uint64], intrinsic(_members))
+"""Which of the eight are at least so large, as bits."""
 first_of = cast(Callable[[Vector, int], Vector], intrinsic(_first_of))
 """As much of them, from the first on, as sums to an amount."""

@@ -15,32 +15,28 @@ would need as many parameters as the loop.
 
 from __future__ import annotations
 
-from attnflow.maxflow.compiled import compiled, inlined
+from attnflow.maxflow.compiled import NONE, ONE, compiled, inlined, trailing_zeros
 from attnflow.maxflow.lanes import (
     LANES,
     add,
     first_of,
     least,
     load,
+    members,
     most,
     nothing,
-    reaches,
     store,
     subtract,
     total,
 )
 from attnflow.maxflow.state import (
-    COLUMN,
     COLUMNS,
     DEMAND,
     DRAWN,
-    ENTRY,
     FREE,
-    HELD,
     MOVED_IN,
     MOVED_OUT,
     ROOM,
-    ROW,
     ROWS,
     SOURCE,
     SUPPLY,
@@ -50,11 +46,11 @@ from attnflow.maxflow.state import (
     Short,
 )  # fmt: skip
 
-__all__ = ["hold", "join", "move", "move_twice", "narrowest", "reserve", "widest"]
+__all__ = ["join", "move", "move_twice", "narrowest", "reserve", "widest"]
 
 BIG = 5
 """Supplies and demands of at least 2**-BIG of all are worth a row or a column."""
-FEW = 4
+FEW = 5
 """The same for moves by two edges, which take a row and a column for each pair of them."""
 
 
@@ -163,13 +159,10 @@ def push_rows(
     supply, demand = vectors[SUPPLY], vectors[DEMAND]
     left = limit
     for k in range(0, supply.shape[0], LANES):
-        if left == 0:
-            break
-        if not reaches(load(supply, k), large):
-            continue
-        for u in range(k, k + LANES):
-            if supply[u] < large:
-                continue
+        nodes = members(load(supply, k), large)
+        while nodes != NONE and left > 0:
+            u = k + trailing_zeros(nodes)
+            nodes &= nodes - ONE
             amount = min(supply[u], left)
             note_row(residual, plan, rows, columns, drawn, counts, m, u)
             own = demand[u]
@@ -192,13 +185,10 @@ def pull_columns(
     free, departures = plan[FREE, m], plan[MOVED_OUT, m]
     left = limit
     for k in range(0, demand.shape[0], LANES):
-        if left == 0:
-            break
-        if not reaches(load(demand, k), large):
-            continue
-        for v in range(k, k + LANES):
-            if demand[v] < large or left == 0:
-                continue
+        nodes = members(load(demand, k), large)
+        while nodes != NONE and left > 0:
+            v = k + trailing_zeros(nodes)
+            nodes &= nodes - ONE
             c = note_column(plan, columns, drawn, counts, m, v)
             if c < 0:
                 return limit - left
@@ -306,20 +296,20 @@ def move_twice(
     free = plan[FREE, lower]
     left = limit
     for a in range(0, n, LANES):
-        if not reaches(load(demand, a), taking):
-            continue
-        for v in range(a, a + LANES):
-            if demand[v] < taking:
-                continue
+        takers = members(load(demand, a), taking)
+        while takers != NONE:
+            v = a + trailing_zeros(takers)
+            takers &= takers - ONE
             c = note_column(plan, columns, drawn, counts, lower, v)
             if c < 0:
                 return limit - left
             column, used = transposed[lower, v], drawn[c]
             for b in range(0, n, LANES):
-                if not reaches(load(supply, b), giving):
-                    continue
-                for u in range(b, b + LANES):
-                    if supply[u] < giving or u == v:
+                givers = members(load(supply, b), giving)
+                while givers != NONE:
+                    u = b + trailing_zeros(givers)
+                    givers &= givers - ONE
+                    if u == v:
                         continue
                     # A channel that flow has passed on its way has less room than before.
                     amount = min(min(min(supply[u], demand[v]), min(room[u], room[v])), left)
@@ -370,27 +360,3 @@ def move_twice(
                     if left == 0:
                         return limit
     return limit - left
-
-
-@inlined
-def hold(
-    capacity: Short, transposed: Short, plan: Short, vectors: Short, layer: int,
-    upper: int, lower: int, m: int, target: int, source: int,
-) -> None:  # fmt: skip
-    """HELD: what falls down each channel's straight edge of layer `m`, by the plan so far."""
-    held = vectors[HELD]
-    for k in range(0, held.shape[0], LANES):
-        falls = subtract(load(vectors[ENTRY], k), load(plan[ROW, layer], k))
-        for a in range(layer - 1, m - 1, -1):
-            falls = subtract(falls, load(plan[MOVED_OUT, a], k))
-            if a <= lower:
-                out = subtract(load(transposed[a, source], k), load(plan[COLUMN, a], k))
-                falls = subtract(falls, out)
-            if a > m:
-                falls = add(falls, load(plan[MOVED_IN, a], k))
-                if a >= upper:
-                    into = subtract(load(capacity[a, target], k), load(plan[ROW, a], k))
-                    falls = add(falls, into)
-        store(held, k, falls)
-    held[target] = 0
-    held[source] = 0

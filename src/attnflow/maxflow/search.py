@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, trailing_zeros
+from attnflow.maxflow.lanes import LANES, load, members
 from attnflow.maxflow.state import (
     ABOVE,
     ASKED,
@@ -25,8 +26,6 @@ from attnflow.maxflow.state import (
     LAYER,
     LEFT,
     NODE,
-    PHASES,
-    PUSHES,
     SLOT,
     SOURCE,
     SURPLUS,
@@ -183,7 +182,6 @@ def fan_out(
             below = ends[SOURCE, v]
             amount = min(left, min(residual[2, u, v], below))
             send_down(residual, forward, backward, touched, counts, 2, u, v, amount)
-            counts[PUSHES] += 1
             ends[SOURCE, v] = below - amount
             if below == amount:
                 open_ends[SOURCE, w] &= ~bit(v)
@@ -194,11 +192,11 @@ def fan_out(
     return left
 
 
-# The mirror of fan_down. One body for both would branch in the innermost loop of the search.
+# The mirror of fan_out. One body for both would branch in the innermost loop of the search.
 @inlined
 def fan_up(
-    capacity: Integers, residual: Integers, forward: Words, backward: Words, counts: Integers,
-    ends: Integers, open_ends: Words, slot_nodes: Words, top: int, u: int, goal: int, left: int,
+    capacity: Integers, residual: Integers, forward: Words, backward: Words, ends: Integers,
+    open_ends: Words, slot_nodes: Words, top: int, u: int, goal: int, left: int,
 ) -> int:  # fmt: skip
     """From node (top - 1, u), give up to `left` back to nodes of layer `top` with excess."""
     for w in range(slot_nodes.shape[1]):
@@ -214,7 +212,6 @@ def fan_up(
             residual[top, v, u] = space + amount
             if flow == amount:
                 backward[top, u, w] &= ~bit(v)
-            counts[PUSHES] += 1
             ends[EXCESS, v] = above - amount
             if above == amount:
                 open_ends[EXCESS, w] &= ~bit(v)
@@ -249,7 +246,6 @@ def push_from(
         if d == distance:  # the target's own node of layer 1, when there is one layer only
             leave = SOURCE if k == 1 else EXCESS
             amount = min(left, ends[leave, u])
-            counts[PUSHES] += 1
             ends[leave, u] -= amount
             if ends[leave, u] == 0:
                 open_ends[leave, u >> 6] &= ~bit(u)
@@ -262,7 +258,7 @@ def push_from(
                 )  # fmt: skip
             if left > 0 and k == layer - 2 and slots[s, ABOVE] >= 0:
                 left = fan_up(
-                    capacity, residual, forward, backward, counts, ends, open_ends, slot_nodes,
+                    capacity, residual, forward, backward, ends, open_ends, slot_nodes,
                     layer - 1, u, slots[s, ABOVE], left,
                 )  # fmt: skip
         else:
@@ -333,17 +329,24 @@ def search(
         )
         if distance < 0:
             return value, True
-        counts[PHASES] += 1
-        # The last slots matter only where flow leaves.
-        for s in range(end):
-            if slots[s, BELOW] < 0 and slots[s, ABOVE] < 0:
-                k = slots[s, LAYER]
-                leave = SOURCE if k == 1 else EXCESS
-                for w in range(words):
-                    if k == 1 or k == layer - 1:
-                        slot_nodes[s, w] &= open_ends[leave, w]
-                    else:
-                        slot_nodes[s, w] = NONE
+        # Only nodes from which flow can leave in time matter, found from the last slots upwards.
+        for s in range(end - 1, -1, -1):
+            k, below, above = slots[s, LAYER], slots[s, BELOW], slots[s, ABOVE]
+            leave = SOURCE if k == 1 else EXCESS
+            for w in range(words):
+                if below >= 0 or above >= 0:
+                    members = slot_nodes[s, w]
+                    while members != NONE:
+                        u = (w << 6) + trailing_zeros(members)
+                        members &= members - ONE
+                        if (below < 0 or first_common(forward, k, u, slot_nodes, below) < 0) and (
+                            above < 0 or first_common(backward, k + 1, u, slot_nodes, above) < 0
+                        ):
+                            slot_nodes[s, w] &= ~bit(u)
+                elif k == 1 or k == layer - 1:
+                    slot_nodes[s, w] &= open_ends[leave, w]
+                else:
+                    slot_nodes[s, w] = NONE
         for first in range(2):
             enter = TARGET if first == 0 else SURPLUS
             for w in range(words):
@@ -370,9 +373,8 @@ def mark_open(ends: Integers, open_ends: Words) -> None:
     for end in range(ends.shape[0]):
         for w in range(open_ends.shape[1]):
             open_ends[end, w] = NONE
-        for v in range(ends.shape[1]):
-            if ends[end, v] > 0:
-                open_ends[end, v >> 6] |= bit(v)
+        for k in range(0, ends.shape[1], LANES):
+            open_ends[end, k >> 6] |= members(load(ends[end], k), 1) << np.uint64(k & 63)
 
 
 @compiled

@@ -147,12 +147,12 @@ def _query(
     depth, n = scaled.integers.shape[0] - 1, scaled.integers.shape[1]
     levels = [int(layer) for layer in layers]
     for name, values, first, last in (
-        ("Layer", levels, 1, depth),
-        ("Target", targets.tolist(), 0, n - 1),
-        ("Source", sources.tolist(), 0, n - 1),
+        ("Layer", np.asarray(levels, np.int64), 1, depth),
+        ("Target", targets, 0, n - 1),
+        ("Source", sources, 0, n - 1),
     ):
-        wrong = [value for value in values if not first <= value <= last]
-        if wrong:
+        wrong = values[(values < first) | (values > last)]
+        if len(wrong):
             raise TargetError(f"{name} {wrong[0]} is not there: {first} to {last} are.")
     lower, upper = (np.zeros((len(levels), *shape), np.int64) for _ in range(2))
     by_column = len(shape) == 2 and in_columns(n, set(levels), targets)

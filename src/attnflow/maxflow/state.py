@@ -43,10 +43,10 @@ TARGET, SOURCE = 0, 1  # first index of `ends`, `open_ends`, `channels`
 EXCESS, SURPLUS = 2, 3  # first index of `ends` and `open_ends` too: see `search`
 DIRECT = 2  # first index of `channels` too
 ROW, COLUMN, MOVED_OUT, MOVED_IN, FREE, DRAWN = 0, 1, 2, 3, 4, 5  # first index of `plan`
-ROOM, SUPPLY, DEMAND, HELD, STEP, ENTRY, EXIT = 0, 1, 2, 3, 4, 5, 6  # first index of `vectors`
+ROOM, SUPPLY, DEMAND, ENTRY, EXIT = 0, 1, 2, 3, 4  # first index of `vectors`
 LAYER, BELOW, ABOVE = 0, 1, 2  # second index of `slots`
 NODE, SLOT, ASKED, LEFT = 0, 1, 2, 3  # second index of `path`
-TOUCHED, PHASES, PUSHES = 0, 1, 2  # index of `Work.counts`
+TOUCHED = 0  # index of `Work.counts`
 ROWS, COLUMNS = 0, 1  # index of `Draft.counts`
 
 
@@ -81,7 +81,7 @@ class Draft(NamedTuple):
     #            # [MOVED_OUT | MOVED_IN, m, v]: flow between channels at layer m;
     #            # [FREE, m, u]: 0 for rows that are noted, else more than any capacity;
     #            # [DRAWN, m, v]: place of a column in `columns`, from 1 on
-    vectors: Short  # [ROOM | SUPPLY | DEMAND | HELD | STEP, v];
+    vectors: Short  # [ROOM | SUPPLY | DEMAND, v];
     #               # [ENTRY | EXIT, v]: the capacities of the target's and the token's edges
     channels: Integers  # [TARGET | SOURCE, m]: left of the straight edges of these two channels;
     #                   # [DIRECT, m]: flow from the one into the other
@@ -106,7 +106,7 @@ class Work(NamedTuple):
     newest: Integers  # [k]: slot of layer k at the distance being explored, else -1
     path: Integers  # [step, NODE | SLOT | ASKED | LEFT]
     touched: Integers  # edges to clean up, packed
-    counts: Integers  # [TOUCHED | PHASES | PUSHES]
+    counts: Integers  # [TOUCHED]
     draft: Draft
 
 
@@ -214,6 +214,6 @@ def new_work(graph: Graph) -> Work:
         newest=np.full(depth + 1, -1, np.int64),
         path=np.zeros((nodes, 4), np.int64),
         touched=np.zeros(16 * nodes, np.int64),
-        counts=np.zeros(3, np.int64),
+        counts=np.zeros(1, np.int64),
         draft=new_draft(graph.coarse),
     )
