@@ -165,7 +165,7 @@ def pair_jobs(
 def _pairs_per_step(query: Query, layer: int) -> int:
     """How many pairs take some tens of milliseconds when all of them have to be searched."""
     n = query.length
-    return int(np.clip(2**27 // (n * n * max(1, layer // 6)), 4, 2048))
+    return int(np.clip(2**28 // (n * n * max(1, layer // 6)), 4, 2048))
 
 
 def _pairs(

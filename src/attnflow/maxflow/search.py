@@ -329,24 +329,16 @@ def search(
         )
         if distance < 0:
             return value, True
-        # Only nodes from which flow can leave in time matter, found from the last slots upwards.
-        for s in range(end - 1, -1, -1):
-            k, below, above = slots[s, LAYER], slots[s, BELOW], slots[s, ABOVE]
-            leave = SOURCE if k == 1 else EXCESS
-            for w in range(words):
-                if below >= 0 or above >= 0:
-                    members = slot_nodes[s, w]
-                    while members != NONE:
-                        u = (w << 6) + trailing_zeros(members)
-                        members &= members - ONE
-                        if (below < 0 or first_common(forward, k, u, slot_nodes, below) < 0) and (
-                            above < 0 or first_common(backward, k + 1, u, slot_nodes, above) < 0
-                        ):
-                            slot_nodes[s, w] &= ~bit(u)
-                elif k == 1 or k == layer - 1:
-                    slot_nodes[s, w] &= open_ends[leave, w]
-                else:
-                    slot_nodes[s, w] = NONE
+        # The last slots matter only where flow leaves.
+        for s in range(end):
+            if slots[s, BELOW] < 0 and slots[s, ABOVE] < 0:
+                k = slots[s, LAYER]
+                leave = SOURCE if k == 1 else EXCESS
+                for w in range(words):
+                    if k == 1 or k == layer - 1:
+                        slot_nodes[s, w] &= open_ends[leave, w]
+                    else:
+                        slot_nodes[s, w] = NONE
         for first in range(2):
             enter = TARGET if first == 0 else SURPLUS
             for w in range(words):

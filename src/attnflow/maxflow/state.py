@@ -120,6 +120,35 @@ def fill_positive(capacity: Integers, positive: Words) -> None:
                     positive[m, u, v >> 6] |= bit(v)
 
 
+@compiled
+def _widest(capacity: Integers, sums: Integers) -> int:
+    """The largest sum of a row or a column; `sums` is scratch."""
+    result = 0
+    for m in range(1, capacity.shape[0]):
+        sums[:] = 0
+        for u in range(capacity.shape[1]):
+            row = capacity[m, u]
+            total = 0
+            for v in range(sums.shape[0]):
+                total += row[v]
+            for v in range(sums.shape[0]):
+                sums[v] += row[v]
+            result = max(result, total)
+        for v in range(sums.shape[0]):
+            result = max(result, sums[v])
+    return result
+
+
+@compiled
+def _round_down(capacity: Integers, shift: int, short: Short) -> None:
+    """Drop some bits of every capacity."""
+    for m in range(capacity.shape[0]):
+        for u in range(capacity.shape[1]):
+            row, into = capacity[m, u], short[m, u]
+            for v in range(row.shape[0]):
+                into[v] = row[v] >> shift
+
+
 LOWEST = 8
 """How many layers have their columns made contiguous for plans (at least `construct.NEAR` + 2)."""
 LINES = 96
@@ -154,9 +183,10 @@ def build_graph(
 
 def coarsened(capacity: Integers, barren: int) -> Coarse:
     """In 32 bits, as many as leave every sum of a row or a column below 2**29."""
-    widest = max(int(capacity.sum(axis=axis).max()) for axis in (1, 2))
+    widest = int(_widest(capacity, np.zeros(capacity.shape[1], np.int64)))
     shift = max(0, widest.bit_length() - 29)
-    short = (capacity >> shift).astype(np.int32)
+    short = np.empty(capacity.shape, np.int32)
+    _round_down(capacity, shift, short)
     straight = np.einsum("mvv->mv", short)
     channel = np.full(straight.shape, 1 << 30, np.int32)
     for layer in range(3, len(channel)):
