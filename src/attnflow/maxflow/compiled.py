@@ -16,7 +16,7 @@ from numba import njit, types
 from numba.core.cpu import CPUTargetOptions
 from numba.extending import intrinsic
 
-__all__ = ["bit", "compiled", "inlined"]
+__all__ = ["bit", "compiled", "inlined", "natural"]
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -55,6 +55,22 @@ def _count_trailing_zeros(typing_context: Any, word: Any) -> Any:
 
 trailing_zeros = cast(Callable[[np.uint64], int], intrinsic(_count_trailing_zeros))
 """Index of the lowest set bit; undefined for zero."""
+
+
+def _not_negative(typing_context: Any, number: Any) -> Any:
+    signature = types.int64(types.int64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        zero = ir.Constant(ir.IntType(64), 0)
+        builder.assume(builder.icmp_signed(">=", arguments[0], zero))
+        return arguments[0]
+
+    return signature, generate
+
+
+natural = cast(Callable[[int], int], intrinsic(_not_negative))
+"""The same number, of which the compiler may assume that it is not negative: an index that was read
+from an array is otherwise tested for counting from the end at every use, a tenth of a search."""
 
 
 @inlined

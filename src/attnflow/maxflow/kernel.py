@@ -22,9 +22,9 @@ same value.  (For surplus, turn the graph upside down.)
 
 from __future__ import annotations
 
-from attnflow.maxflow.compiled import NONE, bit, compiled, inlined
+from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, trailing_zeros
 from attnflow.maxflow.construct import commit, drop_plan, plan_pair
-from attnflow.maxflow.search import clean, search, send_down
+from attnflow.maxflow.search import clean, search, send_down, take_back
 from attnflow.maxflow.state import (
     EXCESS,
     SOURCE,
@@ -38,10 +38,10 @@ from attnflow.maxflow.state import (
     Work,
 )
 
-__all__ = ["SEARCHED", "plan_run", "solve_open", "solve_run"]
+__all__ = ["PATIENCE", "SEARCHED", "plan_run", "solve_open", "solve_run"]
 
 CONSTRUCTED, SEARCHED = 2, 3
-PATIENCE = 4
+PATIENCE = 3
 """How many plans of one end may fail, with none before that did not, until no more are drawn."""
 
 
@@ -63,34 +63,82 @@ def change_ends(
 
 
 @inlined
-def swap(
+def swap_targets(
     capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
-    counts: Integers, ends: Integers, m: int, taker: int, giver: int,
+    counts: Integers, ends: Integers, layer: int, taker: int, giver: int,
 ) -> int:  # fmt: skip
-    """Flow that `giver` sends beyond its end is sent by `taker` instead, along edges of layer `m`
-    to the same nodes; returns how much.
+    """Flow that `giver` sends beyond its end is sent by `taker` instead: down its own channel to
+    some layer, and from there to the same nodes; returns how much.
 
     Half of what a target sends falls down its own channel.  So when the target changes, this is
     most of what has to change, and needs no search.
     """
     most = min(ends[TARGET, taker], ends[EXCESS, giver])
-    left = most
-    if left > 0:
+    value = 0
+    for m in range(layer - 1, 1, -1):
+        if m < layer - 1:
+            most = min(most, residual[m + 1, taker, taker])
+            most = min(most, capacity[m + 1, giver, giver] - residual[m + 1, giver, giver])
+        left = most
+        if left <= 0:
+            break
         for w in range(ends.shape[1]):
             flow = capacity[m, giver, w] - residual[m, giver, w]
             amount = min(min(residual[m, taker, w], flow), left)
             if amount > 0:
                 send_down(residual, forward, backward, touched, counts, m, taker, w, amount)
-                residual[m, giver, w] += amount
-                forward[m, giver, w >> 6] |= bit(w)
-                if amount == flow:
-                    backward[m, w, giver >> 6] &= ~bit(giver)
+                take_back(capacity, residual, forward, backward, m, giver, w, amount)
                 left -= amount
                 if left == 0:
                     break
-        ends[TARGET, taker] -= most - left
-        ends[EXCESS, giver] -= most - left
-    return most - left
+        amount = most - left
+        most = left
+        if amount > 0:
+            for k in range(m + 1, layer):
+                send_down(residual, forward, backward, touched, counts, k, taker, taker, amount)
+                take_back(capacity, residual, forward, backward, k, giver, giver, amount)
+            ends[TARGET, taker] -= amount
+            ends[EXCESS, giver] -= amount
+            value += amount
+    return value
+
+
+@inlined
+def swap_sources(
+    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    counts: Integers, ends: Integers, layer: int, taker: int, giver: int,
+) -> int:  # fmt: skip
+    """The mirror of `swap_targets`: what `giver` passes on beyond its end, `taker` passes on."""
+    most = min(ends[SOURCE, taker], ends[SURPLUS, giver])
+    value = 0
+    for m in range(2, layer):
+        if m > 2:
+            most = min(most, residual[m - 1, taker, taker])
+            most = min(most, capacity[m - 1, giver, giver] - residual[m - 1, giver, giver])
+        left = most
+        if left <= 0:
+            break
+        for x in range(backward.shape[2]):
+            nodes = backward[m, giver, x]
+            while nodes != NONE and left > 0:
+                w = (x << 6) + trailing_zeros(nodes)
+                nodes &= nodes - ONE
+                flow = capacity[m, w, giver] - residual[m, w, giver]
+                amount = min(min(residual[m, w, taker], flow), left)
+                if amount > 0:
+                    send_down(residual, forward, backward, touched, counts, m, w, taker, amount)
+                    take_back(capacity, residual, forward, backward, m, w, giver, amount)
+                    left -= amount
+        amount = most - left
+        most = left
+        if amount > 0:
+            for k in range(2, m):
+                send_down(residual, forward, backward, touched, counts, k, taker, taker, amount)
+                take_back(capacity, residual, forward, backward, k, giver, giver, amount)
+            ends[SOURCE, taker] -= amount
+            ends[SURPLUS, giver] -= amount
+            value += amount
+    return value
 
 
 @inlined
@@ -161,14 +209,18 @@ def solve_run(
             value = change_ends(
                 capacity[layer, target], capacity[layer, targets[t]], ends, TARGET, EXCESS
             )
-            value += swap(
-                capacity, residual, forward, backward, touched, counts, ends, layer - 1, targets[t],
+            value += swap_targets(
+                capacity, residual, forward, backward, touched, counts, ends, layer, targets[t],
                 target,
             )  # fmt: skip
         elif loaded and targets[t] == target and way == TARGET:
             value = change_ends(
                 transposed[1, source], transposed[1, sources[t]], ends, SOURCE, SURPLUS
             )
+            value += swap_sources(
+                capacity, residual, forward, backward, touched, counts, ends, layer, sources[t],
+                source,
+            )  # fmt: skip
         else:
             if loaded:
                 clean(capacity, positive, residual, forward, backward, touched, counts, layer)

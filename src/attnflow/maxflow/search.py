@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, trailing_zeros
+from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, natural, trailing_zeros
 from attnflow.maxflow.lanes import LANES, load, members
 from attnflow.maxflow.state import (
     ABOVE,
@@ -37,6 +37,9 @@ from attnflow.maxflow.state import (
 
 __all__ = [
     "clean",
+    "deliver",
+    "deliver_through",
+    "exits",
     "fan_out",
     "fan_up",
     "find_distances",
@@ -46,6 +49,7 @@ __all__ = [
     "reach",
     "search",
     "send_down",
+    "take_back",
 ]
 
 
@@ -68,6 +72,19 @@ def send_down(
     residual[m, u, v] = left
     if left == 0:
         forward[m, u, v >> 6] &= ~bit(v)
+
+
+@inlined
+def take_back(
+    capacity: Integers, residual: Integers, forward: Words, backward: Words, m: int, u: int,
+    v: int, amount: int,
+) -> None:  # fmt: skip
+    """Take `amount` off the flow of edge (m, u, v)."""
+    forward[m, u, v >> 6] |= bit(v)
+    space = residual[m, u, v] + amount
+    residual[m, u, v] = space
+    if space == capacity[m, u, v]:
+        backward[m, v, u >> 6] &= ~bit(u)
 
 
 @inlined
@@ -223,6 +240,74 @@ def fan_up(
 
 
 @inlined
+def exits(slots: Integers, s: int, layer: int) -> tuple[int, int]:
+    """The slots of ends one step below and one step above slot `s`, -1 where there is none."""
+    below = slots[s, BELOW] if slots[s, LAYER] == 2 else -1
+    above = slots[s, ABOVE] if slots[s, LAYER] == layer - 2 else -1
+    return below, above
+
+
+@inlined
+def deliver(
+    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    counts: Integers, ends: Integers, open_ends: Words, slot_nodes: Words, layer: int, below: int,
+    above: int, u: int, left: int,
+) -> int:  # fmt: skip
+    """Hand up to `left` from node `u` to ends of its `exits`; returns the rest."""
+    if below >= 0:
+        left = fan_out(
+            residual, forward, backward, touched, counts, ends, open_ends, slot_nodes, u, below,
+            left,
+        )  # fmt: skip
+    if left > 0 and above >= 0:
+        left = fan_up(
+            capacity, residual, forward, backward, ends, open_ends, slot_nodes, layer - 1, u,
+            above, left,
+        )  # fmt: skip
+    return left
+
+
+@inlined
+def deliver_through(
+    capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
+    counts: Integers, ends: Integers, open_ends: Words, slot_nodes: Words, slots: Integers,
+    layer: int, s: int, u: int, left: int,
+) -> int:  # fmt: skip
+    """Hand up to `left` from node `u` of slot `s` to ends two steps away; returns the rest.
+
+    Most of a search is spent here, so that this step of `push_from` has a loop of its own.
+    """
+    k = natural(slots[s, LAYER])
+    for up in range(2):
+        into = slots[s, ABOVE] if up else slots[s, BELOW]
+        if into < 0 or left == 0:
+            continue
+        arcs = backward if up else forward
+        below, above = exits(slots, into, layer)
+        for w in range(slot_nodes.shape[1]):
+            nodes = arcs[k + up, u, w] & slot_nodes[into, w]
+            while nodes != NONE and left > 0:
+                v = (w << 6) + trailing_zeros(nodes)
+                nodes &= nodes - ONE
+                room = capacity[k + 1, v, u] - residual[k + 1, v, u] if up else residual[k, u, v]
+                asked = min(left, room)
+                rest = deliver(
+                    capacity, residual, forward, backward, touched, counts, ends, open_ends,
+                    slot_nodes, layer, below, above, v, asked,
+                )  # fmt: skip
+                if rest > 0:
+                    slot_nodes[into, w] &= ~bit(v)
+                amount = asked - rest
+                if amount > 0:
+                    left -= amount
+                    if up:
+                        take_back(capacity, residual, forward, backward, k + 1, v, u, amount)
+                    else:
+                        send_down(residual, forward, backward, touched, counts, k, u, v, amount)
+    return left
+
+
+@inlined
 def push_from(
     capacity: Integers, residual: Integers, forward: Words, backward: Words, touched: Integers,
     counts: Integers, ends: Integers, open_ends: Words, slot_nodes: Words, slots: Integers,
@@ -235,14 +320,16 @@ def push_from(
     below it, not once per path.  A node that could not place all it was given is dead for this
     phase (every continuation was tried), and leaves its slot, so no arc is tried twice.
     """
-    u, s, left = start, first, asked
+    u, s, left = natural(start), natural(first), asked
+    layer = natural(layer)
     path[0, NODE] = start
     path[0, SLOT] = first
     path[0, ASKED] = asked
     d = 0
     while True:
-        k = slots[s, LAYER]
-        below = slots[s, BELOW]
+        u = natural(u)
+        s = natural(s)
+        k = natural(slots[s, LAYER])
         if d == distance:  # the target's own node of layer 1, when there is one layer only
             leave = SOURCE if k == 1 else EXCESS
             amount = min(left, ends[leave, u])
@@ -251,19 +338,20 @@ def push_from(
                 open_ends[leave, u >> 6] &= ~bit(u)
             left -= amount
         elif d == distance - 1:
-            if k == 2 and below >= 0:
-                left = fan_out(
-                    residual, forward, backward, touched, counts, ends, open_ends, slot_nodes,
-                    u, below, left,
-                )  # fmt: skip
-            if left > 0 and k == layer - 2 and slots[s, ABOVE] >= 0:
-                left = fan_up(
-                    capacity, residual, forward, backward, ends, open_ends, slot_nodes,
-                    layer - 1, u, slots[s, ABOVE], left,
-                )  # fmt: skip
+            below, above = exits(slots, s, layer)
+            left = deliver(
+                capacity, residual, forward, backward, touched, counts, ends, open_ends,
+                slot_nodes, layer, below, above, u, left,
+            )  # fmt: skip
+        elif d == distance - 2:
+            left = deliver_through(
+                capacity, residual, forward, backward, touched, counts, ends, open_ends,
+                slot_nodes, slots, layer, s, u, left,
+            )  # fmt: skip
         else:
             v = -1
             room = left
+            below = slots[s, BELOW]
             if below >= 0:
                 v = first_common(forward, k, u, slot_nodes, below)
                 if v >= 0:
@@ -290,20 +378,17 @@ def push_from(
             amount = path[d, ASKED] - left
             if d == 0:
                 return amount
-            d -= 1
-            parent = path[d, NODE]
-            k = slots[s, LAYER]
-            s = path[d, SLOT]
+            d = natural(d - 1)
+            parent = natural(path[d, NODE])
+            k = natural(slots[s, LAYER])
+            s = natural(path[d, SLOT])
             if amount > 0:
                 if slots[s, LAYER] > k:
                     send_down(
                         residual, forward, backward, touched, counts, k + 1, parent, u, amount
                     )
                 else:  # take back flow from u -> parent
-                    forward[k, u, parent >> 6] |= bit(parent)
-                    residual[k, u, parent] += amount
-                    if residual[k, u, parent] == capacity[k, u, parent]:
-                        backward[k, parent, u >> 6] &= ~bit(u)
+                    take_back(capacity, residual, forward, backward, k, u, parent, amount)
             u = parent
             left = path[d, LEFT] - amount
             if left > 0:

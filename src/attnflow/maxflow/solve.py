@@ -70,9 +70,8 @@ def solve_pairs(
     >>> solve_pairs(capacities, layer=2, pairs=[(0, 0), (0, 1)]).lower.tolist()
     [1.0, 0.75]
     """
-    both = np.asarray(pairs, np.int64).reshape(-1, 2)
-    targets, sources = both.T.copy()
-    query = _query(capacities, [layer], (len(both),), targets, sources, tolerance)
+    targets, sources = _ends(pairs)
+    query = _query(capacities, [layer], (len(targets),), targets, sources, tolerance)
     # Neighbours that share a source token start from each other's flow; see `all_jobs`.
     order = np.lexsort((targets, -sources))
     jobs = pair_jobs(query, 0, targets[order], sources[order], (order,))
@@ -129,7 +128,15 @@ def estimate_seconds(
 
 
 def _positions(positions: Sequence[int]) -> Integers:
-    return np.asarray(list(positions), np.int64).reshape(-1)
+    return np.fromiter(positions, np.int64, len(positions))
+
+
+def _ends(pairs: Sequence[tuple[int, int]]) -> tuple[Integers, Integers]:
+    """Targets and sources of pairs; several times as fast as an array of tuples."""
+    if not len(pairs):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    targets, sources = zip(*pairs, strict=True)
+    return _positions(targets), _positions(sources)
 
 
 def _query(
