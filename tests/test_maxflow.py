@@ -505,3 +505,14 @@ def test_a_capacity_that_vanishes_is_counted_as_rounded() -> None:
 def test_a_target_that_is_not_there_is_called_a_target() -> None:
     with pytest.raises(TargetError, match="Target 9 is not there: 0 to 1 are"):
         solve(np.ones((1, 2, 2)), layers=[1], targets=[9], sources=[0])
+
+
+def test_pairs_and_positions_that_are_none_are_named() -> None:
+    capacities = np.ones((3, 2, 2))
+    for wrong in ([(0, 1), (0, 1, 1)], [(0, 1, 1)], [(0,)], [0]):
+        with pytest.raises(InputError, match=r"A pair must be \(target, source\); got"):
+            solve_pairs(capacities, layer=3, pairs=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"whole numbers: 'float'"):
+        solve_pairs(capacities, layer=3, pairs=[(0.5, 1)])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"whole numbers: 'str'"):
+        solve(capacities, layers=[3], targets=["a"], sources=[0])  # type: ignore[list-item]

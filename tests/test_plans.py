@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from attnflow.maxflow.bounds import ceiling
 from attnflow.maxflow.construct import commit, drop_plan, plan_pair
+from attnflow.maxflow.edges import clean
 from attnflow.maxflow.kernel import PATIENCE, SEARCHED, plan_run
 from attnflow.maxflow.lanes import (
     LANES,
@@ -32,7 +33,6 @@ from attnflow.maxflow.lanes import (
     total,
 )
 from attnflow.maxflow.scaling import Scaled, scale
-from attnflow.maxflow.search import clean
 from attnflow.maxflow.state import SOURCE, TARGET, Graph, Integers, Work, build_graph, new_work
 
 Array = NDArray[np.float64]

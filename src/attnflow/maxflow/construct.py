@@ -23,9 +23,9 @@ search.  Nothing here needs to be optimal; it only needs to be feasible.
 from __future__ import annotations
 
 from attnflow.maxflow.compiled import compiled, inlined
+from attnflow.maxflow.edges import send_down
 from attnflow.maxflow.lanes import LANES, load, nothing, store
 from attnflow.maxflow.moves import join, move, move_twice, narrowest, reserve, widest
-from attnflow.maxflow.search import send_down
 from attnflow.maxflow.state import (
     COLUMN,
     COLUMNS,

@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 
 from attnflow.errors import InputError
 from attnflow.maxflow.compiled import compiled
+from attnflow.maxflow.edges import clean
 from attnflow.maxflow.kernel import change_ends
 from attnflow.maxflow.scaling import Floats, Scaled, scale
-from attnflow.maxflow.search import clean, search
+from attnflow.maxflow.search import search
 from attnflow.maxflow.state import (
     EXCESS,
     SOURCE,

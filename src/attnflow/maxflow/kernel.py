@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, trailing_zeros
 from attnflow.maxflow.construct import commit, drop_plan, plan_pair
-from attnflow.maxflow.search import clean, search, send_down, take_back
+from attnflow.maxflow.edges import clean, send_down, take_back
+from attnflow.maxflow.search import search
 from attnflow.maxflow.state import (
     EXCESS,
     SOURCE,

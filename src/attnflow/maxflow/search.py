@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, natural, trailing_zeros
+from attnflow.maxflow.edges import send_down, take_back
 from attnflow.maxflow.lanes import LANES, load, members
 from attnflow.maxflow.state import (
     ABOVE,
@@ -30,13 +31,11 @@ from attnflow.maxflow.state import (
     SOURCE,
     SURPLUS,
     TARGET,
-    TOUCHED,
     Integers,
     Words,
 )  # fmt: skip
 
 __all__ = [
-    "clean",
     "deliver",
     "deliver_through",
     "exits",
@@ -48,43 +47,7 @@ __all__ = [
     "push_from",
     "reach",
     "search",
-    "send_down",
-    "take_back",
 ]
-
-
-@inlined
-def send_down(
-    residual: Integers, forward: Words, backward: Words, touched: Integers, counts: Integers,
-    m: int, u: int, v: int, amount: int,
-) -> None:  # fmt: skip
-    """Put `amount` on edge (m, u, v), and note the edge for cleaning when it had no flow.
-
-    A full list is not an error: `clean` then resets everything.
-    """
-    if backward[m, v, u >> 6] & bit(u) == NONE:
-        backward[m, v, u >> 6] |= bit(u)
-        count = counts[TOUCHED]
-        if count < touched.shape[0]:
-            touched[count] = (m << 40) | (u << 20) | v
-        counts[TOUCHED] = count + 1
-    left = residual[m, u, v] - amount
-    residual[m, u, v] = left
-    if left == 0:
-        forward[m, u, v >> 6] &= ~bit(v)
-
-
-@inlined
-def take_back(
-    capacity: Integers, residual: Integers, forward: Words, backward: Words, m: int, u: int,
-    v: int, amount: int,
-) -> None:  # fmt: skip
-    """Take `amount` off the flow of edge (m, u, v)."""
-    forward[m, u, v >> 6] |= bit(v)
-    space = residual[m, u, v] + amount
-    residual[m, u, v] = space
-    if space == capacity[m, u, v]:
-        backward[m, v, u >> 6] &= ~bit(u)
 
 
 @inlined
@@ -222,13 +185,9 @@ def fan_up(
             v = (w << 6) + trailing_zeros(nodes)
             nodes &= nodes - ONE
             above = ends[EXCESS, v]
-            space = residual[top, v, u]
-            flow = capacity[top, v, u] - space
+            flow = capacity[top, v, u] - residual[top, v, u]
             amount = min(left, min(flow, above))
-            forward[top, v, u >> 6] |= bit(u)
-            residual[top, v, u] = space + amount
-            if flow == amount:
-                backward[top, u, w] &= ~bit(v)
+            take_back(capacity, residual, forward, backward, top, v, u, amount)
             ends[EXCESS, v] = above - amount
             if above == amount:
                 open_ends[EXCESS, w] &= ~bit(v)
@@ -290,14 +249,14 @@ def deliver_through(
                 v = (w << 6) + trailing_zeros(nodes)
                 nodes &= nodes - ONE
                 room = capacity[k + 1, v, u] - residual[k + 1, v, u] if up else residual[k, u, v]
-                asked = min(left, room)
+                most = min(left, room)
                 rest = deliver(
                     capacity, residual, forward, backward, touched, counts, ends, open_ends,
-                    slot_nodes, layer, below, above, v, asked,
+                    slot_nodes, layer, below, above, v, most,
                 )  # fmt: skip
                 if rest > 0:
                     slot_nodes[into, w] &= ~bit(v)
-                amount = asked - rest
+                amount = most - rest
                 if amount > 0:
                     left -= amount
                     if up:
@@ -452,27 +411,3 @@ def mark_open(ends: Integers, open_ends: Words) -> None:
             open_ends[end, w] = NONE
         for k in range(0, ends.shape[1], LANES):
             open_ends[end, k >> 6] |= members(load(ends[end], k), 1) << np.uint64(k & 63)
-
-
-@compiled
-def clean(
-    capacity: Integers, positive: Words, residual: Integers, forward: Words, backward: Words,
-    touched: Integers, counts: Integers, layer: int,
-) -> None:  # fmt: skip
-    """Back to zero flow.  Edges were noted when flow first entered them; bits are block-copied."""
-    n, words = residual.shape[1], forward.shape[2]
-    mask = np.int64((1 << 20) - 1)
-    for t in range(min(counts[TOUCHED], touched.shape[0])):
-        edge = touched[t]
-        m, u, v = edge >> 40, (edge >> 20) & mask, edge & mask
-        residual[m, u, v] = capacity[m, u, v]
-    forgotten = counts[TOUCHED] > touched.shape[0]
-    for m in range(2, layer):
-        for u in range(n):
-            for w in range(words):
-                forward[m, u, w] = positive[m, u, w]
-                backward[m, u, w] = NONE
-            if forgotten:
-                for v in range(n):
-                    residual[m, u, v] = capacity[m, u, v]
-    counts[TOUCHED] = 0

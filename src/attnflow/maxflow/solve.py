@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import index
 from time import perf_counter
 from typing import Any
 
@@ -127,15 +128,20 @@ def estimate_seconds(
     return seconds / thread_count(threads)
 
 
-def _positions(positions: Sequence[int]) -> Integers:
-    return np.fromiter(positions, np.int64, len(positions))
+def _positions(positions: Iterable[int]) -> Integers:
+    try:
+        return np.fromiter(map(index, positions), np.int64)
+    except TypeError as error:
+        raise InputError(f"Positions must be whole numbers: {error}.") from None
 
 
 def _ends(pairs: Sequence[tuple[int, int]]) -> tuple[Integers, Integers]:
     """Targets and sources of pairs; several times as fast as an array of tuples."""
-    if not len(pairs):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    targets, sources = zip(*pairs, strict=True)
+    try:
+        targets, sources = zip(*pairs, strict=True) if len(pairs) else ((), ())
+    except (TypeError, ValueError):
+        wrong = next(pair for pair in pairs if np.shape(pair) != (2,))
+        raise InputError(f"A pair must be (target, source); got {wrong!r}.") from None
     return _positions(targets), _positions(sources)
 
 

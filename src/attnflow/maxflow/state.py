@@ -203,7 +203,7 @@ def new_draft(coarse: Coarse) -> Draft:
     return Draft(
         residual=coarse.capacity.copy(),
         plan=plan,
-        vectors=np.zeros((7, n), np.int32),
+        vectors=np.zeros((5, n), np.int32),
         channels=np.zeros((3, depth), np.int64),
         rows=np.zeros(depth * n, np.int64),
         columns=np.zeros(LINES, np.int64),

@@ -1,0 +1,68 @@
+"""Flow on single edges of the residual graph: put there, taken back, and all of it cleaned away."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attnflow.maxflow.compiled import NONE, bit, compiled, inlined
+from attnflow.maxflow.state import TOUCHED, Integers, Words
+
+__all__ = ["clean", "send_down", "take_back"]
+
+
+@inlined
+def send_down(
+    residual: Integers, forward: Words, backward: Words, touched: Integers, counts: Integers,
+    m: int, u: int, v: int, amount: int,
+) -> None:  # fmt: skip
+    """Put `amount` on edge (m, u, v), and note the edge for cleaning when it had no flow.
+
+    A full list is not an error: `clean` then resets everything.
+    """
+    if backward[m, v, u >> 6] & bit(u) == NONE:
+        backward[m, v, u >> 6] |= bit(u)
+        count = counts[TOUCHED]
+        if count < touched.shape[0]:
+            touched[count] = (m << 40) | (u << 20) | v
+        counts[TOUCHED] = count + 1
+    left = residual[m, u, v] - amount
+    residual[m, u, v] = left
+    if left == 0:
+        forward[m, u, v >> 6] &= ~bit(v)
+
+
+@inlined
+def take_back(
+    capacity: Integers, residual: Integers, forward: Words, backward: Words, m: int, u: int,
+    v: int, amount: int,
+) -> None:  # fmt: skip
+    """Take `amount` off the flow of edge (m, u, v)."""
+    forward[m, u, v >> 6] |= bit(v)
+    space = residual[m, u, v] + amount
+    residual[m, u, v] = space
+    if space == capacity[m, u, v]:
+        backward[m, v, u >> 6] &= ~bit(u)
+
+
+@compiled
+def clean(
+    capacity: Integers, positive: Words, residual: Integers, forward: Words, backward: Words,
+    touched: Integers, counts: Integers, layer: int,
+) -> None:  # fmt: skip
+    """Back to zero flow.  Edges were noted when flow first entered them; bits are block-copied."""
+    n, words = residual.shape[1], forward.shape[2]
+    mask = np.int64((1 << 20) - 1)
+    for t in range(min(counts[TOUCHED], touched.shape[0])):
+        edge = touched[t]
+        m, u, v = edge >> 40, (edge >> 20) & mask, edge & mask
+        residual[m, u, v] = capacity[m, u, v]
+    forgotten = counts[TOUCHED] > touched.shape[0]
+    for m in range(2, layer):
+        for u in range(n):
+            for w in range(words):
+                forward[m, u, w] = positive[m, u, w]
+                backward[m, u, w] = NONE
+            if forgotten:
+                for v in range(n):
+                    residual[m, u, v] = capacity[m, u, v]
+    counts[TOUCHED] = 0
