@@ -34,6 +34,9 @@ def compiled(function: AnyFunction) -> AnyFunction:
     `_nrt=False` switches numba's reference counting off.  The functions here allocate nothing and
     are called with arrays that outlive them; with counting on, every call of a small function pays
     two atomic operations per array argument, and the whole solver is three times slower.
+
+    A function is compiled once more for every literal that it is called with, or that a variable
+    begins with: `np.int64(0)` and `np.bool_(True)`, where it is long, spare the second time.
     """
     return cast(AnyFunction, njit(**_OPTIONS)(function))
 

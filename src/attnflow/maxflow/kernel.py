@@ -22,6 +22,8 @@ same value.  (For surplus, turn the graph upside down.)
 
 from __future__ import annotations
 
+import numpy as np
+
 from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, trailing_zeros
 from attnflow.maxflow.construct import commit, drop_plan, plan_pair
 from attnflow.maxflow.edges import clean, send_down, take_back
@@ -170,8 +172,9 @@ def plan_run(
         if max(misses[TARGET, target], misses[SOURCE, source]) >= PATIENCE:
             continue
         value, proof = plan_pair(
-            capacity, transposed, coarse, draft, layer, target, source, ceilings[t], slack, True
-        )
+            capacity, transposed, coarse, draft, layer, target, source, ceilings[t], slack,
+            np.bool_(True),
+        )  # fmt: skip
         drop_plan(coarse, draft)
         if value >= proof:
             lower[t] = ceilings[t] - slack + ((value - proof) << coarse.shift)
@@ -200,7 +203,7 @@ def solve_run(
         touched, counts, _,
     ) = work  # fmt: skip
     count = targets.shape[0]
-    target, source, loaded = -1, -1, False  # the pair whose flow is loaded
+    target, source, loaded = np.int64(-1), np.int64(-1), False  # the pair whose flow is loaded
     floor = 0  # no loaded flow has passed an earlier position
     way = SOURCE  # the end that all pairs since the last plan share
     for t in range(count):
@@ -249,7 +252,10 @@ def solve_run(
 def begin(graph: Graph, work: Work, layer: int, target: int, source: int, ceiling: int) -> int:
     """Load the plan of a pair; returns its value."""
     capacity, transposed, _, _, coarse = graph
-    plan_pair(capacity, transposed, coarse, work.draft, layer, target, source, ceiling, 0, False)
+    plan_pair(
+        capacity, transposed, coarse, work.draft, layer, target, source, ceiling, np.int64(0),
+        np.bool_(False),
+    )  # fmt: skip
     value = commit(
         capacity, transposed, work.residual, work.forward, work.backward, work.touched,
         work.counts, work.ends, coarse, work.draft, layer, target, source,

@@ -33,6 +33,8 @@ __all__ = [
     "store",
     "subtract",
     "total",
+    "union",
+    "without",
 ]
 
 LANES = 8
@@ -151,6 +153,15 @@ def _total(typing_context: Any, vector: Any) -> Any:
     return signature, generate
 
 
+def _union(typing_context: Any, vector: Any) -> Any:
+    signature = types.uint64(vector)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _reduce(builder, "or", arguments[0])
+
+    return signature, generate
+
+
 def _members(typing_context: Any, vector: Any, amount: Any) -> Any:
     signature = types.uint64(vector, types.int64)
 
@@ -198,6 +209,13 @@ least = cast(Callable[[Vector, Vector], Vector], intrinsic(_elementwise(_least))
 """The lesser of each two."""
 most = cast(Callable[[Vector, Vector], Vector], intrinsic(_elementwise(_most)))
 """The greater of each two."""
+without = cast(
+    Callable[[Vector, Vector], Vector],
+    intrinsic(_elementwise(lambda b, x, y: b.and_(x, b.not_(y)))),
+)
+"""The bits of the first that are not set in the second."""
+union = cast(Callable[[Vector], np.uint64], intrinsic(_union))
+"""The bits that are set in any of the eight words."""
 total = cast(Callable[[Vector], int], intrinsic(_total))
 """The sum of the eight, which must fit their width."""
 members = cast(Callable[[Vector, int], np.uint64], intrinsic(_members))

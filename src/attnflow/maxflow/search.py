@@ -18,7 +18,7 @@ import numpy as np
 
 from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, natural, trailing_zeros
 from attnflow.maxflow.edges import send_down, take_back
-from attnflow.maxflow.lanes import LANES, load, members
+from attnflow.maxflow.lanes import LANES, add, load, members, store, union, without
 from attnflow.maxflow.state import (
     ABOVE,
     ASKED,
@@ -43,11 +43,15 @@ __all__ = [
     "fan_up",
     "find_distances",
     "first_common",
+    "leave_dead_ends",
     "mark_open",
     "push_from",
     "reach",
     "search",
 ]
+
+FAR = 4
+"""From this distance on, dead ends cost more than looking for them does."""
 
 
 @inlined
@@ -66,19 +70,34 @@ def reach(
         for w in range(words):
             slot_nodes[into, w] = NONE
     reached = NONE
-    # Word by word of the unseen nodes: most of these words are empty, or soon are.
-    for x in range(words):
-        before = unseen[layer, x]
+    # Flow that could be taken back is on few edges, so that most words of unseen nodes are never
+    # used up: eight of them cost as much as one.
+    wide = words - words % LANES
+    for x in range(0, wide, LANES):
+        before = load(unseen[layer], x)
         left = before
         for w in range(words):
             members = slot_nodes[slot, w]
-            while members != NONE and left != NONE:
+            if members != NONE and union(left) == NONE:
+                break
+            while members != NONE:
                 u = (w << 6) + trailing_zeros(members)
                 members &= members - ONE
-                left &= ~arcs[at, u, x]
-        slot_nodes[into, x] |= before ^ left
-        unseen[layer, x] = left
-        reached |= before ^ left
+                left = without(left, load(arcs[at, u], x))
+        store(unseen[layer], x, left)
+        store(slot_nodes[into], x, add(load(slot_nodes[into], x), without(before, left)))
+        reached |= union(load(slot_nodes[into], x))
+    for x in range(wide, words):
+        last = unseen[layer, x]
+        for w in range(words):
+            members = slot_nodes[slot, w]
+            while members != NONE and last != NONE:
+                u = (w << 6) + trailing_zeros(members)
+                members &= members - ONE
+                last &= ~arcs[at, u, x]
+        slot_nodes[into, x] |= unseen[layer, x] ^ last
+        unseen[layer, x] = last
+        reached |= slot_nodes[into, x]
     if into == free:
         if reached == NONE:
             return -1
@@ -108,7 +127,7 @@ def find_distances(
         unseen[1, w] &= ~open_ends[SURPLUS, w]
     slots[0, LAYER] = layer - 1
     slots[1, LAYER] = 1
-    begin, end, distance = 0, 2, 0
+    begin, end, distance = 0, np.int64(2), 0
     while begin < end:
         arrived = NONE
         for s in range(begin, end):
@@ -146,6 +165,31 @@ def first_common(arcs: Words, at: int, node: int, slot_nodes: Words, slot: int) 
         if common != NONE:
             return (w << 6) + trailing_zeros(common)
     return -1
+
+
+@compiled
+def leave_dead_ends(
+    forward: Words, backward: Words, slot_nodes: Words, slots: Integers, end: int
+) -> None:
+    """Take all nodes out of their slots from which no shortest path leads to an end.
+
+    From the last distance to the first, so that one look at each node is enough.  A search would
+    find out too, node by node, but it walks there and back where this reads a row of bits.
+    """
+    for s in range(end - 1, -1, -1):
+        k, below, above = natural(slots[s, LAYER]), slots[s, BELOW], slots[s, ABOVE]
+        if below < 0 and above < 0:
+            continue
+        for w in range(slot_nodes.shape[1]):
+            members = slot_nodes[s, w]
+            while members != NONE:
+                v = trailing_zeros(members)
+                members &= members - ONE
+                u = (w << 6) + v
+                if below >= 0 and first_common(forward, k, u, slot_nodes, below) >= 0:
+                    continue
+                if above < 0 or first_common(backward, k + 1, u, slot_nodes, above) < 0:
+                    slot_nodes[s, w] &= ~bit(v)
 
 
 @inlined
@@ -383,6 +427,8 @@ def search(
                         slot_nodes[s, w] &= open_ends[leave, w]
                     else:
                         slot_nodes[s, w] = NONE
+        if distance >= FAR:
+            leave_dead_ends(forward, backward, slot_nodes, slots, end)
         for first in range(2):
             enter = TARGET if first == 0 else SURPLUS
             for w in range(words):
