@@ -87,7 +87,7 @@ def exact_flow(capacity: Integers, layer: int, target: int, source: int) -> int:
 def load_plan(graph: Graph, work: Work, layer: int, target: int, source: int, ceiling: int) -> int:
     plan_pair(
         graph.capacity, graph.transposed, graph.coarse, work.draft, layer, target, source, ceiling,
-        0, False,
+        0, 0,
     )  # fmt: skip
     value = commit(
         graph.capacity, graph.transposed, work.residual, work.forward, work.backward, work.touched,

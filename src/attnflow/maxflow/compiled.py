@@ -36,7 +36,7 @@ def compiled(function: AnyFunction) -> AnyFunction:
     two atomic operations per array argument, and the whole solver is three times slower.
 
     A function is compiled once more for every literal that it is called with, or that a variable
-    begins with: `np.int64(0)` and `np.bool_(True)`, where it is long, spare the second time.
+    begins with.  `natural(0)` is no literal, and spares the second time where it takes long.
     """
     return cast(AnyFunction, njit(**_OPTIONS)(function))
 

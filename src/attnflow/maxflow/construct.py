@@ -177,12 +177,13 @@ def draw_plan(
 @compiled
 def plan_pair(
     capacity: Integers, transposed: Integers, coarse: Coarse, draft: Draft, layer: int,
-    target: int, source: int, ceiling: int, slack: int, round_up: bool,
+    target: int, source: int, ceiling: int, slack: int, round_up: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Draw the plan of a pair, of capacities of 64 bits.
 
     Returns its value and the value, both in units, at which it proves that the flow is within
-    `slack` of the `ceiling`: the plan stops there.  round_up: an end may be rounded up for that.
+    `slack` of the `ceiling`: the plan stops there.  round_up: whether an end may be
+    rounded up for that, 1 or 0.
     """
     short, short_transposed, channel, shift, barren = coarse
     residual, plan, vectors, channels, rows, columns, drawn, counts = draft
@@ -194,8 +195,8 @@ def plan_pair(
     for v in range(row.shape[0]):
         received += column[v]
     up = (1 << shift) - 1
-    by_target = round_up and ceiling == sent
-    by_source = round_up and ceiling == received and not by_target
+    by_target = round_up != 0 and ceiling == sent
+    by_source = round_up != 0 and ceiling == received and not by_target
     at_target = up if by_target else 0
     at_source = up if by_source else 0
     for v in range(row.shape[0]):

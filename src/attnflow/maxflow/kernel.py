@@ -22,9 +22,7 @@ same value.  (For surplus, turn the graph upside down.)
 
 from __future__ import annotations
 
-import numpy as np
-
-from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, trailing_zeros
+from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, natural, trailing_zeros
 from attnflow.maxflow.construct import commit, drop_plan, plan_pair
 from attnflow.maxflow.edges import clean, send_down, take_back
 from attnflow.maxflow.search import search
@@ -74,17 +72,18 @@ def swap_targets(
     some layer, and from there to the same nodes; returns how much.
 
     Half of what a target sends falls down its own channel.  So when the target changes, this is
-    most of what has to change, and needs no search.
+    most of what has to change, and needs no search.  The lowest layer comes first: a search has to
+    go a long way to change something there.
     """
-    most = min(ends[TARGET, taker], ends[EXCESS, giver])
     value = 0
-    for m in range(layer - 1, 1, -1):
-        if m < layer - 1:
-            most = min(most, residual[m + 1, taker, taker])
-            most = min(most, capacity[m + 1, giver, giver] - residual[m + 1, giver, giver])
+    for m in range(2, layer):
+        most = min(ends[TARGET, taker], ends[EXCESS, giver])
+        for k in range(m + 1, layer):
+            most = min(most, residual[k, taker, taker])
+            most = min(most, capacity[k, giver, giver] - residual[k, giver, giver])
         left = most
         if left <= 0:
-            break
+            continue
         for w in range(ends.shape[1]):
             flow = capacity[m, giver, w] - residual[m, giver, w]
             amount = min(min(residual[m, taker, w], flow), left)
@@ -95,7 +94,6 @@ def swap_targets(
                 if left == 0:
                     break
         amount = most - left
-        most = left
         if amount > 0:
             for k in range(m + 1, layer):
                 send_down(residual, forward, backward, touched, counts, k, taker, taker, amount)
@@ -112,15 +110,15 @@ def swap_sources(
     counts: Integers, ends: Integers, layer: int, taker: int, giver: int,
 ) -> int:  # fmt: skip
     """The mirror of `swap_targets`: what `giver` passes on beyond its end, `taker` passes on."""
-    most = min(ends[SOURCE, taker], ends[SURPLUS, giver])
     value = 0
-    for m in range(2, layer):
-        if m > 2:
-            most = min(most, residual[m - 1, taker, taker])
-            most = min(most, capacity[m - 1, giver, giver] - residual[m - 1, giver, giver])
+    for m in range(layer - 1, 1, -1):
+        most = min(ends[SOURCE, taker], ends[SURPLUS, giver])
+        for k in range(2, m):
+            most = min(most, residual[k, taker, taker])
+            most = min(most, capacity[k, giver, giver] - residual[k, giver, giver])
         left = most
         if left <= 0:
-            break
+            continue
         for x in range(backward.shape[2]):
             nodes = backward[m, giver, x]
             while nodes != NONE and left > 0:
@@ -133,7 +131,6 @@ def swap_sources(
                     take_back(capacity, residual, forward, backward, m, w, giver, amount)
                     left -= amount
         amount = most - left
-        most = left
         if amount > 0:
             for k in range(2, m):
                 send_down(residual, forward, backward, touched, counts, k, taker, taker, amount)
@@ -173,7 +170,7 @@ def plan_run(
             continue
         value, proof = plan_pair(
             capacity, transposed, coarse, draft, layer, target, source, ceilings[t], slack,
-            np.bool_(True),
+            natural(1),
         )  # fmt: skip
         drop_plan(coarse, draft)
         if value >= proof:
@@ -203,7 +200,7 @@ def solve_run(
         touched, counts, _,
     ) = work  # fmt: skip
     count = targets.shape[0]
-    target, source, loaded = np.int64(-1), np.int64(-1), False  # the pair whose flow is loaded
+    target, source, loaded = natural(0), natural(0), False  # the pair whose flow is loaded
     floor = 0  # no loaded flow has passed an earlier position
     way = SOURCE  # the end that all pairs since the last plan share
     for t in range(count):
@@ -253,8 +250,8 @@ def begin(graph: Graph, work: Work, layer: int, target: int, source: int, ceilin
     """Load the plan of a pair; returns its value."""
     capacity, transposed, _, _, coarse = graph
     plan_pair(
-        capacity, transposed, coarse, work.draft, layer, target, source, ceiling, np.int64(0),
-        np.bool_(False),
+        capacity, transposed, coarse, work.draft, layer, target, source, ceiling, natural(0),
+        natural(0),
     )  # fmt: skip
     value = commit(
         capacity, transposed, work.residual, work.forward, work.backward, work.touched,

@@ -52,6 +52,9 @@ __all__ = [
 
 FAR = 4
 """From this distance on, dead ends cost more than looking for them does."""
+LARGE = 9
+"""Ends where more than this power of 1/2 of the flow could enter come first: what they leave over,
+many small ones can fill; the other way round it takes more and longer paths."""
 
 
 @inlined
@@ -127,7 +130,7 @@ def find_distances(
         unseen[1, w] &= ~open_ends[SURPLUS, w]
     slots[0, LAYER] = layer - 1
     slots[1, LAYER] = 1
-    begin, end, distance = 0, np.int64(2), 0
+    begin, end, distance = 0, natural(2), 0
     while begin < end:
         arrived = NONE
         for s in range(begin, end):
@@ -429,23 +432,25 @@ def search(
                         slot_nodes[s, w] = NONE
         if distance >= FAR:
             leave_dead_ends(forward, backward, slot_nodes, slots, end)
-        for first in range(2):
-            enter = TARGET if first == 0 else SURPLUS
-            for w in range(words):
-                while value < enough:
+        for turn in range(2):
+            for first in range(2):
+                enter = TARGET if first == 0 else SURPLUS
+                for w in range(words):
                     members = slot_nodes[first, w] & open_ends[enter, w]
-                    if members == NONE:
-                        break
-                    u = (w << 6) + trailing_zeros(members)
-                    amount = push_from(
-                        capacity, residual, forward, backward, touched, counts, ends, open_ends,
-                        slot_nodes, slots, path, layer, first, u,
-                        min(ends[enter, u], enough - value), distance,
-                    )  # fmt: skip
-                    value += amount
-                    ends[enter, u] -= amount
-                    if ends[enter, u] == 0:
-                        open_ends[enter, w] &= ~bit(u)
+                    while members != NONE and value < enough:
+                        u = (w << 6) + trailing_zeros(members)
+                        members &= members - ONE
+                        if turn == 0 and ends[enter, u] < enough >> LARGE:
+                            continue
+                        amount = push_from(
+                            capacity, residual, forward, backward, touched, counts, ends,
+                            open_ends, slot_nodes, slots, path, layer, first, u,
+                            min(ends[enter, u], enough - value), distance,
+                        )  # fmt: skip
+                        value += amount
+                        ends[enter, u] -= amount
+                        if ends[enter, u] == 0:
+                            open_ends[enter, w] &= ~bit(u)
     return value, False
 
 
