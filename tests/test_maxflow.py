@@ -185,6 +185,24 @@ def test_matches_scipy_when_a_set_is_several_words(kind: str, n: int) -> None:
     check_certificate(capacities, 5, *random.integers(n, size=2).tolist())
 
 
+@pytest.mark.parametrize(
+    "kind", ["residual", "peaky heads", "causal", "hubs", "few values, many ties"]
+)
+def test_matches_scipy_when_a_set_is_more_words_than_lanes(kind: str) -> None:
+    """Ten words: eight of them are taken at once, two are left.  The pairs share a source, so that
+    all but the first begin with a change of ends and search up and down.
+    """
+    random = np.random.default_rng(8)
+    n = 580
+    capacities = dyadic(KINDS[kind](random, 4, n))
+    for layer in (3, 4):
+        source = int(random.integers(n // 2))
+        pairs = [(int(target), source) for target in random.integers(source, n, size=4)]
+        flow = solve_pairs(capacities, layer=layer, pairs=pairs, threads=1)
+        for (target, _), value in zip(pairs, flow.lower, strict=True):
+            assert value == scipy_flow(capacities, layer, target, source)
+
+
 @pytest.mark.parametrize("kind", ["residual", "no residual", "causal", "sinks", "sparse"])
 def test_hundreds_of_layers(kind: str) -> None:
     random = np.random.default_rng(5)
