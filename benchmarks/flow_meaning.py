@@ -1,6 +1,7 @@
 """When does flow say something? Capacities and residuals held against the target and ablations.
 
-    python benchmarks/flow_meaning.py --encoder FOLDER --decoder FOLDER --text FILE
+    python benchmarks/flow_meaning.py --encoder FOLDER --decoder FOLDER --text FILE \\
+        --classifier FOLDER --reviews FILE
 
 Writes flow_meaning.json and two tables. *Rows*: how far rows depend on their target (mean total
 variation between normalised rows) and where flows are held back, by depth. *Ablations*: LDS of one
@@ -43,6 +44,7 @@ FLOWS: dict[str, Flow] = {
     "gradients, residual ½": Flow(capacities="gradients"),
     "gradients, no residual": Flow(capacities="gradients", residual=None),
 }
+LONG_REVIEW, REVIEWS = 15, 16  # rows are the mean of so many texts of so many words or more
 SLOW = ("norms", "alti")  # to measure in a language model
 CAUSAL: dict[str, Flow] = {
     "attention, residual ½, first dropped": Flow(drop=(0,)),
@@ -75,6 +77,29 @@ def row_facts(trace: AttentionTrace, flows: dict[str, Flow]) -> dict[str, Any]:
             "held": [result.provenance["held"][str(layer)] for layer in layers],
         }
         print(f"  {name}: {rows[name]['dependence']} {rows[name]['held'][-1]}", flush=True)
+    return rows
+
+
+def classifier_rows(folder: Path, reviews: Path) -> dict[str, Any]:
+    """As `row_facts`, the mean over the first long texts of a classifier's own."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    lines = reviews.read_text(encoding="utf-8").splitlines()[1:]
+    texts = [line.split("\t")[0].strip() for line in lines]
+    long = [text for text in texts if len(text.split()) >= LONG_REVIEW][:REVIEWS]
+    each = [row_facts(capture(model, t, tokenizer=tokenizer, record=RECORD), FLOWS) for t in long]
+    rows: dict[str, Any] = {}
+    for name in FLOWS:
+        rows[name] = {
+            "layers": each[0][name]["layers"],
+            "dependence": np.mean([facts[name]["dependence"] for facts in each], axis=0).tolist(),
+            "held": {
+                place: float(np.mean([facts[name]["held"][-1][place] for facts in each]))
+                for place in each[0][name]["held"][-1]
+            },
+        }
     return rows
 
 
@@ -177,6 +202,8 @@ def main() -> None:
     parser.add_argument("--encoder", type=Path, help="folder of an encoder")
     parser.add_argument("--decoder", type=Path, help="folder of a language model")
     parser.add_argument("--text", type=Path, help="enwik8.gz, for running text")
+    parser.add_argument("--classifier", type=Path, help="folder of a classifier of texts")
+    parser.add_argument("--reviews", type=Path, help="its texts, as GLUE's dev.tsv")
     parser.add_argument("--only-ablations", action="store_true")
     parser.add_argument("--slow", action="store_true", help="norms and alti of the decoder too")
     parser.add_argument("--prompts", type=int, default=10)
@@ -218,6 +245,9 @@ def main() -> None:
             report["ablations"] = ablations(
                 model, tokenizer, arguments.text, arguments.prompts, arguments.ablations
             )
+    if arguments.classifier:
+        report["classifier"] = classifier_rows(arguments.classifier, arguments.reviews)
+        print(f"the mean: {report['classifier']}")
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / "flow_meaning.json").write_text(json.dumps(report, indent=1))
     draw(report, arguments.output / "flow_dependence.png")

@@ -53,8 +53,8 @@ __all__ = [
 FAR = 4
 """From this distance on, dead ends cost more than looking for them does."""
 LARGE = 9
-"""Ends where more than this power of 1/2 of the flow could enter come first: what they leave over,
-many small ones can fill; the other way round it takes more and longer paths."""
+"""Ends where more than this power of 1/2 of the flow could enter come first: measured, a search
+that begins with small ones leaves more to longer paths."""
 
 
 @inlined
