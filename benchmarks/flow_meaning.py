@@ -210,6 +210,8 @@ def main() -> None:
     parser.add_argument("--ablations", type=int, default=40)
     parser.add_argument("--output", type=Path, default=Path("out/bench"))
     arguments = parser.parse_args()
+    if arguments.classifier and not arguments.reviews:
+        parser.error("--classifier needs its texts: --reviews FILE")
     from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     report: dict[str, Any] = {}

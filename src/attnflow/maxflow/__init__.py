@@ -6,9 +6,9 @@
 
 How it works: capacities become integers (`scaling`), closed forms and bounds decide what they can
 (`bounds`), a flow is built from vectors (`construct`, `moves`, `lanes`) and, where that is not yet
-provably maximal, raised to the maximum by a search over bit sets (`search`, `edges`). `kernel`
-strings these together in compiled code; `jobs` cuts a query into pieces and `workers` runs them in
-threads.
+provably maximal, raised to the maximum by a search over bit sets (`levels`, `search`, `edges`).
+`kernel` strings these together in compiled code; `jobs` cuts a query into pieces and `workers` runs
+them in threads.
 
 `reference` solves one pair at a time with scipy: slow, small, and not written by us; every other
 solver is held against it.

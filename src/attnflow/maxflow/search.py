@@ -1,9 +1,8 @@
 """Dinic's algorithm on the dense layers: exact, and its last failing search is the proof.
 
 Residual arcs are down-moves ``(k, u) -> (k-1, v)`` where capacity is left and up-moves
-``(k, u) -> (k+1, v)`` where flow on ``v -> u`` can be taken back.  A *slot* is the set of nodes of
-one layer that lie at one distance from the target; a shortest path steps from a slot to the slot
-below or above it at the next distance, so two slot numbers per slot are the whole level graph.
+``(k, u) -> (k+1, v)`` where flow on ``v -> u`` can be taken back.  Paths run through the slots of
+the level graph (`levels`).
 
 Flow enters and leaves the searched layers at four kinds of ends.  It enters at the target's edges
 (`TARGET`) and leaves at the edges into the source token (`SOURCE`).  After a change of ends (see
@@ -14,11 +13,9 @@ source token takes from it (`SURPLUS`): that flow has to find another way out.
 
 from __future__ import annotations
 
-import numpy as np
-
 from attnflow.maxflow.compiled import NONE, ONE, bit, compiled, inlined, natural, trailing_zeros
 from attnflow.maxflow.edges import send_down, take_back
-from attnflow.maxflow.lanes import LANES, add, load, members, store, union, without
+from attnflow.maxflow.levels import find_distances, first_common, leave_dead_ends, mark_open
 from attnflow.maxflow.state import (
     ABOVE,
     ASKED,
@@ -41,12 +38,7 @@ __all__ = [
     "exits",
     "fan_out",
     "fan_up",
-    "find_distances",
-    "first_common",
-    "leave_dead_ends",
-    "mark_open",
     "push_from",
-    "reach",
     "search",
 ]
 
@@ -55,144 +47,6 @@ FAR = 4
 LARGE = 9
 """Ends where more than this power of 1/2 of the flow could enter come first: measured, a search
 that begins with small ones leaves more to longer paths."""
-
-
-@inlined
-def reach(
-    arcs: Words, unseen: Words, slot_nodes: Words, slots: Integers, newest: Integers,
-    at: int, slot: int, layer: int, free: int,
-) -> int:  # fmt: skip
-    """Add all unseen nodes of `layer` that `arcs[at]` reach from `slot` to the next distance.
-
-    Returns the slot that holds them, -1 when there are none; `free` is the next unused slot.
-    """
-    words = unseen.shape[1]
-    into = newest[layer]
-    if into < 0:
-        into = free
-        for w in range(words):
-            slot_nodes[into, w] = NONE
-    reached = NONE
-    # Flow that could be taken back is on few edges, so that most words of unseen nodes are never
-    # used up: eight of them cost as much as one.
-    wide = words - words % LANES
-    for x in range(0, wide, LANES):
-        before = load(unseen[layer], x)
-        left = before
-        for w in range(words):
-            members = slot_nodes[slot, w]
-            if members != NONE and union(left) == NONE:
-                break
-            while members != NONE:
-                u = (w << 6) + trailing_zeros(members)
-                members &= members - ONE
-                left = without(left, load(arcs[at, u], x))
-        store(unseen[layer], x, left)
-        store(slot_nodes[into], x, add(load(slot_nodes[into], x), without(before, left)))
-        reached |= union(load(slot_nodes[into], x))
-    for x in range(wide, words):
-        last = unseen[layer, x]
-        for w in range(words):
-            members = slot_nodes[slot, w]
-            while members != NONE and last != NONE:
-                u = (w << 6) + trailing_zeros(members)
-                members &= members - ONE
-                last &= ~arcs[at, u, x]
-        slot_nodes[into, x] |= unseen[layer, x] ^ last
-        unseen[layer, x] = last
-        reached |= slot_nodes[into, x]
-    if into == free:
-        if reached == NONE:
-            return -1
-        slots[into, LAYER] = layer
-        newest[layer] = into
-    return into
-
-
-@inlined
-def find_distances(
-    forward: Words, backward: Words, open_ends: Words, unseen: Words, slot_nodes: Words,
-    slots: Integers, newest: Integers, layer: int,
-) -> tuple[int, int]:  # fmt: skip
-    """Breadth-first search from where flow enters: slots 0 (`TARGET`) and 1 (`SURPLUS`).
-
-    Returns (distance of the last slots, first slot beyond them); distance -1 when no end can be
-    reached where flow leaves, and then `unseen` is the sink side of a minimum cut.
-    """
-    words = unseen.shape[1]
-    for k in range(1, layer):
-        for w in range(words):
-            unseen[k, w] = unseen[0, w]
-    for w in range(words):
-        slot_nodes[0, w] = open_ends[TARGET, w]
-        unseen[layer - 1, w] &= ~open_ends[TARGET, w]
-        slot_nodes[1, w] = open_ends[SURPLUS, w]
-        unseen[1, w] &= ~open_ends[SURPLUS, w]
-    slots[0, LAYER] = layer - 1
-    slots[1, LAYER] = 1
-    begin, end, distance = 0, natural(2), 0
-    while begin < end:
-        arrived = NONE
-        for s in range(begin, end):
-            slots[s, BELOW] = -1
-            slots[s, ABOVE] = -1
-            leave = SOURCE if slots[s, LAYER] == 1 else EXCESS
-            if slots[s, LAYER] == 1 or slots[s, LAYER] == layer - 1:
-                for w in range(words):
-                    arrived |= slot_nodes[s, w] & open_ends[leave, w]
-        if arrived != NONE:
-            return distance, end
-        free = end
-        for s in range(begin, end):
-            k = slots[s, LAYER]
-            if k > 1:
-                into = reach(forward, unseen, slot_nodes, slots, newest, k, s, k - 1, free)
-                slots[s, BELOW] = into
-                free = max(free, into + 1)
-            if k < layer - 1:
-                into = reach(backward, unseen, slot_nodes, slots, newest, k + 1, s, k + 1, free)
-                slots[s, ABOVE] = into
-                free = max(free, into + 1)
-        for s in range(end, free):
-            newest[slots[s, LAYER]] = -1
-        begin, end = end, free
-        distance += 1
-    return -1, end
-
-
-@inlined
-def first_common(arcs: Words, at: int, node: int, slot_nodes: Words, slot: int) -> int:
-    """The first node of `slot` that `node` has an arc to, or -1."""
-    for w in range(slot_nodes.shape[1]):
-        common = arcs[at, node, w] & slot_nodes[slot, w]
-        if common != NONE:
-            return (w << 6) + trailing_zeros(common)
-    return -1
-
-
-@compiled
-def leave_dead_ends(
-    forward: Words, backward: Words, slot_nodes: Words, slots: Integers, end: int
-) -> None:
-    """Take all nodes out of their slots from which no shortest path leads to an end.
-
-    From the last distance to the first, so that one look at each node is enough.  A search would
-    find out too, node by node, but it walks there and back where this reads a row of bits.
-    """
-    for s in range(end - 1, -1, -1):
-        k, below, above = natural(slots[s, LAYER]), slots[s, BELOW], slots[s, ABOVE]
-        if below < 0 and above < 0:
-            continue
-        for w in range(slot_nodes.shape[1]):
-            members = slot_nodes[s, w]
-            while members != NONE:
-                v = trailing_zeros(members)
-                members &= members - ONE
-                u = (w << 6) + v
-                if below >= 0 and first_common(forward, k, u, slot_nodes, below) >= 0:
-                    continue
-                if above < 0 or first_common(backward, k + 1, u, slot_nodes, above) < 0:
-                    slot_nodes[s, w] &= ~bit(v)
 
 
 @inlined
@@ -452,13 +306,3 @@ def search(
                         if ends[enter, u] == 0:
                             open_ends[enter, w] &= ~bit(u)
     return value, False
-
-
-@inlined
-def mark_open(ends: Integers, open_ends: Words) -> None:
-    """Bits of the ends where flow can enter or leave, from how much can."""
-    for end in range(ends.shape[0]):
-        for w in range(open_ends.shape[1]):
-            open_ends[end, w] = NONE
-        for k in range(0, ends.shape[1], LANES):
-            open_ends[end, k >> 6] |= members(load(ends[end], k), 1) << np.uint64(k & 63)
