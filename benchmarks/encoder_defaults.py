@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 
 import attnflow
 from attnflow.errors import AttnflowError, AttributionWarning
-from attnflow.evaluation.ablation.metrics import linear_datamodeling_score, strongest
-from attnflow.evaluation.ablation.passes import log_odds
-from attnflow.evaluation.ablation.regression import random_ablations
+from attnflow.evaluation.ablation.metrics import linear_datamodeling_score
 from attnflow.evaluation.metrics import compare_paired, summarize
 from attnflow.evaluation.texts import read_texts
+from attnflow.explainers.ablation import log_odds
+from attnflow.explainers.regression import random_ablations
+from attnflow.explainers.sources import strongest
 from attnflow.hosts.load import Loaded, load_model
 from attnflow.hosts.registry import adapter_for
 from attnflow.models.agreement import held_out, read_agreement

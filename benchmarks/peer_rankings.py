@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from attnflow.evaluation.ablation import CompletionPrompt
-from attnflow.evaluation.ablation.passes import blank_token
 from attnflow.evaluation.ablation.rankings import CompletionCase, Ranking
+from attnflow.explainers.ablation import blank_token
 
 __all__ = ["PEERS", "trained_at2"]
 

@@ -30,10 +30,11 @@ from transformers import WhisperFeatureExtractor
 import attnflow
 from attnflow import GradientAttention, GradientRollout, Raw, Rollout
 from attnflow.errors import AttributionWarning
-from attnflow.evaluation.ablation.metrics import linear_datamodeling_score, strongest
-from attnflow.evaluation.ablation.passes import log_odds
-from attnflow.evaluation.ablation.regression import random_ablations
+from attnflow.evaluation.ablation.metrics import linear_datamodeling_score
 from attnflow.evaluation.metrics import compare_paired, summarize
+from attnflow.explainers.ablation import log_odds
+from attnflow.explainers.regression import random_ablations
+from attnflow.explainers.sources import strongest
 from attnflow.methods.mixing import ONE_STEP
 
 HERE = Path(__file__).parent

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import attnflow
-from attnflow.evaluation.ablation import Visibility
 from attnflow.evaluation.importance import InputGradient
+from attnflow.explainers.careful import Visibility
 from attnflow.hosts import restore
 from attnflow.hosts.check import model_state
 from attnflow.hosts.load import load_model

@@ -16,12 +16,8 @@ from scipy import optimize
 import attnflow
 from attnflow.errors import FileError, InputError, MethodError, TokensError
 from attnflow.evaluation.ablation import (
-    AblationRegression,
-    CompletionAblation,
     CompletionEvaluation,
     CompletionPrompt,
-    LeaveOneOut,
-    Sources,
     evaluate_completions,
     read_prompts,
 )
@@ -32,13 +28,13 @@ from attnflow.evaluation.ablation.metrics import (
     group_sums,
     linear_datamodeling_score,
     rank_of,
-    strongest,
 )
-from attnflow.evaluation.ablation.passes import blank_token
 from attnflow.evaluation.ablation.prompts import is_answered
 from attnflow.evaluation.ablation.rankings import named_rankings
-from attnflow.evaluation.ablation.regression import lasso, random_ablations
-from attnflow.evaluation.ablation.sources import content_spans
+from attnflow.explainers.ablation import CompletionAblation, blank_token
+from attnflow.explainers.regression import lasso, random_ablations
+from attnflow.explainers.reruns import AblationRegression, LeaveOneOut
+from attnflow.explainers.sources import Sources, content_spans, strongest
 from attnflow.methods import Rollout
 from attnflow.testing import tiny_encoder
 

@@ -12,7 +12,7 @@ import transformers
 from numpy.typing import NDArray
 
 from attnflow.errors import InputError, ModelError, TokensError
-from attnflow.evaluation.ablation import CompletionAblation, log_odds
+from attnflow.explainers.ablation import CompletionAblation, log_odds
 
 WINDOW = 7
 SIZES: dict[str, Any] = {

@@ -231,7 +231,7 @@ def test_what_cannot_be_asked_is_said(writer: tuple[Any, Any]) -> None:
 
 
 def test_documents_go_before_the_last_message() -> None:
-    from attnflow.api.documents import prompt_with_documents
+    from attnflow.explainers.documents import prompt_with_documents
 
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
     composed = prompt_with_documents(messages, [Document("a", "So.")])

@@ -10,7 +10,8 @@ import torch
 
 import attnflow
 from attnflow.errors import MethodError
-from attnflow.evaluation.ablation import Careful, LeaveOneOut, Visibility
+from attnflow.explainers.careful import Careful, Visibility
+from attnflow.explainers.reruns import LeaveOneOut
 from attnflow.hosts.transformers.visibility import visibility
 from test_gradient_attention import TEXT, model_of
 

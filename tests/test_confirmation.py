@@ -13,7 +13,9 @@ import torch
 import attnflow
 from attnflow import Attribution, Confirmation
 from attnflow.errors import FileError, InputError, MethodError, ModelError
-from attnflow.evaluation.ablation import Careful, LeaveOneOut, confirm_completion
+from attnflow.explainers.careful import Careful
+from attnflow.explainers.confirm import confirm_completion
+from attnflow.explainers.reruns import LeaveOneOut
 from attnflow.show.view import view
 from attnflow.testing import tiny_decoder, tiny_encoder
 from test_gradient_attention import TEXT, model_of

@@ -33,7 +33,7 @@ from attnflow.corpus.progress_report import Tally
 from attnflow.corpus.settings import Columns, Settings
 from attnflow.corpus.shard_worker import ShardWorker, load_explainer
 from attnflow.errors import FileError, InputError, ModelError, StoppedError
-from attnflow.generation.writer import Writer
+from attnflow.explainers.writer import Writer
 from attnflow.hosts.load import Loaded, load_model
 from attnflow.methods import quiet_about_limits
 from attnflow.methods.rows import ALL_POSITIONS

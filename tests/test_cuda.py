@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import attnflow
-from attnflow.evaluation.ablation import Careful, LeaveOneOut, Visibility
+from attnflow.explainers.careful import Careful, Visibility
+from attnflow.explainers.reruns import LeaveOneOut
 from test_gradient_attention import TEXT, model_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no GPU here.")

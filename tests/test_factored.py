@@ -17,7 +17,7 @@ from attnflow.errors import (
     TokensError,
     UnsupportedModelError,
 )
-from attnflow.generation import gradient_rows as completion_gradients
+from attnflow.explainers import gradient_rows as completion_gradients
 from attnflow.hosts import factored
 from attnflow.hosts.spans import roll_out_spans
 from attnflow.testing import random_factors, tiny_decoder

@@ -10,8 +10,8 @@ import torch
 
 import attnflow
 from attnflow.errors import InputError
-from attnflow.generation.reader import Reader
-from attnflow.generation.request import CompletionRequest
+from attnflow.explainers.reader import Reader
+from attnflow.explainers.request import CompletionRequest
 from attnflow.hosts.recorder import RecordedLayer
 from attnflow.methods import Rollout
 from attnflow.testing import tiny_decoder

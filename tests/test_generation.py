@@ -16,8 +16,8 @@ from torch import Tensor
 import attnflow
 from attnflow.api import explain_completion, generate
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, TokensError
-from attnflow.generation.prompts import neutral_ids
-from attnflow.generation.rollout_cache import RolloutCache
+from attnflow.explainers.prompts import neutral_ids
+from attnflow.explainers.rollout_cache import RolloutCache
 from attnflow.hosts.recorder import RecordedLayer
 from attnflow.hosts.transformers.generate import run_generate
 from attnflow.methods import Flow, Method, Raw, Rollout

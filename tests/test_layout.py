@@ -29,7 +29,7 @@ RANK = {
     "hosts": 6,
     "show": 6,
     "testing": 7,
-    "generation": 7,
+    "explainers": 7,
     "evaluation": 8,
     "experiments": 9,
     "corpus": 9,
@@ -43,7 +43,7 @@ RANK = {
 LAZY_DOORS = {("attribution", "methods"), ("attribution", "show")}
 
 RUN_MODELS = {
-    *("kernels", "hosts", "generation", "evaluation", "experiments", "corpus", "models", "testing")
+    *("kernels", "hosts", "explainers", "evaluation", "experiments", "corpus", "models", "testing")
 }
 HEAVY = {
     "torch": RUN_MODELS,

@@ -17,8 +17,8 @@ import torch
 import attnflow
 from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.progress import Progress
-from attnflow.generation.prompts import encode_prompts, neutral_ids
-from attnflow.generation.sink import prompt_sink
+from attnflow.explainers.prompts import encode_prompts, neutral_ids
+from attnflow.explainers.sink import prompt_sink
 from attnflow.hosts import registry
 from attnflow.hosts.load import load_model
 from attnflow.methods.sinks import attention_sink
@@ -249,8 +249,8 @@ def test_rows_are_taken_in_full_precision_under_autocast() -> None:
 
 def test_inference_mode_is_left_where_gradients_are_taken() -> None:
     """`with torch.inference_mode()` around generate() was a RuntimeError of torch's own."""
-    from attnflow.evaluation.ablation import Visibility
     from attnflow.evaluation.importance import InputGradient
+    from attnflow.explainers.careful import Visibility
 
     model = build("Llama")
     encoder, tokenizer = tiny_encoder(head="SequenceClassification")
@@ -312,7 +312,7 @@ CHAT = "{% for m in messages %}<|turn|> {{ m.role }} {{ m.content }} {% endfor %
 
 def test_a_tokenizer_of_another_model_is_named() -> None:
     """An index outside the embedding was torch's own IndexError."""
-    from attnflow.evaluation.ablation import LeaveOneOut
+    from attnflow.explainers.reruns import LeaveOneOut
 
     model, tokenizer = build("Llama"), tokenizer_with([], [])
     tokenizer.add_tokens(["haus"])
@@ -362,7 +362,8 @@ def test_a_message_may_hold_a_word_of_the_template() -> None:
 
 
 def test_the_sources_of_a_chat_are_its_messages() -> None:
-    from attnflow.evaluation.ablation import LeaveOneOut, evaluate_completions
+    from attnflow.evaluation.ablation import evaluate_completions
+    from attnflow.explainers.reruns import LeaveOneOut
 
     tokenizer = tokenizer_with([], [])
     tokenizer.add_tokens(["<|turn|>", "user", "assistant"])
@@ -386,7 +387,7 @@ def test_the_sources_of_a_chat_are_its_messages() -> None:
 
 def test_signs_of_a_chat_are_no_sources_in_a_plain_text() -> None:
     """They need not be among the tokenizer's special tokens."""
-    from attnflow.evaluation.ablation import LeaveOneOut
+    from attnflow.explainers.reruns import LeaveOneOut
 
     tokenizer = tokenizer_with([], [])
     tokenizer.add_tokens(["<|turn|>", "haus"])
@@ -399,7 +400,7 @@ def test_signs_of_a_chat_are_no_sources_in_a_plain_text() -> None:
 
 def test_tokens_without_a_name_of_their_own_are_read_again() -> None:
     """A model may have more tokens than its tokenizer names; they were looked up by name."""
-    from attnflow.api.comparison import continued
+    from attnflow.explainers.comparison import continued
     from attnflow.hosts.load import Loaded
 
     model, tokenizer = build("Llama"), tokenizer_with([], [])

@@ -84,7 +84,7 @@ def test_methods_are_judged_by_the_row_that_answers(pooling: str) -> None:
 
 def test_the_default_follows_the_kind_of_model() -> None:
     """Text encoders whose blocks are known are taken apart; images go by the answer's gradient."""
-    from attnflow.api.one_call import default_method
+    from attnflow.explainers.texts import default_method
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {

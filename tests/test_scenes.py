@@ -16,7 +16,7 @@ from attnflow.errors import FileError, InputError, ModelError
 from attnflow.experiments.scenes.contenders import CONTENDERS
 from attnflow.experiments.scenes.experiment import DEFAULT, Scenes
 from attnflow.experiments.scenes.observe import SceneQuestion, _mass, _points_at
-from attnflow.generation.request import IMAGE_METHOD
+from attnflow.explainers.request import IMAGE_METHOD
 from attnflow.models.drawn_scenes import (
     COLOURS,
     SHAPES,

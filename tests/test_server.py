@@ -299,7 +299,7 @@ def test_waiting_and_running_jobs_can_be_cancelled() -> None:
 
 def test_generation_stops_between_two_words(client: Client) -> None:
     """Cancelled from inside the stream, as a visitor's click would: the rest is never written."""
-    from attnflow.api.comparison import continued
+    from attnflow.explainers.comparison import continued
 
     heard: list[str] = []
 

@@ -20,19 +20,13 @@ import torch
 
 import attnflow
 from attnflow.errors import AttnflowError
-from attnflow.evaluation.ablation import (
-    AblationRegression,
-    Careful,
-    CompletionAblation,
-    CompletionPrompt,
-    LeaveOneOut,
-    Visibility,
-    evaluate_completions,
-    read_prompts,
-)
+from attnflow.evaluation.ablation import CompletionPrompt, evaluate_completions, read_prompts
 from attnflow.evaluation.faithfulness import Faithfulness
 from attnflow.evaluation.importance import BlankOut, InputGradient, ValueZeroing
 from attnflow.evaluation.texts import read_texts
+from attnflow.explainers.ablation import CompletionAblation
+from attnflow.explainers.careful import Careful, Visibility
+from attnflow.explainers.reruns import AblationRegression, LeaveOneOut
 from attnflow.methods import METHODS, make_method
 from attnflow.testing import random_trace, tiny_decoder, tiny_encoder
 

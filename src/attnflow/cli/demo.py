@@ -80,7 +80,7 @@ def _ask(console: Console, output: Path) -> None:
 def _explain(console: Console, output: Path) -> None:
     """Why singular? What the default says, and what it is worth."""
     from attnflow.api import explain
-    from attnflow.api.comparison import compare
+    from attnflow.explainers.comparison import compare
     from attnflow.hosts.load import load_model
 
     console.print(Text(f"$ attnflow explain {_SENTENCE!r}", style="dim"))

@@ -37,7 +37,7 @@ def evaluate_prompts(
 ) -> CompletionEvaluation:
     """Run or go on with an evaluation of a file of prompts."""
     from attnflow.evaluation.ablation import evaluate_completions, read_prompts
-    from attnflow.evaluation.ablation.passes import By
+    from attnflow.explainers.ablation import By
 
     if options.by is not None and options.by not in get_args(By):
         raise InputError(

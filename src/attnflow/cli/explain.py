@@ -244,7 +244,7 @@ def _load(model: str | None) -> Loaded:
 
 
 def _default(loaded: Loaded) -> Method:
-    from attnflow.api.one_call import default_method
+    from attnflow.explainers.texts import default_method
 
     return default_method(loaded.model)
 
@@ -304,8 +304,8 @@ def _carefully(
 
 def _confirmed(result: Attribution, loaded: Loaded, text: str, answer: int | None) -> Attribution:
     """With one more pass, where the model is a language model that can be run without words."""
-    from attnflow.api.one_call import with_confirmation
-    from attnflow.hosts.next_token import next_token
+    from attnflow.explainers.next_token import next_token
+    from attnflow.explainers.texts import with_confirmation
     from attnflow.hosts.registry import adapter_for
 
     if not adapter_for(loaded.model).explains_rows(loaded.model):

@@ -28,7 +28,7 @@ from attnflow.show.page import page
 from attnflow.tokens.pictures import names_picture
 
 if TYPE_CHECKING:
-    from attnflow.api.comparison import Comparison
+    from attnflow.explainers.comparison import Comparison
 
 __all__ = ["report"]
 
@@ -84,7 +84,7 @@ def _check_request(output: Path, text: str | None, prompt: str | None) -> None:
 
 
 def _explain(model: str | None, text: str, methods: list[Method]) -> Comparison:
-    from attnflow.api.comparison import compare
+    from attnflow.explainers.comparison import compare
     from attnflow.hosts.load import load_model
 
     if names_picture(text):
@@ -105,7 +105,7 @@ def _continue(
     chat: bool,
     images: list[Path] | None,
 ) -> Comparison:
-    from attnflow.api.comparison import continued
+    from attnflow.explainers.comparison import continued
     from attnflow.hosts.load import load_language_model
 
     with progress_bars("loading the model") as tell:

@@ -12,11 +12,11 @@ from attnflow.corpus.explainers import Explainer
 from attnflow.corpus.settings import Settings, method_label
 from attnflow.corpus.texts import CorpusText
 from attnflow.errors import InputError, TokensError
-from attnflow.generation.gradient_rows import completion_rows
-from attnflow.generation.prompts import Prompt, encode_prompts
-from attnflow.generation.reader import Reader
-from attnflow.generation.request import CompletionRequest, check_room, completion_ids
-from attnflow.generation.writer import Writer
+from attnflow.explainers.gradient_rows import completion_rows
+from attnflow.explainers.prompts import Prompt, encode_prompts
+from attnflow.explainers.reader import Reader
+from attnflow.explainers.request import CompletionRequest, check_room, completion_ids
+from attnflow.explainers.writer import Writer
 from attnflow.hosts.load import Loaded
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import Method, quiet_about_limits

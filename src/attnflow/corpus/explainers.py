@@ -16,10 +16,10 @@ from attnflow.corpus.settings import ALL, PREDICTION, Settings, method_label
 from attnflow.corpus.texts import CorpusText
 from attnflow.errors import InputError, MethodError
 from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
+from attnflow.explainers.answer_rows import apply_method, default_method
 from attnflow.hosts.capture import capture_batch, provenance_of
 from attnflow.hosts.load import Loaded
 from attnflow.hosts.registry import adapter_for
-from attnflow.hosts.token_answers import apply_method, default_method
 from attnflow.methods import GradientAttention, Method, quiet_about_limits, requirements_of
 from attnflow.methods.rows import pooled_row
 from attnflow.trace import AttentionTrace

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.corpus.settings import Settings, method_label
 from attnflow.corpus.texts import CorpusText
-from attnflow.evaluation.ablation.sources import Sources, content_spans
+from attnflow.explainers.sources import Sources, content_spans
 
 __all__ = ["SCHEMA", "Row", "error_row", "result_rows"]
 

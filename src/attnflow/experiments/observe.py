@@ -11,7 +11,7 @@ from attnflow.errors import ModelError
 from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.evaluation.batching import batches_by_length
 from attnflow.evaluation.importance import Importance, Measure
-from attnflow.generation.prompts import neutral_ids
+from attnflow.explainers.prompts import neutral_ids
 from attnflow.hosts.capture import capture_batch
 from attnflow.trace import AttentionTrace
 

@@ -102,10 +102,10 @@ METHODS = MethodRegistry(
 
 
 MEASURED_METHODS: Mapping[str, str] = {
-    "leave-one-out": "attnflow.evaluation.ablation:LeaveOneOut",
-    "ablation-regression": "attnflow.evaluation.ablation:AblationRegression",
-    "visibility": "attnflow.evaluation.ablation:Visibility",
-    "careful": "attnflow.evaluation.ablation:Careful",
+    "leave-one-out": "attnflow.explainers.reruns:LeaveOneOut",
+    "ablation-regression": "attnflow.explainers.reruns:AblationRegression",
+    "visibility": "attnflow.explainers.careful:Visibility",
+    "careful": "attnflow.explainers.careful:Careful",
 }
 """Methods that run the model again, by name; they are imported when one is asked for."""
 

@@ -22,10 +22,10 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from attnflow.api.comparison import Comparison, answered, compare, continued
 from attnflow.attribution.words import method_in_words
 from attnflow.errors import AttnflowError, InputError, TokensError
 from attnflow.errors.progress import Progress
+from attnflow.explainers.comparison import Comparison, answered, compare, continued
 from attnflow.methods import METHODS, Flow, Method, make_method
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
 from attnflow.show.view import View

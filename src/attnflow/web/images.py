@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from attnflow.api.comparison import Comparison, compare, continued
 from attnflow.errors import InputError
 from attnflow.errors.progress import ProgressCallback
+from attnflow.explainers.comparison import Comparison, compare, continued
 from attnflow.methods import METHODS, Method, make_method
 from attnflow.web.requests import DEFAULT, GENERATION_METHODS, BaseRequest, offer_of
 

@@ -11,8 +11,8 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from attnflow.api.comparison import Comparison
 from attnflow.errors import InputError
+from attnflow.explainers.comparison import Comparison
 from attnflow.show.page import page
 from attnflow.show.view import View
 

@@ -13,22 +13,21 @@ from numpy.typing import NDArray
 from attnflow.errors import InputError, MethodError, MissingDependencyError, ModelError
 from attnflow.evaluation.ablation.completions import greedy_completion
 from attnflow.evaluation.ablation.known import PromptText, TrueSources, known_hits
-from attnflow.evaluation.ablation.measured import LeaveOneOut
 from attnflow.evaluation.ablation.metrics import (
     curve_sets,
     linear_datamodeling_score,
     rank_of,
-    strongest,
 )
-from attnflow.evaluation.ablation.passes import By, CompletionAblation, Score, blank_token, log_odds
 from attnflow.evaluation.ablation.prompts import CompletionPrompt, is_answered
 from attnflow.evaluation.ablation.rankings import CompletionCase, Ranking
-from attnflow.evaluation.ablation.regression import random_ablations
-from attnflow.evaluation.ablation.sources import Sources, prompt_tokens
 from attnflow.evaluation.metrics import area
 from attnflow.evaluation.records import Record
-from attnflow.generation.prompts import encode_prompts
-from attnflow.generation.request import check_room, completion_ids
+from attnflow.explainers.ablation import By, CompletionAblation, Score, blank_token, log_odds
+from attnflow.explainers.prompts import encode_prompts
+from attnflow.explainers.regression import random_ablations
+from attnflow.explainers.request import check_room, completion_ids
+from attnflow.explainers.reruns import LeaveOneOut
+from attnflow.explainers.sources import Sources, prompt_tokens, strongest
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.registry import adapter_for
 from attnflow.tokens.units import Level

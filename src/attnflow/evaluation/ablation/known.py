@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from attnflow.errors import InputError
 from attnflow.evaluation.ablation.metrics import group_sums, rank_of
 from attnflow.evaluation.ablation.prompts import CompletionPrompt
-from attnflow.evaluation.ablation.sources import Sources, spans_of_content
+from attnflow.explainers.sources import Sources, spans_of_content
 from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import CharSpan, tokens_in
 

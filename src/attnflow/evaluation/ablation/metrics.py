@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnflow.errors import InputError
 from attnflow.evaluation.metrics import spearman
+from attnflow.explainers.sources import strongest
 
 __all__ = [
     "bootstrap_ratio",
@@ -19,7 +20,6 @@ __all__ = [
     "group_sums",
     "linear_datamodeling_score",
     "rank_of",
-    "strongest",
 ]
 
 Floats = NDArray[np.float64]
@@ -41,16 +41,6 @@ def linear_datamodeling_score(scores: ArrayLike, hidden: Choice, response: Array
     if hidden.shape[1:] != values.shape:
         raise InputError(f"{values.shape} scores for ablations of shape {hidden.shape}.")
     return spearman((~hidden).astype(np.float64) @ values, response)
-
-
-def strongest(scores: ArrayLike, count: int) -> tuple[int, ...]:
-    """The sources with the highest scores, strongest first; of equal ones the earlier first.
-
-    >>> strongest([0.1, 0.5, 0.5], 2)
-    (1, 2)
-    """
-    order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
-    return tuple(order[:count].tolist())
 
 
 def rank_of(scores: ArrayLike, true: Collection[int]) -> int:

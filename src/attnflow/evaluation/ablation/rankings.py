@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, did_you_mean
-from attnflow.evaluation.ablation.measured import MeasuredMethod
-from attnflow.evaluation.ablation.passes import By, CompletionAblation, Score, blank_token
-from attnflow.evaluation.ablation.sources import Sources
-from attnflow.generation.prompts import Prompt
-from attnflow.generation.reader import Reader
-from attnflow.generation.request import CompletionRequest
-from attnflow.generation.targets import ANSWER
+from attnflow.explainers.ablation import By, CompletionAblation, Score, blank_token
+from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.reader import Reader
+from attnflow.explainers.request import CompletionRequest
+from attnflow.explainers.reruns import MeasuredMethod
+from attnflow.explainers.sources import Sources
+from attnflow.explainers.targets import ANSWER
 from attnflow.methods import (
     MEASURED_METHODS,
     METHODS,
@@ -48,7 +48,7 @@ class CompletionCase:
     >>> ablation = CompletionAblation(model=model, prompt_ids=[5, 6, 7], completion_ids=[8])
     >>> sources = Sources.of_spans(["a", "b", "c"], {"first": (0, 1), "last": (2, 3)})
     >>> case = CompletionCase(model, tokenizer, ablation, sources)
-    >>> from attnflow.evaluation.ablation import LeaveOneOut
+    >>> from attnflow.explainers.reruns import LeaveOneOut
     >>> len(case.attribution(None).sources), len(case.measured(LeaveOneOut()).sources)
     (3, 2)
     """

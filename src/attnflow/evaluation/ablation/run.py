@@ -14,13 +14,13 @@ from attnflow.errors import InputError, ModelError, whole_number
 from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.evaluation.ablation.judge import LEAVE_ONE_DOCUMENT_OUT, CompletionJudge
-from attnflow.evaluation.ablation.passes import By, Score
 from attnflow.evaluation.ablation.prompts import CompletionPrompt
 from attnflow.evaluation.ablation.rankings import RANDOM, Ranking, named_rankings
 from attnflow.evaluation.ablation.results import CompletionEvaluation
 from attnflow.evaluation.fingerprint import digest_of, digest_of_tokenizer, digest_of_weights
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.records import Record
+from attnflow.explainers.ablation import By, Score
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import load_language_model
 from attnflow.hosts.transformers.generate import checked_generator

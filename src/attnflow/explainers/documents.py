@@ -14,7 +14,7 @@ from attnflow.errors import InputError, TokensError
 from attnflow.tokens.documents import Document, compose_prompt, document_tokens
 
 if TYPE_CHECKING:
-    from attnflow.generation.prompts import Message, Prompts
+    from attnflow.explainers.prompts import Message, Prompts
 
 __all__ = ["mark_documents", "mark_messages", "messages_of", "prompt_with_documents"]
 

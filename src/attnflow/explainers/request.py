@@ -10,8 +10,8 @@ import torch
 
 from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError, TokensError, shorten
-from attnflow.generation.gradient_rows import can_explain_rows
-from attnflow.generation.targets import TargetRef
+from attnflow.explainers.gradient_rows import can_explain_rows
+from attnflow.explainers.targets import TargetRef
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.texts import checked_text
 from attnflow.hosts.transformers.texts import after_start, check_vocabulary, prefix_ids

@@ -9,10 +9,9 @@ import numpy as np
 
 from attnflow.attribution import Attribution, Confirmation
 from attnflow.errors import InputError, ModelError, whole_number
-from attnflow.evaluation.ablation.metrics import strongest
-from attnflow.evaluation.ablation.passes import CompletionAblation, blank_token
-from attnflow.evaluation.ablation.sources import SOURCE_TOKENS, Sources, prompt_tokens
-from attnflow.generation.gradient_rows import LOG_PROBS
+from attnflow.explainers.ablation import CompletionAblation, blank_token
+from attnflow.explainers.gradient_rows import LOG_PROBS
+from attnflow.explainers.sources import SOURCE_TOKENS, Sources, prompt_tokens, strongest
 from attnflow.hosts.registry import adapter_for
 from attnflow.tokens import Tokens
 

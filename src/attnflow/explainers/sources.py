@@ -29,7 +29,14 @@ from attnflow.tokens.units import (
     tokens_in,
 )
 
-__all__ = ["SOURCE_TOKENS", "Sources", "content_spans", "prompt_tokens", "spans_of_content"]
+__all__ = [
+    "SOURCE_TOKENS",
+    "Sources",
+    "content_spans",
+    "prompt_tokens",
+    "spans_of_content",
+    "strongest",
+]
 
 Floats = NDArray[np.float64]
 _LONGEST_NAME = 60
@@ -199,6 +206,16 @@ def spans_of_content(tokens: Sequence[str], form: Sequence[bool]) -> list[CharSp
             spans.append((at, end))
         at = end
     return spans
+
+
+def strongest(scores: ArrayLike, count: int) -> tuple[int, ...]:
+    """The sources with the highest scores, strongest first; of equal ones the earlier first.
+
+    >>> strongest([0.1, 0.5, 0.5], 2)
+    (1, 2)
+    """
+    order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
+    return tuple(order[:count].tolist())
 
 
 def content_spans(tokens: Sequence[str], contents: Sequence[str]) -> list[CharSpan]:

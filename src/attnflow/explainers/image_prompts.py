@@ -9,10 +9,10 @@ import numpy as np
 
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError
-from attnflow.evaluation.ablation.careful import Visibility
-from attnflow.evaluation.ablation.measured import MeasuredMethod
-from attnflow.generation.prompts import Prompt
-from attnflow.generation.reader import Reader
+from attnflow.explainers.careful import Visibility
+from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.reader import Reader
+from attnflow.explainers.reruns import MeasuredMethod
 from attnflow.hosts.capture import capture
 from attnflow.hosts.vision_language.visibility import image_visibility
 from attnflow.methods.towers import carried

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from attnflow.errors import MethodError, ModelError, shorten, whole_number
 from attnflow.errors.progress import tell
-from attnflow.evaluation.ablation.measured import AblationTask, MeasuredMethod
-from attnflow.evaluation.ablation.passes import CompletionAblation, log_odds
-from attnflow.evaluation.ablation.sources import Sources
-from attnflow.generation.gradient_rows import can_explain_rows, completion_rows
+from attnflow.explainers.ablation import CompletionAblation, log_odds
+from attnflow.explainers.gradient_rows import can_explain_rows, completion_rows
+from attnflow.explainers.reruns import AblationTask, MeasuredMethod
+from attnflow.explainers.sources import Sources
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.visibility import visibility
 

@@ -12,22 +12,22 @@ from torch import Tensor
 from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import SOURCE_TOKENS, resolve_spans
 from attnflow.errors import InputError
-from attnflow.generation.gradient_rows import (
+from attnflow.explainers.answer_rows import join_targets
+from attnflow.explainers.gradient_rows import (
     LOG_PROBS,
     CompletionRows,
     can_explain_rows,
     completion_rows,
 )
-from attnflow.generation.prompts import Prompt, neutral_ids
-from attnflow.generation.request import CompletionRequest, takes_gradients
-from attnflow.generation.rollout_cache import RolloutCache, streams
-from attnflow.generation.sink import prompt_sink
-from attnflow.generation.targets import ANSWER, CompletionTarget, Contrast, resolve_targets
+from attnflow.explainers.prompts import Prompt, neutral_ids
+from attnflow.explainers.request import CompletionRequest, takes_gradients
+from attnflow.explainers.rollout_cache import RolloutCache, streams
+from attnflow.explainers.sink import prompt_sink
+from attnflow.explainers.targets import ANSWER, CompletionTarget, Contrast, resolve_targets
 from attnflow.hosts.capture import capture, capture_phrase, provenance_of
 from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.token_answers import join_targets
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.transformers.texts import tokens_of
 from attnflow.hosts.vision_language.prompts import after_prompt, has_images

@@ -14,26 +14,26 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
-from attnflow.api.documents import (
+from attnflow.attribution import Attribution
+from attnflow.errors import InputError, MethodError, optional_import
+from attnflow.errors.arguments import checked_arguments, checked_seed
+from attnflow.explainers.documents import (
     mark_documents,
     mark_messages,
     messages_of,
     prompt_with_documents,
 )
-from attnflow.api.measured import MeasuredChoice, measured_choice
-from attnflow.attribution import Attribution
-from attnflow.errors import InputError, MethodError, optional_import
-from attnflow.errors.arguments import checked_arguments, checked_seed
+from attnflow.explainers.rerun_choice import MeasuredChoice, measured_choice
 from attnflow.methods import Method
 from attnflow.tokens.documents import Documents, named_documents
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from attnflow.evaluation.ablation import MeasuredMethod
-    from attnflow.generation.prompts import Message, Prompt, Prompts
-    from attnflow.generation.reader import Reader
-    from attnflow.generation.request import Baseline, Sources, Targets
+    from attnflow.explainers.prompts import Message, Prompt, Prompts
+    from attnflow.explainers.reader import Reader
+    from attnflow.explainers.request import Baseline, Sources, Targets
+    from attnflow.explainers.reruns import MeasuredMethod
 
     Model = nn.Module | str | os.PathLike[str] | None
 
@@ -112,7 +112,7 @@ def generate(
         With images it is `GradientRollout()`. "rollout" is Deb's tensor; it streams beside the
         key-value cache. Other methods run once more at the end; "leave-one-out" and its like run
         the model again for every source.
-    careful: take ten passes a target instead of one: `evaluation.ablation.Careful`.
+    careful: take ten passes a target instead of one: `explainers.careful.Careful`.
     targets: what of the completion is explained: tokens by number (from 0) or text, phrases
         ("45 days"), slices, or "answer" for all of it as one; default: every token.
     contrast: explain why the target was written rather than this text, at the first token in
@@ -146,9 +146,9 @@ def generate(
     pictures = None
     if images is not None:
         reader, prompt, pictures = _with_images(reader, prompt, images, processor, read_method)
-    from attnflow.generation.prompts import encode_prompts
-    from attnflow.generation.request import check_room, checked_new_tokens
-    from attnflow.generation.writer import Writer
+    from attnflow.explainers.prompts import encode_prompts
+    from attnflow.explainers.request import check_room, checked_new_tokens
+    from attnflow.explainers.writer import Writer
 
     checked_new_tokens(max_new_tokens)
     seed = None if seed is None else checked_seed(seed, least=-(2**63))
@@ -225,8 +225,8 @@ def explain_completion(
     pictures = None
     if images is not None:
         reader, prompt, pictures = _with_images(reader, prompt, images, processor, read_method)
-    from attnflow.generation.prompts import encode_prompts
-    from attnflow.generation.request import check_completion, check_room, completion_ids
+    from attnflow.explainers.prompts import encode_prompts
+    from attnflow.explainers.request import check_completion, check_room, completion_ids
 
     batch = encode_prompts(reader.model, reader.tokenizer, prompt, chat=chat)
     reader = replace(reader, extra=batch.extra)
@@ -268,8 +268,8 @@ def _reader(
     """The model loaded and checked, with what is asked of its completions."""
     optional_import("torch", extra="models", purpose="Running a model")
     optional_import("transformers", extra="models", purpose="Running a language model")
-    from attnflow.generation.reader import Reader
-    from attnflow.generation.request import CompletionRequest
+    from attnflow.explainers.reader import Reader
+    from attnflow.explainers.request import CompletionRequest
     from attnflow.hosts.load import load_language_model
     from attnflow.hosts.transformers.generate import checked_generator
     from attnflow.hosts.transformers.texts import checked_tokenizer
@@ -295,7 +295,7 @@ def _with_images(
 
     The third is what puts the pictures into a result.
     """
-    from attnflow.generation.request import IMAGE_METHOD
+    from attnflow.explainers.request import IMAGE_METHOD
     from attnflow.hosts.vision_language.pictures import with_pictures
     from attnflow.hosts.vision_language.prompts import image_prompt, processor_of, read_photos
 
@@ -333,7 +333,7 @@ def _measure(
     from attnflow.hosts.vision_language.prompts import has_images
 
     if has_images(reader.extra):
-        from attnflow.evaluation.ablation.image_prompts import measure_images
+        from attnflow.explainers.image_prompts import measure_images
 
         return _confirmed(
             reader, measure_images(reader, choice.method, prompt, ids), prompt, ids, confirm
@@ -362,7 +362,7 @@ def _confirmed(
             "confirm=True hides words of a prompt; it does not hide patches. Leave it out for a "
             "prompt with images."
         )
-    from attnflow.evaluation.ablation import confirm_completion
+    from attnflow.explainers.confirm import confirm_completion
 
     tokens = sorted({k for target in reader.targets(ids) for k in target.tokens})
     confirmation = confirm_completion(

@@ -25,24 +25,24 @@ from attnflow.errors.arguments import (
     checked_seed,
 )
 from attnflow.errors.progress import ProgressCallback
-from attnflow.evaluation.ablation.passes import (
+from attnflow.explainers.ablation import (
     By,
     CompletionAblation,
     Score,
     blank_token,
     log_odds,
 )
-from attnflow.evaluation.ablation.regression import lasso, random_ablations
-from attnflow.evaluation.ablation.sources import (
+from attnflow.explainers.prompts import Prompt, encode_prompts
+from attnflow.explainers.regression import lasso, random_ablations
+from attnflow.explainers.request import check_completion, completion_ids
+from attnflow.explainers.sources import (
     SOURCE_TOKENS,
     Sources,
     content_spans,
     prompt_tokens,
     spans_of_content,
 )
-from attnflow.generation.prompts import Prompt, encode_prompts
-from attnflow.generation.request import check_completion, completion_ids
-from attnflow.generation.targets import CompletionTarget, TargetRef, resolve_targets
+from attnflow.explainers.targets import CompletionTarget, TargetRef, resolve_targets
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.transformers.generate import checked_generator

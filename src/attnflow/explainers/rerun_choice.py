@@ -11,9 +11,9 @@ from attnflow.errors import MethodError
 from attnflow.methods import MEASURED_METHODS, Method, measured_method, parse_method
 
 if TYPE_CHECKING:
-    from attnflow.evaluation.ablation import MeasuredMethod
-    from attnflow.generation.prompts import Prompt
-    from attnflow.generation.targets import CompletionTarget
+    from attnflow.explainers.prompts import Prompt
+    from attnflow.explainers.reruns import MeasuredMethod
+    from attnflow.explainers.targets import CompletionTarget
 
 __all__ = ["CAREFUL", "MeasuredChoice", "measured_choice"]
 
@@ -36,7 +36,7 @@ class MeasuredChoice:
         targets: Sequence[CompletionTarget] | None = None,
     ) -> Attribution:
         """What it finds over the prompt's sources; a chat template's own tokens are none."""
-        from attnflow.evaluation.ablation.measured import measure_completion
+        from attnflow.explainers.reruns import measure_completion
 
         return measure_completion(
             self.method, model, prompt, ids, tokenizer=tokenizer, targets=targets

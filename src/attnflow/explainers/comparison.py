@@ -18,7 +18,7 @@ from attnflow.show.heads import HeadWeights
 from attnflow.show.view import View, view
 
 if TYPE_CHECKING:
-    from attnflow.api.answer import Answer
+    from attnflow.explainers.answers import Answer
     from attnflow.hosts.load import Loaded
     from attnflow.tokens.documents import Documents
     from attnflow.trace import AttentionTrace
@@ -75,9 +75,9 @@ def compare(
     >>> [result.method.name for result in comparison.results]
     ['rollout', 'raw']
     """
-    from attnflow.api.one_call import default_method, explain, with_confirmation
+    from attnflow.explainers.next_token import next_token
+    from attnflow.explainers.texts import default_method, explain, with_confirmation
     from attnflow.hosts.capture import capture
-    from attnflow.hosts.next_token import next_token
     from attnflow.hosts.registry import adapter_for
 
     if methods is not None and not methods:
@@ -133,7 +133,7 @@ def continued(
 
     None stands for the default of `generate`. images, careful, confirm: as `generate` takes them.
     """
-    from attnflow.api import explain_completion, generate
+    from attnflow.explainers.completions import explain_completion, generate
 
     if not methods:
         raise InputError("There is nothing to compare: give at least one method.")
@@ -190,9 +190,9 @@ def answered(
     >>> [result.method.name for result in comparison.results]
     ['gradient-attention', 'rollout']
     """
-    from attnflow.api.answer import ask, question_prompt, uses_chat
-    from attnflow.api.completions import explain_completion
-    from attnflow.api.documents import mark_documents
+    from attnflow.explainers.answers import ask, question_prompt, uses_chat
+    from attnflow.explainers.completions import explain_completion
+    from attnflow.explainers.documents import mark_documents
 
     if not methods:
         raise InputError("There is nothing to compare: give at least one method.")
@@ -233,7 +233,7 @@ def _completion_heads(
     progress: ProgressCallback | None,
 ) -> HeadWeights | None:
     """Where every head looks while the completion is written: one more pass, if it is short."""
-    from attnflow.generation.prompts import encode_prompts
+    from attnflow.explainers.prompts import encode_prompts
     from attnflow.hosts.capture import capture
     from attnflow.hosts.registry import adapter_for
     from attnflow.hosts.transformers.texts import tokens_of

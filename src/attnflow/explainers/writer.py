@@ -10,10 +10,10 @@ from torch import Tensor
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
-from attnflow.generation.gradient_rows import CompletionRows, completion_rows, empty_cache
-from attnflow.generation.prompts import Prompt, PromptBatch
-from attnflow.generation.reader import Reader
-from attnflow.generation.rollout_cache import RolloutCache
+from attnflow.explainers.gradient_rows import CompletionRows, completion_rows, empty_cache
+from attnflow.explainers.prompts import Prompt, PromptBatch
+from attnflow.explainers.reader import Reader
+from attnflow.explainers.rollout_cache import RolloutCache
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import end_tokens, run_generate
 from attnflow.methods import Method

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.api.completions import explain_completion, generate
-from attnflow.api.documents import mark_documents
-from attnflow.api.measured import MeasuredChoice, measured_choice
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import (
     DOCUMENTS,
@@ -23,6 +20,9 @@ from attnflow.attribution.passages import (
     statements_of,
 )
 from attnflow.errors import InputError, optional_import, shorten
+from attnflow.explainers.completions import explain_completion, generate
+from attnflow.explainers.documents import mark_documents
+from attnflow.explainers.rerun_choice import MeasuredChoice, measured_choice
 from attnflow.methods import Method
 from attnflow.tokens.documents import (
     Document,
@@ -35,7 +35,7 @@ from attnflow.tokens.units import split_units
 if TYPE_CHECKING:
     from torch import nn
 
-    from attnflow.evaluation.ablation import MeasuredMethod
+    from attnflow.explainers.reruns import MeasuredMethod
     from attnflow.show.page import InteractiveView
 
 __all__ = ["Answer", "Omission", "ask", "question_prompt", "uses_chat"]
@@ -167,7 +167,7 @@ def ask(
         raise InputError(f"A question is a text that is not empty; got {shorten(question)}.")
     collection = named_documents(documents)
     optional_import("torch", extra="models", purpose="Running a model")
-    from attnflow.generation.prompts import encode_prompts
+    from attnflow.explainers.prompts import encode_prompts
     from attnflow.hosts.load import load_language_model
 
     if model is None or isinstance(model, (str, os.PathLike)):
@@ -218,7 +218,7 @@ def _measured(
 
 def _how_sure(model: Any, tokenizer: Any, result: Attribution, ids: list[int]) -> Attribution:
     """With what the answer loses when the sentences it is said to come from are hidden."""
-    from attnflow.evaluation.ablation import confirm_completion
+    from attnflow.explainers.confirm import confirm_completion
 
     passages = _named_sentences(result)
     if not passages:
@@ -319,7 +319,7 @@ def _confirm(
 def _less_likely(
     model: Any, answer: Answer, ids: Sequence[int], names: Sequence[str]
 ) -> list[float]:
-    from attnflow.evaluation.ablation import CompletionAblation
+    from attnflow.explainers.ablation import CompletionAblation
 
     places = {
         str(name): positions_of(answer.result, range(int(first), int(end)))

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnflow.api.measured import MeasuredChoice, measured_choice
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, ModelError, optional_import
 from attnflow.errors.arguments import checked_arguments
 from attnflow.errors.progress import ProgressCallback
 from attnflow.errors.renamed import renamed_arguments
+from attnflow.explainers.rerun_choice import MeasuredChoice, measured_choice
 from attnflow.methods import Method, make_method
 from attnflow.tokens import TokenRef
 from attnflow.tokens.pictures import Picture
@@ -20,8 +20,8 @@ from attnflow.tokens.pictures import Picture
 if TYPE_CHECKING:
     from torch import nn
 
-    from attnflow.evaluation.ablation import MeasuredMethod
-    from attnflow.hosts.next_token import NextToken
+    from attnflow.explainers.next_token import NextToken
+    from attnflow.explainers.reruns import MeasuredMethod
 
 __all__ = ["default_method", "explain", "with_confirmation"]
 
@@ -69,7 +69,7 @@ def explain(
     answer: for gradient methods, the class or token to explain, by number or by name; default: the
         model's answer. Where a model answers for each token, each target has its own gradient.
     contrast: for gradient methods, another class or token: why the answer rather than this one?
-    careful: for causal language models, ten passes instead of one: `evaluation.ablation.Careful`.
+    careful: for causal language models, ten passes instead of one: `explainers.careful.Careful`.
     confirm: for causal language models, hide the strongest three words together, in one more pass:
         `result.confirmation` says what the answer loses.
     progress: called with a `Progress` while something that takes long is measured.
@@ -84,8 +84,8 @@ def explain(
     if not isinstance(measured, MeasuredChoice) and measured is not None:
         measured = make_method(measured, options)
     optional_import("torch", extra="models", purpose="Running a model")
+    from attnflow.explainers.answer_rows import apply_method
     from attnflow.hosts.load import resolve_model
-    from attnflow.hosts.token_answers import apply_method
 
     host, tokenizer = resolve_model(model, tokenizer)
     if images is not None:
@@ -104,7 +104,7 @@ def explain(
     if confirm or isinstance(measured, MeasuredChoice):
         next_token = _next_token(host, text, tokenizer, answer, targets)
     if isinstance(measured, MeasuredChoice) and next_token is not None:
-        from attnflow.generation.prompts import Prompt
+        from attnflow.explainers.prompts import Prompt
 
         if contrast is not None:
             raise InputError(f"contrast= is about a gradient; {measured.method.name!r} has none.")
@@ -152,14 +152,14 @@ def default_method(
     >>> default_method(tiny_decoder()[0]).name
     'gradient-attention'
     """
-    from attnflow.hosts import token_answers
+    from attnflow.explainers import answer_rows
     from attnflow.hosts.vision_language.towers import reads_images
 
     if isinstance(text, Mapping) and reads_images(model, text):
-        from attnflow.generation.request import IMAGE_METHOD
+        from attnflow.explainers.request import IMAGE_METHOD
 
         return make_method(IMAGE_METHOD.name, options) if options else IMAGE_METHOD
-    return token_answers.default_method(model, options)
+    return answer_rows.default_method(model, options)
 
 
 def _next_token(
@@ -170,7 +170,7 @@ def _next_token(
     targets: object,
 ) -> NextToken:
     """What a causal language model says after a text, which is what can be measured."""
-    from attnflow.hosts.next_token import next_token
+    from attnflow.explainers.next_token import next_token
     from attnflow.hosts.registry import adapter_for
 
     if not adapter_for(model).explains_rows(model):
@@ -191,7 +191,7 @@ def with_confirmation(
     result: Attribution, model: Any, next_token: NextToken, tokenizer: Any
 ) -> Attribution:
     """The result with what the next token loses without the strongest sources of its row."""
-    from attnflow.evaluation.ablation import confirm_completion
+    from attnflow.explainers.confirm import confirm_completion
 
     position = next_token.prediction.position
     row = result.row(position) if position in result.targets.positions else result

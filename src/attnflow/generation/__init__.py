@@ -1,1 +1,0 @@
-"""While a language model writes: prompts, rollout rows beside the cache, the writer."""
