@@ -20,8 +20,9 @@ from PIL import Image
 import attnflow
 from attnflow.attribution.patch_maps import PatchMap, contrast, patch_maps
 from attnflow.cli.app import main
+from attnflow.data import list_photos
 from attnflow.errors import FileError, InputError, ModelError, UnsupportedModelError
-from attnflow.hosts.images import MOST_PIXELS, list_photos, prepare_images, read_photo
+from attnflow.hosts.images import MOST_PIXELS, prepare_images, read_photo
 from attnflow.hosts.load import Loaded
 from attnflow.methods import Raw
 from attnflow.show import plots

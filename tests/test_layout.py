@@ -29,6 +29,7 @@ RANK = {
     "hosts": 6,
     "show": 6,
     "testing": 7,
+    "data": 7,
     "explainers": 7,
     "evaluation": 8,
     "experiments": 9,

@@ -100,7 +100,7 @@ def explain_photos(place: str, model: str | None, options: PhotoOptions) -> None
             results = _results(loaded, path, options, bar)
         _deliver(results, options, options.output)
         return
-    from attnflow.hosts.images import list_photos
+    from attnflow.data import list_photos
 
     photos = list_photos(path)
     failures: list[str] = []

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnflow.data import list_photos
 from attnflow.errors import FileError, InputError, optional_import, shorten
-from attnflow.hosts.images import list_photos
 from attnflow.tokens.pictures import PICTURE_ENDINGS
 
 __all__ = ["Box", "ImageExample", "holds_images", "read_images"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from attnflow.hosts.images.preparing import PreparedImage, picture_of, prepare_images
-from attnflow.hosts.images.reading import MOST_PIXELS, Photo, list_photos, read_photo
+from attnflow.hosts.images.reading import MOST_PIXELS, Photo, read_photo
 
 __all__ = [
     "MOST_PIXELS",
     "Photo",
     "PreparedImage",
-    "list_photos",
     "picture_of",
     "prepare_images",
     "read_photo",

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import FileError, InputError, optional_import, shorten
-from attnflow.tokens.pictures import PICTURE_ENDINGS
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["MOST_PIXELS", "Photo", "list_photos", "read_photo"]
+__all__ = ["MOST_PIXELS", "Photo", "read_photo"]
 
 MOST_PIXELS = 120_000_000
 """Larger images are refused: they would take more than a third of a GB once unpacked."""
@@ -69,27 +68,6 @@ def read_photo(source: Any) -> Photo:
         "An image is a path, the bytes of a file, a PIL image, an array (height, width, 3) or a "
         f"tensor (3, height, width); got {shorten(source)} ({type(source).__name__})."
     )
-
-
-def list_photos(folder: Path) -> list[Path]:
-    """The images of a folder, by name; folders in it are left alone.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "cat.JPG").write_bytes(b""), (folder / "notes.txt").write_text("")
-    >>> [path.name for path in list_photos(folder)]
-    ['cat.JPG']
-    """
-    try:
-        files = sorted(path for path in folder.iterdir() if path.is_file())
-    except OSError as error:
-        raise FileError(f"{str(folder)!r} cannot be read: {error.strerror or error}.") from error
-    photos = [path for path in files if path.suffix.lower() in PICTURE_ENDINGS]
-    if not photos:
-        raise InputError(
-            f"There is no image in {str(folder)!r}: names end in .png, .jpg and the like."
-        )
-    return photos
 
 
 def _opened_file(path: Path) -> Photo:

@@ -1,0 +1,165 @@
+"""Which files data are (paths, folders, patterns, stored datasets, images), and all their rows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnflow.data.files import FORMATS, DataFile, Row
+from attnflow.errors import FileError, InputError, shorten
+from attnflow.tokens.pictures import PICTURE_ENDINGS
+
+__all__ = ["IMAGE", "find_files", "list_photos", "rows"]
+
+IMAGE = "image"  # the column of the rows that a folder of images has
+_GLOB = "*?["
+_IN_FOLDERS = tuple(ending for ending in FORMATS if ending != ".json")  # those are mostly settings
+
+Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def rows(data: Data, *, columns: Sequence[str] | None = None, strict: bool = True) -> Iterator[Row]:
+    """Yield the rows of files, folders and patterns, in order.
+
+    An image, or a folder of images, has a row for each, with its path in the column `image`.
+
+    columns: only these are read, where the format can do so.
+    strict: raise the problem of a row that cannot be used, instead of yielding it with the row.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "texts.tsv"
+    >>> _ = path.write_text('text\\tlabel\\na "good film\\t1\\n', encoding="utf-8")
+    >>> [dict(row.values) for row in rows(path)]
+    [{'text': 'a "good film', 'label': '1'}]
+    """
+    for file in find_files(data):
+        if file.format in PICTURE_ENDINGS:
+            yield Row(file.path, 0, {IMAGE: file.path})
+            continue
+        for row in file.rows(columns=columns):
+            if strict and row.problem is not None:
+                raise row.problem
+            yield row
+
+
+def find_files(data: Data) -> list[DataFile]:
+    """Return the files that are named, in a fixed order: as given, then by name.
+
+    A folder that `datasets.Dataset.save_to_disk` wrote is read in its own order. A folder that
+    holds images and no table stands for its images.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("b.txt", "a.txt", "notes.md"):
+    ...     _ = (folder / name).write_text("one text", encoding="utf-8")
+    >>> [file.path.name for file in find_files(folder)]
+    ['a.txt', 'b.txt']
+    """
+    places = [data] if isinstance(data, (str, os.PathLike)) else list(data)
+    if not places:
+        raise InputError("There is no data: name a file, a folder or a pattern.")
+    paths = [path for place in places for path in _find_paths(Path(place).expanduser())]
+    twice = [str(path) for path, count in Counter(paths).items() if count > 1]
+    if twice:
+        raise InputError(f"The data name the file {twice[0]!r} twice; name each once.")
+    return [DataFile(path) for path in paths]
+
+
+def list_photos(folder: Path) -> list[Path]:
+    """Return the images of a folder, by name; folders in it are left alone.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "cat.JPG").write_bytes(b""), (folder / "notes.txt").write_text("")
+    >>> [path.name for path in list_photos(folder)]
+    ['cat.JPG']
+    """
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        raise FileError(f"{str(folder)!r} cannot be read: {error.strerror or error}.") from error
+    photos = [path for path in files if path.suffix.lower() in PICTURE_ENDINGS]
+    if not photos:
+        raise InputError(
+            f"There is no image in {str(folder)!r}: names end in .png, .jpg and the like."
+        )
+    return photos
+
+
+def _find_paths(place: Path) -> list[Path]:
+    try:
+        is_file, is_folder = place.is_file(), place.is_dir()
+    except (OSError, ValueError):  # a name that no file system takes
+        is_file = is_folder = False
+    if is_file:
+        return [_check_format(place)]
+    if is_folder:
+        return _list_stored_dataset(place) or _list_folder(place)
+    if any(sign in str(place) for sign in _GLOB):
+        root = Path(place.anchor) if place.is_absolute() else Path()
+        matches = sorted(root.glob(str(place.relative_to(place.anchor))))
+        paths = [path for match in matches for path in _find_paths(match)]
+        if paths:
+            return paths
+        raise FileError(f"No file matches the pattern {shorten(str(place))}.")
+    raise FileError(f"There is no file or folder {shorten(str(place))} to read.")
+
+
+def _check_format(path: Path) -> Path:
+    ending = path.suffix.lower()
+    if ending not in FORMATS and ending not in PICTURE_ENDINGS:
+        raise InputError(
+            f"{shorten(str(path))} ends in {ending or 'nothing'!r}; data are read from "
+            f"{', '.join(FORMATS)}. The ending decides how a file is read: rename it if it is one."
+        )
+    return path
+
+
+def _list_folder(folder: Path) -> list[Path]:
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in _IN_FOLDERS
+        and path.is_file()
+        and not any(name.startswith((".", "_")) for name in path.relative_to(folder).parts)
+    ]
+    if paths:
+        return paths
+    try:
+        return list_photos(folder)
+    except InputError:
+        raise FileError(
+            f"The folder {shorten(str(folder))} holds no file that ends in "
+            f"{', '.join(_IN_FOLDERS)}, and no image."
+        ) from None
+
+
+def _list_stored_dataset(folder: Path) -> list[Path]:
+    """Return the files of a dataset on disk in its own order; none where it is no such folder."""
+    splits = _read_object(folder / "dataset_dict.json").get("splits")
+    if splits:
+        raise InputError(
+            f"{shorten(str(folder))} holds the splits {', '.join(map(repr, splits))}; name one of "
+            f"them: {str(folder / str(splits[0]))!r}."
+        )
+    state = _read_object(folder / "state.json")
+    if state.get("_indices_files"):
+        raise InputError(
+            f"{shorten(str(folder))} is a choice out of a larger dataset, kept as a list of row "
+            "numbers. Save it with dataset.flatten_indices().save_to_disk(...) first."
+        )
+    return [folder / str(each["filename"]) for each in state.get("_data_files") or ()]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"{shorten(str(path))} cannot be read: {error}.") from error
+    return content if isinstance(content, dict) else {}
