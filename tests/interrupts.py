@@ -23,7 +23,7 @@ from attnflow.explainers.careful import Visibility
 from attnflow.hosts import restore
 from attnflow.hosts.check import model_state
 from attnflow.hosts.load import load_model
-from attnflow.hosts.transformers import attention, row_gradients, visibility
+from attnflow.hosts.transformers import attention
 from attnflow.testing import tiny_decoder, tiny_encoder
 
 TEXT = "the author talked to sara about [MASK] book"
@@ -38,8 +38,8 @@ def _traces_left(model: Any, state: list[Any], handler: Any) -> list[str]:
         left.append("flags of gradients")
     if len(attention._POSTS) or len(restore._OWNERS) or attention._NAMED_BEFORE:
         left.append("a claim on the model")
-    if len(row_gradients._ROWS) or len(visibility._BIASES):
-        left.append("rows or biases of a pass")
+    if attention._HANDLERS:
+        left.append("a handler of attention")
     if signal.getsignal(signal.SIGINT) is not handler:
         left.append("a handler of signals")
     return left

@@ -14,7 +14,7 @@ import transformers
 import attnflow
 from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
 from attnflow.hosts.recorder import Recorder
-from attnflow.hosts.transformers.attention import attending
+from attnflow.hosts.transformers.attention import watch_attention
 from attnflow.testing import check_adapter, tiny_encoder
 from attnflow.tokens.patches import enlarge
 from families import FAMILIES, SIZES, Family, pixels, table, words
@@ -326,7 +326,7 @@ def test_attention_that_returns_no_weights_is_refused(monkeypatch: pytest.Monkey
 def test_one_model_is_captured_by_one_thread_at_a_time() -> None:
     model = named("Llama").build()
     recorder = Recorder("mean")
-    with attending(model, observer=recorder), pytest.raises(CaptureError, match="already"):
+    with watch_attention(model, observer=recorder), pytest.raises(CaptureError, match="already"):
         attnflow.capture(model, words())
     assert attnflow.capture(model, words()).layers == (1, 2)
 

@@ -16,6 +16,7 @@ import attnflow
 from attnflow import AttentionTrace, GradientAttention, GradientRollout
 from attnflow.errors import MethodError, UnsupportedModelError
 from attnflow.hosts.transformers import row_gradients
+from attnflow.hosts.transformers.attention import AttentionCall
 from attnflow.hosts.transformers.row_gradients import PredictingRows, gradient_rows
 from attnflow.testing import tiny_decoder, tiny_encoder
 
@@ -152,7 +153,7 @@ def test_the_model_is_given_back() -> None:
 
 def test_scores_of_another_kind_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scale that is not the model's would give wrong gradients on the diagonal in silence."""
-    monkeypatch.setattr(row_gradients, "_scale", lambda *_: 0.1)
+    monkeypatch.setattr(AttentionCall, "scaling", 0.1)
     with pytest.raises(UnsupportedModelError, match="computes its scores in a way"):
         gradient_rows(model_of("llama"), predicting(TEXT, 14))
 

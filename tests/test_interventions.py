@@ -14,7 +14,7 @@ from attnflow.hosts.intervention import UNIFORM, Intervention
 from attnflow.hosts.load import load_model
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.registry import adapter_for
-from attnflow.hosts.transformers.attention import attending
+from attnflow.hosts.transformers.attention import watch_attention
 from families import FAMILIES, words, words_both_sides
 
 
@@ -52,7 +52,7 @@ def test_hidden_keys_get_no_weight_and_rows_stay_whole() -> None:
     model = build("Llama")
     recorder = Recorder(None)
     change = Intervention(hide_keys=[[0, 4]])
-    with torch.no_grad(), attending(model, observer=recorder, intervention=change):
+    with torch.no_grad(), watch_attention(model, observer=recorder, intervention=change):
         model(**words())
     for layer in recorder.layers:
         assert layer.weights[:, :, 1:4, 0].max() == 0
@@ -66,7 +66,7 @@ def test_rows_some_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
     def weights() -> list[Any]:
         recorder = Recorder(None)
-        with torch.no_grad(), attending(model, observer=recorder, intervention=change):
+        with torch.no_grad(), watch_attention(model, observer=recorder, intervention=change):
             model(**words())
         return [layer.weights for layer in recorder.layers]
 

@@ -14,7 +14,7 @@ from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.reruns import MeasuredMethod
 from attnflow.hosts.capture import capture
-from attnflow.hosts.vision_language.visibility import image_visibility
+from attnflow.hosts.transformers.visibility import image_visibility
 from attnflow.methods.towers import carried
 
 __all__ = ["measure_images"]

@@ -29,7 +29,11 @@ from attnflow.hosts.measure.value_zeroing import VALUE_ZEROING, outermost_layers
 from attnflow.hosts.padding import kept_positions, padding_to_the_right
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.refusals import refuse_by_name
-from attnflow.hosts.transformers.attention import attending, eager, uses_the_interface
+from attnflow.hosts.transformers.attention import (
+    use_eager_attention,
+    uses_the_interface,
+    watch_attention,
+)
 from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
 from attnflow.hosts.transformers.facts import facts_of, is_encoder_decoder
 from attnflow.hosts.transformers.heads import read_scores
@@ -133,7 +137,7 @@ class TransformersAdapter(Adapter):
         if uses_the_interface(tower):
             change = UNIFORM if recorder.disturb else None
             with (
-                attending(tower, observer=recorder, intervention=change) as session,
+                watch_attention(tower, observer=recorder, intervention=change) as session,
                 _measuring(tower, recorder, session),
             ):
                 return host(**inputs)
@@ -143,7 +147,7 @@ class TransformersAdapter(Adapter):
                 "interface, so it cannot be disturbed to check it, nor measured inside. Gradients "
                 "can be captured."
             )
-        with eager(tower):
+        with use_eager_attention(tower):
             outputs = tower(**inputs, output_attentions=True)
         for weights in getattr(outputs, "attentions", None) or ():
             if weights is not None:
@@ -220,7 +224,7 @@ class TransformersAdapter(Adapter):
         tower, host = self._watched(model, inputs)
         if not uses_the_interface(tower):
             self.refuse_other_kinds(tower, intervention, allowed=())
-        with attending(tower, intervention=intervention):
+        with watch_attention(tower, intervention=intervention):
             return host(**inputs)
 
     def _watched(

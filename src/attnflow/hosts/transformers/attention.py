@@ -1,21 +1,24 @@
-"""How attention is seen inside a transformers model.
+"""The one attention function through which a transformers model is watched or changed.
 
 transformers looks its attention function up by name at every forward pass. We register one under
-a name of ours that calls the model file's own eager function and hands the weights on; for one
-forward pass every config of the model points to that name. The mask function is registered under
-the same name: without it transformers would drop the mask in silence.
+a name of ours; for a while every config of a model points to that name (`handle_attention`). The
+function finds which module calls and gives the call to the handler that has the model, which
+returns the output. There are handlers that show weights to an observer and change them by an
+intervention (here), that take the gradients of single rows (`row_gradients`), that keep factors
+(`factors`) and that let keys fade (`visibility`). The mask function is registered under the same
+name: without it transformers would drop the mask in silence.
 
-Queries are taken some rows at a time. A row of a softmax does not depend on the others, so the
-result is the same, and all heads of all queries never exist at once.
+A pass that another thread makes meanwhile takes no part: it attends as if nothing were changed.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,111 +36,120 @@ from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.facts import is_encoder_decoder
 
 __all__ = [
-    "attending",
-    "eager",
-    "eager_function",
-    "own_attention",
-    "point_at",
+    "AttentionCall",
+    "AttentionHandler",
+    "handle_attention",
+    "has_special_softmax",
+    "use_eager_attention",
     "uses_the_interface",
+    "watch_attention",
 ]
 
-_NAME = "attnflow_recording"
+_NAME = "attnflow"
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
 _CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "encoder_attention")
 
 
-@dataclass(frozen=True)
-class _Post:
-    """Where a module stands in its model, and the session it takes part in.
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """One attention while its model runs: all that its output is computed from.
 
-    Another thread that runs the model meanwhile takes no part in it.
+    query: (batch, heads, queries, width), after its rotary embedding. key, value: (batch, key
+    heads, keys, width). mask: as the handler's `make_mask` made it. options: what else the model's
+    file passes on, such as scaling and dropout. stage: which attention of the model it is.
     """
 
-    session: Session
-    stage: Stage
-    thread: int
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Any
+    options: Mapping[str, Any]
+    stage: Stage = "self"
 
+    @property
+    def scaling(self) -> float:
+        """The factor of all scores."""
+        scale = self.options.get("scaling")
+        scale = getattr(self.module, "scaling", None) if scale is None else scale
+        return float(self.query.shape[-1] ** -0.5 if scale is None else scale)
 
-_POSTS: WeakKeyDictionary[nn.Module, _Post] = WeakKeyDictionary()
-# By the id of a config: what it named before it was pointed at a function of ours.
-_NAMED_BEFORE: dict[int, str] = {}
+    @property
+    def softcap(self) -> float | None:
+        """The value c of scores that are capped by c·tanh(s/c)."""
+        cap = self.options.get("softcap")
+        return getattr(self.module, "attn_logit_softcapping", None) if cap is None else cap
 
+    @property
+    def sink(self) -> Tensor | None:
+        """The learned score, one for each head, that takes part in the softmax without a key."""
+        sink = self.options.get("s_aux")
+        return getattr(self.module, "sinks", None) if sink is None else sink
 
-def eager_function(module: nn.Module) -> Any:
-    """The eager attention of the file that defines the module's class."""
-    return sys.modules[type(module).__module__].eager_attention_forward
+    @property
+    def groups(self) -> int:
+        """The number of query heads that share a key head."""
+        return self.query.shape[1] // self.key.shape[1]
 
+    @property
+    def number(self) -> int | None:
+        """The model's own number of the layer, from 1, where it tells."""
+        index = getattr(self.module, "layer_idx", None)
+        return None if index is None else int(index) + 1
 
-def own_attention(module: nn.Module) -> Any:
-    """What a module attends with when nobody watches: for passes of other threads.
+    @property
+    def layer(self) -> RecordedLayer:
+        """The layer as observers are told of it."""
+        sink = getattr(self.module, "sinks", None) is not None
+        length = self.query.shape[-2]
+        return RecordedLayer(self.module, self.value, length, self.stage, self.number, sink)
 
-    Such a pass may have made its mask before the config was pointed at us: none at all, where its
-    own function needs none, and eager attention would then look ahead.
-    """
-    config = getattr(module, "config", None)
-    name = _NAMED_BEFORE.get(id(config)) or getattr(config, "_attn_implementation", None)
-    eager = eager_function(module)
-    return eager if name is None else ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+    def run_eager(self) -> tuple[Tensor, Tensor | None]:
+        """Run the eager attention of the file that defines the module's class.
 
+        Returns the output, (batch, queries, heads, width), and the weights, (batch, heads, queries,
+        keys).
+        """
+        return self._run(_eager_function(self.module))
 
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """The model file's own eager attention, under the session's intervention and observer.
+    def run_eager_with_weights(self) -> tuple[Tensor, Tensor]:
+        """Do the same where the weights are needed."""
+        output, weights = self.run_eager()
+        if weights is None:
+            raise CaptureError(
+                f"{type(self.module).__name__} returned no attention weights: quantised or fused "
+                "attention cannot be seen. Load the model without it."
+            )
+        return output, weights
 
-    The mask has the library's name for it: some vision towers pass it so.
-    """
-    mask = attention_mask
-    post = _POSTS.get(module)
-    if post is None or post.thread != threading.get_ident():
-        return own_attention(module)(module, query, key, value, mask, **options)
-    attend = eager_function(module)
-    session, change = post.session, post.session.intervention
-    if change is not None:
-        query, value = change.queries(query), change.values(value, post.stage)
-    layer = _recorded_layer(module, value, query.shape[-2], post.stage)
-    keys, length = key.shape[-2], layer.length
-    step = max(1, _ROWS_OF_WEIGHTS // (keys * query.shape[1])) if session.observer else length
-    outputs: list[Tensor] = []
-    for start in range(0, length, step):
-        rows = slice(start, min(start + step, length))
-        queries, row_mask = query[..., rows, :], _rows_of(mask, rows, length)
-        if change is not None:
-            row_mask = change.mask(row_mask, queries, keys, post.stage, start, length)
-        row_options = {name: _rows_of(option, rows, length) for name, option in options.items()}
-        output, weights = attend(module, queries, key, value, row_mask, **row_options)
-        outputs.append(output)
-        if session.observer is not None:
-            session.observer.see_rows(layer, _checked(weights, module), rows)
-    if session.observer is not None:
-        session.observer.end_layer(layer)
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
+    def run_as_loaded(self) -> tuple[Tensor, Any]:
+        """Run what the module attends with when nothing is changed.
 
-
-def _recorded_layer(module: nn.Module, value: Tensor, length: int, stage: Stage) -> RecordedLayer:
-    index = getattr(module, "layer_idx", None)
-    return RecordedLayer(
-        module,
-        value,
-        length,
-        stage,
-        number=None if index is None else int(index) + 1,
-        sink=getattr(module, "sinks", None) is not None,
-    )
-
-
-def _checked(weights: Tensor | None, module: nn.Module) -> Tensor:
-    if weights is None:
-        raise CaptureError(
-            f"{type(module).__name__} returned no attention weights: quantised or fused "
-            "attention cannot be seen. Load the model without it."
+        A pass of another thread may have made its mask before the config was pointed at us: none
+        at all, where its function needs none, and eager attention would then look ahead.
+        """
+        config = getattr(self.module, "config", None)
+        name = _NAMED_BEFORE.get(id(config)) or getattr(config, "_attn_implementation", None)
+        eager = _eager_function(self.module)
+        return self._run(
+            eager if name is None else ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
         )
-    return weights
+
+    def _run(self, function: Any) -> Any:
+        return function(
+            self.module, self.query, self.key, self.value, self.mask, **dict(self.options)
+        )
+
+    def rows(self, rows: slice) -> AttentionCall:
+        """The same call of some of its queries, masks and biases cut to them."""
+        length = self.query.shape[-2]
+        options = {name: _rows_of(option, rows, length) for name, option in self.options.items()}
+        mask = _rows_of(self.mask, rows, length)
+        return replace(self, query=self.query[..., rows, :], mask=mask, options=options)
+
+
+def _eager_function(module: nn.Module) -> Any:
+    return sys.modules[type(module).__module__].eager_attention_forward
 
 
 def _rows_of(option: Any, rows: slice, length: int) -> Any:
@@ -147,26 +159,93 @@ def _rows_of(option: Any, rows: slice, length: int) -> Any:
     return option
 
 
+def has_special_softmax(module: nn.Module, options: Mapping[str, Any]) -> bool:
+    """Return whether scores are capped, biased, or a learned sink takes part.
+
+    No fused kernel computes such attention.
+    """
+    caps = (options.get("softcap"), getattr(module, "attn_logit_softcapping", None))
+    sinks = (options.get("s_aux"), getattr(module, "sinks", None))
+    return any(one is not None for one in (*caps, *sinks, options.get("position_bias")))
+
+
+class AttentionHandler(ABC):
+    """Whatever computes the attention of a model's modules while it has the model.
+
+    `attend` may run the model file's own function on the call or on a copy of it with other
+    queries, keys, values or another mask (`dataclasses.replace`), or compute the output otherwise.
+    A handler that changes gradients alone gives the copy tensors of the same values.
+
+    any_thread: whether calls from other threads are for it too.
+    """
+
+    any_thread: bool = False
+
+    @abstractmethod
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Return the output, (batch, queries, heads, width)."""
+
+    def make_mask(self, **arguments: Any) -> Any:
+        """Return the mask that calls get; the arguments are those of transformers' functions."""
+        return eager_mask(**arguments)
+
+
+@dataclass(frozen=True)
+class _Post:
+    """Where a module stands in its model, and who has it: a handler, in one thread."""
+
+    handler: AttentionHandler
+    stage: Stage
+    thread: int
+
+
+_POSTS: WeakKeyDictionary[nn.Module, _Post] = WeakKeyDictionary()
+# By thread: the handler that makes the masks of what runs there.
+_HANDLERS: dict[int, AttentionHandler] = {}
+# By the id of a config: what it named before it was pointed at a function of ours.
+_NAMED_BEFORE: dict[int, str] = {}
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,  # by the library's name: some vision towers pass it so
+    **options: Any,
+) -> tuple[Tensor, Any]:
+    post = _POSTS.get(module)
+    call = AttentionCall(module, query, key, value, attention_mask, options)
+    if post is None or not (post.handler.any_thread or post.thread == threading.get_ident()):
+        return call.run_as_loaded()
+    return post.handler.attend(replace(call, stage=post.stage)), None
+
+
+def _make_mask(**arguments: Any) -> Any:
+    handler = _HANDLERS.get(threading.get_ident())
+    return eager_mask(**arguments) if handler is None else handler.make_mask(**arguments)
+
+
 AttentionInterface.register(_NAME, _attend)
-AttentionMaskInterface.register(_NAME, eager_mask)
+AttentionMaskInterface.register(_NAME, _make_mask)
 
 
 @contextmanager
-def attending(
-    model: PreTrainedModel,
-    *,
-    observer: AttentionObserver | None = None,
-    intervention: Intervention | None = None,
-) -> Iterator[Session]:
-    """Show the model's attention to an observer, change it by an intervention, or both.
+def handle_attention(
+    model: PreTrainedModel, handler: AttentionHandler, part: nn.Module | None = None
+) -> Iterator[Changes]:
+    """Give every attention of the model to a handler until the block ends, however it ends.
 
-    Every config of the model points at our function until the block ends, however it ends.
+    part: the part of the model whose attention is handled, such as one of two towers; the rest
+    attends as it was loaded.
     """
+    thread = threading.get_ident()
     with exclusive(model) as changes:
-        session = Session(observer, intervention)
+        inside = None if part is None else set(part.modules())
         posts = {
-            module: _Post(session, _stage(model, name), threading.get_ident())
+            module: _Post(handler, _stage(model, name), thread)
             for name, module in model.named_modules()
+            if inside is None or module in inside
         }
         if any(module in _POSTS for module in posts):
             raise CaptureError(
@@ -175,26 +254,87 @@ def attending(
             )
         changes.add(lambda: [_POSTS.pop(module, None) for module in posts])
         _POSTS.update(posts)
-        point_at(model, _NAME, changes)
+        before = _HANDLERS.get(thread)
+        changes.add(partial(_set_handler, thread, before))
+        _HANDLERS[thread] = handler
+        _point_at(model, _NAME, changes)
+        yield changes
+
+
+def _set_handler(thread: int, handler: AttentionHandler | None) -> None:
+    if handler is None:
+        _HANDLERS.pop(thread, None)
+    else:
+        _HANDLERS[thread] = handler
+
+
+@contextmanager
+def watch_attention(
+    model: PreTrainedModel,
+    *,
+    observer: AttentionObserver | None = None,
+    intervention: Intervention | None = None,
+) -> Iterator[Session]:
+    """Show the model's attention to an observer, change it by an intervention, or both."""
+    session = Session(observer, intervention)
+    with handle_attention(model, _Watch(session)):
         yield session
 
 
+@dataclass(frozen=True, eq=False)
+class _Watch(AttentionHandler):
+    """Runs the model file's own eager attention under a session's observer and intervention.
+
+    Queries are taken some rows at a time. A row of a softmax does not depend on the others, so the
+    result is the same, and all heads of all queries never exist at once.
+    """
+
+    session: Session
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        observer, change = self.session.observer, self.session.intervention
+        if change is not None:
+            query, value = change.queries(call.query), change.values(call.value, call.stage)
+            call = replace(call, query=query, value=value)
+        if observer is None:
+            return self._changed(call, 0, call.query.shape[-2]).run_eager()[0]
+        layer, keys = call.layer, call.key.shape[-2]
+        step = max(1, _ROWS_OF_WEIGHTS // (keys * call.query.shape[1]))
+        outputs: list[Tensor] = []
+        for start in range(0, layer.length, step):
+            rows = slice(start, min(start + step, layer.length))
+            part = self._changed(call.rows(rows), start, layer.length)
+            output, weights = part.run_eager_with_weights()
+            outputs.append(output)
+            observer.see_rows(layer, weights, rows)
+        observer.end_layer(layer)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def _changed(self, call: AttentionCall, first: int, total: int) -> AttentionCall:
+        """The call of some rows, the first of them at this place, under the intervention's mask."""
+        if (change := self.session.intervention) is None:
+            return call
+        keys = call.key.shape[-2]
+        mask = change.mask(call.mask, call.query, keys, call.stage, first, total)
+        return replace(call, mask=mask)
+
+
 def uses_the_interface(model: PreTrainedModel) -> bool:
-    """Whether all of the model's attention is looked up by name, and so can be seen."""
+    """Return whether all of the model's attention is looked up by name, and so can be handled."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     return all(part._can_set_attn_implementation() for part in parts)
 
 
 @contextmanager
-def eager(model: PreTrainedModel) -> Iterator[None]:
-    """Eager attention for the models whose files do not use the attention interface."""
+def use_eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Use eager attention, for the models whose files do not look their attention up."""
     with exclusive(model) as changes:
-        point_at(model, "eager", changes)
+        _point_at(model, "eager", changes)
         yield
 
 
-def point_at(model: PreTrainedModel, name: str, changes: Changes) -> None:
-    """Every config of the model points at the attention function of this name, until the end."""
+def _point_at(model: PreTrainedModel, name: str, changes: Changes) -> None:
+    """Point every config of the model at the attention function of this name, until the end."""
     for config in _configs(model):
         if id(config) not in _NAMED_BEFORE:
             changes.add(partial(_NAMED_BEFORE.pop, id(config), None))

@@ -9,27 +9,26 @@ so is a layer whose output at those rows is not what its factors give: nothing i
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_utils import AttentionInterface
 
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.restore import Changes, exclusive
-from attnflow.hosts.transformers.attention import own_attention, point_at
-from attnflow.hosts.transformers.fused import attend
-from attnflow.hosts.transformers.own_rows import constant_others
+from attnflow.hosts.transformers.attention import (
+    AttentionCall,
+    AttentionHandler,
+    handle_attention,
+)
+from attnflow.hosts.transformers.fused import attend, constant_others
 from attnflow.hosts.transformers.row_gradients import log_probability
 from attnflow.kernels.blocks import row_sums, weight_rows
 from attnflow.kernels.factors import Band, Factors
@@ -37,7 +36,6 @@ from attnflow.kernels.layer import FactoredLayer, aside
 
 __all__ = ["FactoredRun", "FactorRecording", "SpansArrived", "holding_factors"]
 
-_NAME = "attnflow_factors"
 _ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time
 _CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are held to its output
 _AGREEMENT = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
@@ -56,18 +54,19 @@ class _Difference(NamedTuple):
 
 
 @dataclass(eq=False)
-class FactorRecording:
+class FactorRecording(AttentionHandler):
     """What is kept of one forward pass, layer by layer.
 
     gradients: whether values and output gradients are kept too. own_rows: hold the keys and values
-    of other positions constant, so that each row's gradient is that of its own answer.
+    of other positions constant, so that each row's gradient is that of its own answer. spans:
+    passed by every layer as it runs, where nothing is to be kept. going_back: blocks are computed
+    again for the backward pass, and are kept already.
     """
 
     gradients: bool = False
     own_rows: bool = False
     spans: Any = None
     going_back: bool = False
-    thread: int = field(default_factory=threading.get_ident)
     factors: dict[nn.Module, Factors] = field(default_factory=dict)
     sums: dict[nn.Module, Tensor] = field(default_factory=dict)
     numbers: list[int | None] = field(default_factory=list)
@@ -103,16 +102,75 @@ class FactorRecording:
                     f"more than {limit:g}. Use form='weights'."
                 )
 
+    @property
+    def any_thread(self) -> bool:  # type: ignore[override]
+        """The backward pass of a device runs in a thread of its own."""
+        return self.going_back
+
+    def make_mask(self, **arguments: Any) -> Any:
+        """Return `(rows, keys)`: what a few rows of a text may see, in place of all of them."""
+        rows = _sampled(arguments["kv_length"], torch.device(arguments.get("device", "cpu")))
+        keys = torch.arange(arguments["kv_length"], device=rows.device)
+        zero = torch.zeros((), dtype=torch.long, device=rows.device)
+        visible = arguments["mask_function"](zero, zero, rows[:, None], keys[None])
+        return torch.as_tensor(visible, device=rows.device).expand(len(rows), len(keys))
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attend by a fused kernel; keep what it was given, and compare a few rows with it."""
+        sums: Tensor | None
+        layer, value = self._factors(call), call.value[0]
+        if self.own_rows:
+            output, sums = constant_others(layer, value)
+        else:
+            output, sums = attend(layer, value)
+        arranged = output[None].transpose(1, 2).contiguous()
+        if self.going_back:
+            return arranged
+        plain = replace(layer, query=layer.query.detach(), key=layer.key.detach())
+        self.checks.append(_difference(call.module, plain, value.detach(), output.detach(), sums))
+        if self.gradients:
+            plain = replace(plain, value=value.detach())
+        self._add(call, plain, sums)
+        if self.spans is not None and self.spans.arrived:
+            raise SpansArrived
+        if self.gradients and arranged.requires_grad:
+            arranged.register_hook(partial(self._add_gradient, call.module))
+        return arranged
+
+    def _factors(self, call: AttentionCall) -> Factors:
+        """What the module was given, with its scale, cap and sink as its own options name them."""
+        query, key, module = call.query[0], call.key[0], call.module
+        if call.options.get("position_bias") is not None or query.shape[1:] != key.shape[1:]:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} adds a bias to its scores or attends to other positions "
+                "than its own, so queries and keys alone do not give its weights. Use "
+                "form='weights'."
+            )
+        causal = call.options.get("is_causal")
+        causal = bool(getattr(module, "is_causal", False) if causal is None else causal)
+        place = (id(call.mask), causal)
+        if place not in self.bands:  # asked once for each mask: looking at it waits for the device
+            self.bands[place] = _band(module, call.mask, query.shape[1], causal)
+        sink = None if call.sink is None else call.sink.detach()
+        return Factors(
+            query,
+            key,
+            scale=call.scaling,
+            band=self.bands[place],
+            softcap=call.softcap,
+            sink=sink,
+        )
+
     def cut(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """The embedded tokens as the leaf of the graph."""
         self.leaf = output.detach().requires_grad_()
         return self.leaf
 
-    def add(self, module: nn.Module, layer: Factors, sums: Tensor | None) -> None:
+    def _add(self, call: AttentionCall, layer: Factors, sums: Tensor | None) -> None:
         """Keep one layer as it ran, or hand it on at once where spans go up."""
+        module = call.module
         self.dtype, self.causal = layer.query.dtype, layer.band.after == 0
-        index = getattr(module, "layer_idx", None)
-        self.numbers.append(None if index is None else int(index) + 1)
+        self.numbers.append(call.number)
         if self.spans is not None:
             self.spans.pass_layer(FactoredLayer(layer, sums), self.numbers[-1])
             return
@@ -125,103 +183,14 @@ class FactorRecording:
         if sums is not None:
             self.sums[module] = aside(sums)
 
-    def add_gradient(self, module: nn.Module, gradient: Tensor) -> None:
+    def _add_gradient(self, module: nn.Module, gradient: Tensor) -> None:
         """The gradient of a layer's output, (1, n, heads, width), as the backward pass meets it."""
         layer = self.factors[module]
         self.factors[module] = replace(layer, gradient=gradient[0].detach().transpose(0, 1))
 
 
-_RECORDINGS: WeakKeyDictionary[nn.Module, FactorRecording] = WeakKeyDictionary()
-_THREADS: set[int] = set()  # that hold factors just now
-
-
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
-) -> tuple[Tensor, None]:
-    recording = _RECORDINGS.get(module)
-    # the backward pass of a device runs in a thread of its own
-    if recording is None or not (recording.going_back or recording.thread == threading.get_ident()):
-        return own_attention(module)(module, query, key, value, mask, **options)
-    sums: Tensor | None
-    layer = _factors(module, query[0], key[0], mask, options, recording.bands)
-    if recording.own_rows:
-        output, sums = constant_others(layer, value[0])
-    else:
-        output, sums = attend(layer, value[0])
-    plain = replace(layer, query=layer.query.detach(), key=layer.key.detach())
-    if recording.going_back:
-        return _arranged(output), None  # computed again for the backward pass: it is kept already
-    recording.checks.append(_difference(module, plain, value[0].detach(), output.detach(), sums))
-    if recording.gradients:
-        plain = replace(plain, value=value[0].detach())
-    recording.add(module, plain, sums)
-    if recording.spans is not None and recording.spans.arrived:
-        raise SpansArrived
-    arranged = _arranged(output)
-    if recording.gradients and arranged.requires_grad:
-        arranged.register_hook(partial(recording.add_gradient, module))
-    return arranged, None
-
-
-def _arranged(output: Tensor) -> Tensor:
-    """`(1, n, heads, width)`, as models take what their attention gives."""
-    return output[None].transpose(1, 2).contiguous()
-
-
-def _mask(*, mask_function: Any, kv_length: int, device: Any = "cpu", **options: Any) -> Any:
-    """`(rows, keys)`: what a few rows of a text may see, in place of the mask of all of them."""
-    if threading.get_ident() not in _THREADS:  # another thread runs the model meanwhile
-        return eager_mask(
-            mask_function=mask_function, kv_length=kv_length, device=device, **options
-        )
-    rows = _sampled(kv_length, torch.device(device))
-    keys = torch.arange(kv_length, device=rows.device)
-    zero = torch.zeros((), dtype=torch.long, device=rows.device)
-    visible = mask_function(zero, zero, rows[:, None], keys[None])
-    return torch.as_tensor(visible, device=rows.device).expand(len(rows), kv_length)
-
-
-AttentionInterface.register(_NAME, _attend)
-AttentionMaskInterface.register(_NAME, _mask)
-
-
 def _sampled(length: int, device: torch.device) -> Tensor:
     return torch.linspace(0, length - 1, min(_CHECKED_ROWS, length), device=device).round().long()
-
-
-def _factors(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    mask: Any,
-    options: dict[str, Any],
-    bands: dict[tuple[int, bool], Band],
-) -> Factors:
-    """What the module was given, with its scale, cap and sink as its own options name them."""
-    if options.get("position_bias") is not None or query.shape[1:] != key.shape[1:]:
-        raise UnsupportedModelError(
-            f"{type(module).__name__} adds a bias to its scores or attends to other positions than "
-            "its own, so queries and keys alone do not give its weights. Use form='weights'."
-        )
-    scale = options.get("scaling")
-    if scale is None:
-        scale = getattr(module, "scaling", None)
-    cap = options.get("softcap")
-    sink = getattr(module, "sinks", None) if options.get("s_aux") is None else options["s_aux"]
-    causal = options.get("is_causal")
-    causal = getattr(module, "is_causal", False) if causal is None else causal
-    place = (id(mask), bool(causal))
-    band = bands.get(place)
-    if band is None:  # asked once for each mask: looking at it waits for the device
-        band = bands[place] = _band(module, mask, query.shape[1], bool(causal))
-    return Factors(
-        query,
-        key,
-        scale=float(query.shape[-1] ** -0.5 if scale is None else scale),
-        band=band,
-        softcap=getattr(module, "attn_logit_softcapping", None) if cap is None else cap,
-        sink=None if sink is None else sink.detach(),
-    )
 
 
 def _band(module: nn.Module, mask: Any, length: int, causal: bool) -> Band:
@@ -286,19 +255,10 @@ def holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Itera
     keeping what it computed, where the model's file offers that; the embedded tokens are the one
     leaf of the graph, so that no parameter is touched.
     """
-    with exclusive(model) as changes:
-        modules = list(model.modules())
-        if any(module in _RECORDINGS for module in modules):
-            raise CaptureError(f"This {type(model).__name__} is being captured already.")
-        changes.add(lambda: [_RECORDINGS.pop(module, None) for module in modules])
-        changes.add(lambda: _THREADS.discard(threading.get_ident()))
-        _THREADS.add(threading.get_ident())
-        for module in modules:
-            _RECORDINGS[module] = recording
-        point_at(model, _NAME, changes)
+    with handle_attention(model, recording) as changes:
         if recording.gradients:
             changes.hook(model.get_input_embeddings().register_forward_hook, recording.cut)
-            for module in modules:
+            for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):
                     _compute_again(module, changes)
         yield

@@ -1,27 +1,36 @@
-"""The model's own fused attention, with the log-sum-exp that the kernel computes beside it.
+"""Attention by the fused kernels that torch would take, and what is made with it.
 
 A fused kernel sums every row's exponentials anyway, and hands the sums on for its backward pass.
-Taking them costs nothing, while computing them again costs half an attention.
+Taking them costs nothing, while computing them again costs half an attention (`attend`).
+
+The gradient of each row's own answer needs the keys and values of *other* positions held constant,
+but not a query's own. Its own come back as terms that are zero in value and right in gradient
+(`own_terms`), so that the rest is left to whatever computes attention: a fused kernel over a whole
+text (`constant_others`) or over the latest rows of a text (`FusedRows`), or a model file's own
+eager function (`row_gradients`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnflow.kernels.dispatch import products_of, way_for
 from attnflow.kernels.factors import Band, Factors
 
-__all__ = ["attend"]
+__all__ = ["FusedRows", "LayerRows", "attend", "constant_others", "own_terms"]
 
 _FLASH, _CUDNN = 1, 3  # numbers of torch's own choice among its fused kernels
 _ROWS = 1024  # queries at a time where a window needs a mask
 
 
 def attend(layer: Factors, value: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`(heads, n, value width)` and, where the kernel gives it, `(heads, n)` in float32.
+    """Return `(heads, n, value width)` and, where the kernel gives it, `(heads, n)` in float32.
 
     layer: queries and keys of one example; gradients run through all three of them.
     """
@@ -129,3 +138,133 @@ def _visible(
     if band.after is not None:
         visible &= distance <= band.after
     return visible
+
+
+def own_terms(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    output: Tensor,
+    weight: Tensor,
+    scaling: float,
+    softcap: float | None = None,
+) -> Tensor:
+    """Return what lets the gradient run through each query's own key and value; its value is zero.
+
+    A change δ of the score on the diagonal moves the output by `P_ii (v_i - o_i) δ`, and a change
+    of the own value moves it by `P_ii (v_i - v̄_i)`; a bar means detached. A soft cap c·tanh(s/c)
+    passes the share 1 - tanh²(s/c) of δ on. A learned sink is in P already.
+
+    query, key, value, output: (..., heads, rows, width), key and value those of the queries' own
+    positions. weight: (..., heads, rows), the diagonal of P. The result is in float32.
+    """
+    change = (query.detach() * (key - key.detach())).sum(dim=-1).float() * scaling
+    if softcap is not None:
+        score = (query.detach().float() * key.detach().float()).sum(dim=-1) * scaling
+        change = change * (1 - torch.tanh(score / softcap) ** 2)
+    shift = (value.detach() - output.detach()).float() * change[..., None]
+    return weight[..., None] * (shift + (value - value.detach()).float())
+
+
+def constant_others(layer: Factors, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Attend over a whole text with other positions as constants.
+
+    Returns the output, `(heads, n, value width)`, and each row's log-sum-exp, `(heads, n)`.
+    """
+    constant = replace(layer, key=layer.key.detach())
+    output, sums = attend(constant, value.detach())
+    plain = replace(constant, query=layer.query.detach())
+    if sums is None:
+        sums = products_of(way_for(value.device)).log_sum_exp(plain)
+    keys, values = (x.repeat_interleave(layer.groups, dim=0) for x in (layer.key, value))
+    scores = (plain.query.float() * keys.detach().float()).sum(dim=-1) * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    terms = own_terms(
+        layer.query,
+        keys,
+        values,
+        output=output,
+        weight=(scores - sums).exp(),
+        scaling=layer.scale,
+        softcap=layer.softcap,
+    )
+    return output + terms.to(output.dtype), sums
+
+
+class LayerRows(NamedTuple):
+    """What rows of one layer add: (batch, rows, keys) each, the mean over heads."""
+
+    contributions: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class FusedRows:
+    """The latest rows of one layer: queries (batch, heads, rows, width) at the end of the keys.
+
+    The forward pass needs of the weights only each query's own. The backward pass forms the
+    weights of one layer again, one key head at a time, beside the gradient that has just come down
+    to it. So what a layer leaves behind grows with the rows, not with rows × keys.
+
+    key, value: (batch, key heads, keys, width). mask: what is added to scores, (batch, 1, rows,
+    keys), or None.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scale: float
+
+    @property
+    def groups(self) -> int:
+        """The number of query heads that share a key head."""
+        return self.query.shape[1] // self.key.shape[1]
+
+    def attend(self) -> Tensor:
+        """Return `(batch, heads, rows, width)`, with other positions as constants."""
+        batch, heads, rows, width = self.query.shape
+        grouped = self.query.reshape(batch, self.key.shape[1], self.groups * rows, width)
+        mask = self.mask
+        if mask is not None:
+            mask = mask.expand(batch, 1, *mask.shape[2:]).repeat(1, 1, self.groups, 1)
+        output = functional.scaled_dot_product_attention(
+            grouped, self.key.detach(), self.value.detach(), attn_mask=mask, scale=self.scale
+        )
+        output = output.reshape(batch, heads, rows, -1)
+        keys, values = (
+            part[:, :, -rows:].repeat_interleave(self.groups, dim=1)
+            for part in (self.key, self.value)
+        )
+        places = torch.arange(rows), torch.arange(self.key.shape[2] - rows, self.key.shape[2])
+        weight = torch.cat([weights[..., *places] for weights in self._weights()], dim=1)
+        terms = own_terms(
+            self.query, keys, values, output=output, weight=weight, scaling=self.scale
+        )
+        return output + terms.to(output.dtype)
+
+    @torch.no_grad()
+    def _weights(self) -> Iterator[Tensor]:
+        """For each key head, (batch, groups, rows, keys) in float32."""
+        mask = None if self.mask is None else self.mask.float()
+        for head in range(self.key.shape[1]):
+            query = self.query[:, head * self.groups : (head + 1) * self.groups]
+            key = self.key[:, head : head + 1].float()
+            scores = (query.float() * self.scale) @ key.transpose(2, 3)
+            yield (scores if mask is None else scores.add_(mask)).softmax(dim=-1)
+
+    @torch.no_grad()
+    def report(self, gradient: Tensor) -> LayerRows:
+        """Return what the layer adds, from its output's gradient (batch, rows, heads, width)."""
+        batch, heads, rows, _ = self.query.shape
+        raised = torch.zeros(batch, rows, self.key.shape[2], device=self.key.device)
+        weight = torch.zeros_like(raised)
+        upper = gradient.transpose(1, 2).float()
+        for head, weights in enumerate(self._weights()):
+            weight += weights.sum(dim=1)
+            part = upper[:, head * self.groups : (head + 1) * self.groups]
+            change = part @ self.value[:, head : head + 1].float().transpose(2, 3)
+            raised += weights.mul_(change).relu_().sum(dim=1)
+        return LayerRows(raised.div_(heads), weight.div_(heads))

@@ -14,7 +14,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from attnflow.errors import AttnflowError, InputError, ModelError
 from attnflow.hosts.recorder import AttentionObserver
-from attnflow.hosts.transformers.attention import attending, uses_the_interface
+from attnflow.hosts.transformers.attention import uses_the_interface, watch_attention
 from attnflow.hosts.transformers.facts import is_encoder_decoder
 
 __all__ = ["can_stream", "checked_generator", "end_tokens", "run_generate", "run_once", "watching"]
@@ -59,7 +59,7 @@ def watching(
     model: PreTrainedModel, observer: AttentionObserver | None
 ) -> AbstractContextManager[object]:
     """Show the model's attention to the watcher, if there is one."""
-    return nullcontext() if observer is None else attending(model, observer=observer)
+    return nullcontext() if observer is None else watch_attention(model, observer=observer)
 
 
 def run_generate(
@@ -92,7 +92,7 @@ def run_generate(
 
 def run_once(model: PreTrainedModel, ids: Tensor, observer: AttentionObserver) -> None:
     """One forward pass over a finished text, seen by the watcher; scores are not needed."""
-    with torch.no_grad(), attending(model, observer=observer):
+    with torch.no_grad(), watch_attention(model, observer=observer):
         model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
 
 

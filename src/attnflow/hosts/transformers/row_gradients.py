@@ -6,10 +6,9 @@ it, so this gradient is the same when the keys and values of *other* positions a
 Holding them constant for every query at once keeps the rows of a text apart: the gradient of the
 sum of all scores, in row t, is that of a pass which ends at t.
 
-A query's own key and value are no constants. They come back as two terms that are zero in value
-and right in gradient: `q_i · (k_i - k̄_i)` on the diagonal of the scores (a bar means detached),
-and `P_ii (v_i - v̄_i)` in the output. The first goes through the mask, which every model file adds
-to its scores; the weights themselves are computed by the model file's own eager attention.
+A query's own key and value are no constants: `fused.own_terms` brings their gradients back. The
+rest is computed by fused kernels, or by the model file's own eager attention where its softmax is
+a special one.
 
 The gradient of a weight is `∂/∂A[i, j] = dO_i · v_j`. It is formed layer by layer while the
 backward pass runs, and reduced over heads at once. Positions are taken some at a time beside the
@@ -18,23 +17,24 @@ cache of those before them, so that never more than a part of the rows is in mem
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.modeling_utils import AttentionInterface
 
 from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.restore import exclusive, ordinary
-from attnflow.hosts.transformers.attention import eager_function, own_attention, point_at
-from attnflow.hosts.transformers.fused_rows import FusedRows, LayerRows
+from attnflow.hosts.restore import ordinary
+from attnflow.hosts.transformers.attention import (
+    AttentionCall,
+    AttentionHandler,
+    handle_attention,
+    has_special_softmax,
+)
+from attnflow.hosts.transformers.fused import FusedRows, LayerRows, own_terms
 from attnflow.trace.extras import LOG_PROB, ScoreName
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "rows_are_exact",
 ]
 
-_NAME = "attnflow_row_gradients"
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
 _MOST_ROWS = 512  # that run at once beside the cache
 _SAME = 1e-3  # how far recomputed weights may be from the model's own, as a share of the largest
@@ -129,19 +128,28 @@ class RowContributions(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Rows:
-    """What the modules of one model report to while a backward pass runs."""
+class _RowHandler(AttentionHandler):
+    """Attends with other positions as constants, and keeps what each layer reports on the way back.
+
+    summed: only the sum over all layers is kept. order: the modules that attended.
+    """
 
     summed: bool = False
     contributions: dict[nn.Module, Tensor] = field(default_factory=dict)
     weights: Tensor | None = None
     reported: int = 0
     order: list[nn.Module] = field(default_factory=list)
-    thread: int = field(default_factory=threading.get_ident)
 
-    def add_weights(self, module: nn.Module, weights: Tensor, gradient: Tensor) -> None:
-        product = weights.float() * gradient.float()
-        self.add(module, LayerRows(product.relu().mean(dim=1), weights.float().mean(dim=1)))
+    def attend(self, call: AttentionCall) -> Tensor:
+        keys = call.key.shape[-2]
+        mask = None if call.mask is None else call.mask[..., :keys]
+        call = replace(call, mask=mask)
+        special = has_special_softmax(call.module, call.options)
+        output, report = (_attend_eagerly if special else _attend_fused)(call)
+        if output.requires_grad:
+            self.order.append(call.module)
+            output.register_hook(lambda gradient: self.add(call.module, report(gradient)))
+        return output
 
     def add(self, module: nn.Module, rows: LayerRows) -> None:
         """Keep what one layer reports: for itself, or added to what others reported."""
@@ -153,7 +161,7 @@ class _Rows:
         self.contributions[place] = part if earlier is None else earlier.add_(part)
 
     def take(self, log_probs: Tensor) -> RowContributions:
-        """What every layer reported."""
+        """Return what every layer reported."""
         if self.reported < len(self.order) or self.weights is None:
             raise CaptureError(
                 f"The gradient reached {self.reported} of {len(self.order)} layers with "
@@ -167,100 +175,82 @@ class _Rows:
         )
 
 
-_ROWS: WeakKeyDictionary[nn.Module, _Rows] = WeakKeyDictionary()
+Report = Callable[[Tensor], LayerRows]
 
 
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
-) -> tuple[Tensor, None]:
-    """Attention in which other positions are constants, watched on its way back."""
-    rows = _ROWS.get(module)
-    if rows is None or rows.thread != threading.get_ident():
-        return own_attention(module)(module, query, key, value, mask, **options)
-    if not has_own_softmax(module, options):
-        return _attend_fused(module, rows, query, key, value, mask, options), None
-    attend = eager_function(module)
-    count, length = query.shape[-2], key.shape[-2]
-    own = torch.arange(length - count, length, device=query.device)
-    constant_key, constant_value = key.detach(), value.detach()
-    own_scores = _own_scores(module, query, key, own, options)
-    diagonal = query.new_zeros(*query.shape[:3], length)
-    diagonal[..., torch.arange(count), own] = own_scores.to(query.dtype)
-    shifted = diagonal if mask is None else mask[..., :length] + diagonal
-    output, weights = attend(module, query, constant_key, constant_value, shifted, **options)
-    if weights is None:
-        raise CaptureError(
-            f"{type(module).__name__} returned no attention weights: quantised or fused attention "
-            "cannot be seen. Load the model without it."
-        )
-    _check_scores(module, query, constant_key, mask, weights, options)
-    groups = query.shape[1] // value.shape[1]
-    difference = (value - constant_value)[:, :, own].repeat_interleave(groups, dim=1)
-    on_diagonal = weights[..., torch.arange(count), own]
-    output = output + (on_diagonal[..., None] * difference).transpose(1, 2)
-    if output.requires_grad:
-        rows.order.append(module)
-        constant = weights.detach()
-        output.register_hook(
-            lambda gradient: rows.add_weights(
-                module, constant, _weight_gradient(gradient, constant_value)
-            )
-        )
-    return output, None
+def _attend_eagerly(call: AttentionCall) -> tuple[Tensor, Report]:
+    """Attend by the model file's own function, whose weights are kept for the way back."""
+    constant = replace(call, key=call.key.detach(), value=call.value.detach())
+    output, weights = constant.run_eager_with_weights()
+    _check_scores(constant, weights)
+    weights = weights.detach()
+    rows, keys = weights.shape[-2:]
+    own_keys, own_values = (
+        part[:, :, -rows:].repeat_interleave(call.groups, dim=1) for part in (call.key, call.value)
+    )
+    terms = own_terms(
+        call.query,
+        own_keys,
+        own_values,
+        output=output.transpose(1, 2),
+        weight=weights[..., torch.arange(rows), torch.arange(keys - rows, keys)].float(),
+        scaling=call.scaling,
+        softcap=call.softcap,
+    )
+
+    def report(gradient: Tensor) -> LayerRows:
+        product = weights.float() * _weight_gradient(gradient, constant.value).float()
+        return LayerRows(product.relu().mean(dim=1), weights.float().mean(dim=1))
+
+    return output + terms.to(output.dtype).transpose(1, 2), report
 
 
-def _attend_fused(
-    module: nn.Module,
-    rows: _Rows,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Any,
-    options: dict[str, Any],
-) -> Tensor:
-    """`(batch, rows, heads, width)`: the same by fused kernels, which keep no weights."""
-    scale = _scale(module, query, options)
-    mask = None if mask is None else mask[..., : key.shape[-2]]
-    output = FusedRows(query, key, value, mask, scale).attend().transpose(1, 2).contiguous()
-    _check_output(module, output, query, key, value, mask, options)
-    if output.requires_grad:
-        rows.order.append(module)
-        layer = FusedRows(query.detach(), key.detach(), value.detach(), mask, scale)
-        output.register_hook(lambda gradient: rows.add(module, layer.report(gradient)))
-    return output
+def _attend_fused(call: AttentionCall) -> tuple[Tensor, Report]:
+    """Do the same by fused kernels, which keep no weights."""
+    rows = FusedRows(call.query, call.key, call.value, call.mask, call.scaling)
+    output = rows.attend().transpose(1, 2).contiguous()
+    _check_output(call, output)
+    query, key, value = (x.detach() for x in (call.query, call.key, call.value))
+    return output, FusedRows(query, key, value, call.mask, call.scaling).report
 
 
 @torch.no_grad()
-def _check_output(
-    module: nn.Module,
-    output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Any,
-    options: dict[str, Any],
-) -> None:
+def _check_output(call: AttentionCall, output: Tensor) -> None:
     """That the model file's own attention gives the same: the last row must be equal."""
-    row = None if mask is None else mask[..., -1:, :]
-    own, _ = eager_function(module)(module, query[:, :, -1:], key, value, row, **options)
-    off = (own.float() - output[:, -1:].float()).abs().amax()
-    limit = (1e-3 if query.dtype == torch.float32 else 5e-2) * own.float().abs().amax()
+    last = slice(call.query.shape[-2] - 1, None)
+    expected = call.rows(last).run_eager()[0].float()
+    off = (expected - output[:, -1:].float()).abs().amax()
+    limit = (1e-3 if output.dtype == torch.float32 else 5e-2) * expected.abs().amax()
     if bool(off > limit):
-        raise _unknown_scores(module)
+        raise _unknown_scores(call)
 
 
-def _unknown_scores(module: nn.Module) -> UnsupportedModelError:
+@torch.no_grad()
+def _check_scores(call: AttentionCall, weights: Tensor) -> None:
+    """That scale and soft cap are the model's: the last row recomputed must be its weights.
+
+    What a learned sink takes is left out by comparing shares of what is on the keys.
+    """
+    query, key = call.query, call.key
+    grouped = query[:, :, -1:].reshape(query.shape[0], key.shape[1], call.groups, -1)
+    scores = (grouped @ key.transpose(2, 3)).float() * call.scaling
+    scores = scores.reshape(query.shape[0], query.shape[1], 1, -1)
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    if call.mask is not None:
+        scores = scores + call.mask[..., -1:, :].float()
+    row = weights[:, :, -1:].float()
+    row = row / row.sum(dim=-1, keepdim=True).clamp(min=1e-30)
+    tolerance = _SAME if weights.dtype == torch.float32 else 3e-2
+    if float((row - scores.softmax(dim=-1)).abs().max()) > tolerance:
+        raise _unknown_scores(call)
+
+
+def _unknown_scores(call: AttentionCall) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{type(module).__name__} computes its scores in a way that is not known here, so its own "
-        "keys cannot be followed; method='gradient-rollout' takes this model."
+        f"{type(call.module).__name__} computes its scores in a way that is not known here, so its "
+        "own keys cannot be followed; method='gradient-rollout' takes this model."
     )
-
-
-def has_own_softmax(module: nn.Module, options: dict[str, Any]) -> bool:
-    """Whether scores are capped, biased, or a learned sink takes part: fused attention differs."""
-    caps = (options.get("softcap"), getattr(module, "attn_logit_softcapping", None))
-    sinks = (options.get("s_aux"), getattr(module, "sinks", None))
-    return any(one is not None for one in (*caps, *sinks, options.get("position_bias")))
 
 
 def _weight_gradient(gradient: Tensor, value: Tensor) -> Tensor:
@@ -269,70 +259,6 @@ def _weight_gradient(gradient: Tensor, value: Tensor) -> Tensor:
     batch, heads, count, width = upper.shape
     grouped = upper.reshape(batch, value.shape[1], heads // value.shape[1] * count, width)
     return (grouped @ value.transpose(2, 3)).reshape(batch, heads, count, value.shape[2])
-
-
-def _own_scores(
-    module: nn.Module, query: Tensor, key: Tensor, own: Tensor, options: dict[str, Any]
-) -> Tensor:
-    """`(batch, heads, rows)`: zero in value, with the gradient of each query's own score.
-
-    A soft cap c·tanh(s/c) passes the share 1 - tanh²(s/c) of a change on.
-    """
-    groups = query.shape[1] // key.shape[1]
-    own_key = key[:, :, own].repeat_interleave(groups, dim=1)
-    scale = _scale(module, query, options)
-    change = (query * (own_key - own_key.detach())).sum(dim=-1) * scale
-    cap = _softcap(module, options)
-    if cap is None:
-        return change
-    score = (query * own_key).sum(dim=-1).detach() * scale
-    return change * (1 - torch.tanh(score / cap) ** 2)
-
-
-def _scale(module: nn.Module, query: Tensor, options: dict[str, Any]) -> float:
-    scale = options.get("scaling")
-    if scale is None:
-        scale = getattr(module, "scaling", None)
-    return float(query.shape[-1] ** -0.5 if scale is None else scale)
-
-
-def _softcap(module: nn.Module, options: dict[str, Any]) -> float | None:
-    cap = options.get("softcap")
-    return getattr(module, "attn_logit_softcapping", None) if cap is None else cap
-
-
-def _check_scores(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    mask: Any,
-    weights: Tensor,
-    options: dict[str, Any],
-) -> None:
-    """That scale and soft cap are the model's: the last row recomputed must be its weights.
-
-    What a learned sink takes is left out by comparing shares of what is on the keys.
-    """
-    with torch.no_grad():
-        groups = query.shape[1] // key.shape[1]
-        grouped = query[:, :, -1:].reshape(query.shape[0], key.shape[1], groups, -1)
-        scores = (grouped @ key.transpose(2, 3)).float() * _scale(module, query, options)
-        scores = scores.reshape(query.shape[0], query.shape[1], 1, -1)
-        cap = _softcap(module, options)
-        if cap is not None:
-            scores = torch.tanh(scores / cap) * cap
-        if mask is not None:
-            scores = scores + mask[..., -1:, : key.shape[-2]].float()
-        expected = scores.softmax(dim=-1)
-        row = weights[:, :, -1:].float()
-        row = row / row.sum(dim=-1, keepdim=True).clamp(min=1e-30)
-        tolerance = _SAME if weights.dtype == torch.float32 else 3e-2
-        if float((row - expected).abs().max()) > tolerance:
-            raise _unknown_scores(module)
-
-
-AttentionInterface.register(_NAME, _attend)
-AttentionMaskInterface.register(_NAME, eager_mask)
 
 
 def rows_are_exact(model: PreTrainedModel, layers: int | None) -> bool:
@@ -378,7 +304,7 @@ def _rows_at_once(model: PreTrainedModel, text: PredictingRows) -> int:
     """As many as fit: eager attention keeps the weights of all layers, fused of one group."""
     config = model.config.get_text_config()
     heads, layers = config.num_attention_heads, config.num_hidden_layers
-    if not any(has_own_softmax(module, {}) for module in model.modules()):
+    if not any(has_special_softmax(module, {}) for module in model.modules()):
         heads, layers = heads // (getattr(config, "num_key_value_heads", None) or heads), 1
     width = layers * heads * text.length * len(text.ids)
     return max(1, min(_MOST_ROWS, _WEIGHTS_AT_ONCE // width))
@@ -410,7 +336,7 @@ def _part(
     summed: bool,
 ) -> RowContributions:
     """Rows of the positions from begin up to end; their keys are added to the cache."""
-    rows = _Rows(summed)
+    rows = _RowHandler(summed)
     with torch.enable_grad(), _collecting(model, rows) as leaf:
         logits = model(
             input_ids=text.ids[:, begin:end],
@@ -425,8 +351,8 @@ def _part(
 
 
 @contextmanager
-def _collecting(model: PreTrainedModel, rows: _Rows) -> Iterator[Callable[[], Tensor]]:
-    """Every attention module reports to one collection; the model is given back as it was.
+def _collecting(model: PreTrainedModel, rows: _RowHandler) -> Iterator[Callable[[], Tensor]]:
+    """Every attention module reports to one handler; the model is given back as it was.
 
     The embedded tokens are cut off as the one leaf that gradients are taken of, which the yielded
     function gives: no parameter is touched.
@@ -437,13 +363,8 @@ def _collecting(model: PreTrainedModel, rows: _Rows) -> Iterator[Callable[[], Te
         leaves.append(output.detach().requires_grad_())
         return leaves[-1]
 
-    with exclusive(model) as changes:
-        modules = list(model.modules())
-        changes.add(lambda: [_ROWS.pop(module, None) for module in modules])
-        for module in modules:
-            _ROWS[module] = rows
+    with handle_attention(model, rows) as changes:
         changes.hook(model.get_input_embeddings().register_forward_hook, cut)
-        point_at(model, _NAME, changes)
         yield lambda: leaves[-1]
 
 

@@ -12,7 +12,7 @@ from attnflow.errors import InputError, TokensError, UnsupportedModelError
 from attnflow.hosts.adapter import Batch
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.attention import attending
+from attnflow.hosts.transformers.attention import watch_attention
 from attnflow.hosts.vision_language.composition import Composition
 from attnflow.hosts.vision_language.connector import connector_of
 from attnflow.hosts.vision_language.recording import TowerRecorder
@@ -34,7 +34,7 @@ def run_both_towers(
             "raw attention and the gradient methods work on it."
         )
     towers = TowerRecorder(recorder)
-    with attending(host, observer=towers):
+    with watch_attention(host, observer=towers):
         outputs = host(**inputs)
     return outputs, towers
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer
 from attnflow.hosts.restore import Changes, exclusive
-from attnflow.hosts.transformers.attention import attending
+from attnflow.hosts.transformers.attention import watch_attention
 from attnflow.hosts.vision_language.probe import fed_by, feeding_matrix
 from attnflow.hosts.vision_language.towers import Towers, pixels_of
 
@@ -125,7 +125,7 @@ class _Probe(AttentionObserver):
         """Modules of the vision tower that attend, in the order in which they ran."""
         with exclusive(self.model) as changes, torch.no_grad():
             self._stop_at_language(changes)
-            with suppress(_LanguageModelReached), attending(self.model, observer=self):
+            with suppress(_LanguageModelReached), watch_attention(self.model, observer=self):
                 self.model(**inputs, use_cache=False)
         self.stream = None
         by_id = {id(module): module for module in self.towers.vision.modules()}
