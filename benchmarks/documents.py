@@ -15,8 +15,8 @@ from pathlib import Path
 import attnflow
 from attnflow.evaluation.ablation import CompletionPrompt
 from attnflow.evaluation.ablation.prompts import is_answered
-from attnflow.experiments.ablation.data import PARTS, questions
 from attnflow.hosts.load import load_language_model, quiet_hosts
+from attnflow_experiments.ablation.data import PARTS, questions
 
 
 def question_of(prompt: CompletionPrompt) -> str:

@@ -32,7 +32,7 @@ from attnflow.explainers.regression import random_ablations
 from attnflow.explainers.sources import strongest
 from attnflow.hosts.load import Loaded, load_model
 from attnflow.hosts.registry import adapter_for
-from attnflow.models.agreement import held_out, read_agreement
+from attnflow_experiments.verb_number.agreement import held_out, read_agreement
 
 METHODS = ("rollout", "flow", "raw", "gradient-attention", "gradient-rollout", "alti")
 Floats = NDArray[np.float64]

@@ -31,8 +31,8 @@ from attnflow import (
     capture,
 )
 from attnflow.evaluation.ablation import CompletionCase, CompletionEvaluation, evaluate_completions
-from attnflow.experiments.ablation.data import facts, passages
 from attnflow.methods import quiet_about_limits
+from attnflow_experiments.ablation.data import facts, passages
 
 RECORD = ("gradients", "residual-share", "norms-residual", "alti")
 FLOWS: dict[str, Flow] = {

@@ -17,11 +17,11 @@ from typing import Any
 from peer_rankings import PEERS, trained_at2
 
 from attnflow.evaluation.ablation.run import evaluate_completions
-from attnflow.experiments.ablation.data import PARTS
-from attnflow.experiments.ablation.observe import KINDS, prompts_of
-from attnflow.experiments.ablation.tables import differences_table, kind_table
 from attnflow.hosts.load import load_language_model
 from attnflow.storage import write_text
+from attnflow_experiments.ablation.data import PARTS
+from attnflow_experiments.ablation.observe import KINDS, prompts_of
+from attnflow_experiments.ablation.tables import differences_table, kind_table
 
 _AT2 = "AT2"
 _OWN = (

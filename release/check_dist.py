@@ -32,6 +32,7 @@ MANAGERS = (
 NEEDED = (
     *("attnflow/py.typed", "attnflow/models/verb_number.safetensors"),
     *("attnflow/show/viewer/viewer.js", "attnflow/web/page/index.html"),
+    "attnflow_experiments/commands.py",
 )
 
 BARE = """
@@ -65,6 +66,7 @@ COMMANDS = (
     ["explain", "the key to the cabinets", "--output", "result.png"],
     ["report", "the key to the cabinets", "--output", "report.html"],
     ["check", "verb-number"],
+    ["experiment", "verb-number", "--samples", "4"],
 )
 
 
@@ -110,7 +112,8 @@ def check_contents(wheel: Path, sdist: Path) -> None:
     """That the archives hold what the package needs, and nothing that is not theirs."""
     names = set(zipfile.ZipFile(wheel).namelist())
     missing = [name for name in NEEDED if name not in names]
-    strangers = [n for n in names if not n.startswith(("attnflow/", "attnflow-"))]
+    packages = ("attnflow/", "attnflow_experiments/", "attnflow-")
+    strangers = [n for n in names if not n.startswith(packages)]
     with tarfile.open(sdist) as archive:
         sources = {name.partition("/")[2] for name in archive.getnames()}
     missing += [n for n in ("pyproject.toml", "LICENSE", "NOTICE.md") if n not in sources]

@@ -24,8 +24,8 @@ PUBLIC_MODULES = (
     *("attnflow.evaluation.importance", "attnflow.evaluation.metrics"),
     *("attnflow.show.page", "attnflow.show.plots", "attnflow.show.view"),
     *("attnflow.hosts.adapter", "attnflow.hosts.load"),
-    *("attnflow.models.verb_number", "attnflow.models.agreement", "attnflow.models.smollm2"),
-    *("attnflow.models.drawn_scenes", "attnflow.models.scenes"),
+    *("attnflow.models.verb_number", "attnflow.models.smollm2"),
+    "attnflow.models.scenes",
 )
 
 

@@ -15,7 +15,7 @@ import transformers
 
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError
-from attnflow.experiments.ablation.data import (
+from attnflow_experiments.ablation.data import (
     PARTS,
     Part,
     clean_wiki_text,
@@ -24,8 +24,8 @@ from attnflow.experiments.ablation.data import (
     passages,
     questions,
 )
-from attnflow.experiments.ablation.experiment import AblationExperiment
-from attnflow.experiments.ablation.observe import prompts_of
+from attnflow_experiments.ablation.experiment import AblationExperiment
+from attnflow_experiments.ablation.observe import prompts_of
 
 # --- data ----------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ def test_a_model_that_answers_nothing_says_so(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("attnflow.experiments.ablation.data._FACTS", 96)
+    monkeypatch.setattr("attnflow_experiments.ablation.data._FACTS", 96)
     assert run(model_folder, tmp_path, tmp_path / "out", "--kind", "facts") == 1
     assert "None of 96 prompts could be used: The model wrote" in capsys.readouterr().err
 

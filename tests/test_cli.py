@@ -9,24 +9,30 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import warnings
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from rich.console import Console
+from typer.testing import CliRunner
 
 from attnflow import Attribution, __version__
 from attnflow.cli.app import _run, app
+from attnflow.cli.plugins import GROUP, add_plugins
 from attnflow.cli.progress import progress_bars
-from attnflow.errors import AttributionWarning
+from attnflow.errors import AttributionWarning, MissingDependencyError
 from attnflow.errors.progress import Progress
 from attnflow.methods import METHODS, Rollout
 from attnflow.testing import tiny_encoder
 from hostile_surface import try_command_lines
 from test_server import tiny_writer
 
+ROOT = Path(__file__).parent.parent
 TEXT = "the author talked to sara about [MASK] book"
 
 
@@ -362,10 +368,56 @@ def test_every_command_has_a_file_of_its_own() -> None:
     names = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
     names |= {group.typer_instance.info.name for group in app.registered_groups}  # type: ignore[union-attr]
     files = {path.stem for path in folder.glob("*.py")}
-    files -= {"__init__", "app", "options", "output", "progress", "documents"}
-    files -= {"ablation", "evaluate_prompts", "evaluate_images"}  # of `experiment` and `evaluate`
+    files -= {"__init__", "app", "options", "output", "plugins", "progress", "documents"}
+    files -= {"evaluate_prompts", "evaluate_images"}  # of `evaluate`
     files -= {"photos"}  # of `explain` and `report`
-    assert files == names
+    assert files == names - {"experiment"}  # the command of a plug-in
+
+
+# -- plug-ins --------------------------------------------------------------------------------------
+
+
+def with_plugins(*points: tuple[str, str]) -> typer.Typer:
+    small = typer.Typer()
+    small.command(name="methods")(lambda: None)
+    add_plugins(small, [EntryPoint(name, value, GROUP) for name, value in points])
+    return small
+
+
+EXPERIMENTS_PLUGIN = ("experiment", "attnflow_experiments.commands:app")
+
+
+def test_the_declared_entry_point_is_the_plug_in_of_the_experiments() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert [*project["entry-points"][GROUP].items()] == [EXPERIMENTS_PLUGIN]
+    shown = CliRunner().invoke(with_plugins(EXPERIMENTS_PLUGIN), ["experiment"])
+    assert shown.exit_code == 0
+    assert "verb-number  Tables 1 and 2" in shown.stdout
+
+
+def test_without_the_package_the_command_says_how_to_install_it() -> None:
+    for arguments in (["experiment"], ["experiment", "sst2", "--data", "x"]):
+        error = CliRunner().invoke(with_plugins(), arguments).exception
+        assert isinstance(error, MissingDependencyError)
+        assert 'pip install "attnflow[experiments]"' in str(error)
+
+
+def test_a_broken_plug_in_is_told_in_a_sentence_and_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_plugin.py").write_text("import typer\n1 / 0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [
+        *(("broken", "broken_plugin:app"), ("number", "math:pi"), ("methods", "math:tau")),
+        EXPERIMENTS_PLUGIN,
+    ]
+    small = with_plugins(*points)
+    assert "'math:tau' is left out: methods is taken." in capsys.readouterr().err
+    for name, reason in (("broken", "ZeroDivisionError"), ("number", "a float")):
+        error = CliRunner().invoke(small, [name, "--anything"]).exception
+        assert isinstance(error, MissingDependencyError)
+        assert reason in str(error)
+    assert CliRunner().invoke(small, ["experiment"]).exit_code == 0
 
 
 # -- what goes wrong outside -----------------------------------------------------------------------

@@ -227,9 +227,7 @@ STAND_INS = {
         '--model ./my-model "the old keys" --targets the --layers 2'
     ),
     "--select Russia": "--select -1",
-    # the file is shared out by its own lines, of which the embedded model has not seen some
-    "--data numpred.val --held-out": "--data texts.txt",
-    "--held-out ": "",
+    "--data held-out.tsv": "--data texts.txt",
     "--skip 600 --samples 2000": "--samples 2",
     "--samples 2000": "--samples 2",
     "--min-words 4": "",

@@ -29,13 +29,14 @@ from attnflow.evaluation import run as running
 from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.tables import tables_of
+from attnflow.evaluation.texts import read_texts
 from attnflow.evaluation.verdict import beating
-from attnflow.experiments.verb_number.data import template_examples
 from attnflow.hosts.load import Loaded
 from attnflow.methods import METHODS
-from attnflow.models import agreement
 from attnflow.models.verb_number import load_verb_number
 from attnflow.testing import tiny_encoder
+from attnflow_experiments.verb_number import agreement
+from attnflow_experiments.verb_number.data import template_examples
 from torture_evaluation import run_script
 
 TEXTS = [
@@ -716,8 +717,6 @@ def test_an_interrupted_command_says_how_to_go_on(
     [
         (["--by", "blank"], 2, "--by is one of unk, mask, pad, delete; got 'blank'"),
         (["--method", "flow:residual"], 2, "NAME:key=value,key=value"),
-        (["--held-out"], 2, "Lines read 'VBZ<tab>words before the verb'"),
-        (["--held-out", "--column", "text"], 2, "no --column to choose"),
         (["--samples", "0"], 2, "samples is a number of at least 1"),
     ],
 )
@@ -737,7 +736,9 @@ def test_the_held_out_part_is_what_training_left(
     lines = [f"{'VBZ' if k % 2 else 'VBP'}\tthe key number {k}" for k in range(10)]
     path.write_text("\n".join(lines), encoding="utf-8")
     expected = agreement.held_out(agreement.read_agreement(path))
-    read = command._read(path, None, held_out_only=True)
+    table = tmp_path / "held-out.tsv"
+    assert _run(["experiment", "held-out", str(path), str(table)]) == 0
+    read = read_texts(table)
     assert len(read) == 5
     assert [(x.text, x.label) for x in read] == [
         (" ".join(e.words), str(e.label)) for e in expected

@@ -19,12 +19,10 @@ from attnflow import Flow, Raw, Rollout, capture
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError, MethodError, ModelError
 from attnflow.evaluation.table import Cell, Table, decimals
-from attnflow.experiments import EXPERIMENTS
-from attnflow.experiments.report import Report
-from attnflow.experiments.verb_number.data import template_examples
-from attnflow.experiments.verb_number.experiment import VerbNumber
-from attnflow.experiments.verb_number.protocols import PAPER
-from attnflow.models.agreement import (
+from attnflow.models.verb_number import load_verb_number
+from attnflow_experiments import EXPERIMENTS
+from attnflow_experiments.report import Report
+from attnflow_experiments.verb_number.agreement import (
     NATURAL_DISTINCT,
     Example,
     distinct,
@@ -32,7 +30,9 @@ from attnflow.models.agreement import (
     read_agreement,
     split,
 )
-from attnflow.models.verb_number import load_verb_number
+from attnflow_experiments.verb_number.data import template_examples
+from attnflow_experiments.verb_number.experiment import VerbNumber
+from attnflow_experiments.verb_number.protocols import PAPER
 
 ROOT = Path(__file__).resolve().parents[1]
 LINES = (

@@ -14,11 +14,11 @@ from rich.console import Console
 
 import attnflow
 from attnflow.cli.app import _run
-from attnflow.experiments.known_answer.data import fact_prompts
-from attnflow.experiments.known_answer.tables import rank_of
 from attnflow.methods import Rollout
 from attnflow.show import plots, terminal
 from attnflow.tokens.common_words import common_tokens, is_common
+from attnflow_experiments.known_answer.data import fact_prompts
+from attnflow_experiments.known_answer.tables import rank_of
 
 TEXT = "the key to the cabinets"
 

@@ -27,10 +27,10 @@ from attnflow.evaluation.records import RANDOM
 from attnflow.hosts.images import read_photo
 from attnflow.hosts.vision_language.prompts import image_prompt
 from attnflow.methods import make_method
-from attnflow.models.drawn_scenes import TEST_SEED, scenes
 from attnflow.models.scenes import load_scenes
 from attnflow.testing import tiny_vision_model
 from attnflow.tokens import Grid
+from attnflow_experiments.scenes.drawn_scenes import TEST_SEED, scenes
 
 MODEL, PROCESSOR = tiny_vision_model()
 GRID = Grid(4, 4, 1, 32, 32)

@@ -18,11 +18,11 @@ from PIL import Image
 import attnflow
 from attnflow.hosts.load import Loaded
 from attnflow.hosts.transformers import images
-from attnflow.models.drawn_scenes import random_scene
 from attnflow.show.view import results_of, unpack_values
 from attnflow.testing import tiny_vision_model
 from attnflow.web.models import OfferedModel, embedded_models
 from attnflow.web.requests import Limits
+from attnflow_experiments.scenes.drawn_scenes import random_scene
 from browser import Page
 from serving import Client, serving
 

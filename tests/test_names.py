@@ -10,7 +10,8 @@ import pytest
 
 import attnflow
 
-PACKAGE = Path(attnflow.__file__).parent
+SOURCES = Path(attnflow.__file__).parent.parent
+FILES = sorted(SOURCES.glob("attnflow*/**/*.py"))
 
 # Words that say how a value came about and not what it is. An adjective that is true or false of
 # something (`collapsed`, `signed`) and a word that is a noun too (`cut`, `read`) are none of them.
@@ -22,7 +23,7 @@ FORBIDDEN = frozenset(
     }
 )
 # Public fields that carry such a name since 0.1.0, by file.
-PUBLIC = {("graph.py", "taken")}
+PUBLIC = {("attnflow/graph.py", "taken")}
 # The solver's state is an array of counters, whose places are called by what happened to an edge.
 NUMBERED_STATE = "maxflow"
 
@@ -44,17 +45,15 @@ def participles(source: str) -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCES)))
 def test_values_are_named_by_what_they_are(path: Path) -> None:
-    place = path.relative_to(PACKAGE)
-    if place.parts[0] == NUMBERED_STATE:
+    place = path.relative_to(SOURCES)
+    if place.parts[1] == NUMBERED_STATE:
         return
     names = [
         f"line {line}: {name}"
         for line, name in participles(path.read_text(encoding="utf-8"))
-        if (str(place), name) not in PUBLIC
+        if (place.as_posix(), name) not in PUBLIC
     ]
     assert not names, f"{place} names values by how they came about: {', '.join(names)}"
 

@@ -19,10 +19,10 @@ import transformers
 import attnflow
 from attnflow.cli.app import _run
 from attnflow.errors import MissingDependencyError
-from attnflow.experiments.known_answer.experiment import DEFAULT, KnownAnswer
 from attnflow.hosts.load import Loaded, load_language_model, load_model
-from attnflow.models.mathformer import load_mathformer
 from attnflow.testing import check_adapter
+from attnflow_experiments.known_answer.experiment import DEFAULT, KnownAnswer
+from attnflow_experiments.known_answer.mathformer import load_mathformer
 from openai_whisper import openai_whisper
 
 FOLDER = Path(sys.prefix) / "pretrained"

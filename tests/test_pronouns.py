@@ -16,18 +16,21 @@ from numpy.typing import NDArray
 
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError, ModelError, TargetError, TokensError
-from attnflow.experiments.known_answer.experiment import DEFAULT
-from attnflow.experiments.pronouns import winogender_tables
-from attnflow.experiments.pronouns.data import (
+from attnflow.hosts.load import load_language_model
+from attnflow.models.smollm2 import prepared_folder
+from attnflow.testing import tiny_encoder
+from attnflow_experiments.known_answer.experiment import DEFAULT
+from attnflow_experiments.pronouns import winogender_tables
+from attnflow_experiments.pronouns.data import (
     OURS,
     PAPERS,
     PronounSentence,
     occurrences,
     parse_sentence,
 )
-from attnflow.experiments.pronouns.experiment import Pronouns
-from attnflow.experiments.pronouns.observe import PronounReader, Reading, lean
-from attnflow.experiments.pronouns.tables import (
+from attnflow_experiments.pronouns.experiment import Pronouns
+from attnflow_experiments.pronouns.observe import PronounReader, Reading, lean
+from attnflow_experiments.pronouns.tables import (
     FIRST,
     LAST,
     Frame,
@@ -36,10 +39,7 @@ from attnflow.experiments.pronouns.tables import (
     layers_to_print,
     standing,
 )
-from attnflow.experiments.pronouns.winogender import Schema, crossed, read_winogender
-from attnflow.hosts.load import load_language_model
-from attnflow.models.smollm2 import prepared_folder
-from attnflow.testing import tiny_encoder
+from attnflow_experiments.pronouns.winogender import Schema, crossed, read_winogender
 
 Floats = NDArray[np.float64]
 

@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 import attnflow
 from attnflow.cli.app import _run, app
 from attnflow.errors import FileError, InputError, ModelError
-from attnflow.experiments.scenes.contenders import CONTENDERS
-from attnflow.experiments.scenes.experiment import DEFAULT, Scenes
-from attnflow.experiments.scenes.observe import SceneQuestion, _mass, _points_at
 from attnflow.explainers.request import IMAGE_METHOD
-from attnflow.models.drawn_scenes import (
+from attnflow.models.scenes import load_scenes
+from attnflow.show.plots.overlay import carried_pictures
+from attnflow.tokens.patches import Grid, ImagePatches
+from attnflow_experiments.scenes.contenders import CONTENDERS
+from attnflow_experiments.scenes.drawn_scenes import (
     COLOURS,
     SHAPES,
     TEST_SEED,
@@ -27,9 +28,8 @@ from attnflow.models.drawn_scenes import (
     questions_about,
     scenes,
 )
-from attnflow.models.scenes import load_scenes
-from attnflow.show.plots.overlay import carried_pictures
-from attnflow.tokens.patches import Grid, ImagePatches
+from attnflow_experiments.scenes.experiment import DEFAULT, Scenes
+from attnflow_experiments.scenes.observe import SceneQuestion, _mass, _points_at
 
 PAIR = Scene(
     (SceneObject("circle", "red", (0, 16, 16, 32)), SceneObject("cross", "blue", (32, 16, 48, 32))),

@@ -18,14 +18,14 @@ from attnflow import AttentionTrace, Flow
 from attnflow.cli.app import _run
 from attnflow.errors import InputError, MethodError, ModelError, TokensError
 from attnflow.evaluation.texts import LabelledText, read_texts
-from attnflow.experiments.report import Report
-from attnflow.experiments.sst2.data import check_labels, labels_of
-from attnflow.experiments.sst2.double_embedded import gradient_sums
-from attnflow.experiments.sst2.experiment import Sst2, _fits
-from attnflow.experiments.sst2.observe import _most_taken_in
-from attnflow.experiments.sst2.tables import table_3
 from attnflow.hosts.load import Loaded
 from attnflow.testing import random_attention, tiny_encoder
+from attnflow_experiments.report import Report
+from attnflow_experiments.sst2.data import check_labels, labels_of
+from attnflow_experiments.sst2.double_embedded import gradient_sums
+from attnflow_experiments.sst2.experiment import Sst2, _fits
+from attnflow_experiments.sst2.observe import _most_taken_in
+from attnflow_experiments.sst2.tables import table_3
 
 TEXTS = (
     ("the author talked to sara about his book", 1),

@@ -39,7 +39,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from attnflow.models.drawn_scenes import (
+from attnflow_experiments.scenes.drawn_scenes import (
     COLOURS,
     DEVELOPMENT_SEED,
     SHAPES,

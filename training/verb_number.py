@@ -26,7 +26,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attnflow.models.agreement import (
+from attnflow.models.verb_number import (
+    POS_TAGS,
+    SPECIAL_TOKENS,
+    VerbNumberConfig,
+    VerbNumberModel,
+    WordVocabulary,
+    model_from_weights,
+)
+from attnflow_experiments.verb_number.agreement import (
     DEV,
     TEST,
     Example,
@@ -35,14 +43,6 @@ from attnflow.models.agreement import (
     distinct,
     read_examples,
     split,
-)
-from attnflow.models.verb_number import (
-    POS_TAGS,
-    SPECIAL_TOKENS,
-    VerbNumberConfig,
-    VerbNumberModel,
-    WordVocabulary,
-    model_from_weights,
 )
 
 ATTRACTOR_COUNTS = (1, 2, 3, 4, 5)

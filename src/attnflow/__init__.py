@@ -121,7 +121,7 @@ _SUBMODULES = {
     **{
         name: f"attnflow.{name}"
         for name in (
-            *("attribution", "corpus", "errors", "evaluation", "experiments", "explainers"),
+            *("attribution", "corpus", "errors", "evaluation", "explainers"),
             *("graph", "hosts", "maxflow", "methods", "models", "show", "storage"),
             *("testing", "tokens", "trace"),
         )

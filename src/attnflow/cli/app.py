@@ -17,17 +17,16 @@ from typing import Annotated, Any
 import typer
 
 from attnflow._version import __version__
-from attnflow.cli.ablation import ablation
 from attnflow.cli.ask import ask
 from attnflow.cli.check import check
 from attnflow.cli.corpus import app as corpus
 from attnflow.cli.demo import demo
 from attnflow.cli.doctor import doctor
 from attnflow.cli.evaluate import evaluate
-from attnflow.cli.experiment import app as experiments
 from attnflow.cli.explain import explain
 from attnflow.cli.generate import generate
 from attnflow.cli.methods import methods
+from attnflow.cli.plugins import add_plugins
 from attnflow.cli.report import report
 from attnflow.cli.serve import serve
 from attnflow.errors import AttnflowError, AttributionWarning, InputError, StoppedError
@@ -47,9 +46,8 @@ app = typer.Typer(
 )
 for _command in (ask, explain, generate, report, serve, evaluate, check, methods, demo, doctor):
     app.command()(_command)
-experiments.command(name="ablation")(ablation)
-app.add_typer(experiments)
 app.add_typer(corpus)
+add_plugins(app)
 
 
 def _show_version(requested: bool) -> None:

@@ -27,14 +27,12 @@ from attnflow.cli.output import print_json, tell_written
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import FileError, InputError, StoppedError
 from attnflow.methods import MEASURED_METHODS, METHODS
-from attnflow.models.agreement import held_out, read_agreement
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
     from attnflow.evaluation.ablation import CompletionEvaluation
     from attnflow.evaluation.images import ImageEvaluation
     from attnflow.evaluation.table import Table
-    from attnflow.evaluation.texts import LabelledText
 
 __all__ = ["evaluate"]
 
@@ -57,14 +55,6 @@ def evaluate(
         str | None,
         typer.Option(help="The column of the texts. Default: 'text' or 'sentence'."),
     ] = None,
-    held_out_only: Annotated[
-        bool,
-        typer.Option(
-            "--held-out",
-            help="DATA is numpred.val of the agreement data. Use only the part that the embedded "
-            "model never saw.",
-        ),
-    ] = False,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,21 +116,21 @@ def evaluate(
     known, 'completion', 'answer' and 'documents') is about what a language model or an
     encoder-decoder writes after each prompt.
     """
-    from attnflow.evaluation.texts import holds_prompts
+    from attnflow.evaluation.texts import holds_prompts, read_texts
 
     journal = output / f"{_NAME}.jsonl" if resume is None and output is not None else resume
-    if not held_out_only and column is None and names_images(data):
+    if column is None and names_images(data):
         image_options = ImageOptions(method, by, skip, samples, seed, batch_size)
         _evaluate_images(data, model, image_options, journal, output, as_json)
         return
-    if not held_out_only and column is None and holds_prompts(data):
+    if column is None and holds_prompts(data):
         options = PromptOptions(method, level, by, max_new_tokens, chat, skip, samples, seed)
         _evaluate_prompts(data, model, options, journal, output, as_json)
         return
     if chat or level != "word":
         raise InputError("--chat and --level are for prompts; this file has no column 'prompt'.")
     methods = None if method is None else [parse_method(name) for name in method]
-    texts = _read(data, column, held_out_only)
+    texts = read_texts(data, column=column)
     prepare_models()
     from attnflow.evaluation import evaluate_methods
     from attnflow.evaluation.importance.blanking import BlankToken
@@ -162,15 +152,14 @@ def evaluate(
             resume=journal,
             progress=tell,
         )
-    source = f"the held-out part of {data.name}" if held_out_only else data.name
     if output is not None:
         parts = {"--min-words": min_words, "--skip": skip, "--samples": samples, "--seed": seed}
-        command = _command(data, model, column, held_out_only, method, by, parts)
-        _write(evaluation, output, command=command, source=source)
+        command = _command(data, model, column, method, by, parts)
+        _write(evaluation, output, command=command, source=data.name)
     if as_json:
         print_json(evaluation.to_dict())
     else:
-        _show(evaluation, source)
+        _show(evaluation, data.name)
 
 
 def _evaluate_prompts(
@@ -217,17 +206,6 @@ def _hand_over(
     count = f"{len(evaluation.used)} {evaluation.example_name}s"
     _say(console, f"{count} from {data.name}; means with 95 % bootstrap intervals.")
     _show_tables(console, evaluation.tables(), evaluation.verdict())
-
-
-def _read(data: Path, column: str | None, held_out_only: bool) -> list[LabelledText]:
-    from attnflow.evaluation.texts import LabelledText, read_texts
-
-    if not held_out_only:
-        return read_texts(data, column=column)
-    if column is not None:
-        raise InputError("--held-out reads the agreement data, which have no --column to choose.")
-    examples = held_out(read_agreement(data))
-    return [LabelledText(" ".join(example.words), str(example.label)) for example in examples]
 
 
 @contextmanager
@@ -300,7 +278,6 @@ def _command(
     data: Path,
     model: str | None,
     column: str | None,
-    held_out_only: bool,
     methods: list[str] | None,
     by: str | None,
     numbers: dict[str, int],
@@ -309,7 +286,6 @@ def _command(
     parts = ["attnflow evaluate", f"--data {data.name}"]
     parts += [f"--model {Path(model).name if Path(model).is_dir() else model}"] if model else []
     parts += [f"--column {column}"] if column else []
-    parts += ["--held-out"] if held_out_only else []
     parts += [f"--method {name}" for name in methods or []]
     parts += [f"--by {by}"] if by else []
     parts += [f"{name} {number}" for name, number in numbers.items()]

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from attnflow.errors.lazy import submodules
 
-__getattr__ = submodules(
-    __name__, ("agreement", "drawn_scenes", "scenes", "smollm2", "verb_number")
-)
+__getattr__ = submodules(__name__, ("scenes", "smollm2", "verb_number"))

@@ -25,10 +25,8 @@ from attnflow.show.plots.image_words import image_words_figure
 from attnflow.show.plots.intervals import interval_panels, intervals
 from attnflow.show.plots.maps import layers_map, methods_figure, pairs_map
 from attnflow.show.plots.overlay import image_overlay, overlay_figure
-from attnflow.show.plots.pronouns import agreement_figure, pronoun_figure
 
 __all__ = [
-    "agreement_figure",
     "answer_figure",
     "attention_graph",
     "build_up",
@@ -45,7 +43,6 @@ __all__ = [
     "method_bars",
     "methods_figure",
     "overlay_figure",
-    "pronoun_figure",
     "pairs_map",
     "probability_bars",
     "save_figure",

@@ -1,0 +1,346 @@
+"""`attnflow experiment NAME`: one command for each experiment.
+
+Their options look alike because typer has one shape for a declaration; each says something else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnflow import storage
+from attnflow.cli.options import (
+    FolderOption,
+    ModelOption,
+    ProtocolOption,
+    SeedOption,
+    check_model_name,
+    prepare_models,
+)
+from attnflow.cli.output import tell_written
+from attnflow.cli.progress import progress_bars
+from attnflow.errors import InputError
+from attnflow_experiments import EXPERIMENTS
+from attnflow_experiments.ablation.command import ablation
+from attnflow_experiments.pronouns.data import OURS, PAPERS, parse_sentence
+from attnflow_experiments.pronouns.winogender import read_winogender
+from attnflow_experiments.verb_number.agreement import Example, held_out, read_agreement
+from attnflow_experiments.verb_number.data import template_examples
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="experiment",
+    help="Run one of the paper's experiments; without a name, list them.",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command(name="ablation")(ablation)
+
+
+@app.callback()
+def _list(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        for name, sentence in EXPERIMENTS.items():
+            typer.echo(f"{name}  {sentence}")
+
+
+@app.command(name="verb-number")
+def verb_number(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Agreement data of Linzen et al. (2016): lines 'VBZ<tab>words before the verb', "
+            "or a table with the header sentence subj_idx verb_idx verb_pos verb inflected_verb. "
+            "Default: sentences from built-in templates, which are not natural text."
+        ),
+    ] = None,
+    held_out_only: Annotated[
+        bool,
+        typer.Option(
+            "--held-out",
+            help="DATA is numpred.val: use only the part the embedded model never saw.",
+        ),
+    ] = False,
+    samples: Annotated[int, typer.Option(help="How many sentences.")] = 2_000,
+    protocol: ProtocolOption = "sound",
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Another verb-number model, as training/verb_number.py writes it.",
+        ),
+    ] = None,
+    output: FolderOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Tables 1 and 2: attention against blank-out and gradients.
+
+    Raw attention, rollout and flow of the verb-number model are correlated with blank-out scores
+    and input gradients, layer by layer.
+    """
+    prepare_models()
+    from attnflow.models.verb_number import load_verb_number
+    from attnflow_experiments.report import finish
+    from attnflow_experiments.verb_number.experiment import VerbNumber
+
+    experiment = VerbNumber(protocol=protocol, samples=samples, seed=seed)  # type: ignore[arg-type]
+    examples, source = _sentences(data, held_out_only, samples, seed)
+    model, vocabulary = load_verb_number(weights)
+    command = _command(data, held_out_only, samples, protocol, weights, seed)
+    with progress_bars() as progress:
+        report = experiment(
+            examples, model, vocabulary, source=source, command=command, progress=progress
+        )
+    finish(report, output)
+
+
+@app.command(name="held-out")
+def write_held_out(
+    data: Annotated[Path, typer.Argument(metavar="FILE", help="numpred.val of these data.")],
+    output: Annotated[Path, typer.Argument(metavar="TABLE", help="The .tsv to write.")],
+) -> None:
+    """Write the agreement data that the embedded model never saw.
+
+    The table has the columns text and label (0 singular, 1 plural), as `attnflow evaluate --data`
+    reads it.
+    """
+    examples = held_out(read_agreement(data))
+    lines = ["text\tlabel", *(f"{' '.join(each.words)}\t{each.label}" for each in examples)]
+    storage.write_text(output, "\n".join(lines) + "\n")
+    tell_written(output)
+
+
+@app.command(name="known-answer")
+def known_answer(
+    model: ModelOption = None,
+    mathformer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The folder of the package mathformer, for sums and products. Default: where it "
+            "is installed, if it is.",
+        ),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="How many prompts to make.")] = 960,
+    wording: Annotated[
+        str, typer.Option(help="'test', or 'development', which the default was chosen by.")
+    ] = "test",
+    output: FolderOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Prompts that state a fact: is its source ranked first?
+
+    The prompts state a fact and ask for it, so that the true source of the answer is known. Sums
+    and products are tried, too, where the package mathformer is there.
+    """
+    prepare_models()
+    from attnflow.hosts.load import load_language_model
+    from attnflow_experiments.known_answer.experiment import KnownAnswer
+    from attnflow_experiments.known_answer.mathformer import load_mathformer, mathformer_folder
+    from attnflow_experiments.report import finish
+
+    experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
+    loaded = load_language_model(model)
+    folder = mathformer_folder(mathformer)
+    with progress_bars() as progress:
+        tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer, progress)]
+        for sign in "*+" if folder else "":
+            calculator, vocabulary = load_mathformer(folder, sign)
+            tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign, progress))
+    if folder is None:
+        typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
+    command = f"attnflow experiment known-answer --prompts {prompts} --seed {seed}"
+    finish(experiment.report(tables, f"{command} --wording {wording}"), output)
+
+
+@app.command(name="pronouns")
+def pronouns(
+    model: ModelOption = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Winogender table with the header 'sentid sentence' and ids such as "
+            "accountant.taxpayer.0.male.txt. The tables then sum up all sentences. Default: the "
+            "paper's sentences and more of their form."
+        ),
+    ] = None,
+    sentence: Annotated[
+        str | None,
+        typer.Option(help="One sentence instead, with [MASK] in the pronoun's place."),
+    ] = None,
+    antecedents: Annotated[
+        str | None,
+        typer.Option(help="The two words its pronoun may refer to, such as author,Sara."),
+    ] = None,
+    pronouns: Annotated[
+        str | None,
+        typer.Option(help="The pronoun that goes with each of them, such as his,her."),
+    ] = None,
+    protocol: ProtocolOption = "sound",
+    output: FolderOption = None,
+) -> None:
+    """Figure 4: which antecedent does each method prefer?
+
+    Raw attention, rollout and flow each prefer one of two antecedents, and the model prefers a
+    pronoun. The tables say how often these agree.
+    """
+    prepare_models()
+    from attnflow.hosts.load import load_language_model
+    from attnflow_experiments.pronouns.experiment import Pronouns
+    from attnflow_experiments.report import finish
+
+    experiment = Pronouns(protocol=protocol)  # type: ignore[arg-type]
+    if data is not None and sentence is not None:
+        raise InputError("--data and --sentence are two experiments; give one of them.")
+    if sentence is None and (antecedents or pronouns):
+        raise InputError("--antecedents and --pronouns belong to a --sentence; none is given.")
+    schemas = None if data is None else read_winogender(data)
+    sentences = PAPERS if protocol == "paper" else OURS
+    if sentence is not None:
+        sentences = (parse_sentence(sentence, antecedents, pronouns),)
+    loaded = load_language_model(model)
+    command = _pronouns_command(model, data, sentence, antecedents, pronouns, protocol)
+    with progress_bars() as progress:
+        report = (
+            experiment.of_sentences(*loaded, sentences, command=command, progress=progress)
+            if schemas is None
+            else experiment.of_winogender(*loaded, schemas, command=command, progress=progress)
+        )
+    finish(report, output)
+
+
+def _pronouns_command(
+    model: str | None,
+    data: Path | None,
+    sentence: str | None,
+    antecedents: str | None,
+    pronouns: str | None,
+    protocol: str,
+) -> str:
+    parts = ["attnflow experiment pronouns"]
+    parts += [f"--model {Path(model).name}"] if model else []
+    parts += [f"--data {data.name}"] if data else []
+    if sentence:
+        parts.append(f'--sentence "{sentence}" --antecedents {antecedents} --pronouns {pronouns}')
+    return " ".join([*parts, f"--protocol {protocol}"])
+
+
+def _sentences(
+    data: Path | None, held_out_only: bool, samples: int, seed: int
+) -> tuple[list[Example], str]:
+    if data is None:
+        if held_out_only:
+            raise InputError("--held-out is a part of numpred.val: say where that is with --data.")
+        return template_examples(samples, seed=seed), "templates (not natural text)"
+    examples = read_agreement(data)
+    if held_out_only:
+        return held_out(examples), f"the held-out part of {data.name}"
+    return examples, data.name
+
+
+def _command(
+    data: Path | None,
+    held_out_only: bool,
+    samples: int,
+    protocol: str,
+    weights: Path | None,
+    seed: int,
+) -> str:
+    """What to type to get the same numbers; of paths only the last part."""
+    parts = ["attnflow experiment verb-number"]
+    parts += [f"--data {data.name}"] if data else []
+    parts += ["--held-out"] if held_out_only else []
+    parts += [f"--samples {samples}", f"--protocol {protocol}", f"--seed {seed}"]
+    parts += [f"--weights {weights.name}"] if weights else []
+    return " ".join(parts)
+
+
+@app.command(name="scenes")
+def scenes(
+    model: ModelOption = None,
+    count: Annotated[int, typer.Option("--scenes", help="How many scenes.")] = 300,
+    part: Annotated[
+        str, typer.Option(help="'test', or 'development', which the default was chosen by.")
+    ] = "test",
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the run in this file, and go on from it."),
+    ] = None,
+    output: FolderOption = None,
+) -> None:
+    """Drawn scenes: does an answer point at its object?
+
+    Without --model it is the small one that ships; a folder that training/scenes.py wrote is
+    another.
+    """
+    prepare_models()
+    from attnflow.models.scenes import load_scenes
+    from attnflow_experiments.report import finish
+    from attnflow_experiments.scenes.experiment import Scenes
+
+    experiment = Scenes(scenes=count, part=part)  # type: ignore[arg-type]
+    loaded = load_scenes(None if model in (None, "scenes") else Path(str(model)))
+    command = f"attnflow experiment scenes --scenes {count} --part {part}"
+    with progress_bars() as progress:
+        report = experiment(*loaded, command=command, journal=resume, progress=progress)
+    finish(report, output)
+
+
+@app.command(name="sst2")
+def sst2(
+    model: Annotated[
+        str,
+        typer.Option(
+            callback=check_model_name,
+            help="A sequence classifier: a Hugging Face name or a local folder, for example what "
+            "training/sst2.py writes.",
+        ),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="A TSV as in GLUE: a header with sentence (or text) and, if there are labels, "
+            "label; then one text on each line."
+        ),
+    ],
+    samples: Annotated[int, typer.Option(help="How many texts.")] = 100,
+    protocol: ProtocolOption = "sound",
+    label: Annotated[
+        str | None,
+        typer.Option(help="The class to explain, by name or number. Default: the last one."),
+    ] = None,
+    output: FolderOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Table 3: attention against gradients of a classifier.
+
+    Raw attention, rollout and flow of a text classifier are correlated with its input gradients.
+    """
+    prepare_models()
+    from attnflow.evaluation.texts import read_texts
+    from attnflow.hosts.load import load_model
+    from attnflow_experiments.report import finish
+    from attnflow_experiments.sst2.experiment import Sst2
+
+    experiment = Sst2(protocol=protocol, samples=samples, label=label, seed=seed)  # type: ignore[arg-type]
+    loaded = load_model(model)
+    examples = read_texts(data)
+    parts = [
+        f"attnflow experiment sst2 --model {Path(model).name} --data {data.name}",
+        f"--samples {samples} --protocol {protocol} --seed {seed}",
+        *([f"--label {label}"] if label is not None else []),
+    ]
+    with progress_bars() as progress:
+        report = experiment(
+            examples,
+            loaded.model,
+            loaded.tokenizer,
+            source=data.name,
+            command=" ".join(parts),
+            progress=progress,
+        )
+    finish(report, output)

@@ -1,0 +1,149 @@
+"""Drawn scenes whose true object is known: where do maps point, and does hiding it matter?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from attnflow.errors import InputError
+from attnflow.errors.percent import percent
+from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.evaluation.fingerprint import digest_of_weights
+from attnflow.evaluation.journal import Journal
+from attnflow.evaluation.records import Record
+from attnflow.evaluation.table import Table
+from attnflow.methods import quiet_about_limits
+from attnflow_experiments.report import Report
+from attnflow_experiments.scenes.contenders import BASELINES, CONTENDERS
+from attnflow_experiments.scenes.drawn_scenes import DEVELOPMENT_SEED, TEST_SEED, scenes
+from attnflow_experiments.scenes.observe import METRICS, SceneQuestion, observe
+from attnflow_experiments.scenes.tables import differences_table, kinds_table, means_table
+
+__all__ = ["DEFAULT", "Scenes"]
+
+DEFAULT = "gradient-rollout"
+"""The default of generate() with images, by its name among the contenders."""
+Part = Literal["test", "development"]
+_KINDS = ("colour", "shape", "place")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenes:
+    """The experiment on drawn scenes.
+
+    scenes: how many scenes; of each one question, of the three kinds in turn.
+    part: "test", which nothing was chosen by, or "development", which the default was chosen by.
+
+    >>> Scenes(scenes=3).part
+    'test'
+    """
+
+    scenes: int = 300
+    part: Part = "test"
+
+    def __post_init__(self) -> None:
+        if self.scenes < 1:
+            raise InputError(f"scenes is at least 1; got {self.scenes}.")
+        if self.part not in ("test", "development"):
+            raise InputError(f"part is 'test' or 'development'; got {self.part!r}.")
+
+    @quiet_about_limits()
+    def __call__(
+        self,
+        model: Any,
+        processor: Any,
+        *,
+        command: str = "",
+        journal: Path | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Report:
+        """Ask, explain, hide; a run with a journal goes on where it was stopped."""
+        records: list[Record] = []
+        with self._journal(journal, model) as file:
+            records = [] if file is None else file.fitting(_fits)
+            for case in self._questions(model, processor, start=len(records)):
+                record = _record(case, len(records))
+                records.append(record)
+                if file is not None:
+                    file.append(record)
+                tell(progress, "scenes", len(records), self.scenes)
+        return self.report(records, command)
+
+    def _journal(self, path: Path | None, model: Any) -> Any:
+        if path is None:
+            return nullcontext()
+        settings = {
+            "experiment": "scenes",
+            "part": self.part,
+            "scenes": self.scenes,
+            "methods": {name: repr(method) for name, method in CONTENDERS.items()},
+            "weights": digest_of_weights(model),
+        }
+        return Journal(path, settings)
+
+    def _questions(self, model: Any, processor: Any, start: int) -> Iterator[SceneQuestion]:
+        seed = TEST_SEED if self.part == "test" else DEVELOPMENT_SEED
+        for number, scene in enumerate(scenes(self.scenes, seed=seed)):
+            if number < start:
+                continue
+            kind = _KINDS[number % len(_KINDS)]
+            questions = [q for q in scene.questions if q.kind == kind] or list(scene.questions)
+            question = questions[scene.seed % len(questions)]
+            yield SceneQuestion(model, processor, scene, question)
+
+    def report(self, records: Sequence[Record], command: str = "") -> Report:
+        """The tables with what they mean."""
+        right = [record for record in records if not record.left_out]
+        if not right:
+            raise InputError(f"The model answered none of {len(records)} questions rightly.")
+        means = means_table(right)
+        pointing = means.rows[DEFAULT][0].value
+        gaps = differences_table(right, DEFAULT)
+        return Report(
+            name="scenes",
+            title="Drawn scenes: does the answer point at its object?",
+            protocol=(
+                f"{len(records)} {self.part} scenes of two to four objects, one question each; "
+                f"{len(right)} were answered rightly and count.",
+                "The first word of the answer is explained; of 'what is left of the circle?' the "
+                "true object is the one that is left of it.",
+                "95 % bootstrap intervals over questions.",
+            ),
+            tables=(means, kinds_table(right), gaps),
+            findings=(
+                f"The default ({DEFAULT}) points at the true object in {percent(pointing)} of the "
+                f"questions; a random map does in {percent(means.rows['random'][0].value)}.",
+            ),
+            command=command,
+            figure=partial(_draw, means),
+        )
+
+
+def _record(case: SceneQuestion, number: int) -> Record:
+    scores = observe(case, CONTENDERS, np.random.default_rng([number, 7]))
+    kind = case.question.kind
+    if scores is None:
+        return Record(number=number, answer=kind, left_out="The model's answer is wrong.")
+    return Record(number=number, answer=kind, scores=scores)
+
+
+def _fits(record: Record) -> bool:
+    if record.left_out:
+        return not record.scores
+    rows = {*CONTENDERS, *BASELINES}
+    return set(record.scores) == rows and all(
+        set(scores) == set(METRICS) for scores in record.scores.values()
+    )
+
+
+def _draw(table: Table, path: Path) -> None:
+    """A panel for each column: the mean and its interval in every row."""
+    from attnflow.show import plots
+
+    plots.interval_panels(table.interval_panels(), path)

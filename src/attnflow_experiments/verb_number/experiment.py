@@ -1,0 +1,86 @@
+"""Tables 1 and 2 of the paper: does attention agree with what the verb-number model uses?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnflow.errors.percent import percent
+from attnflow.errors.progress import ProgressCallback
+from attnflow.methods import quiet_about_limits
+from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
+from attnflow_experiments.protocol import SampledExperiment
+from attnflow_experiments.report import Report
+from attnflow_experiments.verb_number.agreement import Example
+from attnflow_experiments.verb_number.observe import observe, text_of
+from attnflow_experiments.verb_number.protocols import IN_WORDS, PROTOCOLS
+from attnflow_experiments.verb_number.tables import (
+    agreements_of,
+    faithfulness_table,
+    findings_of,
+    subject_table,
+    tables_of,
+)
+
+__all__ = ["VerbNumber"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerbNumber(SampledExperiment):
+    """The verb-number experiment; its options are those of every sampled experiment.
+
+    >>> from attnflow_experiments.verb_number.data import template_examples
+    >>> from attnflow.models.verb_number import load_verb_number
+    >>> model, vocabulary = load_verb_number()
+    >>> report = VerbNumber(samples=3)(template_examples(3), model, vocabulary, source="here")
+    >>> [table.name for table in report.tables][:3]
+    ['table-1', 'table-2', 'differences']
+    """
+
+    samples: int = 2_000
+
+    @quiet_about_limits()  # its tables tell of saturation
+    def __call__(
+        self,
+        examples: Sequence[Example],
+        model: VerbNumberModel,
+        vocabulary: WordVocabulary,
+        *,
+        source: str,
+        command: str = "",
+        progress: ProgressCallback | None = None,
+    ) -> Report:
+        """Run it on these sentences; `source` says in words where they are from."""
+        sample, remarks = self.sample(examples, lambda e: _fits(e, vocabulary), "sentence")
+        observations = observe(model, vocabulary, sample, progress)
+        protocol = PROTOCOLS[self.protocol]
+        agreements = agreements_of(observations, protocol)
+        tables = [
+            *tables_of(observations, protocol, agreements),
+            faithfulness_table(model, vocabulary, sample, observations, progress),
+        ]
+        if any(o.subject is not None for o in observations):
+            tables.append(subject_table(observations))
+        right = np.mean([o.probability > 0.5 for o in observations])
+        return Report(
+            name="verb-number",
+            title="Verb number: attention against importance, the [CLS] row",
+            protocol=(
+                f"{len(sample):,} sentences from {source}; the model's answer is right in "
+                f"{percent(right, 1)}.{remarks}",
+                *IN_WORDS[self.protocol],
+            ),
+            tables=tuple(tables),
+            findings=findings_of(agreements, tables),
+            command=command,
+        )
+
+
+def _fits(example: Example, vocabulary: WordVocabulary) -> bool:
+    try:
+        vocabulary.encode(text_of(example))
+    except ValueError:
+        return False
+    return True
