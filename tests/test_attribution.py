@@ -56,7 +56,9 @@ def test_the_highest_layer_is_the_highest_in_any_order() -> None:
     assert "layer 3" in turned._repr_html_()
     marks = np.zeros((2, 5, 5), dtype=np.bool_)
     marks[0] = True
-    assert any("100 % at layer 3" in one for one in replace(turned, saturated=marks)._remarks())
+    assert "100 % of these flows are saturated at layer 3" in (
+        replace(turned, saturated=marks)._repr_html_()
+    )
 
 
 def test_top() -> None:

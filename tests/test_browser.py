@@ -480,7 +480,7 @@ def test_a_remark_stands_with_its_result(
     tab: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remark = "at layer 4 every target draws alike <b>: read a lower layer"
-    monkeypatch.setattr(Attribution, "_remarks", lambda _: [remark])
+    monkeypatch.setattr("attnflow.show.view.remarks", lambda _: [remark])
     show(tab, words_document(), tmp_path)
     notes = "document.querySelector('.af-notes').textContent"
     assert "At layer 4 every target draws alike <b>: read a lower layer." in tab.run(notes)

@@ -205,7 +205,7 @@ def test_the_cut_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 def test_saturation_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["explain", "the key to the cabinets", "--method", "flow"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"At layer 6, \d+ % of these flows are saturated", shown)
+    assert re.search(r"\d+ % of these flows are saturated at layer 6", shown)
     assert _run(["explain", "the key to the cabinets", "--method", "flow", "--layer", "1"]) == 0
     assert "saturated" not in capsys.readouterr().out
 

@@ -81,7 +81,7 @@ def test_generate_and_explain_confirm_on_request(tmp_path: Path) -> None:
     assert result.prediction is not None
     assert confirmation.probability == pytest.approx(result.prediction.probability, rel=1e-4)
     assert set(confirmation.sources) <= {"keys", "to", "the"}
-    assert str(confirmation) in result._remarks()
+    assert str(confirmation) in result._repr_html_()
     for name in ("result.json", "result.safetensors"):
         result.save(tmp_path / name)
         assert Attribution.load(tmp_path / name).confirmation == confirmation
@@ -97,7 +97,7 @@ def test_the_view_shows_what_is_hidden() -> None:
     assert shown["sentence"] == str(confirmation)
     assert shown["indices"] == [list(each) for each in confirmation.positions]
     assert shown["share"] == pytest.approx(confirmation.share)
-    assert str(confirmation) not in document["remarks"]
+    assert document["remarks"] == []
     plain = attnflow.explain(model, "the keys to the", tokenizer=tokenizer)
     assert view(plain)["results"][0]["confirmation"] is None
 

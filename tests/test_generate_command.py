@@ -92,7 +92,7 @@ def test_spans_layers_sampling_and_common_words(
         == 0
     )
     shown = capsys.readouterr().out
-    assert "the mean over layers" in shown
+    assert "the mean of layers" in shown
     assert "outside these spans" in shown
     assert run(folder, "--seed", "3", "--temperature", "2", "--hide-common", "--table") == 0
     table = capsys.readouterr().out.split("draws on")[1].splitlines()[1:4]

@@ -14,6 +14,7 @@ import attnflow
 from attnflow import Attribution, Rollout
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods.rows import ALL_POSITIONS
+from attnflow.show.view import view
 
 IDS = torch.randint(5, 60, (1, 9), generator=torch.Generator().manual_seed(1))
 
@@ -43,7 +44,7 @@ def test_rows_of_all_positions_are_averaged(tmp_path: Path) -> None:
     assert result.prediction.pooled
     every = Rollout()(attnflow.capture(model, {"input_ids": IDS}))
     np.testing.assert_allclose(result.values[:, 0], every.values.mean(axis=1), rtol=1e-6)
-    assert any("mean of all positions" in remark for remark in result._remarks())
+    assert "mean of all positions" in view(result)["results"][0]["remarks"][0]
     result.save(tmp_path / "result.json")
     assert Attribution.load(tmp_path / "result.json").prediction == result.prediction
     one = attnflow.explain(classifier("cls"), {"input_ids": IDS}, "rollout")

@@ -538,7 +538,7 @@ def test_a_result_that_says_less_than_it_seems_is_shown_with_its_remark(
 
     original = Rollout._compute
     monkeypatch.setattr(Rollout, "_compute", compute)
-    monkeypatch.setattr(Attribution, "_remarks", lambda _: ["the rows are all the same"])
+    monkeypatch.setattr("attnflow.show.view.remarks", lambda _: ["the rows are all the same"])
     with serving([models()[0]]) as client:
         job = client.finished(start(client, methods=["rollout"]).json["id"])
         assert job["state"] == "done", job

@@ -17,8 +17,8 @@ import pytest
 from attnflow import AttentionTrace, Attribution, Flow, LayeredGraph, Raw, Rollout, Tokens
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError
+from attnflow.show.packing import png
 from attnflow.show.page import SCRIPTS, VIEWER_FOLDER, embedded_json, page
-from attnflow.show.png import png
 from attnflow.show.view import results_of, unpack_values, view
 from attnflow.testing import random_attention, random_trace
 from attnflow.tokens.patches import Grid, ImagePatches, patch_names
@@ -495,20 +495,20 @@ def test_report_and_generate_write_completions(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")  # saturated on purpose
-def test_remarks_stand_in_the_document_without_the_prediction() -> None:
+def test_what_a_reader_must_know_first_stands_once_in_the_document() -> None:
     """What the model says stands in the heading; what a reader must know stands with its result."""
     from attnflow import explain
 
     result = explain(None, "the key to the cabinets", "flow", targets="all")
-    remarks = view(result)["results"][0]["remarks"]
-    assert any("saturated" in remark for remark in remarks)
-    assert not any("the model says" in remark for remark in remarks)
-    collapsed = view(explain(None, "the key", "raw", targets="all"))["results"][0]["remarks"]
-    assert collapsed == [
-        "at layer 6 the rows have collapsed: they are nearly the same for any target"
+    record = view(result)["results"][0]
+    assert "saturated at layer 6" in record["caveats"][0]
+    assert record["remarks"] == []
+    collapsed = view(explain(None, "the key", "raw", targets="all"))["results"][0]["caveats"]
+    assert [sentence.split(":")[0] for sentence in collapsed] == [
+        "The rows have collapsed at layer 6"
     ]
     trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    assert view(Rollout()(trace))["results"][0]["remarks"] == []
+    assert view(Rollout()(trace))["results"][0]["caveats"] == []
 
 
 def test_every_module_the_docs_name_exists() -> None:

@@ -39,7 +39,6 @@ from attnflow.errors import (
     whole_number,
 )
 from attnflow.errors.arguments import checked_arguments
-from attnflow.errors.percent import percent
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.patches import enlarge
@@ -315,30 +314,6 @@ class Attribution:
         from attnflow.show import static_html
 
         return static_html.result_html(self)
-
-    def _remarks(self) -> list[str]:
-        """What a reader of the highest layer should know beside the numbers."""
-        remarks = [f"the model says {self.prediction}"] if self.prediction else []
-        if self.prediction is not None and self.prediction.pooled:
-            remarks.append(
-                "the answer is read from the mean of all positions: no row of one position is its "
-                "explanation"
-            )
-        if self.confirmation is not None:
-            remarks.append(str(self.confirmation))
-        highest = max(self.layers)
-        saturated = None if self.saturated is None else self.saturated[self._layer_index(-1)]
-        if saturated is not None and saturated.any():
-            share = saturated.mean()
-            remarks.append(
-                f"{percent(share)} at layer {highest} are saturated: the same for any target"
-            )
-        if highest in self.collapsed:
-            remarks.append(
-                f"at layer {highest} the rows have collapsed: they are nearly the same for "
-                "any target"
-            )
-        return remarks
 
     def plot(
         self,

@@ -47,12 +47,18 @@ from attnflow.cli.output import (
 )
 from attnflow.cli.photos import PhotoOptions, explain_photos, names_photos, photo_path
 from attnflow.cli.progress import progress_bars
-from attnflow.errors import AttributionWarning, InputError, SaturationWarning
+from attnflow.errors import (
+    AttributionWarning,
+    CollapseWarning,
+    InputError,
+    SaturationWarning,
+)
 from attnflow.methods import Flow, Method
 from attnflow.methods.rows import pooled_row
 from attnflow.show import terminal
 from attnflow.show.sentences import (
     TABLE_LEGENDS,
+    caveats,
     reading_place,
     sources_sentence,
     unit_of,
@@ -195,16 +201,16 @@ def _deliver(
 ) -> None:
     """Print the result, or write it; what the method warns of goes beside it."""
     in_table = not as_json and output is None
-    saturation = terminal.saturation_warning(result) if in_table else ""
+    notes = caveats(result) if in_table else []
     for remark in remarks:
-        if not (saturation and isinstance(remark, SaturationWarning)):  # the table says it too
+        if not (notes and isinstance(remark, (CollapseWarning, SaturationWarning))):
             typer.echo(f"attnflow: {remark}", err=True)
     if as_json:
         print_json(result.to_dict())
     elif output is not None:
         write_result(result, output, figure=figure, trace=trace)
     else:
-        _show(result, saturation, table=table, every_layer=every_layer)
+        _show(result, notes, table=table, every_layer=every_layer)
 
 
 def _check_request(
@@ -361,11 +367,11 @@ def _tell_estimate(
         typer.echo(f"attnflow: this will take about {duration}.", err=True)
 
 
-def _show(result: Attribution, saturation: str, *, table: bool, every_layer: bool) -> None:
+def _show(result: Attribution, notes: list[str], *, table: bool, every_layer: bool) -> None:
     """What must be known first, the answer and its sources in a sentence, the text; the table."""
     console = Console(highlight=False)
-    if saturation:
-        console.print(saturation, style="yellow", soft_wrap=True)
+    for note in notes:
+        console.print(note, style="yellow", soft_wrap=True)
     predicting = result.prediction is not None and (
         result.prediction.position == result.targets.positions[0]
     )

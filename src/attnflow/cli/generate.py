@@ -47,8 +47,13 @@ from attnflow.cli.output import (
 )
 from attnflow.errors import InputError
 from attnflow.show import terminal
-from attnflow.show.picture_text import answer_sentence, terminal_map
-from attnflow.show.sentences import TABLE_LEGENDS, reading_place, sources_sentence, unit_of
+from attnflow.show.sentences import (
+    TABLE_LEGENDS,
+    answer_sentence,
+    reading_place,
+    sources_sentence,
+    unit_of,
+)
 from attnflow.tokens.common_words import common_tokens
 
 __all__ = ["generate", "say_if_preparing"]
@@ -267,7 +272,7 @@ def _show_maps(one: Attribution, console: Console) -> None:
     for number in range(min(_MAPS, len(one.targets))):
         word = one if len(one.targets) == 1 else one.row(one.targets.positions[number])
         console.print(Text(answer_sentence(word)), soft_wrap=True)
-        console.print(terminal_map(word, console=console))
+        console.print(terminal.picture_map(word, console=console))
     if len(one.targets) > _MAPS:
         more = len(one.targets) - _MAPS
         console.print(f"… and {more} more words; --output map.png shows them.")

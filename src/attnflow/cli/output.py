@@ -13,7 +13,7 @@ from attnflow import storage
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, did_you_mean
 from attnflow.methods import Flow, Method, MixingMethod
-from attnflow.show.how_sure import how_sure_lines
+from attnflow.show.terminal import certainty_lines
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
@@ -61,7 +61,7 @@ def print_how_sure(confirmation: Confirmation, console: Console) -> None:
     """What the answer loses without its sources, drawn."""
     from rich.text import Text
 
-    for line in how_sure_lines(confirmation):
+    for line in certainty_lines(confirmation):
         console.print(Text(line), soft_wrap=True)
 
 

@@ -20,8 +20,8 @@ from attnflow.cli.progress import progress_bars
 from attnflow.errors import FileError, InputError, ModelError
 from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.methods import Method, make_method
-from attnflow.show.picture_text import picture_sentence, terminal_map
-from attnflow.show.sentences import place_of
+from attnflow.show.sentences import picture_sentence, place_of
+from attnflow.show.terminal import picture_map
 from attnflow.tokens.pictures import PICTURE_ENDINGS, names_picture
 
 if TYPE_CHECKING:
@@ -256,6 +256,6 @@ def _show(result: Attribution) -> None:
     subject = None if result.prediction is None else result.prediction.label
     console.print(Text(picture_sentence(one, subject=subject)), soft_wrap=True)
     console.print()
-    console.print(terminal_map(one, console=console))
+    console.print(picture_map(one, console=console))
     about = f"{one.title}, {place_of(max(one.layers))}. --output overlay.png draws it on the photo."
     console.print(Text(about, style="dim"), soft_wrap=True)

@@ -14,8 +14,7 @@ from attnflow.errors import InputError
 from attnflow.errors.progress import ProgressCallback, tell
 from attnflow.graph import LayeredGraph
 from attnflow.methods import Flow, Method, Raw, Rollout
-from attnflow.show.heads import HeadWeights
-from attnflow.show.view import View, view
+from attnflow.show.view import HeadWeights, View, view
 
 if TYPE_CHECKING:
     from attnflow.explainers.answers import Answer

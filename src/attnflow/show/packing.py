@@ -1,28 +1,35 @@
-"""Numbers as a view document carries them: 16 bits each, base64, a scale for each row.
+"""Numbers and pictures as a view document carries them: base64, nothing fetched.
 
-Four digits of a row's strongest value survive. A large layer keeps only the strongest sources of
-each target, and says how much it left out. Bounds are rounded outwards, so that what is read back
-still encloses the exact value.
+A number has 16 bits, a row a scale: four digits of a row's strongest value survive. A large layer
+keeps only the strongest sources of each target, and says how much it left out. Bounds are rounded
+outwards, so that what is read back still encloses the exact value. A picture is a PNG; it is
+written here because a page must not need Pillow.
 """
 
 from __future__ import annotations
 
 import base64
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnflow.errors import InputError
+
 __all__ = [
-    "bits_text",
-    "numbers_of",
-    "numbers_text",
+    "pack_bits",
     "pack_bounds",
     "pack_layer",
+    "pack_numbers",
+    "picture_address",
+    "png",
     "unpack_bits",
     "unpack_bounds",
     "unpack_layer",
+    "unpack_numbers",
 ]
 
 Numbers = NDArray[np.floating[Any]]
@@ -30,43 +37,38 @@ Floats = NDArray[np.float64]
 
 _STRONGEST = 64  # sources of each target that a large layer keeps
 _STEPS = 32_767  # of a signed 16-bit number
+_LARGEST = 4096  # pixels of a side
 
 
-def numbers_text(array: NDArray[Any], dtype: type[np.generic]) -> str:
-    """Base64 of the numbers, little-endian whatever the machine.
+def pack_numbers(array: NDArray[Any], dtype: type[np.generic]) -> str:
+    """Return base64 of the numbers, little-endian whatever the machine.
 
-    >>> numbers_text(np.array([1, 2]), np.uint8)
-    'AQI='
+    >>> text = pack_numbers(np.array([1, 2]), np.uint8)
+    >>> text, unpack_numbers(text, np.uint8).tolist()
+    ('AQI=', [1, 2])
     """
     plain = np.ascontiguousarray(array).astype(np.dtype(dtype).newbyteorder("<"))
     return base64.b64encode(plain.tobytes()).decode("ascii")
 
 
-def numbers_of(text: str, dtype: type[np.generic]) -> NDArray[Any]:
-    """The inverse of `numbers_text`.
-
-    >>> numbers_of("AQI=", np.uint8).tolist()
-    [1, 2]
-    """
+def unpack_numbers(text: str, dtype: type[np.generic]) -> NDArray[Any]:
+    """Return the numbers that `pack_numbers` wrote."""
     return np.frombuffer(base64.b64decode(text), dtype=np.dtype(dtype).newbyteorder("<"))
 
 
-def bits_text(marks: NDArray[np.bool_]) -> str:
-    """Truth values, eight in a byte.
+def pack_bits(marks: NDArray[np.bool_]) -> str:
+    """Return truth values, eight in a byte.
 
-    >>> bits_text(np.array([True, False, True]))
-    'BQ=='
+    >>> text = pack_bits(np.array([True, False, True]))
+    >>> text, unpack_bits(text, (1, 3)).tolist()
+    ('BQ==', [[True, False, True]])
     """
-    return base64.b64encode(np.packbits(marks, bitorder="little").tobytes()).decode("ascii")
+    return pack_numbers(np.packbits(marks, bitorder="little"), np.uint8)
 
 
 def unpack_bits(text: str, shape: tuple[int, int]) -> NDArray[np.bool_]:
-    """The inverse of `bits_text`.
-
-    >>> unpack_bits("BQ==", (1, 3)).tolist()
-    [[True, False, True]]
-    """
-    bits = np.unpackbits(numbers_of(text, np.uint8), bitorder="little")
+    """Return the truth values that `pack_bits` wrote."""
+    bits = np.unpackbits(unpack_numbers(text, np.uint8), bitorder="little")
     return bits[: shape[0] * shape[1]].reshape(shape).astype(bool)
 
 
@@ -74,53 +76,48 @@ def unpack_bits(text: str, shape: tuple[int, int]) -> NDArray[np.bool_]:
 
 
 def pack_layer(values: Numbers, *, dense: bool) -> dict[str, Any]:
-    """One layer, targets × sources; a layer that is not dense keeps the strongest of each row.
+    """Pack one layer, targets × sources; if not dense, only the strongest sources of each row.
 
-    >>> sorted(pack_layer(np.array([[0.5, 0.25]]), dense=True))
-    ['scale', 'values']
+    >>> packed = pack_layer(np.array([[0.5, 0.25]]), dense=True)
+    >>> sorted(packed), unpack_layer(packed, (1, 2)).round(4).tolist()
+    (['scale', 'values'], [[0.5, 0.25]])
     """
     if dense or values.shape[1] <= _STRONGEST:
         scale = np.abs(values).max(axis=1) / _STEPS
+        steps = np.rint(values / np.where(scale > 0, scale, 1.0)[:, None])
         return {
-            "scale": numbers_text(scale, np.float32),
-            "values": numbers_text(_steps(values, scale), np.int16),
+            "scale": pack_numbers(scale, np.float32),
+            "values": pack_numbers(steps, np.int16),
         }
     index = np.sort(np.argpartition(-np.abs(values), _STRONGEST, axis=1)[:, :_STRONGEST], axis=1)
     strongest = np.take_along_axis(values, index, axis=1)
     return {
         **pack_layer(strongest, dense=True),
         "kept": _STRONGEST,
-        "index": numbers_text(index, np.uint16),
-        "rest": numbers_text(values.sum(axis=1) - strongest.sum(axis=1), np.float32),
+        "index": pack_numbers(index, np.uint16),
+        "rest": pack_numbers(values.sum(axis=1) - strongest.sum(axis=1), np.float32),
     }
 
 
-def _steps(values: Numbers, scale: Numbers) -> Numbers:
-    safe = np.where(scale > 0, scale, 1.0)
-    return np.rint(values / safe[:, None])
-
-
 def unpack_layer(layer: Mapping[str, Any], shape: tuple[int, int]) -> Floats:
-    """The values of one layer; what was left out is 0.
-
-    >>> unpack_layer(pack_layer(np.array([[0.5, 0.25]]), dense=True), (1, 2)).round(4).tolist()
-    [[0.5, 0.25]]
-    """
-    return _placed(layer, _scaled(layer["values"], layer["scale"], shape[0]), shape)
+    """Return the values of one layer; what was left out is 0."""
+    values = _multiply(layer["values"], layer["scale"], shape[0])
+    return values if "index" not in layer else _spread(layer, values, np.zeros(shape))
 
 
-def _scaled(steps: str, scale: str, rows: int) -> Floats:
-    counts = numbers_of(steps, np.int16).reshape(rows, -1)
-    return counts * numbers_of(scale, np.float32).astype(np.float64)[:, None]
+def _multiply(steps: str, scale: str, rows: int) -> Floats:
+    counts = unpack_numbers(steps, np.int16).reshape(rows, -1)
+    return counts * unpack_numbers(scale, np.float32).astype(np.float64)[:, None]
 
 
-def _placed(layer: Mapping[str, Any], values: Floats, shape: tuple[int, int]) -> Floats:
-    if "index" not in layer:
-        return values
-    placed = np.zeros(shape)
-    index = numbers_of(layer["index"], np.uint16).reshape(values.shape).astype(int)
-    np.put_along_axis(placed, index, values, axis=1)
-    return placed
+def _spread(layer: Mapping[str, Any], values: Floats, row_values: Floats) -> Floats:
+    """Put the values of the sources that a layer keeps in their columns, among other values."""
+    np.put_along_axis(row_values, _columns(layer, len(values)), values, axis=1)
+    return row_values
+
+
+def _columns(layer: Mapping[str, Any], rows: int) -> NDArray[np.int64]:
+    return unpack_numbers(layer["index"], np.uint16).reshape(rows, -1).astype(int)
 
 
 # -- bounds ---------------------------------------------------------------------------------------
@@ -129,7 +126,7 @@ def _placed(layer: Mapping[str, Any], values: Floats, shape: tuple[int, int]) ->
 def pack_bounds(
     lower: Numbers, upper: Numbers, layers: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Bounds of values that are packed in `layers`, layer × target × source, rounded outwards.
+    """Pack bounds of values that are packed in `layers`, layer × target × source, outwards.
 
     Where they leave the packed values by no more than a step, two numbers say how far below and
     above the bounds lie; otherwise every bound is packed, by the distance from its value.
@@ -142,8 +139,8 @@ def pack_bounds(
     shape = lower.shape[1:]
     values = np.stack([unpack_layer(layer, shape) for layer in layers])
     gaps = {"below": np.maximum(values - lower, 0.0), "above": np.maximum(upper - values, 0.0)}
-    most = {name: _outwards(gap.max()) for name, gap in gaps.items()}
-    step = float(max(numbers_of(layer["scale"], np.float32).max() for layer in layers))
+    most = {name: _round_up(gap.max()) for name, gap in gaps.items()}
+    step = float(max(unpack_numbers(layer["scale"], np.float32).max() for layer in layers))
     if max(most.values()) <= step:
         return {name: float(number) for name, number in most.items()}
     rows = [
@@ -154,23 +151,23 @@ def pack_bounds(
 
 
 def _pack_gap(gap: Floats, layer: Mapping[str, Any]) -> dict[str, str]:
-    """Distances of one layer, rounded up: to whole steps of a scale that is rounded up itself.
+    """Pack the distances of one layer, rounded up: whole steps of a scale that is rounded up.
 
     Of a layer that keeps its strongest values, those of the values it left out are one number for
     each row, the largest.
     """
     outside: dict[str, str] = {}
     if "index" in layer:
-        index = numbers_of(layer["index"], np.uint16).reshape(len(gap), -1).astype(int)
+        columns = _columns(layer, len(gap))
         others = gap.copy()
-        np.put_along_axis(others, index, 0.0, axis=1)
-        outside = {"outside": numbers_text(_outwards(others.max(axis=1)), np.float32)}
-        gap = np.take_along_axis(gap, index, axis=1)
-    scale = _outwards(gap.max(axis=1) / (_STEPS - 1)).astype(np.float64)
+        np.put_along_axis(others, columns, 0.0, axis=1)
+        outside = {"outside": pack_numbers(_round_up(others.max(axis=1)), np.float32)}
+        gap = np.take_along_axis(gap, columns, axis=1)
+    scale = _round_up(gap.max(axis=1) / (_STEPS - 1)).astype(np.float64)
     steps = np.ceil(gap / np.where(scale > 0, scale, 1.0)[:, None])
     return {
-        "scale": numbers_text(scale, np.float32),
-        "steps": numbers_text(steps, np.int16),
+        "scale": pack_numbers(scale, np.float32),
+        "steps": pack_numbers(steps, np.int16),
         **outside,
     }
 
@@ -178,7 +175,7 @@ def _pack_gap(gap: Floats, layer: Mapping[str, Any]) -> dict[str, str]:
 def unpack_bounds(
     record: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], values: Floats
 ) -> tuple[Floats, Floats]:
-    """The lower and the upper bound of values that were unpacked from `layers`.
+    """Return the lower and the upper bound of values that were unpacked from `layers`.
 
     >>> values = np.array([[[0.5, 0.25]]])
     >>> lower, upper = unpack_bounds({"below": 0.0, "above": 0.5}, [], values)
@@ -187,30 +184,74 @@ def unpack_bounds(
     """
     if "rows" not in record:
         return values - float(record["below"]), values + float(record["above"])
+    pairs = list(zip(record["rows"], layers, strict=True))
     below, above = (
-        np.stack(
-            [
-                _unpack_gap(row[name], layer, values[0].shape)
-                for row, layer in zip(record["rows"], layers, strict=True)
-            ]
-        )
+        np.stack([_unpack_gap(row[name], layer, values[0].shape) for row, layer in pairs])
         for name in ("below", "above")
     )
     return values - below, values + above
 
 
 def _unpack_gap(gap: Mapping[str, str], layer: Mapping[str, Any], shape: tuple[int, int]) -> Floats:
-    distances = _scaled(gap["steps"], gap["scale"], shape[0])
+    distances = _multiply(gap["steps"], gap["scale"], shape[0])
     if "outside" not in gap:
         return distances
-    outside = numbers_of(gap["outside"], np.float32).astype(np.float64)
-    placed = np.repeat(outside[:, None], shape[1], axis=1)
-    index = numbers_of(layer["index"], np.uint16).reshape(distances.shape).astype(int)
-    np.put_along_axis(placed, index, distances, axis=1)
-    return placed
+    outside = unpack_numbers(gap["outside"], np.float32).astype(np.float64)
+    return _spread(layer, distances, np.repeat(outside[:, None], shape[1], axis=1))
 
 
-def _outwards(numbers: Any) -> Any:
-    """As 32-bit numbers that are no smaller; 0 stays 0."""
+def _round_up(numbers: Any) -> Any:
+    """Return 32-bit numbers that are no smaller; 0 stays 0."""
     narrow = np.float32(numbers)
     return np.where(narrow < numbers, np.nextafter(narrow, np.float32(np.inf)), narrow)
+
+
+# -- pictures -------------------------------------------------------------------------------------
+
+
+def picture_address(pixels: Any) -> str:
+    """Return the `data:` address of these pixels as a PNG.
+
+    >>> picture_address(np.zeros((2, 2), np.uint8))[:22]
+    'data:image/png;base64,'
+    """
+    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
+
+
+def png(pixels: Any) -> bytes:
+    """Write (height, width, 3) or (height, width), to 255 or shares from 0 to 1, as PNG."""
+    colours = _check_pixels(pixels)
+    height, width, _ = colours.shape
+    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with 0: no prediction
+    lines[:, 1:] = colours.reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, red-green-blue
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, body) for name, body in chunks)
+
+
+def _chunk(name: bytes, body: bytes) -> bytes:
+    check = zlib.crc32(name + body)
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", check)
+
+
+def _check_pixels(pixels: Any) -> NDArray[np.uint8]:
+    array = np.asarray(pixels)
+    if array.ndim == 2:
+        array = np.repeat(array[..., None], 3, axis=2)
+    if array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape or max(array.shape) > _LARGEST:
+        raise InputError(
+            "An image is an array (height, width, 3) or (height, width), no side longer than "
+            f"{_LARGEST}; got shape {array.shape}."
+        )
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+        raise InputError(f"An image holds finite numbers; got dtype {array.dtype}.")
+    low, high = float(array.min()), float(array.max())
+    top = 1.0 if array.dtype.kind == "f" else 255.0
+    if low < 0 or high > top:
+        raise InputError(
+            f"Pixels are whole numbers from 0 to 255 or shares from 0 to 1; these run from {low:g} "
+            f"to {high:g}. Undo the model's normalisation first: pixels * std + mean."
+        )
+    return np.rint(array * (255.0 / top)).astype(np.uint8)

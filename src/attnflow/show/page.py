@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import re
 from collections.abc import Mapping
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from attnflow.show.templates import render
 
 __all__ = ["SCRIPTS", "STYLES", "VIEWER_FOLDER", "InteractiveView", "embedded_json", "page"]
 
@@ -38,7 +39,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """The self-contained page of a view document.
+    """Return the self-contained page of a view document.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> from attnflow.show.view import view
@@ -51,21 +52,18 @@ def page(document: Mapping[str, Any]) -> str:
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{html.escape(str(document['title']))} · attnflow</title>\n"
-        f"<style>{style}</style>\n</head>\n<body>\n"
-        '<main id="attnflow-view"><noscript>This page needs JavaScript.</noscript></main>\n'
-        f'<script type="application/json" id="attnflow-data">{embedded_json(document)}</script>\n'
-        f"<script>{script}</script>\n</body>\n</html>\n"
+    return render(
+        "page.html.j2",
+        title=document["title"],
+        data=embedded_json(document),
+        policy=policy,
+        script=script,
+        style=style,
     )
 
 
 def embedded_json(document: Mapping[str, Any]) -> str:
-    """JSON that is safe between script tags: ASCII, without the signs that markup is made of.
+    """Return JSON that is safe between script tags: ASCII, without the signs of markup.
 
     >>> print(embedded_json({"token": "</script>"}))
     {"token":"\\u003c/script\\u003e"}
@@ -90,11 +88,8 @@ class InteractiveView:
     height: int = 760
 
     def _repr_html_(self) -> str:
-        frame = (
-            f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.html)}" '
-            f'style="width:100%;height:{self.height}px;border:0" title="attnflow"></iframe>'
-        )
-        return f"{frame}<details><summary>as a table</summary>{self.static}</details>"
+        template = "frame.html.j2"
+        return render(template, page=self.html, static=self.static, height=self.height)
 
 
 @cache

@@ -1,14 +1,20 @@
-"""A result in sentences: what came from where, and what a reader must know first."""
+"""A result in sentences: what came from where, and what a reader must know first.
+
+Every sentence about a result is written here once; the terminal, the notebook and the view document
+show it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
+from attnflow.attribution import MEAN_OVER_LAYERS, Attribution, Confirmation
+from attnflow.attribution.patch_maps import patch_maps
 from attnflow.errors import TokensError
 from attnflow.errors.percent import percent
 from attnflow.methods import MEASURED_METHODS
@@ -19,11 +25,18 @@ from attnflow.tokens.text import join, visible
 __all__ = [
     "TABLE_LEGENDS",
     "UNIT_LEGENDS",
+    "Certainty",
     "WordRow",
+    "answer_sentence",
+    "answer_subject",
     "caveats",
+    "certainty_of",
     "is_framing",
+    "picture_sentence",
     "place_of",
     "reading_place",
+    "remarks",
+    "short_number",
     "sources_sentence",
     "unit_of",
     "word_row",
@@ -44,6 +57,55 @@ TABLE_LEGENDS = {
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _WORTH_SAYING = 0.1  # the share of saturated flows from which a reader is told first
 _NO_NEWS = 0.005  # a share that rounds to 0 %
+_ROWS = ("upper", "middle", "lower")
+_COLUMNS = ("left", "centre", "right")
+
+
+# -- numbers and places -----------------------------------------------------------------------
+
+
+def short_number(value: float, digits: int) -> str:
+    """Write a number with so many digits after the point, without a zero alone before it.
+
+    >>> short_number(0.25, 2), short_number(-0.25, 3), short_number(10.5, 3)
+    ('.25', '-.250', '10.500')
+    """
+    number = f"{value:.{digits}f}"
+    sign = "-" if number.startswith("-") else ""
+    size = number.removeprefix("-")
+    return sign + (size[1:] if size.startswith("0.") else size)
+
+
+def place_of(layer: int) -> str:
+    """Name a layer in words.
+
+    >>> place_of(3), place_of(0)
+    ('layer 3', 'the mean of layers')
+    """
+    return "the mean of layers" if layer == MEAN_OVER_LAYERS else f"layer {layer}"
+
+
+def reading_place(result: Attribution) -> str:
+    """Name where a result is read: its highest layer, or the whole model that was run again."""
+    if result.method.name in MEASURED_METHODS:
+        return "the whole model"
+    return place_of(max(result.layers))
+
+
+def unit_of(result: Attribution) -> str:
+    """Return what the numbers of a row are: shares of it, signed differences, or flows.
+
+    >>> from attnflow import AttentionTrace, Flow, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> unit_of(Rollout()(trace)), unit_of(Flow()(trace))
+    ('share', 'flow')
+    """
+    if float(result.values.min(initial=0.0)) < 0:
+        return "difference"
+    return "flow" if "flow" in result.method.name else "share"
+
+
+# -- what came from where ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -61,34 +123,26 @@ class WordRow:
         """The sum of absolute values: what a share is a share of."""
         return float(np.abs(self.values).sum())
 
-    def number(self, value: float) -> str:
-        """A value with its unit.
+    @property
+    def order(self) -> list[int]:
+        """The indices of the words, strongest first."""
+        return np.argsort(-np.abs(self.values), kind="stable").tolist()
 
-        >>> WordRow("a", ("b",), np.array([0.5]), ((0,),), "share").number(0.5)
-        '100 %'
-        """
+    def number(self, value: float) -> str:
+        """Write a value with its unit."""
         if self.unit == "share":
             return percent(value / self.total if self.total > 0 else 0.0)
         if self.unit == "difference":
             return f"{value:+.2f}".replace("-", "−")
         return f"flow {value:.2f}"
 
-
-def unit_of(result: Attribution) -> str:
-    """What the numbers of a row are: shares of it, signed differences, or flows.
-
-    >>> from attnflow import AttentionTrace, Flow, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> unit_of(Rollout()(trace)), unit_of(Flow()(trace))
-    ('share', 'flow')
-    """
-    if float(result.values.min(initial=0.0)) < 0:
-        return "difference"
-    return "flow" if "flow" in result.method.name else "share"
+    def listing(self, order: Sequence[int]) -> str:
+        """List words with their numbers."""
+        return _listing([f"“{self.names[n]}” ({self.number(self.values[n])})" for n in order])
 
 
 def word_row(result: Attribution, rows: Sequence[int] = (0,), *, layer: int = -1) -> WordRow:
-    """The rows of some targets added up, pieces of a word together, at one layer.
+    """Add up the rows of some targets, pieces of a word together, at one layer.
 
     >>> from attnflow import AttentionTrace, Raw
     >>> weights = [[[0.2, 0.3, 0.5]] * 3]
@@ -98,12 +152,14 @@ def word_row(result: Attribution, rows: Sequence[int] = (0,), *, layer: int = -1
     """
     values = result.layer(layer).values[0, list(rows)].sum(axis=0)
     groups = _groups(result.sources)
-    merged = result.sources.merged(groups)
     spelled = result.targets.surfaces()
-    target = visible(join(spelled[row] for row in rows))
-    sums = np.array([values[list(group)].sum() for group in groups])
-    columns = tuple(tuple(group) for group in groups)
-    return WordRow(target, merged.names, sums, columns, unit_of(result))
+    return WordRow(
+        target=visible(join(spelled[row] for row in rows)),
+        names=result.sources.merged(groups).names,
+        values=np.array([values[list(group)].sum() for group in groups]),
+        columns=tuple(tuple(group) for group in groups),
+        unit=unit_of(result),
+    )
 
 
 def sources_sentence(
@@ -115,7 +171,7 @@ def sources_sentence(
     subject: str | None = None,
     common: bool | Collection[str] = True,
 ) -> str:
-    """What these targets came from: "*Russia* came from *Putin* (71 %)".
+    """Say what these targets came from: "*Russia* came from *Putin* (71 %)".
 
     subject: what the sentence is about, if not the targets' own words, such as a prediction.
     common: False leaves out punctuation and function words, a list leaves out its words.
@@ -127,79 +183,38 @@ def sources_sentence(
     """
     row = word_row(result, rows, layer=layer)
     name = row.target if subject is None else subject
-    order = [n for n in _order(row) if not is_framing(row.names[n])]
+    order = [n for n in row.order if not is_framing(row.names[n])]
     if common is not True:
         plain = [name.rstrip(_SUPERSCRIPTS) for name in row.names]
         skipped = common_tokens(plain, None if common is False else common)
         order = [n for n in order if not skipped[n]]
-    raising = [n for n in order if row.values[n] > 0 and not _is_nothing(row, n)][:k]
+    least = _NO_NEWS * row.total if row.unit == "share" else 0.0
+    raising = [n for n in order if row.values[n] > 0 and row.values[n] >= least][:k]
     lowering = [n for n in order if row.values[n] < 0][: max(1, k - 1)]
     parts = []
     if raising:
-        parts.append(f"“{name}” came from {_listing(row, raising)}")
+        parts.append(f"“{name}” came from {row.listing(raising)}")
     if lowering and row.unit == "difference":
         verb = "and was held back by" if parts else f"“{name}” was held back by"
-        parts.append(f"{verb} {_listing(row, lowering)}")
+        parts.append(f"{verb} {row.listing(lowering)}")
     return f"{' '.join(parts) or f'“{name}” draws on nothing here'}."
 
 
-def caveats(result: Attribution, rows: Sequence[int] | None = None) -> list[str]:
-    """What must be said before any number: values that are the same whatever the target.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> caveats(Rollout()(trace))
-    []
-    """
-    sentences = []
-    result = result.layer(-1)
-    layer = result.layers[0]
-    if result.saturated is not None:
-        marks = result.saturated[-1] if rows is None else result.saturated[-1, list(rows)]
-        share = float(marks.mean())
-        if share >= _WORTH_SAYING:
-            sentences.append(
-                f"{percent(share)} of these flows are saturated at {place_of(layer)}: they are the "
-                "same for any target and say nothing about this one. Read a lower layer."
-            )
-    if layer in result.collapsed:
-        sentences.append(
-            f"The rows have collapsed at {place_of(layer)}: they are nearly the same for any "
-            "target. Read a lower layer or use another method."
-        )
-    return sentences
+def answer_subject(result: Attribution) -> str | None:
+    """Return what a sentence about the first target is about: the prediction, if read there."""
+    prediction = result.prediction
+    read_there = prediction is not None and prediction.position == result.targets.positions[0]
+    return prediction.label if prediction is not None and read_there else None
 
 
 def is_framing(name: str) -> bool:
-    """Whether a word is a sign of form that no person wrote: a turn of a chat, a line end alone.
+    """Tell whether a word is a sign of form that no person wrote: a turn of a chat, a line end.
 
     >>> is_framing("<|im_start|>⁰"), is_framing("⏎⏎"), is_framing("key")
     (True, True, False)
     """
     plain = name.strip().rstrip(_SUPERSCRIPTS)
     return (plain.startswith("<|") and plain.endswith("|>")) or not plain.strip("⏎␣ \n")
-
-
-def place_of(layer: int) -> str:
-    """A layer in words.
-
-    >>> place_of(3), place_of(0)
-    ('layer 3', 'the mean of layers')
-    """
-    return "the mean of layers" if layer == MEAN_OVER_LAYERS else f"layer {layer}"
-
-
-def reading_place(result: Attribution) -> str:
-    """Where a result is read, in words: its highest layer, or the whole model that was run again.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> reading_place(Rollout()(trace))
-    'layer 1'
-    """
-    if result.method.name in MEASURED_METHODS:
-        return "the whole model"
-    return place_of(max(result.layers))
 
 
 def _groups(tokens: Tokens) -> list[list[int]]:
@@ -209,15 +224,154 @@ def _groups(tokens: Tokens) -> list[list[int]]:
         return [[k] for k in range(len(tokens))]
 
 
-def _order(row: WordRow) -> list[int]:
-    """Strongest first."""
-    return np.argsort(-np.abs(row.values), kind="stable").tolist()
+def _listing(phrases: Sequence[str]) -> str:
+    return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} and {phrases[-1]}"
 
 
-def _is_nothing(row: WordRow, index: int) -> bool:
-    return row.unit == "share" and row.values[index] < _NO_NEWS * row.total
+# -- pictures ---------------------------------------------------------------------------------
 
 
-def _listing(row: WordRow, order: Sequence[int]) -> str:
-    parts = [f"“{row.names[n]}” ({row.number(float(row.values[n]))})" for n in order]
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+def picture_sentence(result: Attribution, *, subject: str | None = None) -> str:
+    """Say which ninth of the picture holds most of what falls on patches, and how much of it.
+
+    >>> from attnflow import Raw, Tokens
+    >>> from attnflow.tokens.patches import Grid, patch_names
+    >>> grid = Grid(3, 3, 0, 3, 3)
+    >>> tokens = Tokens(patch_names(grid, ()), grid=grid)
+    >>> result = Attribution(np.eye(9)[None], (1,), tokens, tokens, Raw())
+    >>> picture_sentence(result.row(2), subject="cat")
+    '“cat” draws most on the upper right of the picture: 100 % of what falls on it.'
+    """
+    name = result.targets.text[0] if subject is None else subject
+    sums = [_ninths(patches.values) for patches in patch_maps(result)]
+    total = sum(float(each.sum()) for each in sums)
+    if total <= 0:
+        return f"“{name}” draws on nothing of the picture here."
+    index = int(np.argmax([each.max() for each in sums]))
+    picture = "the picture" if len(sums) == 1 else f"picture {index + 1}"
+    share = float(sums[index].max()) / total
+    return (
+        f"“{name}” draws most on the {_strongest_ninth(sums[index])} of {picture}: "
+        f"{percent(share)} of what falls on it."
+    )
+
+
+def answer_sentence(result: Attribution, *, k: int = 3) -> str:
+    """Say what one word of an answer about images came from: each image as a whole, and words.
+
+    >>> from attnflow import Raw, Tokens
+    >>> from attnflow.tokens.patches import Grid, ImagePatches
+    >>> image = ImagePatches("image 1", Grid(3, 3, 0, 3, 3))
+    >>> sources = Tokens((*(f"patch {n}" for n in range(9)), "colour"), images=(image,))
+    >>> values = np.array([[[0.6, *[0.0] * 8, 0.4]]])
+    >>> answer_sentence(Attribution(values, (1,), Tokens(("red",)), sources, Raw()))
+    '“red” came from the image (60 %, most from its upper left) and “colour” (40 %).'
+    """
+    values = np.maximum(result.layer(-1).values[0, 0], 0.0)
+    name, total = result.targets.text[0], float(values.sum())
+    if total <= 0:
+        return f"“{name}” draws on nothing here."
+    phrases: list[tuple[float, str]] = []
+    images, words = result.sources.images, values.copy()
+    for image, patches in zip(images, patch_maps(result), strict=True):
+        columns = slice(image.start, image.start + image.grid.length)
+        share = float(values[columns].sum()) / total
+        where = _strongest_ninth(_ninths(patches.values))
+        called = "the image" if len(images) == 1 else image.name
+        phrases.append((share, f"{called} ({percent(share)}, most from its {where})"))
+        words[columns] = 0.0
+    for index in np.argsort(-words, kind="stable")[:k].tolist():
+        share = float(words[index]) / total
+        phrases.append((share, f"“{result.sources.text[index]}” ({percent(share)})"))
+    strongest = sorted(phrases, key=lambda phrase: -phrase[0])[:k]
+    return f"“{name}” came from {_listing([t for share, t in strongest if share >= _NO_NEWS])}."
+
+
+def _ninths(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum the positive part of a map over thirds of rows and columns; a small map has one part."""
+    positive = np.maximum(values, 0.0)
+    if min(values.shape) < 3:
+        return positive.sum(keepdims=True)
+    down, across = ([side * k // 3 for k in range(3)] for side in values.shape)
+    return np.add.reduceat(np.add.reduceat(positive, down, axis=0), across, axis=1)
+
+
+def _strongest_ninth(sums: NDArray[np.float64]) -> str:
+    row, column = divmod(int(sums.argmax()), sums.shape[1])
+    if sums.shape == (1, 1):
+        return "middle"
+    return "centre" if (row, column) == (1, 1) else f"{_ROWS[row]} {_COLUMNS[column]}"
+
+
+# -- what a reader must know ------------------------------------------------------------------
+
+
+def caveats(result: Attribution) -> list[str]:
+    """Say what must be known before any number: values that are the same whatever the target.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> caveats(Rollout()(trace))
+    []
+    """
+    sentences = []
+    layer = max(result.layers)
+    if result.saturated is not None:
+        shares = dict(zip(result.layers, result.saturated.mean(axis=(1, 2)).tolist(), strict=True))
+        if shares[layer] >= _WORTH_SAYING:
+            clear = [number for number, share in shares.items() if share < _WORTH_SAYING]
+            lower = f" Up to layer {max(clear)} less than 10 % are." if clear else ""
+            sentences.append(
+                f"{percent(shares[layer])} of these flows are saturated at {place_of(layer)}: they "
+                f"are the same for any target and say nothing about this one.{lower} Read a lower "
+                "layer, or let `attnflow evaluate` say which method to trust for this model."
+            )
+    if layer in result.collapsed:
+        sentences.append(
+            f"The rows have collapsed at {place_of(layer)}: they are nearly the same for any "
+            "target. Read a lower layer or use another method."
+        )
+    return sentences
+
+
+def remarks(result: Attribution) -> list[str]:
+    """Say what a reader should know beside the numbers, after the caveats."""
+    if result.prediction is None or not result.prediction.pooled:
+        return []
+    return [
+        "the answer is read from the mean of all positions: no row of one position is its "
+        "explanation"
+    ]
+
+
+class Certainty(NamedTuple):
+    """How sure an explanation is: a sentence, and a bar for the answer's probability with the
+    named sources and one without them.
+    """
+
+    sentence: str
+    bars: list[ProbabilityBar]
+
+
+class ProbabilityBar(NamedTuple):
+    """One probability with its label, and as people read it."""
+
+    label: str
+    probability: float
+    number: str
+
+
+def certainty_of(confirmation: Confirmation) -> Certainty:
+    """Say what an answer loses without its sources.
+
+    >>> sure = Confirmation(("Rome",), ((3,),), ("Rome",), (-0.1,), (-4.6,))
+    >>> [(bar.label, bar.number) for bar in certainty_of(sure).bars]
+    [('with it', '0.90'), ('without it', '0.01')]
+    """
+    them = "it" if len(confirmation.sources) == 1 else "them"
+    pair = {"with": confirmation.probability, "without": confirmation.probability_without}
+    bars = [
+        ProbabilityBar(f"{name} {them}", p, f"{p:.2f}" if p >= _NO_NEWS else f"{p:.1g}")
+        for name, p in pair.items()
+    ]
+    return Certainty(f"How sure? {confirmation} {confirmation.verdict}", bars)

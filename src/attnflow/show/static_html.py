@@ -1,37 +1,35 @@
 """A result as static HTML: what a notebook shows. No script, no style sheet, nothing fetched.
 
 The sentence comes first, then the text, shaded by what the target draws on; the numbers are folded
-away. Notebook hosts strip scripts and style elements, so every colour is an inline style and tokens
-are escaped: a token may well be `</script>`. Only what is worth a shade gets an element, so that a
-long prompt stays small.
+away. Only what is worth a shade gets an element, so that a long prompt stays small. The markup is
+in `templates/static.html.j2`, which escapes every value: a token may well be `</script>`.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import statements_of
 from attnflow.attribution.patch_maps import Contrast, PatchMap, contrast, patch_maps
-from attnflow.show.how_sure import how_sure_html
-from attnflow.show.png import picture_address
+from attnflow.show.packing import picture_address
 from attnflow.show.sentences import (
     UNIT_LEGENDS,
+    WordRow,
+    answer_subject,
     caveats,
+    certainty_of,
     is_framing,
     reading_place,
     sources_sentence,
     unit_of,
     word_row,
 )
+from attnflow.show.templates import render
 from attnflow.tokens.patches import enlarge
-
-if TYPE_CHECKING:
-    from attnflow.show.sentences import WordRow
 
 __all__ = ["answer_html", "result_html", "shade"]
 
@@ -40,19 +38,13 @@ _SENTENCES = 6  # of the targets or statements that get a sentence
 _SHADED = 120  # words that are shaded at most
 _FAINTEST = 0.04  # a share of the strongest below which a word is left unshaded
 _LONGEST = 6_000  # characters of text that a cell shows
+_LONGEST_COMPLETION = 1_000
 _DEEP = (8, 69, 148)  # the dark end of a single-hue blue scale: readable to the colour-blind
 _AGAINST = (154, 66, 0)
-_BOX = (
-    "font-family:system-ui,sans-serif;font-size:14px;line-height:1.6;max-width:860px;"
-    "overflow-wrap:anywhere"
-)
-_QUIET = "opacity:.72;font-size:12px"
-_CELL = "padding:1px 10px 1px 0;text-align:left;font-variant-numeric:tabular-nums"
-_WARNING = "border-left:3px solid #c2410c;padding-left:8px;margin:4px 0"
 
 
 def shade(share: float) -> tuple[str, str]:
-    """Background and text colour for a share from −1 to 1: white to dark blue, or to brown.
+    """Return background and text colour for a share from −1 to 1: white to blue, or to brown.
 
     >>> shade(0.0), shade(1.0)
     (('#ffffff', '#111111'), ('#084594', '#ffffff'))
@@ -64,7 +56,7 @@ def shade(share: float) -> tuple[str, str]:
 
 
 def result_html(result: Attribution) -> str:
-    """What a notebook shows of a result.
+    """Return what a notebook shows of a result.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["<b>", "key"])
@@ -72,167 +64,120 @@ def result_html(result: Attribution) -> str:
     >>> "&lt;b&gt;" in page and "<b>" not in page
     True
     """
-    rows = list(range(len(result.targets)))
-    parts = [_line(html.escape(text), _WARNING) for text in caveats(result)]
-    if result.prediction is not None:
-        parts.append(
-            _line(f"The model says <strong>{html.escape(str(result.prediction))}</strong>.")
-        )
-    elif "completion" in result.provenance:
-        parts.append(_line(f"<strong>{html.escape(_completion(result))}</strong>"))
-    parts += [_line(html.escape(text)) for text in _sentences(result, rows)]
-    parts += _how_sure(result)
-    parts += _reading(result, rows)
-    return _box(parts)
+    return _html(result, question=None, caveats=caveats(result), sentences=_sentences(result))
 
 
 def answer_html(result: Attribution, *, question: str, lines: Sequence[str]) -> str:
-    """What a notebook shows of an answer: question, answer, a line for each statement, the text.
-
-    >>> import numpy as np
-    >>> from attnflow import Raw, Tokens
-    >>> result = Attribution(
-    ...     np.ones((1, 1, 2)) / 2, (1,), Tokens(("45",)), Tokens(("45", "Ġdays")), Raw(),
-    ...     provenance={"completion": "45"},
-    ... )
-    >>> "How long?" in answer_html(result, question="How long?", lines=[])
-    True
-    """
-    parts = [
-        _line(html.escape(question), _QUIET),
-        _line(f"<strong>{html.escape(_completion(result))}</strong>", "font-size:18px"),
-        *(_line(html.escape(line)) for line in lines),
-    ]
-    return _box([*parts, *_how_sure(result), *_reading(result, list(range(len(result.targets))))])
+    """Return what a notebook shows of an answer: question, answer, a line for each statement."""
+    return _html(result, question=question, caveats=[], sentences=lines)
 
 
-def _how_sure(result: Attribution) -> list[str]:
-    return [] if result.confirmation is None else [how_sure_html(result.confirmation)]
+def _html(result: Attribution, **heading: Any) -> str:
+    """Fill the template: the heading, how sure it is, the image or the shaded text, the legend."""
+    rows = _rows_to_show(result)
+    legend = UNIT_LEGENDS[unit_of(result)]
+    confirmation = result.confirmation
+    values: dict[str, Any] = {"maps": [], "words": None}
+    if result.sources.grid is not None:
+        values["maps"] = _maps(result, rows[0])
+    else:
+        row = word_row(result, rows)
+        values = {**values, "words": _words(result, row), "table": _table(row)}
+        values["count"] = len(row.names)
+    return render(
+        "static.html.j2",
+        prediction=result.prediction,
+        completion=_completion(result),
+        certainty=None if confirmation is None else certainty_of(confirmation),
+        about=f"{result.title}, {reading_place(result)}. {legend} "
+        "The interactive view: result.viewer().",
+        **values,
+        **heading,
+    )
 
 
-def _sentences(result: Attribution, rows: Sequence[int]) -> list[str]:
+def _rows_to_show(result: Attribution) -> list[int]:
+    """Return the rows of the prediction, if they are among the targets; else all."""
+    position = None if result.prediction is None else result.prediction.position
+    every = list(range(len(result.targets)))
+    return [row for row in every if result.targets.positions[row] == position] or every
+
+
+def _sentences(result: Attribution) -> list[str]:
+    count = len(result.targets)
     if result.sources.grid is not None:
         return []
-    if len(rows) == 1:
-        prediction = result.prediction
-        predicting = prediction is not None and prediction.position == result.targets.positions[0]
-        subject = prediction.label if prediction is not None and predicting else None
-        return [sources_sentence(result, rows, k=4, subject=subject)]
+    if count == 1:
+        return [sources_sentence(result, k=4, subject=answer_subject(result))]
     if "completion" in result.provenance:
         statements = statements_of(result)
         if any(len(statement.sources) > 1 for statement in statements):
             return [str(statement) for statement in statements[:_SENTENCES]]
-    sentences = [sources_sentence(result, [row], k=2) for row in rows[:_SENTENCES]]
-    more = len(rows) - _SENTENCES
+    sentences = [sources_sentence(result, [row], k=2) for row in range(min(count, _SENTENCES))]
+    more = count - _SENTENCES
     return [*sentences, *([f"… and {more} more targets: result.row(...)."] if more > 0 else [])]
 
 
-def _reading(result: Attribution, rows: Sequence[int]) -> list[str]:
-    """The shaded text or the image, the legend, and the numbers folded away."""
-    rows_to_show = rows if result.prediction is None else _predicting(result, rows)
-    about = f"{result.title}, {reading_place(result)}. {UNIT_LEGENDS[unit_of(result)]}"
-    parts = []
-    if result.sources.grid is not None:
-        parts.append(_map(result, rows_to_show[0]))
-    else:
-        row = word_row(result, rows_to_show)
-        parts.append(f"<div style='margin:8px 0'>{_shaded(result, row)}</div>")
-        parts.append(_table(row))
-    more = "The interactive view: result.viewer()."
-    return [*parts, _line(html.escape(f"{about} {more}"), _QUIET)]
-
-
-def _predicting(result: Attribution, rows: Sequence[int]) -> Sequence[int]:
-    position = None if result.prediction is None else result.prediction.position
-    places = [row for row in rows if result.targets.positions[row] == position]
-    return places or rows
-
-
-def _shaded(result: Attribution, row: WordRow) -> str:
-    """The text; words with a share worth seeing have a background, the rest is plain."""
+def _words(result: Attribution, row: WordRow) -> list[dict[str, Any]]:
+    """Return the text in words; those with a share worth seeing have colours and a number."""
     spelled = result.sources.surfaces()
     pairs = zip(row.names, np.abs(row.values).tolist(), strict=True)
-    words = [0.0 if is_framing(name) else size for name, size in pairs]
-    sizes = np.sort(words)[::-1]
-    strongest = float(sizes[0]) or 1.0
-    faintest = max(_FAINTEST * strongest, float(sizes[min(_SHADED, len(sizes) - 1)]))
-    parts: list[str] = []
+    sizes = [0.0 if is_framing(name) else size for name, size in pairs]
+    descending = np.sort(sizes)[::-1]
+    strongest = float(descending[0]) or 1.0
+    faintest = max(_FAINTEST * strongest, float(descending[min(_SHADED, len(sizes) - 1)]))
+    words: list[dict[str, Any]] = []
     length = 0
-    for value, size, columns in zip(row.values.tolist(), words, row.columns, strict=True):
+    for value, size, columns in zip(row.values.tolist(), sizes, row.columns, strict=True):
         surface = "".join(spelled[column] for column in columns)
         length += len(surface)
         if length > _LONGEST:
-            parts.append(" …")
+            words.append({"text": " …", "number": None})
             break
-        lit = size >= faintest and bool(surface.strip())
-        number = row.number(value)
-        parts.append(_word(surface, value / strongest, number) if lit else _escaped(surface))
-    return "".join(parts)
+        if size < faintest or not surface.strip():
+            words.append({"text": surface, "number": None})
+            continue
+        text = surface.lstrip(" ")
+        background, ink = shade(value / strongest)
+        colours = {"background": background, "ink": ink, "number": row.number(value)}
+        words.append({"space": surface[: len(surface) - len(text)], "text": text, **colours})
+    return words
 
 
-def _word(surface: str, share: float, number: str) -> str:
-    text = _escaped(surface)
-    background, ink = shade(share)
-    body = text.lstrip(" ")
-    style = f"background:{background};color:{ink};border-radius:3px"
-    space = text[: len(text) - len(body)]
-    return f"{space}<span style='{style}' title='{html.escape(number)}'>{body}</span>"
+def _table(row: WordRow) -> list[tuple[str, str, str]]:
+    return [
+        (row.names[k], row.number(row.values[k]), f"{row.values[k]:.3g}") for k in row.order[:_ROWS]
+    ]
 
 
-def _escaped(surface: str) -> str:
-    return html.escape(surface).replace("\n", "<br>")
-
-
-def _table(row: WordRow) -> str:
-    order = np.argsort(-np.abs(row.values), kind="stable")[:_ROWS].tolist()
-    lines = "".join(
-        f"<tr><td style='{_CELL}'>{html.escape(row.names[k])}</td>"
-        f"<td style='{_CELL}'>{row.number(float(row.values[k]))}</td>"
-        f"<td style='{_CELL}'>{row.values[k]:.3g}</td></tr>"
-        for k in order
-    )
-    head = "".join(f"<th style='{_CELL}'>{name}</th>" for name in ("source", "part", "value"))
-    summary = f"the {len(order)} strongest of {len(row.names)} as a table; to_pandas() has all"
-    return (
-        f"<details><summary style='{_QUIET};cursor:pointer'>{summary}</summary>"
-        f"<table style='border-collapse:collapse'><tr>{head}</tr>{lines}</table></details>"
-    )
-
-
-def _map(result: Attribution, row: int) -> str:
-    """What one target draws on over the patches of an image, as a picture of its own."""
+def _maps(result: Attribution, row: int) -> list[dict[str, Any]]:
+    """Return what one target draws on over the patches of each image, as pictures."""
     maps = patch_maps(result, target=result.targets.positions[row])
     ends = contrast(maps)
     pictures = list(result.provenance.get("images") or ())
     pictures += [None] * (len(maps) - len(pictures))
-    name = html.escape(result.targets.text[row])
-    return "".join(
-        _laid_over(one, ends, picture, name) for one, picture in zip(maps, pictures, strict=False)
-    )
+    return [
+        {
+            "picture": picture,
+            "overlay": _overlay(patches, ends),
+            "target": result.targets.text[row],
+            "width": patches.grid.width,
+            "height": patches.grid.height,
+        }
+        for patches, picture in zip(maps, pictures, strict=False)
+    ]
 
 
-def _laid_over(one: PatchMap, ends: Contrast, picture: str | None, name: str) -> str:
-    """White is nothing and the deep colour is all, multiplied with the picture under it."""
-    shares = np.maximum(ends.shares(one.values), 0.0)
-    small = enlarge(shares, one.grid.rows * 12, one.grid.columns * 12)
+def _overlay(patches: PatchMap, ends: Contrast) -> str:
+    """White is nothing and the deep colour is all: the page multiplies it with the picture."""
+    shares = np.maximum(ends.shares(patches.values), 0.0)
+    small = enlarge(shares, patches.grid.rows * 12, patches.grid.columns * 12)
     pixels = 255 + (np.array(_DEEP) - 255) * small[..., None]
-    address = picture_address(np.clip(pixels, 0, 255).astype(np.uint8))
-    shape = f"border-radius:6px;width:100%;aspect-ratio:{one.grid.width}/{one.grid.height}"
-    under = "" if picture is None else f"<img alt='' style='{shape}' src='{html.escape(picture)}'>"
-    place = "position:absolute;inset:0;mix-blend-mode:multiply;" if under else ""
-    over = f"<img alt='What {name} draws on' style='{place}{shape}' src='{address}'>"
-    box = "position:relative;display:inline-block;width:320px;max-width:100%;margin-right:8px"
-    return f"<div style='{box}'>{under}{over}</div>"
+    return picture_address(np.clip(pixels, 0, 255).astype(np.uint8))
 
 
-def _completion(result: Attribution) -> str:
-    text = str(result.provenance.get("completion") or "").strip()
-    return text if len(text) <= 1_000 else f"{text[:999]}…"
-
-
-def _line(text: str, style: str = "") -> str:
-    return f"<div style='{style}'>{text}</div>" if style else f"<div>{text}</div>"
-
-
-def _box(parts: Sequence[str]) -> str:
-    return f"<div style='{_BOX}'>{''.join(parts)}</div>"
+def _completion(result: Attribution) -> str | None:
+    if "completion" not in result.provenance:
+        return None
+    text = str(result.provenance["completion"] or "").strip()
+    return text if len(text) <= _LONGEST_COMPLETION else f"{text[: _LONGEST_COMPLETION - 1]}…"

@@ -18,20 +18,21 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
-from attnflow.errors.percent import percent
+from attnflow.attribution import Attribution, Confirmation
+from attnflow.attribution.patch_maps import contrast, patch_maps
 from attnflow.graph import Cut
-from attnflow.show.numbers import short_number
+from attnflow.show.sentences import certainty_of, place_of, short_number
 from attnflow.show.static_html import shade
 from attnflow.tokens.common_words import common_tokens
 
 __all__ = [
     "MOST_LAYERS",
+    "certainty_lines",
     "completion_table",
     "contributions",
     "cut_table",
     "layers_table",
-    "saturation_warning",
+    "picture_map",
     "shaded_text",
     "strongest_sources",
 ]
@@ -41,6 +42,9 @@ MOST_LAYERS = 12
 _TOKEN_WIDTH = 16
 _CELL = 4  # " .37", " 1.0"
 _GAP = 2
+_BAR = 30  # characters of a bar that stands for certainty
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_INKS = " .:-=+*#%@"  # of a map where there is no colour
 
 
 def layers_table(
@@ -115,7 +119,7 @@ def shaded_text(result: Attribution, *, console: Console) -> Text | None:
     >>> print(shaded_text(Rollout()(trace, targets=["key"]), console=console))
     the key
     """
-    if console.no_color or console.color_system is None or result.sources.grid is not None:
+    if _is_plain(console) or result.sources.grid is not None:
         return None
     values = result.layer(-1).values[0].sum(axis=0)
     strongest = _strongest(values)
@@ -163,7 +167,7 @@ def completion_table(
     names = [_fit(token) for token in result.targets.text]
     label = max(9, *map(cell_len, names))
     text = Text("generated".rjust(label) + "  ", style="bold")
-    text.append(_drawn_heading(result), style="bold")
+    text.append(f"draws on, at {place_of(result.layers[0])}", style="bold")
     strongest = _strongest(result.values)
     for index, token in enumerate(names):
         text.append("\n" + _to_the_right(token, label), style="bold")
@@ -173,7 +177,7 @@ def completion_table(
             if cell_len(piece) + 2 > room:
                 break
             room -= cell_len(piece) + 2
-            common = is_dimmed(result.sources[place], words)
+            common = bool(common_tokens([result.sources[place]], words)[0])
             text.append("  ")
             text.append(piece, style="dim" if common else _style(value / strongest))
     text.append("\n")
@@ -210,21 +214,6 @@ def strongest_sources(
     )
 
 
-def is_dimmed(token: str, words: Sequence[str] | None) -> bool:
-    """Whether a token is common, by the built-in list or the user's.
-
-    >>> is_dimmed("the", None), is_dimmed("key", None), is_dimmed("key", ["key"])
-    (True, False, True)
-    """
-    return bool(common_tokens([token], words)[0])
-
-
-def _drawn_heading(result: Attribution) -> str:
-    number = result.layers[0]
-    place = "the mean over layers" if number == MEAN_OVER_LAYERS else f"layer {number}"
-    return f"draws on, at {place}"
-
-
 def _ranked(
     result: Attribution, index: int, k: int, words: Sequence[str] | None, hide: bool
 ) -> list[tuple[int, float]]:
@@ -237,32 +226,62 @@ def _ranked(
     return [(place, float(values[place])) for place in order[:k].tolist()]
 
 
-def saturation_warning(result: Attribution) -> str:
-    """What to say when most of a row is saturated at its highest layer; empty otherwise.
+def certainty_lines(confirmation: Confirmation) -> list[str]:
+    """Draw what an answer loses without its sources: a sentence and a bar for each probability.
 
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> saturation_warning(Rollout()(trace))
-    ''
+    >>> sure = Confirmation(("Rome",), ((3,),), ("Rome",), (-0.1,), (-4.6,))
+    >>> for line in certainty_lines(sure)[1:]:
+    ...     print(line)
+      with it     ███████████████████████████▏   p 0.90
+      without it  ▎                              p 0.01
     """
-    if result.saturated is None:
-        return ""
-    shares = result.saturated[:, 0, :].mean(axis=1)
-    highest = max(result.layers)
-    share = float(shares[result.layers.index(highest)])
-    if share <= 0.5:
-        return ""
-    message = (
-        f"At layer {highest}, {percent(share)} of these flows are saturated: they equal "
-        "min(1, all that the source passes on) whatever the target, and say nothing about it."
-    )
-    clear = [number for number, share in zip(result.layers, shares, strict=True) if share <= 0.1]
-    if clear:
-        message += f" Up to layer {max(clear)} at most 10 % are."
-    return (
-        f"{message} Read a lower layer, or let `attnflow evaluate` say which method to trust for "
-        "this model."
-    )
+    sentence, bars = certainty_of(confirmation)
+    width = max(len(bar.label) for bar in bars)
+    return [
+        sentence,
+        *(f"  {bar.label:{width}}  {_bar(bar.probability):{_BAR}} p {bar.number}" for bar in bars),
+    ]
+
+
+def _bar(probability: float) -> str:
+    eighths = round(8 * _BAR * min(max(probability, 0.0), 1.0))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def picture_map(result: Attribution, *, console: Console) -> Text:
+    """Draw the patches as cells of two characters, shaded by the contrast that figures have.
+
+    >>> from attnflow import Raw, Tokens
+    >>> from attnflow.tokens.patches import Grid, patch_names
+    >>> grid = Grid(1, 3, 0, 1, 3)
+    >>> tokens = Tokens(patch_names(grid, ()), grid=grid)
+    >>> result = Attribution(np.eye(3)[None], (1,), tokens, tokens, Raw())
+    >>> str(picture_map(result.row(1), console=Console(no_color=True)))
+    '  @@  \\n'
+    """
+    maps = patch_maps(result)
+    ends = contrast(maps)
+    text = Text()
+    for number, patches in enumerate(maps):
+        text.append("\n" if number else "")
+        shares = np.maximum(ends.shares(patches.values), 0.0)
+        step = max(1, -(-2 * patches.grid.columns // max(console.width, 2)))  # what fits on a line
+        for row in shares[::step]:
+            for share in row[::step].tolist():
+                _append_cell(text, share, console)
+            text.append("\n")
+    return text
+
+
+def _append_cell(text: Text, share: float, console: Console) -> None:
+    if _is_plain(console):
+        text.append(2 * _INKS[min(len(_INKS) - 1, int(share * len(_INKS)))])
+    else:
+        text.append("  ", style=_style(share))
+
+
+def _is_plain(console: Console) -> bool:
+    return console.no_color or console.color_system is None
 
 
 def cut_table(cut: Cut, *, rows: int = 20) -> Table:

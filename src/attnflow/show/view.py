@@ -33,6 +33,7 @@ bytes, `view_reader` reads a document back into results, with all that a result 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -44,24 +45,71 @@ from attnflow.attribution.passages import passages_of
 from attnflow.errors import InputError
 from attnflow.graph import LayeredGraph
 from attnflow.methods import MEASURED_METHODS
-from attnflow.show.heads import MOST_HEAD_WEIGHTS, HeadWeights
-from attnflow.show.packing import bits_text, numbers_text, pack_bounds, pack_layer
-from attnflow.show.png import picture_address
-from attnflow.show.sentences import caveats, unit_of
+from attnflow.show.packing import (
+    pack_bits,
+    pack_bounds,
+    pack_layer,
+    pack_numbers,
+    picture_address,
+)
+from attnflow.show.sentences import caveats, remarks, unit_of
 from attnflow.show.view_reader import FORMAT, VERSION, results_of, unpack_values
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.units import split_units
 from attnflow.trace import AttentionTrace
 
-__all__ = ["FORMAT", "VERSION", "View", "results_of", "unpack_values", "view"]
+__all__ = ["FORMAT", "VERSION", "HeadWeights", "View", "results_of", "unpack_values", "view"]
 
 View = dict[str, Any]
 
 _DENSE = 1_000_000  # values of one result up to which every one of them is kept: 2.7 MB of base64
 _GRAPH_EDGES = 60_000  # what can be drawn, and cut in a reader's browser without a pause
 _UNSIGNED = 65_535
+_HEAD_WEIGHTS = 2_000_000  # of all heads together, a byte each; with more there is no grid of heads
 _LONGEST_DIVIDED = 20_000  # tokens of a prompt that is divided into passages
+
+
+@dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """`weights[layer, head, row, column]`: how much of its attention each row gives each column.
+
+    rows: the positions that look, called by the token that is read there; columns: what is looked
+    at. Of a completion a row is called by the token that its position writes.
+
+    >>> trace = AttentionTrace.from_arrays(np.full((1, 2, 2, 2), 0.5), ["the", "key"])
+    >>> HeadWeights.of_trace(trace).rows
+    ('the', 'key')
+    """
+
+    layers: tuple[int, ...]
+    weights: NDArray[np.floating[Any]]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of_trace(cls, trace: AttentionTrace | None) -> HeadWeights | None:
+        """Take every position of a trace; None where heads are not apart, or the axes differ."""
+        if trace is None or trace.weights.ndim != 4 or trace.weights.shape[1] < 2:
+            return None
+        if trace.weights.shape[2] != trace.weights.shape[3]:
+            return None
+        names = trace.tokens.names
+        return cls(tuple(trace.layers), trace.weights, names, names)
+
+    @classmethod
+    def of_completion(cls, trace: AttentionTrace, prompt: int, targets: Tokens) -> HeadWeights:
+        """Take the positions that write the completion, of a trace of prompt and completion;
+        `prompt` is the length of the prompt.
+
+        >>> weights = np.full((1, 2, 3, 3), 1 / 3)
+        >>> trace = AttentionTrace.from_arrays(weights, ["the", "key", "is"])
+        >>> HeadWeights.of_completion(trace, 2, Tokens(("is", "old"))).weights.shape
+        (1, 2, 2, 3)
+        """
+        rows = slice(prompt - 1, prompt - 1 + len(targets))
+        weights = trace.weights[:, :, rows].copy()
+        return cls(tuple(trace.layers), weights, targets.names, trace.tokens.names)
 
 
 def view(
@@ -73,7 +121,7 @@ def view(
     trace: AttentionTrace | None = None,
     heads: HeadWeights | None = None,
 ) -> View:
-    """The document of one result, or of several about the same targets and sources.
+    """Return the document of one result, or of several about the same targets and sources.
 
     graph: the flow network, to be drawn and cut; left out where it is too large to look at.
     image: the pixels (height, width, 3) behind results over patches; default: the picture that
@@ -88,14 +136,14 @@ def view(
     ('the key', 'rollout')
     """
     attributions = [results] if isinstance(results, Attribution) else list(results)
-    _check(attributions)
+    _check_results(attributions)
     first = attributions[0]
     return {
         "format": FORMAT,
         "version": VERSION,
         "title": title or _title(first),
         "model": _model(first),
-        "prediction": first.prediction.to_dict() if first.prediction else None,
+        "prediction": _prediction(first),
         "items": _items(first),
         "targets": first.targets.to_dict(),
         "sources": first.sources.to_dict(),
@@ -110,7 +158,7 @@ def view(
     }
 
 
-def _check(results: Sequence[Attribution]) -> None:
+def _check_results(results: Sequence[Attribution]) -> None:
     if not results:
         raise InputError("A view needs at least one result; got none.")
     first = results[0]
@@ -139,14 +187,18 @@ def _title(result: Attribution) -> str:
 
 
 def _model(result: Attribution) -> str | None:
-    """Its name; of a folder only the last part, because a view is made to be passed on."""
+    """Return its name; of a folder only the last part: a view is made to be passed on."""
     name = str(result.provenance.get("model") or "")
     is_path = name.startswith(("/", ".", "~")) or "\\" in name
     return (PurePath(name.replace("\\", "/")).name if is_path else name) or None
 
 
+def _prediction(result: Attribution) -> dict[str, Any] | None:
+    return None if result.prediction is None else result.prediction.to_dict()
+
+
 def _start(result: Attribution) -> int:
-    """Where the prediction was read from, if that is a target; else the first."""
+    """Return the target that the prediction was read from, if there is one; else the first."""
     prediction = result.prediction
     if prediction is None or prediction.position not in result.targets.positions:
         return 0
@@ -154,7 +206,7 @@ def _start(result: Attribution) -> int:
 
 
 def _answer(result: Attribution) -> dict[str, Any] | None:
-    """What the reader asks about: a completion, by its sentences, or a prediction."""
+    """Return what the reader asks about: a completion, by its sentences, or a prediction."""
     if "completion" in result.provenance:
         statements = split_units(list(result.targets), "sentence")
         return {"kind": "completion", "statements": [list(unit.tokens) for unit in statements]}
@@ -176,8 +228,8 @@ def _passages(result: Attribution) -> list[dict[str, Any]]:
 
 
 def _heads(heads: HeadWeights | None) -> dict[str, Any] | None:
-    """The weights of every head, for a look at who looks where."""
-    if heads is None or heads.weights.size > MOST_HEAD_WEIGHTS:
+    """Pack the weights of every head, for a look at who looks where."""
+    if heads is None or heads.weights.size > _HEAD_WEIGHTS:
         return None
     return {
         "layers": list(heads.layers),
@@ -185,7 +237,7 @@ def _heads(heads: HeadWeights | None) -> dict[str, Any] | None:
         "rows": list(heads.rows),
         "columns": list(heads.columns),
         "weights": [
-            numbers_text(np.rint(255 * np.clip(layer, 0, 1)), np.uint8) for layer in heads.weights
+            pack_numbers(np.rint(255 * np.clip(layer, 0, 1)), np.uint8) for layer in heads.weights
         ],
     }
 
@@ -194,8 +246,8 @@ def _heads(heads: HeadWeights | None) -> dict[str, Any] | None:
 
 
 def _items(result: Attribution) -> list[dict[str, Any]]:
-    """Sources and targets as one text: in the order of their positions where the two agree, and
-    otherwise the sources, then the targets.
+    """Return sources and targets as one text: in the order of their positions where the two
+    agree, and otherwise the sources, then the targets.
     """
     sources, targets = result.sources, result.targets
     if sources.grid is not None:
@@ -207,9 +259,7 @@ def _items(result: Attribution) -> list[dict[str, Any]]:
         places = [(s, t) for s, t in places if s is None or s in words]
     texts = [sources[s] if s is not None else targets[t or 0] for s, t in places]
     surfaces = Tokens(tuple(texts)).surfaces()
-    if (
-        "source_tokens" in result.provenance
-    ):  # whole words before pieces: each has spaces of its own
+    if "source_tokens" in result.provenance:  # whole words before pieces: each has its own spaces
         spelled = sources.surfaces(), targets.surfaces()
         surfaces = [spelled[0][s] if s is not None else spelled[1][t or 0] for s, t in places]
     common = common_tokens(texts).tolist()
@@ -220,7 +270,7 @@ def _items(result: Attribution) -> list[dict[str, Any]]:
 
 
 def _words_beside_images(sources: Tokens) -> list[int]:
-    """The sources that stand in no image."""
+    """Return the sources that stand in no image."""
     inside = {
         k for image in sources.images for k in range(image.start, image.start + image.grid.length)
     }
@@ -245,7 +295,7 @@ def _one_after_other(sources: Tokens, targets: Tokens) -> list[tuple[int | None,
 
 
 def _prefix_items(sources: Tokens, targets: Tokens) -> list[dict[str, Any]]:
-    """Of an image only the tokens that are no patches are read; the patches are looked at."""
+    """Return the tokens of an image that are no patches: patches are looked at, not read."""
     prefix = 0 if sources.grid is None else sources.grid.prefix
     target_at = {position: k for k, position in enumerate(targets.positions)}
     return [
@@ -275,11 +325,11 @@ def _result(result: Attribution) -> dict[str, Any]:
         "layers": list(result.layers),
         "values": layers,
         "bounds": bounds,
-        "saturated": None if result.saturated is None else [bits_text(k) for k in result.saturated],
+        "saturated": None if result.saturated is None else [pack_bits(k) for k in result.saturated],
         "elsewhere": _row_array(result.elsewhere),
         "dependence": _row_array(result.dependence),
         "gap": gap,
-        "remarks": _remarks(result),
+        "remarks": remarks(result),
         "unit": unit_of(result),
         "caveats": caveats(result),
         "recipe": result.recipe,
@@ -287,7 +337,7 @@ def _result(result: Attribution) -> dict[str, Any]:
         "confirmation": _confirmation(result),
         "whole_model": result.method.name in MEASURED_METHODS,
         "steps": list(result.steps),
-        "prediction": result.prediction.to_dict() if result.prediction else None,
+        "prediction": _prediction(result),
         "provenance": {
             key: _model(result) if key == "model" else value
             for key, value in result.provenance.items()
@@ -297,13 +347,7 @@ def _result(result: Attribution) -> dict[str, Any]:
 
 
 def _row_array(array: NDArray[np.floating[Any]] | None) -> str | None:
-    return None if array is None else numbers_text(array, np.float32)
-
-
-def _remarks(result: Attribution) -> list[str]:
-    """What a reader should know beside the numbers; prediction and confirmation stand apart."""
-    apart = (f"the model says {result.prediction}", str(result.confirmation))
-    return [remark for remark in result._remarks() if remark not in apart]
+    return None if array is None else pack_numbers(array, np.float32)
 
 
 def _confirmation(result: Attribution) -> dict[str, Any] | None:
@@ -341,7 +385,7 @@ def _graph(graph: LayeredGraph | None, result: Attribution) -> dict[str, Any] | 
         "length": graph.length,
         "unit": unit,
         "capacities": [
-            numbers_text(np.rint(layer / unit), np.uint16) for layer in graph.capacities
+            pack_numbers(np.rint(layer / unit), np.uint16) for layer in graph.capacities
         ],
     }
 
@@ -361,7 +405,7 @@ def _image(result: Attribution, pixels: Any) -> dict[str, Any] | None:
 
 
 def _images(result: Attribution) -> list[dict[str, Any]]:
-    """The images among words, each with its picture if the result carries one for each."""
+    """Return the images among words, each with its picture if the result carries them all."""
     images = result.sources.images
     pictures = list(result.provenance.get("images") or ())
     pictures = pictures if len(pictures) == len(images) else [None] * len(images)

@@ -16,7 +16,6 @@ from attnflow.show.plots.canvas import (
     GREY,
     SMALL,
     VERMILLION,
-    at_layer,
     bare,
     heading,
     label,
@@ -25,6 +24,7 @@ from attnflow.show.plots.canvas import (
     one_target,
     pyplot,
 )
+from attnflow.show.sentences import place_of
 from attnflow.tokens import TokenRef
 from attnflow.trace import Prediction
 
@@ -118,7 +118,7 @@ def method_bars(
     name_ticks(axes, "x", [rows[0].sources[k] for k in columns])
     axes.axhline(0, color="black", linewidth=0.6)
     axes.set_ylabel("share of the strongest source", fontsize=SMALL + 1)
-    heading(axes, f"{label(rows[0].targets[0])} at {at_layer(rows[0])} draws on")
+    heading(axes, f"{label(rows[0].targets[0])} at {place_of(rows[0].layers[0])} draws on")
     axes.set_ylim(top=1.15)  # room for the legend
     axes.legend(fontsize=SMALL + 1, frameon=False, ncols=len(rows), loc="upper center")
     return bare(axes)

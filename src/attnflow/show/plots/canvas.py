@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
-from attnflow.attribution import MEAN_OVER_LAYERS, Attribution
+from attnflow.attribution import Attribution
 from attnflow.errors import FileError, InputError, TargetError, optional_import
 from attnflow.tokens import TokenRef, readable
 from attnflow.tokens.text import labels
@@ -37,7 +37,6 @@ __all__ = [
     "PALE",
     "SMALL",
     "VERMILLION",
-    "at_layer",
     "bare",
     "colour_bar",
     "heading",
@@ -145,12 +144,6 @@ def one_target(result: Attribution, target: TokenRef | None) -> Attribution:
             f"target=... The targets are {result.targets.listing()}."
         )
     return result
-
-
-def at_layer(result: Attribution) -> str:
-    """Where the values of a result of one layer stand, in words."""
-    number = result.layers[0]
-    return "mean over layers" if number == MEAN_OVER_LAYERS else f"layer {number}"
 
 
 # -- tokens as labels -------------------------------------------------------------------------

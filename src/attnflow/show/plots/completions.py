@@ -11,7 +11,6 @@ from attnflow.attribution import Attribution
 from attnflow.show.plots.canvas import (
     BLUE,
     PALE,
-    at_layer,
     bare,
     heat,
     label,
@@ -22,6 +21,7 @@ from attnflow.show.plots.canvas import (
     pyplot,
 )
 from attnflow.show.plots.maps import pairs_map
+from attnflow.show.sentences import place_of
 from attnflow.tokens import TokenRef
 from attnflow.tokens.common_words import common_tokens
 
@@ -65,7 +65,7 @@ def completion_map(result: Attribution, *, layer: int = -1, ax: Axes | None = No
     'generated'
     """
     one = result.layer(layer)
-    axes = pairs_map(one, ax=ax, title=at_layer(one))
+    axes = pairs_map(one, ax=ax, title=place_of(one.layers[0]))
     axes.set_ylabel("generated")
     axes.set_xlabel("prompt")
     return axes
@@ -93,7 +93,7 @@ def source_bars(
     name_ticks(axes, "y", [one.sources[k] for k in columns])
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.6)
-    axes.set_xlabel(at_layer(one))
+    axes.set_xlabel(place_of(one.layers[0]))
     return bare(axes)
 
 

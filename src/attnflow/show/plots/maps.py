@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.show.numbers import short_number
 from attnflow.show.plots.canvas import (
     SMALL,
-    at_layer,
     bare,
     colour_bar,
     heading,
@@ -26,6 +24,7 @@ from attnflow.show.plots.canvas import (
     plain,
     pyplot,
 )
+from attnflow.show.sentences import place_of, short_number
 from attnflow.tokens import TokenRef
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def pairs_map(
     name_ticks(axes, "y", one.targets)
     axes.set_xlabel("source")
     axes.set_ylabel("target")
-    line = title if title is not None else f"{at_layer(one)}: {one.title}"
+    line = title if title is not None else f"{place_of(one.layers[0])}: {one.title}"
     heading(axes, line, size=9 if title is None else 10)
     colour_bar(axes, image)
     return bare(axes)

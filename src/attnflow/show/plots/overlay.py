@@ -23,7 +23,6 @@ from attnflow.errors import InputError, optional_import
 from attnflow.show.plots.canvas import (
     BLUE,
     VERMILLION,
-    at_layer,
     bare,
     colour_bar,
     heading,
@@ -33,6 +32,7 @@ from attnflow.show.plots.canvas import (
     plain,
     pyplot,
 )
+from attnflow.show.sentences import place_of
 from attnflow.tokens import Grid, TokenRef
 from attnflow.tokens.patches import enlarge
 
@@ -86,7 +86,7 @@ def image_overlay(
     ground = _in_grey(_picture(result, index, grid) if image is None else image, grid)
     axes = new_axes(5.6, 1.0 + 4.6 * grid.height / grid.width) if ax is None else ax
     over = _draw(axes, ground, maps[index], contrast(maps, scale), alpha)
-    usual = f"{label(one.targets[0])} at {at_layer(one)}: {one.method.name}"
+    usual = f"{label(one.targets[0])} at {place_of(one.layers[0])}: {one.method.name}"
     heading(axes, usual if title is None else title)
     colour_bar(axes, over)
     return bare(axes)
