@@ -15,6 +15,7 @@ from scipy import optimize
 
 import attnflow
 from attnflow.errors import FileError, InputError, MethodError, TokensError
+from attnflow.errors.progress import Progress, listening
 from attnflow.evaluation.ablation import (
     CompletionEvaluation,
     CompletionPrompt,
@@ -161,7 +162,7 @@ def test_regression_finds_the_effects_of_a_model_that_is_linear() -> None:
         targets = None
         effects = np.array([2.0, 0, 0, -1.0, 0, 0, 0, 0.5, 0, 0])
 
-        def token_log_probs(self, sets: Any, *, progress: Any = None) -> Any:
+        def token_log_probs(self, sets: Any) -> Any:
             gone = [[k in hidden for k in range(10)] for hidden in sets]
             return (~np.array(gone) @ self.effects)[:, None]
 
@@ -389,9 +390,10 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     whole = evaluate(resume=path)
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:30], encoding="utf-8")
-    stages: list[int] = []
-    again = evaluate(resume=path, progress=lambda progress: stages.append(progress.done))
-    assert stages == [2, 3]
+    steps: list[Progress] = []
+    with listening(steps.append):
+        again = evaluate(resume=path)
+    assert [step.done for step in steps if step.stage == "prompts"] == [2, 3]
     for row in whole.methods:
         np.testing.assert_array_equal(whole.values(row, "lds"), again.values(row, "lds"))
     with pytest.raises(InputError, match=r"holds another run: .*ablations was 12 and is 13"):

@@ -26,7 +26,7 @@ from attnflow.cli.app import _run, app
 from attnflow.cli.plugins import GROUP, add_plugins
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import AttributionWarning, MissingDependencyError
-from attnflow.errors.progress import Progress
+from attnflow.errors.progress import tell
 from attnflow.methods import METHODS, Rollout
 from attnflow.testing import tiny_encoder
 from hostile_surface import try_command_lines
@@ -535,10 +535,10 @@ def test_saturation_is_not_said_to_be_mended_by_rollout(
 def test_progress_is_shown_on_a_terminal_for_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with progress_bars("loading the model", console=console) as tell:
-        tell(Progress("flow", 3, 10))
+    with progress_bars("loading the model", console=console):
+        tell("flow", 3, 10)
         tell("reading", 2, 4)
-        tell(1, 5)
+        tell("texts", 1, 5)
     drawn = console.file.getvalue()  # type: ignore[attr-defined]
     for word in ("loading the model", "flow", "3/10", "reading", "2/4", "texts", "1/5"):
         assert word in drawn

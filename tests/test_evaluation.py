@@ -22,8 +22,8 @@ from attnflow import Alti, Flow, GradientFlow, NormRollout, Rollout, capture, ev
 from attnflow.cli import evaluate as command
 from attnflow.cli.app import _run
 from attnflow.cli.options import parse_method
-from attnflow.errors import FileError, InputError, MethodError, ModelError
-from attnflow.errors.progress import Progress, ProgressCallback
+from attnflow.errors import FileError, InputError, MethodError, ModelError, progress
+from attnflow.errors.progress import Progress, ProgressCallback, listening
 from attnflow.evaluation import Evaluation, Record, fingerprint, judge
 from attnflow.evaluation import run as running
 from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
@@ -164,7 +164,7 @@ def test_a_text_is_captured_once_for_all_methods(
         return capture(*arguments, **options)
 
     monkeypatch.setattr(judge, "capture", counted)
-    monkeypatch.setattr(judge, "_TIMED", 0)
+    monkeypatch.setattr(progress, "_TIMED", 0)
     methods = ["rollout", "gradient-rollout", "alti"]
     evaluate_methods(embedded.model, TEXTS, tokenizer=embedded.tokenizer, methods=methods)
     assert asked[:3] == [[method] for method in methods]  # each tried
@@ -188,11 +188,12 @@ def test_what_happens_inside_a_slow_text_is_told(
     embedded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stages(patience: float) -> set[str]:
-        monkeypatch.setattr(judge, "_PATIENCE", patience)
+        monkeypatch.setattr(progress, "_PATIENCE", patience)
         steps: list[Progress] = []
         model, tokenizer = embedded
-        options: Any = {**QUICK, "tokenizer": tokenizer, "progress": steps.append}
-        evaluate_methods(model, TEXTS, **options)
+        options: Any = {**QUICK, "tokenizer": tokenizer}
+        with listening(steps.append):
+            evaluate_methods(model, TEXTS, **options)
         return {step.stage for step in steps}
 
     outside = {"fingerprint of the weights", "trying the methods", "texts"}
@@ -291,11 +292,11 @@ def test_a_causal_model_is_read_at_its_last_token() -> None:
 
 
 def interrupt_after(texts: int) -> ProgressCallback:
-    def progress(step: Progress) -> None:
+    def interrupt(step: Progress) -> None:
         if (step.stage, step.done) == ("texts", texts):
             raise KeyboardInterrupt
 
-    return progress
+    return interrupt
 
 
 def test_a_run_that_was_stopped_goes_on(embedded: Loaded, tmp_path: Path) -> None:
@@ -304,11 +305,10 @@ def test_a_run_that_was_stopped_goes_on(embedded: Loaded, tmp_path: Path) -> Non
     methods = ["rollout", "gradient-rollout"]
     whole = evaluate_methods(model, TEXTS, tokenizer=tokenizer, methods=methods)
 
-    def run(progress: Any = None, samples: int | None = None) -> Evaluation:
-        return evaluate_methods(
-            model, TEXTS, tokenizer=tokenizer, methods=methods, resume=path, progress=progress,
-            samples=samples,
-        )  # fmt: skip
+    def run(callback: Any = None, samples: int | None = None) -> Evaluation:
+        options: Any = {"tokenizer": tokenizer, "methods": methods, "samples": samples}
+        with listening(callback):
+            return evaluate_methods(model, TEXTS, resume=path, **options)
 
     with pytest.raises(KeyboardInterrupt):
         run(interrupt_after(2))
@@ -317,7 +317,7 @@ def test_a_run_that_was_stopped_goes_on(embedded: Loaded, tmp_path: Path) -> Non
         lines.write('{"number": 2, "answ')  # what an interruption in the middle of a line leaves
     steps: list[Progress] = []
     resumed = run(steps.append)
-    assert [step[1:] for step in steps if step.stage == "texts"] == [(3, 5), (4, 5), (5, 5)]
+    assert [step[1:3] for step in steps if step.stage == "texts"] == [(3, 5), (4, 5), (5, 5)]
     assert Progress("trying the methods", 1, 2) in steps
     assert any(step.stage == "fingerprint of the weights" for step in steps)
     assert scores_of(resumed) == scores_of(whole)
@@ -395,7 +395,8 @@ def test_a_journal_is_locked_while_a_run_writes_it(embedded: Loaded, tmp_path: P
                 evaluate_methods(model, TEXTS, **options)
             refusals.append(str(refusal.value))
 
-    first = evaluate_methods(model, TEXTS, **options, progress=second_run)
+    with listening(second_run):
+        first = evaluate_methods(model, TEXTS, **options)
     assert "name another place" in refusals[0]
     assert scores_of(evaluate_methods(model, TEXTS, **options)) == scores_of(first)
     assert len(path.read_text().splitlines()) == 4
@@ -699,8 +700,9 @@ def test_an_interrupted_command_says_how_to_go_on(
     arguments = ["evaluate", "--data", data, "--method", "raw", "--resume", str(path), "--json"]
 
     @contextmanager
-    def stopping(*_: str) -> Iterator[Any]:
-        yield interrupt_after(2)
+    def stopping(*_: str) -> Iterator[None]:
+        with listening(interrupt_after(2)):
+            yield
 
     with monkeypatch.context() as patched:
         patched.setattr(command, "progress_bars", stopping)

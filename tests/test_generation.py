@@ -16,6 +16,7 @@ from torch import Tensor
 import attnflow
 from attnflow.api import explain_completion, generate
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, TokensError
+from attnflow.errors.progress import listening
 from attnflow.explainers.prompts import neutral_ids
 from attnflow.explainers.rollout_cache import RolloutCache
 from attnflow.hosts.recorder import RecordedLayer
@@ -258,7 +259,7 @@ def test_generated_rows_grow_past_the_room_they_were_given() -> None:
     model = family("llama")
     rows = RolloutCache(Rollout(), prompt=8, padding=[0], dropped=[[]], layers=3, room=8)
     options = {"max_new_tokens": 40, "pad_token_id": 0}
-    plain: dict[str, Any] = {"tokenizer": None, "stream": None, "seed": None}
+    plain: dict[str, Any] = {"tokenizer": None, "seed": None}
     sequences = run_generate(model, {"input_ids": PROMPT}, options, observer=rows, **plain)
     rows.check(sequences.shape[1] - 1)
     expected = generate(model, {"input_ids": PROMPT}, max_new_tokens=40, method="rollout")
@@ -332,7 +333,8 @@ TEXT = "My name is Ada, I am from"
 def test_a_text_streams_and_is_named(speaker: tuple[Any, Any]) -> None:
     model, tokenizer = speaker
     heard: list[str] = []
-    result = generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=5, stream=heard.append)
+    with listening(lambda step: heard.append(step.text)):
+        result = generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=5)
     assert "".join(heard) == result.provenance["completion"]
     assert result.sources.texts == (
         "My", "Ġname", "Ġis", "ĠAda", ",", "ĠI", "Ġam", "Ġfrom",

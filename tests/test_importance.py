@@ -11,7 +11,7 @@ import transformers
 
 from attnflow import capture
 from attnflow.errors import InputError, MethodError, ModelError, TokensError, UnsupportedModelError
-from attnflow.errors.progress import Progress
+from attnflow.errors.progress import Progress, listening
 from attnflow.evaluation import metrics
 from attnflow.evaluation.faithfulness import Faithfulness
 from attnflow.evaluation.importance import (
@@ -340,7 +340,8 @@ def test_a_batch_equals_its_texts_alone(
     texts = {"embedded": WORDS, "masked": MASKED}.get(host, CAUSAL)
     measure = MEASURES[name]()
     steps: list[Progress] = []
-    together = measure(model, texts, tokenizer=tokenizer, batch_size=64, progress=steps.append)
+    with listening(steps.append):
+        together = measure(model, texts, tokenizer=tokenizer, batch_size=64)
     assert (steps[-1].stage, steps[-1].done) == (measure.name, steps[-1].total)
     for text, result in zip(texts, together, strict=True):
         alone = measure(model, [text], tokenizer=tokenizer, batch_size=1)[0]

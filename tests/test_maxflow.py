@@ -25,6 +25,7 @@ from scipy.sparse.csgraph import maximum_flow
 
 import random_graphs
 from attnflow.errors import InputError, TargetError, WeightsError
+from attnflow.errors.progress import Progress, listening
 from attnflow.maxflow import (
     estimate_seconds,
     flow_edges,
@@ -380,12 +381,12 @@ def test_an_error_in_progress_ends_all_threads(threads: int) -> None:
     capacities = with_residual(attention(np.random.default_rng(10), 6, 150))
     before = threading.active_count()
 
-    def stop(done: int, total: int) -> None:
+    def stop(progress: Progress) -> None:
         raise Stop
 
     begin = time.perf_counter()
-    with pytest.raises(Stop):
-        everything(capacities, threads=threads, progress=stop)
+    with pytest.raises(Stop), listening(stop):
+        everything(capacities, threads=threads)
     assert time.perf_counter() - begin < 3.0
     assert threading.active_count() == before
 
@@ -413,12 +414,11 @@ def test_interruption_is_prompt_and_leaves_nothing_running(threads: int) -> None
 @pytest.mark.parametrize("threads", [1, 2])
 def test_progress_counts_every_pair(threads: int) -> None:
     capacities = with_residual(attention(np.random.default_rng(12), 4, 10))
-    calls: list[tuple[int, int]] = []
-    everything(
-        capacities, threads=threads, progress=lambda done, total: calls.append((done, total))
-    )
-    assert calls[-1] == (400, 400)
-    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    calls: list[Progress] = []
+    with listening(calls.append):
+        everything(capacities, threads=threads)
+    assert calls[-1] == Progress("flow", 400, 400)
+    assert [step.done for step in calls] == sorted(step.done for step in calls)
 
 
 def test_estimate_is_of_the_right_order() -> None:

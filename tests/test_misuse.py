@@ -16,7 +16,7 @@ import torch
 
 import attnflow
 from attnflow.errors import InputError, ModelError, TokensError
-from attnflow.errors.progress import Progress
+from attnflow.errors.progress import Progress, listening
 from attnflow.explainers.prompts import encode_prompts, neutral_ids
 from attnflow.explainers.sink import prompt_sink
 from attnflow.hosts import registry
@@ -111,9 +111,8 @@ def test_long_inputs_are_not_echoed() -> None:
 def test_value_zeroing_tells_how_far_it_is() -> None:
     model, tokenizer = tiny_encoder()
     steps: list[Progress] = []
-    attnflow.capture(
-        model, TEXT, tokenizer=tokenizer, record=["value-zeroing"], progress=steps.append
-    )
+    with listening(steps.append):
+        attnflow.capture(model, TEXT, tokenizer=tokenizer, record=["value-zeroing"])
     assert {step.stage for step in steps} == {"value-zeroing"}
     assert all(0 <= step.done < step.total == 3 * 10 for step in steps)
     assert [step.done for step in steps] == sorted(step.done for step in steps)
@@ -224,15 +223,14 @@ def test_end_tokens_of_the_options_end_a_text() -> None:
 
 
 def test_an_error_of_the_users_own_callback_is_his() -> None:
-    def stream(_: str) -> None:
+    def hear(_: Progress) -> None:
         raise ValueError("my own")
 
-    with pytest.raises(ValueError, match=r"^my own$") as error:
+    with pytest.raises(ValueError, match=r"^my own$") as error, listening(hear):
         attnflow.generate(
             build("Llama"),
             "w5 w6",
             tokenizer=tokenizer_with([], []),
-            stream=stream,
             seed=0,
             generate_kwargs={"temperature": 5.0},
         )

@@ -19,6 +19,7 @@ import transformers
 import attnflow
 from attnflow.cli.app import _run
 from attnflow.errors import MissingDependencyError
+from attnflow.errors.progress import listening
 from attnflow.hosts.load import Loaded, load_language_model, load_model
 from attnflow.testing import check_adapter
 from attnflow_experiments.known_answer.experiment import DEFAULT, KnownAnswer
@@ -110,9 +111,8 @@ def test_smollm2(smollm2: Loaded) -> None:
 def test_smollm2_draws_on_what_it_was_told(smollm2: Loaded) -> None:
     """The two examples of Deb's post, end to end, without naming a model."""
     heard: list[str] = []
-    result = attnflow.generate(
-        None, "My name is Putin, I am from", max_new_tokens=4, stream=heard.append
-    )
+    with listening(lambda step: heard.append(step.text)):
+        result = attnflow.generate(None, "My name is Putin, I am from", max_new_tokens=4)
     assert "".join(heard).startswith(" Russia")
     assert result.values.shape == (30, 4, 8)
     assert result.row("Russia").top(1)[0].token == "ĠPutin"

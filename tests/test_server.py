@@ -21,7 +21,7 @@ import pytest
 from attnflow import AttentionTrace, Rollout
 from attnflow.cli.app import _run
 from attnflow.errors import AttributionWarning
-from attnflow.errors.progress import Progress
+from attnflow.errors.progress import Progress, relaying
 from attnflow.hosts.load import Loaded
 from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_encoder
@@ -303,13 +303,15 @@ def test_generation_stops_between_two_words(client: Client) -> None:
 
     heard: list[str] = []
 
-    def work(job: Job) -> str:
-        def hear(text: str) -> None:
-            heard.append(text)
+    def hear(step: Progress) -> Progress:
+        if step.text:
+            heard.append(step.text)
             job.cancel()
-            job.write(text)
+        return step
 
-        continued(tiny_writer(), "a b", [Rollout()], max_new_tokens=12, stream=hear)
+    def work() -> str:
+        with relaying(hear):
+            continued(tiny_writer(), "a b", [Rollout()], max_new_tokens=12)
         return "never"
 
     job = Job(work)
@@ -322,9 +324,9 @@ def test_flow_stops_between_two_pairs() -> None:
     from attnflow import Flow
     from attnflow.testing import random_trace
 
-    def work(job: Job) -> str:
+    def work() -> str:
         job.cancel()
-        Flow()(random_trace(layers=4, length=24), progress=job.tell)
+        Flow()(random_trace(layers=4, length=24))
         return "never"
 
     job = Job(work)
@@ -335,11 +337,11 @@ def test_flow_stops_between_two_pairs() -> None:
 def test_a_failing_job_leaves_the_thread_alive() -> None:
     jobs = Jobs(waiting=3)
 
-    def broken(job: Job) -> str:
+    def broken() -> str:
         raise RuntimeError("of no use")
 
     try:
-        first, second = jobs.submit(broken), jobs.submit(lambda _: "result")
+        first, second = jobs.submit(broken), jobs.submit(lambda: "result")
         while second.state != "done":
             time.sleep(0.01)
         assert first.error == "This should not have happened (RuntimeError: of no use)."
@@ -348,7 +350,7 @@ def test_a_failing_job_leaves_the_thread_alive() -> None:
     assert not jobs._thread.is_alive()
 
 
-def nothing(job: Job) -> str:
+def nothing() -> str:
     return ""
 
 
@@ -356,7 +358,7 @@ def test_the_queue_and_the_results_are_bounded() -> None:
     go = Event()
     jobs = Jobs(waiting=2)
     try:
-        running = jobs.submit(lambda _: str(go.wait(20)))
+        running = jobs.submit(lambda: str(go.wait(20)))
         while running.state != "running":
             time.sleep(0.01)
         waiting = [jobs.submit(nothing) for _ in range(2)]
@@ -375,7 +377,7 @@ def test_the_queue_and_the_results_are_bounded() -> None:
     cancelled = Job(nothing)
     cancelled.cancel()
     with pytest.raises(CancelledJobError):
-        cancelled.tell(Progress("on", 0, 0))
+        cancelled.hear(Progress("on", 0, 0))
 
 
 # -- models ----------------------------------------------------------------------------------------

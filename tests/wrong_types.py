@@ -95,7 +95,7 @@ def _calls(folder: Path) -> Iterator[_Call]:
         yield _Call(f"{type(method).__name__}", type(method), options)
     ask = {"trace": trace, "targets": [0], "layers": [1], "sources": None, "threads": 1}
     for method in (attnflow.Rollout(), attnflow.Flow(), attnflow.Raw()):
-        yield _Call(f"{method.name}()", method, {**ask, "progress": None})
+        yield _Call(f"{method.name}()", method, ask)
     cut = {"trace": trace, "target": 0, "source": 1, "layer": 3}
     yield _Call("Flow.minimum_cut", attnflow.Flow().minimum_cut, cut)
     yield _Call("Flow.estimate", attnflow.Flow().estimate, {"trace": trace, "targets": [0]})
@@ -117,7 +117,7 @@ def _calls(folder: Path) -> Iterator[_Call]:
     texts = {"model": loaded.model, "texts": ["the key"], "tokenizer": loaded.tokenizer}
     yield _Call("capture_batch", attnflow.capture_batch, {**texts, "heads": None, "record": ()})
     ask = {"method": "rollout", "targets": None, "layers": None, "words": False, "answer": None}
-    yield _Call("explain", attnflow.explain, {**text, **ask, "progress": None})
+    yield _Call("explain", attnflow.explain, {**text, **ask})
     yield from _showing(attnflow.Rollout()(trace))
     yield from _judging(loaded.model, loaded.tokenizer)
     yield from _writing(folder)
@@ -135,10 +135,10 @@ def _judging(model: Any, tokenizer: Any) -> Iterator[_Call]:
     """Methods and measures held against what a classifier does."""
     ask: dict[str, Any] = {"model": model, "texts": ["the key to the book"], "tokenizer": tokenizer}
     counts = {"samples": 1, "skip": 0, "min_words": 1, "batch_size": 8, "seed": 0}
-    more = {"methods": ["raw"], "by": "unk", "resume": None, "progress": None}
+    more = {"methods": ["raw"], "by": "unk", "resume": None}
     yield _Call("evaluate_methods", attnflow.evaluate_methods, {**ask, **counts, **more})
     for measure in (BlankOut(), InputGradient(), ValueZeroing()):
-        own = {"answer": None, "batch_size": 8, "progress": None}
+        own = {"answer": None, "batch_size": 8}
         yield _Call(f"{measure.name}()", measure, {**ask, **own})
         options = {field.name: getattr(measure, field.name) for field in fields(measure)}
         yield _Call(type(measure).__name__, type(measure), options)
@@ -153,13 +153,13 @@ def _writing(folder: Path) -> Iterator[_Call]:
     model, tokenizer = tiny_decoder()
     ask: dict[str, Any] = {"model": model, "prompt": "the keys to", "tokenizer": tokenizer}
     how = {"method": None, "baseline": None, "sources": "prompt", "chat": False}
-    few = {"max_new_tokens": 1, "seed": None, "stream": None, "generate_kwargs": None}
+    few = {"max_new_tokens": 1, "seed": None, "generate_kwargs": None}
     yield _Call("generate", attnflow.generate, {**ask, **how, **few})
     ask["completion"] = " are"
     yield _Call("explain_completion", attnflow.explain_completion, {**ask, **how})
     own = {"chat": False, "targets": None, "spans": None, "blank": None, "batch_tokens": None}
     for method in (LeaveOneOut(), AblationRegression(samples=4), Visibility(steps=1), Careful()):
-        yield _Call(f"{method.name}()", method, {**ask, **own, "progress": None})
+        yield _Call(f"{method.name}()", method, {**ask, **own})
         options = {field.name: getattr(method, field.name) for field in fields(method)}
         yield _Call(type(method).__name__, type(method), options)
     ids = {"model": model, "prompt_ids": (3, 4, 5), "completion_ids": (6, 7), "targets": None}
@@ -169,7 +169,7 @@ def _writing(folder: Path) -> Iterator[_Call]:
     counts = {"ablations": 2, "hidden": 0.3, "top": 1, "max_new_tokens": 1, "seed": 0}
     names = {"methods": ["leave-one-out"], "level": "word", "by": "hide", "score": "log-odds"}
     flags = {"curves": False, "documents": False, "chat": False, "exclude_last_word": False}
-    rest = {"stop": None, "samples": None, "batch_tokens": None, "resume": None, "progress": None}
+    rest = {"stop": None, "samples": None, "batch_tokens": None, "resume": None}
     judged = {**prompts, **counts, **names, **flags, **rest}
     yield _Call("evaluate_completions", evaluate_completions, judged)
     spans = {"answer": None, "expected": None, "inside": None, "documents": None, "stated": None}
@@ -194,8 +194,7 @@ def _cases(folder: Path, seed: int) -> Iterator[tuple[_Call, str, Any]]:
     for turn in range(len(HOSTILE)):
         for call, argument, order in arguments:
             value = HOSTILE[order[turn]]
-            own = argument in ("progress", "stream") and callable(value)  # may raise what it likes
-            if value is not call.valid[argument] and not own:
+            if value is not call.valid[argument]:
                 yield call, argument, value
 
 

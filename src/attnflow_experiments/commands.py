@@ -91,10 +91,8 @@ def verb_number(
     examples, source = _sentences(data, held_out_only, samples, seed)
     model, vocabulary = load_verb_number(weights)
     command = _command(data, held_out_only, samples, protocol, weights, seed)
-    with progress_bars() as progress:
-        report = experiment(
-            examples, model, vocabulary, source=source, command=command, progress=progress
-        )
+    with progress_bars():
+        report = experiment(examples, model, vocabulary, source=source, command=command)
     finish(report, output)
 
 
@@ -146,11 +144,11 @@ def known_answer(
     experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
     loaded = load_language_model(model)
     folder = mathformer_folder(mathformer)
-    with progress_bars() as progress:
-        tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer, progress)]
+    with progress_bars():
+        tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer)]
         for sign in "*+" if folder else "":
             calculator, vocabulary = load_mathformer(folder, sign)
-            tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign, progress))
+            tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign))
     if folder is None:
         typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
     command = f"attnflow experiment known-answer --prompts {prompts} --seed {seed}"
@@ -204,11 +202,11 @@ def pronouns(
         sentences = (parse_sentence(sentence, antecedents, pronouns),)
     loaded = load_language_model(model)
     command = _pronouns_command(model, data, sentence, antecedents, pronouns, protocol)
-    with progress_bars() as progress:
+    with progress_bars():
         report = (
-            experiment.of_sentences(*loaded, sentences, command=command, progress=progress)
+            experiment.of_sentences(*loaded, sentences, command=command)
             if schemas is None
-            else experiment.of_winogender(*loaded, schemas, command=command, progress=progress)
+            else experiment.of_winogender(*loaded, schemas, command=command)
         )
     finish(report, output)
 
@@ -285,8 +283,8 @@ def scenes(
     experiment = Scenes(scenes=count, part=part)  # type: ignore[arg-type]
     loaded = load_scenes(None if model in (None, "scenes") else Path(str(model)))
     command = f"attnflow experiment scenes --scenes {count} --part {part}"
-    with progress_bars() as progress:
-        report = experiment(*loaded, command=command, journal=resume, progress=progress)
+    with progress_bars():
+        report = experiment(*loaded, command=command, journal=resume)
     finish(report, output)
 
 
@@ -334,13 +332,12 @@ def sst2(
         f"--samples {samples} --protocol {protocol} --seed {seed}",
         *([f"--label {label}"] if label is not None else []),
     ]
-    with progress_bars() as progress:
+    with progress_bars():
         report = experiment(
             examples,
             loaded.model,
             loaded.tokenizer,
             source=data.name,
             command=" ".join(parts),
-            progress=progress,
         )
     finish(report, output)

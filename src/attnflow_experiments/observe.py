@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from attnflow.errors import ModelError
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import Progress, relaying, tell
 from attnflow.evaluation.batching import batches_by_length
 from attnflow.evaluation.importance import Importance, Measure
 from attnflow.explainers.prompts import neutral_ids
@@ -31,7 +32,6 @@ def observe_texts(
     batch_size: int,
     length: Callable[[str], int] = len,
     refuse: Callable[[str, ModelError], None] | None = None,
-    progress: ProgressCallback | None = None,
 ) -> list[T]:
     """One observation for each text, of its number, its attention (heads averaged) and the
     importance of its tokens.
@@ -44,7 +44,8 @@ def observe_texts(
     shared = {"tokenizer": tokenizer, "answer": answer, "batch_size": batch_size}
     for name, measure in measures.items():
         try:
-            importance[name] = measure(model, texts, progress=_under(name, progress), **shared)
+            with relaying(partial(_rename, name)):
+                importance[name] = measure(model, texts, **shared)
         except ModelError as error:
             if refuse is None:
                 raise
@@ -54,17 +55,17 @@ def observe_texts(
         batch = [texts[k] for k in numbers]
         captures = capture_batch(model, batch, tokenizer=tokenizer, heads="mean")
         traces.update(zip(numbers, captures, strict=True))
-        tell(progress, "attention", len(traces), len(texts))
+        tell("attention", len(traces), len(texts))
     observations = []
     for k in range(len(texts)):
         own = {name: results[k] for name, results in importance.items()}
         observations.append(observation(k, traces[k], own))
-        tell(progress, "attribution", k + 1, len(texts))
+        tell("attribution", k + 1, len(texts))
     return observations
 
 
-def _under(stage: str, progress: ProgressCallback | None) -> ProgressCallback:
-    return lambda step: tell(progress, stage, step.done, step.total)
+def _rename(stage: str, step: Progress) -> Progress:
+    return step._replace(stage=stage)
 
 
 def neutral_traces(

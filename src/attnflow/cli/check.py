@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from attnflow.cli.options import check_model_name, check_text, prepare_models
 from attnflow.cli.progress import progress_bars
+from attnflow.errors.progress import tell
 
 __all__ = ["check"]
 
@@ -30,7 +31,7 @@ def check(
     from attnflow.hosts.check import check_model
     from attnflow.hosts.load import example_inputs, load_model
 
-    with progress_bars("loading the model") as tell:
+    with progress_bars("loading the model"):
         loaded = load_model(model, needs_tokenizer=False)
         tell("checking", 0, 0)
         checks = check_model(loaded.model, example_inputs(loaded, text), tokenizer=loaded.tokenizer)

@@ -137,7 +137,7 @@ def evaluate(
 
     if by is not None and by not in get_args(BlankToken):
         raise InputError(f"--by is one of {', '.join(get_args(BlankToken))}; got {by!r}.")
-    with _stoppable(journal), progress_bars("loading the model") as tell:
+    with _stoppable(journal), progress_bars("loading the model"):
         evaluation = evaluate_methods(
             model,
             [each.text for each in texts],
@@ -150,7 +150,6 @@ def evaluate(
             seed=seed,
             batch_size=batch_size,
             resume=journal,
-            progress=tell,
         )
     if output is not None:
         parts = {"--min-words": min_words, "--skip": skip, "--samples": samples, "--seed": seed}

@@ -60,7 +60,7 @@ def evaluate_images(
             f"--by is one of {', '.join(get_args(Hiding))} for images; got {options.by!r}."
         )
     methods = None if options.methods is None else [parse_method(m) for m in options.methods]
-    with progress_bars("loading the model") as tell:
+    with progress_bars("loading the model"):
         return run(
             model,
             read_images(data),
@@ -71,5 +71,4 @@ def evaluate_images(
             seed=options.seed,
             batch_size=options.batch_size,
             resume=journal,
-            progress=tell,
         )

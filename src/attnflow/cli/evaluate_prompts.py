@@ -46,7 +46,7 @@ def evaluate_prompts(
     prompts = read_prompts(data)[options.skip :]
     if not prompts:
         raise InputError(f"--skip {options.skip} leaves no prompt of {data.name!r}.")
-    with progress_bars("loading the model") as tell:
+    with progress_bars("loading the model"):
         return evaluate_completions(
             model,
             prompts,
@@ -59,7 +59,6 @@ def evaluate_prompts(
             samples=options.samples,
             seed=options.seed,
             resume=journal,
-            progress=tell,
         )
 
 

@@ -340,9 +340,9 @@ def _apply(
     """The result, and what the method warns of."""
     _tell_estimate(method, trace, targets, layers)
     usual = warnings.showwarning
-    with warnings.catch_warnings(record=True) as recorded, progress_bars() as tell:
+    with warnings.catch_warnings(record=True) as recorded, progress_bars():
         warnings.simplefilter("always", AttributionWarning)
-        result = method(trace, targets=targets, layers=layers, progress=tell)
+        result = method(trace, targets=targets, layers=layers)
     remarks = []
     for entry in recorded:
         if isinstance(entry.message, AttributionWarning):

@@ -46,6 +46,7 @@ from attnflow.cli.output import (
     write_result,
 )
 from attnflow.errors import InputError
+from attnflow.errors.progress import Progress, listening
 from attnflow.show import terminal
 from attnflow.show.sentences import (
     TABLE_LEGENDS,
@@ -164,22 +165,22 @@ def generate(
 
     console = Console(highlight=False)
     say_if_preparing(model)
-    result: Attribution = run(
-        model,
-        messages or prompt,
-        max_new_tokens=max_new_tokens,
-        method=applied,
-        careful=careful,
-        targets=None if targets is None else [parse_span(target) for target in targets],
-        contrast=rather_than,
-        confirm=confirm and not images,
-        images=images or None,
-        baseline=cast("Any", subtracted),
-        chat=chat,
-        seed=seed,
-        stream=None if as_json else _Echo(console, prompt),
-        generate_kwargs=None if temperature is None else {"temperature": temperature},
-    )
+    with listening(None if as_json else _Echo(console, prompt)):
+        result: Attribution = run(
+            model,
+            messages or prompt,
+            max_new_tokens=max_new_tokens,
+            method=applied,
+            careful=careful,
+            targets=None if targets is None else [parse_span(target) for target in targets],
+            contrast=rather_than,
+            confirm=confirm and not images,
+            images=images or None,
+            baseline=cast("Any", subtracted),
+            chat=chat,
+            seed=seed,
+            generate_kwargs=None if temperature is None else {"temperature": temperature},
+        )
     for remark in result.provenance.get("image_remarks", ()):
         typer.echo(f"attnflow: {remark}.", err=True)
     result = result.spans(spans) if spans else result
@@ -222,11 +223,13 @@ class _Echo:
         self._console = console
         self._prompt = prompt
 
-    def __call__(self, text: str) -> None:
+    def __call__(self, progress: Progress) -> None:
+        if not progress.text:
+            return
         if self._prompt:
             self._console.print(escape(self._prompt), style="dim", end="", soft_wrap=True)
             self._prompt = ""
-        self._console.print(escape(text), style="bold", end="", soft_wrap=True)
+        self._console.print(escape(progress.text), style="bold", end="", soft_wrap=True)
 
 
 class _Look(NamedTuple):

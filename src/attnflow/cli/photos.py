@@ -18,7 +18,7 @@ from attnflow.cli.options import parse_target, prepare_models
 from attnflow.cli.output import PICTURES, check_output, print_json, tell_written, write_figure
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import FileError, InputError, ModelError
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import listening, tell
 from attnflow.methods import Method, make_method
 from attnflow.show.sentences import picture_sentence, place_of
 from attnflow.show.terminal import picture_map
@@ -96,19 +96,20 @@ def explain_photos(place: str, model: str | None, options: PhotoOptions) -> None
         raise FileError(f"There is no image {place!r}: no file of this name is there.")
     loaded = load_vision_model(model, place)
     if not path.is_dir():
-        with progress_bars("running the model") as bar:
-            results = _results(loaded, path, options, bar)
+        with progress_bars("running the model"):
+            results = _results(loaded, path, options)
         _deliver(results, options, options.output)
         return
     from attnflow.data import list_photos
 
     photos = list_photos(path)
     failures: list[str] = []
-    with progress_bars("photos") as bar:
+    with progress_bars("photos"):
         for number, photo in enumerate(photos):
-            tell(bar, "photos", number, len(photos))
+            tell("photos", number, len(photos))
             try:
-                results = _results(loaded, photo, options, None)
+                with listening(None):  # the bar counts photos
+                    results = _results(loaded, photo, options)
             except (InputError, FileError) as error:
                 failures.append(str(error))
                 typer.echo(f"attnflow: {error}", err=True)
@@ -170,17 +171,15 @@ def _check(options: PhotoOptions, *, several: bool) -> None:
         check_output(output)
 
 
-def _results(
-    loaded: Loaded, path: Path, options: PhotoOptions, progress: ProgressCallback | None
-) -> list[Attribution]:
+def _results(loaded: Loaded, path: Path, options: PhotoOptions) -> list[Attribution]:
     """One result, or one for each method that this model can be explained by."""
     if options.figure != "methods":
-        return [_result(loaded, path, options, options.method, progress)]
+        return [_result(loaded, path, options, options.method)]
     results = []
     for name in _SIDE_BY_SIDE:
-        tell(progress, name, 0, 1)
+        tell(name, 0, 1)
         try:
-            results.append(_result(loaded, path, options, make_method(name), progress))
+            results.append(_result(loaded, path, options, make_method(name)))
         except ModelError as error:
             typer.echo(f"attnflow: left out, {name}: {error}", err=True)
     if not results:
@@ -193,7 +192,6 @@ def _result(
     path: Path,
     options: PhotoOptions,
     method: Method | None,
-    progress: ProgressCallback | None,
 ) -> Attribution:
     from attnflow.api import explain
 
@@ -207,7 +205,6 @@ def _result(
         layers=options.layers or None,
         answer=options.answer,
         contrast=options.contrast,
-        progress=progress,
     )
 
 

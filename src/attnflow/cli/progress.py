@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from attnflow.errors.progress import Progress
+from attnflow.errors.progress import Progress, listening
 
 __all__ = ["progress_bars"]
 
@@ -32,34 +32,24 @@ _COLUMNS = (
 
 
 @contextmanager
-def progress_bars(
-    first: str | None = None, *, console: Console | None = None
-) -> Iterator[Callable[..., None]]:
-    """What a long work tells its progress to; `first` is what is done until it says something.
+def progress_bars(first: str | None = None, *, console: Console | None = None) -> Iterator[None]:
+    """Show the progress of the work inside; `first` is what is done until it says something.
 
-    A work tells a `Progress`, or its parts: (stage, done, total) or (done, total). A total of 0
-    or 1 is a stage without steps: its bar moves until the next stage begins.
+    A total of 0 or 1 is a stage without steps: its bar moves until the next stage begins.
     """
     console = console or Console(stderr=True)
     bars = Bars(*_COLUMNS, console=console, disable=not console.is_terminal, transient=True)
     tasks: dict[str, TaskID] = {}
 
-    def show(*parts: Progress | str | int) -> None:
-        stage, done, total = _progress_of(parts)
+    def show(progress: Progress) -> None:
+        stage, done, total, _ = progress
         if stage not in tasks:
             for other in tasks.values():
                 bars.stop_task(other)
             tasks[stage] = bars.add_task(stage, total=None)
         bars.update(tasks[stage], completed=done, total=total if total > 1 else None)
 
-    with bars:
+    with bars, listening(show):
         if first is not None:
             show(Progress(first, 0, 0))
-        yield show
-
-
-def _progress_of(parts: tuple[Progress | str | int, ...]) -> Progress:
-    if len(parts) == 1 and isinstance(parts[0], tuple):
-        return parts[0]
-    *stage, done, total = parts
-    return Progress(str(stage[0]) if stage else "texts", int(str(done)), int(str(total)))
+        yield

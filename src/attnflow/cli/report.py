@@ -89,12 +89,12 @@ def _explain(model: str | None, text: str, methods: list[Method]) -> Comparison:
 
     if names_picture(text):
         loaded = load_vision_model(model, text)
-        with progress_bars("running the model") as tell:
-            return compare(loaded, text, methods or None, progress=tell)
-    with progress_bars("loading the model") as tell:
+        with progress_bars("running the model"):
+            return compare(loaded, text, methods or None)
+    with progress_bars("loading the model"):
         loaded = load_model(model)
         check_texts_model(model, loaded.tokenizer)
-        return compare(loaded, text, methods or None, confirm=True, progress=tell)
+        return compare(loaded, text, methods or None, confirm=True)
 
 
 def _continue(
@@ -108,7 +108,7 @@ def _continue(
     from attnflow.explainers.comparison import continued
     from attnflow.hosts.load import load_language_model
 
-    with progress_bars("loading the model") as tell:
+    with progress_bars("loading the model"):
         loaded = load_language_model(model)
         check_texts_model(model, loaded.tokenizer)
         return continued(
@@ -119,5 +119,4 @@ def _continue(
             images=images,
             chat=chat,
             confirm=images is None,
-            progress=tell,
         )

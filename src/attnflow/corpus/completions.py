@@ -75,7 +75,7 @@ class CompletionExplainer(Explainer):
         prompts = [text.text for text in texts]
         batch = encode_prompts(self.model, self.tokenizer, prompts, chat=self.settings.chat)
         completions = Writer(first).write(
-            batch, self.settings.max_new_tokens, seed=None, stream=None, options={}
+            batch, self.settings.max_new_tokens, seed=None, options={}
         )
         by_reader = [
             self._read(

@@ -17,7 +17,6 @@ from attnflow.corpus.plan import Plan
 from attnflow.corpus.progress_report import CorpusProgressCallback, Tally
 from attnflow.corpus.settings import Columns, Settings
 from attnflow.errors import StoppedError
-from attnflow.errors.progress import ProgressCallback
 from attnflow.methods import Method
 from attnflow.tokens import TokenRef
 from attnflow.tokens.units import Level
@@ -59,7 +58,6 @@ def run(
     gpus: float = 0,
     address: str | None = None,
     progress: CorpusProgressCallback | None = None,
-    preparing: ProgressCallback | None = None,
 ) -> Corpus:
     """Explain every text of a corpus, and go on where an earlier run into `output` ended.
 
@@ -73,7 +71,7 @@ def run(
         shard_size: see `Settings`. With any of them changed, `output` must be another folder.
     engine: "local" with so many `processes` of so many `threads` (by default all cores, or one for
         each GPU); "ray" with so many `actors`, `gpus` for each, on the cluster at `address`.
-    progress: told how far the run is; `preparing` of what comes before it.
+    progress: told how far the run is.
 
     >>> import tempfile
     >>> from attnflow.testing import tiny_encoder
@@ -105,7 +103,7 @@ def run(
     paths = tuple(str(file.path.absolute()) for file in files)
     work = Work(settings, paths, Path(output).absolute())
     with OutputFolder(work.output) as folder:
-        plan = Plan.of(files, shard_size, preparing)
+        plan = Plan.of(files, shard_size)
         record = _record(settings, plan)
         folder.check(record)
         with place.open(work, model, tokenizer) as started:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnflow.corpus.files import DataFile, Problem, RawRow
 from attnflow.errors import FileError, InputError
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.evaluation.fingerprint import digest_of
 
 __all__ = ["Plan", "Shard", "ShardReader"]
@@ -52,9 +52,7 @@ class Plan:
     digest: str
 
     @classmethod
-    def of(
-        cls, files: Sequence[DataFile], shard_size: int, progress: ProgressCallback | None = None
-    ) -> Plan:
+    def of(cls, files: Sequence[DataFile], shard_size: int) -> Plan:
         """One pass over all files."""
         starts: list[tuple[int, int, int]] = []
         digests: list[bytes] = []
@@ -65,7 +63,7 @@ class Plan:
             starts += [(number, row, offset) for row, offset in scan.offsets.items()]
             digests.append(f"{scan.digest} {file.path.suffix.lower()}\n".encode())
             total += scan.rows
-            tell(progress, "reading the data", number + 1, len(files))
+            tell("reading the data", number + 1, len(files))
         if not total:
             raise InputError(f"The data hold no text: {', '.join(str(f.path) for f in files[:5])}.")
         shards = tuple(

@@ -17,7 +17,6 @@ from torch import nn
 
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments, checked_seed
-from attnflow.errors.progress import ProgressCallback
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation import metrics
 from attnflow.evaluation.importance.base import Choice, Task
@@ -115,7 +114,6 @@ class Faithfulness:
         tokenizer: Any = None,
         answer: Choice | Sequence[Choice | None] | None = None,
         batch_size: int = 64,
-        progress: ProgressCallback | None = None,
     ) -> dict[str, Curves]:
         """Curves by the name of the ranking, and of "random".
 
@@ -129,7 +127,7 @@ class Faithfulness:
                 raise InputError(
                     f"{shorten(name)} ranks {len(rows)} texts and there are {len(texts)}."
                 )
-        task = Task.of(passes, texts, answer, "probability", "faithfulness", progress)
+        task = Task.of(passes, texts, answer, "probability", "faithfulness")
         plans = [
             {name: _plan(order) for name, order in self._orders(k, text, rankings).items()}
             for k, text in enumerate(task.texts)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 
 __all__ = ["digest_of", "digest_of_tokenizer", "digest_of_weights"]
 
@@ -29,7 +29,7 @@ def digest_of(parts: Iterable[bytes]) -> str:
     return total.hexdigest()[:_DIGITS]
 
 
-def digest_of_weights(model: nn.Module, progress: ProgressCallback | None = None) -> str | None:
+def digest_of_weights(model: nn.Module) -> str | None:
     """Of every byte of every weight and buffer, with its name, dtype and shape.
 
     None where some of them are not in memory (offloaded: on the meta device), so that nothing can
@@ -42,7 +42,7 @@ def digest_of_weights(model: nn.Module, progress: ProgressCallback | None = None
     for k, (name, tensor) in enumerate(tensors.items(), start=1):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(_bytes(tensor))
-        tell(progress, "fingerprint of the weights", k, len(tensors))
+        tell("fingerprint of the weights", k, len(tensors))
     return total.hexdigest()[:_DIGITS]
 
 

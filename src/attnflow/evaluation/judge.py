@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -14,7 +14,7 @@ from torch import nn
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, MissingDependencyError, ModelError
-from attnflow.errors.progress import Progress, ProgressCallback, tell
+from attnflow.errors.progress import patiently, tell
 from attnflow.evaluation.faithfulness import Curves, Faithfulness
 from attnflow.evaluation.importance import Importance, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
@@ -33,20 +33,7 @@ Bools = NDArray[np.bool_]
 RANDOM_ORDERS = 5
 _TIMED = 5  # texts on which each method is also captured alone, for its cost
 _TRIED = 20  # texts after which a model that could answer none is given up
-_PATIENCE = 2.0  # seconds a text may take before what happens inside it is told, too
 _CANNOT = (ModelError, MethodError, MissingDependencyError)
-
-
-@dataclass(eq=False)
-class _Inside:
-    """Progress inside a text: told only of a text that takes longer than two seconds."""
-
-    progress: ProgressCallback | None
-    start: float = field(default_factory=perf_counter)
-
-    def __call__(self, step: Progress) -> None:
-        if self.progress is not None and perf_counter() - self.start > _PATIENCE:
-            self.progress(step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +44,6 @@ class _Case:
     text: str
     importance: Mapping[str, Importance]
     words: Bools
-    inside: ProgressCallback
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,7 +56,6 @@ class Judge:
     by: BlankToken
     seed: int
     batch_size: int
-    progress: ProgressCallback | None = None
 
     def refusals(self, texts: Sequence[str], methods: Mapping[str, Method]) -> dict[str, str]:
         """Why methods cannot be run, seen on the first text that the model answers.
@@ -80,12 +65,13 @@ class Judge:
         text = self._first_with_an_answer(texts)
         reasons: dict[str, str] = {}
         for k, (name, method) in enumerate(methods.items()):
-            tell(self.progress, "trying the methods", k, len(methods))
+            tell("trying the methods", k, len(methods))
             try:
-                self._row(method, self._capture(text, [method]), _Inside(self.progress))
+                with patiently():
+                    self._row(method, self._capture(text, [method]))
             except _CANNOT as error:
                 reasons[name] = str(error)
-        tell(self.progress, "trying the methods", len(methods), len(methods))
+        tell("trying the methods", len(methods), len(methods))
         if len(reasons) == len(methods):
             refusals = " ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise ModelError(f"No method can be run on this model. {refusals}")
@@ -93,13 +79,13 @@ class Judge:
 
     def record(self, number: int, text: str, methods: Mapping[str, Method]) -> Record:
         """Everything that is measured of one text, or why it cannot be used."""
-        inside = _Inside(self.progress)
         try:
-            importance = self._importance(text, inside)
-            words = _words(list(importance.values()))
-            if words.sum() < 2:
-                return Record(number=number, left_out="There are fewer than two words to rank.")
-            return self._judge(_Case(number, text, importance, words, inside), methods)
+            with patiently():
+                importance = self._importance(text)
+                words = _words(list(importance.values()))
+                if words.sum() < 2:
+                    return Record(number=number, left_out="There are fewer than two words to rank.")
+                return self._judge(_Case(number, text, importance, words), methods)
         except (InputError, ModelError) as error:
             return Record(number=number, left_out=str(error))
 
@@ -107,7 +93,8 @@ class Judge:
         reasons = []
         for text in islice(texts, _TRIED):
             try:
-                self._importance(text, _Inside(self.progress))
+                with patiently():
+                    self._importance(text)
             except (InputError, ModelError) as error:
                 reasons.append(error)
             else:
@@ -116,8 +103,8 @@ class Judge:
             f"Importance could not be measured on the first {len(reasons)} texts: {reasons[0]}"
         ) from reasons[0]
 
-    def _importance(self, text: str, inside: ProgressCallback) -> dict[str, Importance]:
-        options = {"tokenizer": self.tokenizer, "batch_size": self.batch_size, "progress": inside}
+    def _importance(self, text: str) -> dict[str, Importance]:
+        options = {"tokenizer": self.tokenizer, "batch_size": self.batch_size}
         return {
             name: measure(self.model, [text], **options)[0]
             for name, measure in self.measures.items()
@@ -127,14 +114,14 @@ class Judge:
         """One pass with everything these methods need."""
         return capture(self.model, text, tokenizer=self.tokenizer, methods=methods)
 
-    def _row(self, method: Method, trace: AttentionTrace, inside: ProgressCallback) -> Attribution:
+    def _row(self, method: Method, trace: AttentionTrace) -> Attribution:
         """Values of the answer's position at the highest layer."""
         if trace.prediction is None:
             raise ModelError("The model gives no answer, so there is no position to explain.")
         with quiet_about_limits():  # the verdict tells of collapse and saturation
             if trace.prediction.pooled:
-                return pooled_row(method(trace, layers=-1, progress=inside))
-            return method(trace, targets=[trace.prediction.position], layers=-1, progress=inside)
+                return pooled_row(method(trace, layers=-1))
+            return method(trace, targets=[trace.prediction.position], layers=-1)
 
     def _judge(self, case: _Case, methods: Mapping[str, Method]) -> Record:
         trace = self._capture(case.text, list(methods.values()))
@@ -144,7 +131,7 @@ class Judge:
         collapsed: dict[str, float] = {}
         for name, method in methods.items():
             start = perf_counter()
-            result = self._row(method, trace, case.inside)
+            result = self._row(method, trace)
             seconds[name] = perf_counter() - start
             rows[name] = result.values[0, 0]
             if isinstance(method, Flow) and result.saturated is not None:
@@ -184,7 +171,6 @@ class Judge:
             {name: [row] for name, row in rows.items()},
             tokenizer=self.tokenizer,
             batch_size=self.batch_size,
-            progress=case.inside,
         )
 
     def _agreement_by_chance(self, case: _Case) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch import nn
 from attnflow._version import __version__
 from attnflow.errors import InputError, ModelError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.evaluation.fingerprint import digest_of, digest_of_tokenizer, digest_of_weights
 from attnflow.evaluation.importance import BlankOut, InputGradient, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
@@ -49,7 +49,6 @@ def evaluate_methods(
     seed: int = 0,
     batch_size: int = 64,
     resume: str | os.PathLike[str] | None = None,
-    progress: ProgressCallback | None = None,
 ) -> Evaluation:
     """Which attribution agrees with what this model uses on these texts?
 
@@ -67,7 +66,6 @@ def evaluate_methods(
     skip, samples: of the texts in an order drawn by `seed`, leave out so many and take so many
         (default: all). With a larger `samples` the first ones are the same.
     resume: a file that every text's result is kept in; if it is there, the run goes on after it.
-    progress: told of each text under the stage "texts", and of all else that takes seconds.
 
     >>> texts = ["the key to the cabinets", "some people in the old city"]
     >>> evaluation = evaluate_methods(None, texts, methods=["rollout", "alti"], samples=1)
@@ -90,7 +88,6 @@ def evaluate_methods(
         by=blank,
         seed=seed,
         batch_size=batch_size,
-        progress=progress,
     )
     labelled = by_label(methods if methods is not None else list(METHODS))
     drawn_texts = tuple(texts[k] for k in order)
@@ -128,7 +125,7 @@ def _run(
             records.append(judge.record(number, texts[number], usable))
             if journal:
                 journal.append(records[-1])
-            tell(judge.progress, "texts", number + 1, count)
+            tell("texts", number + 1, count)
     if all(record.left_out for record in records[:count]):
         raise ModelError(f"None of {count} texts could be used: {records[0].left_out}")
     return tuple(records[:count]), refused
@@ -141,7 +138,7 @@ def _settings(judge: Judge, methods: Mapping[str, Method], texts: Sequence[str])
     return {
         "attnflow": __version__,
         "model": about["model"],
-        "weights": digest_of_weights(model, judge.progress),
+        "weights": digest_of_weights(model),
         "tokenizer": digest_of_tokenizer(judge.tokenizer),
         "data": digest_of(["\n".join(texts).encode("utf-8", "surrogatepass")]),
         "texts": len(texts),

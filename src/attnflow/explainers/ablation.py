@@ -22,7 +22,7 @@ from transformers import DynamicCache
 
 from attnflow.errors import InputError, ModelError, TokensError, did_you_mean, shorten
 from attnflow.errors.arguments import check_fields
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
@@ -153,29 +153,23 @@ class CompletionAblation:
 
     # -- what is asked ------------------------------------------------------------------------
 
-    def log_probs(
-        self, sets: Sequence[Sequence[int]], *, progress: ProgressCallback | None = None
-    ) -> Floats:
+    def log_probs(self, sets: Sequence[Sequence[int]]) -> Floats:
         """The log-probability of the targets together, one for each set of prompt positions."""
         columns = list(range(len(self.completion_ids)) if self.targets is None else self.targets)
-        return np.asarray(self.token_log_probs(sets, progress=progress)[:, columns].sum(axis=1))
+        return np.asarray(self.token_log_probs(sets)[:, columns].sum(axis=1))
 
     def scores(
         self,
         sets: Sequence[Sequence[int]],
         score: Score = "log-prob",
-        *,
-        progress: ProgressCallback | None = None,
     ) -> Floats:
         """The same as log-probabilities or as log odds."""
         if not isinstance(score, str) or score not in get_args(Score):
             raise InputError(f"score is 'log-prob' or 'log-odds'; got {shorten(score)}.")
-        log_prob = self.log_probs(sets, progress=progress)
+        log_prob = self.log_probs(sets)
         return log_odds(log_prob) if score == "log-odds" else log_prob
 
-    def token_log_probs(
-        self, sets: Sequence[Sequence[int]], *, progress: ProgressCallback | None = None
-    ) -> Floats:
+    def token_log_probs(self, sets: Sequence[Sequence[int]]) -> Floats:
         """(sets, completion tokens): the log-probability of each completion token.
 
         Equal sets are run once.
@@ -192,7 +186,7 @@ class CompletionAblation:
         for batch in self._batches(variants):
             for k, row in zip(batch, self._run([variants[k] for k in batch]), strict=True):
                 rows[distinct[k]] = row
-            tell(progress, "ablation", len(rows), len(distinct))
+            tell("ablation", len(rows), len(distinct))
         empty = np.empty((0, len(self.completion_ids)))
         return np.stack([rows[key] for key in keys]) if keys else empty
 

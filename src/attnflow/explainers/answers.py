@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -142,7 +142,6 @@ def ask(
     chat: bool | None = None,
     confirm: bool = False,
     seed: int | None = None,
-    stream: Callable[[str], None] | None = None,
     generate_kwargs: Mapping[str, Any] | None = None,
 ) -> Answer:
     """Answer a question from documents, and say which of them each statement came from.
@@ -184,7 +183,7 @@ def ask(
     prompt = question_prompt(question, collection, templated)
     choice = measured_choice(method, careful)
     again = isinstance(choice, MeasuredChoice)
-    completion = generate(model, prompt, method=None if again else method, stream=stream, **shared)
+    completion = generate(model, prompt, method=None if again else method, **shared)
     result = _first_line(completion, templated)
     if again:
         result = _measured(model, prompt, result, choice, tokenizer, templated)

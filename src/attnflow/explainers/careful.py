@@ -62,7 +62,7 @@ class Visibility(MeasuredMethod):
         for number, target in enumerate(targets):
             path = _visibility(task, target, self.steps)
             rows.append(_checked(task, target, path, self.alone) if self.alone else path)
-            tell(task.progress, self.name, number + 1, len(targets))
+            tell(self.name, number + 1, len(targets))
         passes = self.steps + (1 + self.alone if self.alone else 0)
         return np.stack(rows), passes * len(targets)
 
@@ -101,7 +101,7 @@ class Careful(MeasuredMethod):
             predicted = (1 - _FADED) * _shares(attention[number]) + _FADED * _shares(faded)
             base = float(log_probs[list(target)].sum())
             rows.append(_checked(task, target, predicted, self.verify, base))
-            tell(task.progress, self.name, number + 1, len(targets))
+            tell(self.name, number + 1, len(targets))
         return np.stack(rows), (1 + self.steps + self.verify) * len(targets)
 
 

@@ -4,14 +4,13 @@ report and the served page show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.graph import LayeredGraph
 from attnflow.methods import Flow, Method, Raw, Rollout
 from attnflow.show.view import HeadWeights, View, view
@@ -62,7 +61,6 @@ def compare(
     decoder_text: str | None = None,
     careful: bool = False,
     confirm: bool = False,
-    progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Run the model once, with all that these methods need, and apply each to every target.
 
@@ -81,7 +79,7 @@ def compare(
 
     if methods is not None and not methods:
         raise InputError("There is nothing to compare: give at least one method.")
-    tell(progress, "running the model", 0, 1)
+    tell("running the model", 0, 1)
     if careful:
         _check_alone(methods)
         options: dict[str, Any] = {"tokenizer": loaded.tokenizer, "confirm": confirm}
@@ -99,9 +97,9 @@ def compare(
     applied = usual_methods(trace.length, first)
     if methods is not None:
         applied = tuple(method for method in methods if method is not None)
-    results = tuple(_apply(method, trace, progress) for method in applied)
+    results = tuple(_apply(method, trace) for method in applied)
     if confirm and adapter_for(loaded.model).explains_rows(loaded.model):
-        tell(progress, "hiding the strongest sources", 0, 1)
+        tell("hiding the strongest sources", 0, 1)
         answer = next_token(loaded.model, text, loaded.tokenizer, None)
         confirmed = with_confirmation(results[0], loaded.model, answer, loaded.tokenizer)
         results = (confirmed, *results[1:])
@@ -125,8 +123,6 @@ def continued(
     chat: bool = False,
     careful: bool = False,
     confirm: bool = False,
-    stream: Callable[[str], None] | None = None,
-    progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Continue a prompt; the first method watches it being written, the others read it again.
 
@@ -139,14 +135,7 @@ def continued(
     if careful:
         _check_alone(methods)
     shared: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chat": chat, "images": images}
-    tell(progress, "writing", 0, max_new_tokens)
-    pieces = count(1)
-
-    def write(text: str) -> None:
-        if stream is not None:
-            stream(text)
-        tell(progress, "writing", min(next(pieces), max_new_tokens), max_new_tokens)
-
+    tell("writing", 0, max_new_tokens)
     first: Attribution = generate(
         loaded.model,
         prompt,
@@ -154,15 +143,14 @@ def continued(
         method=methods[0],
         careful=careful,
         confirm=confirm,
-        stream=write if stream is not None or progress is not None else None,
         **shared,
     )
     ids = first.provenance["completion_ids"]  # not by name: names of tokens may be ambiguous
     results = [first]
     for method in methods[1:]:
-        tell(progress, "default" if method is None else method.name, 0, 1)
+        tell("default" if method is None else method.name, 0, 1)
         results.append(explain_completion(loaded.model, prompt, ids, method=method, **shared))
-    heads = None if images else _completion_heads(loaded, prompt, ids, chat, progress)
+    heads = None if images else _completion_heads(loaded, prompt, ids, chat)
     return Comparison(tuple(results), heads=heads)
 
 
@@ -176,8 +164,6 @@ def answered(
     chat: bool | None = None,
     careful: bool = False,
     confirm: bool = False,
-    stream: Callable[[str], None] | None = None,
-    progress: ProgressCallback | None = None,
 ) -> tuple[Answer, Comparison]:
     """Answer a question from documents; the first method explains it, the others stand beside it.
 
@@ -198,7 +184,7 @@ def answered(
     if careful:
         _check_alone(methods)
     templated = uses_chat(loaded.tokenizer, chat)
-    tell(progress, "reading and answering", 0, 0)
+    tell("reading and answering", 0, 0)
     answer = ask(
         loaded.model,
         question,
@@ -209,18 +195,17 @@ def answered(
         careful=careful,
         chat=templated,
         confirm=confirm,
-        stream=stream,
     )
     prompt = question_prompt(question, answer.documents, templated)
     ids = answer.result.provenance["completion_ids"]
     results = [answer.result]
     for method in methods[1:]:
-        tell(progress, "default" if method is None else method.name, 0, 1)
+        tell("default" if method is None else method.name, 0, 1)
         result = explain_completion(
             loaded.model, prompt, ids, method=method, tokenizer=loaded.tokenizer, chat=templated
         )
         results.append(mark_documents(result, answer.documents, loaded.tokenizer))
-    heads = _completion_heads(loaded, prompt, ids, templated, progress)
+    heads = _completion_heads(loaded, prompt, ids, templated)
     return answer, Comparison(tuple(results), heads=heads)
 
 
@@ -229,7 +214,6 @@ def _completion_heads(
     prompt: Any,
     ids: Sequence[int],
     chat: bool,
-    progress: ProgressCallback | None,
 ) -> HeadWeights | None:
     """Where every head looks while the completion is written: one more pass, if it is short."""
     from attnflow.explainers.prompts import encode_prompts
@@ -242,7 +226,7 @@ def _completion_heads(
     two_sided = adapter_for(loaded.model).facts(loaded.model).encoder_decoder
     if two_sided or len(text[0]) > COMPLETION_TOKENS:
         return None
-    tell(progress, "looking at every head", 0, 1)
+    tell("looking at every head", 0, 1)
     inputs = {"input_ids": text, "attention_mask": [[1] * len(text[0])]}
     trace = capture(loaded.model, inputs, tokenizer=loaded.tokenizer)
     if trace.weights.ndim != 4 or trace.weights.shape[1] < 2:
@@ -250,9 +234,9 @@ def _completion_heads(
     return HeadWeights.of_completion(trace, len(encoded), tokens_of(loaded.tokenizer, ids))
 
 
-def _apply(method: Method, trace: AttentionTrace, progress: ProgressCallback | None) -> Attribution:
-    tell(progress, method.name, 0, 1)
-    return method(trace, progress=progress)
+def _apply(method: Method, trace: AttentionTrace) -> Attribution:
+    tell(method.name, 0, 1)
+    return method(trace)
 
 
 def _all_heads(loaded: Loaded, text: Any, trace: AttentionTrace) -> AttentionTrace | None:

@@ -57,7 +57,6 @@ class _Options(TypedDict, total=False):
     chat: bool
     documents: Documents | None
     seed: int | None
-    stream: Callable[[str], None] | None
     generate_kwargs: Mapping[str, Any] | None
 
 
@@ -92,7 +91,6 @@ def generate(
     chat: bool = False,
     documents: Documents | None = None,
     seed: int | None = None,
-    stream: Callable[[str], None] | None = None,
     generate_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Attribution | list[Attribution]:
@@ -124,7 +122,6 @@ def generate(
         spans of the prompt by name, {"contract": (0, 120)}, sum over each. A streamed rollout then
         keeps a column for each span instead of one for each token.
     seed: sample with this seed; without it the search is greedy.
-    stream: called with each piece of text as it is made.
     generate_kwargs: more for the model's generate(), such as {"temperature": 0.7}.
 
     >>> from attnflow.testing import tiny_decoder
@@ -159,7 +156,6 @@ def generate(
     check_room(reader.model, reader.facts, batch.length, max_new_tokens)
     how: dict[str, Any] = {
         "seed": seed,
-        "stream": stream,
         "options": {**options, **(generate_kwargs or {})},
     }
     if isinstance(measured, MeasuredChoice):

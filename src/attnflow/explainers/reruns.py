@@ -24,7 +24,6 @@ from attnflow.errors.arguments import (
     checked_arguments,
     checked_seed,
 )
-from attnflow.errors.progress import ProgressCallback
 from attnflow.explainers.ablation import (
     By,
     CompletionAblation,
@@ -73,7 +72,6 @@ class AblationTask:
     ablation: CompletionAblation
     sources: Sources
     targets: tuple[tuple[int, ...], ...]
-    progress: ProgressCallback | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +113,6 @@ class MeasuredMethod(ABC):
         spans: Mapping[str, Span] | None = None,
         blank: int | None = None,
         batch_tokens: int | None = None,
-        progress: ProgressCallback | None = None,
     ) -> Attribution:
         """Attribute a completion to the sources of its prompt.
 
@@ -158,7 +155,7 @@ class MeasuredMethod(ABC):
             batch_tokens=batch_tokens,
         )
         explained = None if targets is None else resolve_targets(names, targets)
-        return self.measure(ablation, sources, names=names, targets=explained, progress=progress)
+        return self.measure(ablation, sources, names=names, targets=explained)
 
     def measure(
         self,
@@ -167,7 +164,6 @@ class MeasuredMethod(ABC):
         *,
         names: Tokens | None = None,
         targets: Sequence[CompletionTarget] | None = None,
-        progress: ProgressCallback | None = None,
     ) -> Attribution:
         """The same on an ablation that is prepared; `names` are the completion's tokens."""
         completion = names or prompt_tokens(None, ablation.completion_ids)[0]
@@ -178,7 +174,7 @@ class MeasuredMethod(ABC):
             joined = "".join(completion.select(columns).surfaces()).strip() or "completion"
             targets = [CompletionTarget(joined, columns)]
         rows = tuple(target.tokens for target in targets)
-        values, passes = self._values(AblationTask(ablation, sources, rows, progress))
+        values, passes = self._values(AblationTask(ablation, sources, rows))
         dtype = str(next(ablation.model.parameters()).dtype).removeprefix("torch.")
         return Attribution(
             values=values[None],
@@ -203,7 +199,7 @@ class MeasuredMethod(ABC):
 
     def _responses(self, task: AblationTask, sets: Sequence[Sequence[int]]) -> Floats:
         """(sets, targets): what is measured with each set of positions taken away."""
-        tokens = task.ablation.token_log_probs(sets, progress=task.progress)
+        tokens = task.ablation.token_log_probs(sets)
         log_probs = np.stack([tokens[:, list(row)].sum(axis=1) for row in task.targets], axis=1)
         return log_odds(log_probs) if self.score == "log-odds" else log_probs
 
@@ -285,7 +281,6 @@ def measure_completion(
     *,
     tokenizer: Any = None,
     targets: Sequence[CompletionTarget] | None = None,
-    progress: ProgressCallback | None = None,
 ) -> Attribution:
     """The same on a prompt that is encoded; what a chat template put there is no source."""
     tokens, special = prompt_tokens(tokenizer, prompt.ids)
@@ -301,7 +296,7 @@ def measure_completion(
         model=model, prompt_ids=prompt.ids, completion_ids=ids, by=method.by, blank=blank
     )
     names = prompt_tokens(tokenizer, ids)[0]
-    return method.measure(ablation, sources, names=names, targets=targets, progress=progress)
+    return method.measure(ablation, sources, names=names, targets=targets)
 
 
 def _contents(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, ModelError, optional_import
 from attnflow.errors.arguments import checked_arguments
-from attnflow.errors.progress import ProgressCallback
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.explainers.rerun_choice import MeasuredChoice, measured_choice
 from attnflow.methods import Method, make_method
@@ -44,7 +43,6 @@ def explain(
     contrast: int | str | None = None,
     careful: bool = False,
     confirm: bool = False,
-    progress: ProgressCallback | None = None,
     **options: Any,
 ) -> Attribution:
     """Which input tokens did these targets draw on?
@@ -72,7 +70,6 @@ def explain(
     careful: for causal language models, ten passes instead of one: `explainers.careful.Careful`.
     confirm: for causal language models, hide the strongest three words together, in one more pass:
         `result.confirmation` says what the answer loses.
-    progress: called with a `Progress` while something that takes long is measured.
 
     >>> result = explain(None, "the keys to the cabinet")
     >>> result.values.shape  # layers, targets, sources
@@ -125,7 +122,6 @@ def explain(
             decoder_text=decoder_text,
             answer=answer,
             contrast=contrast,
-            progress=progress,
         )
     if images is not None and isinstance(text, Mapping):
         from attnflow.hosts.vision_language.pictures import with_pictures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,7 +41,6 @@ class Writer:
         max_new_tokens: int,
         *,
         seed: int | None,
-        stream: Callable[[str], None] | None,
         options: dict[str, Any],
     ) -> list[Completion]:
         """One for each prompt; rows are taken while the model writes where they can be."""
@@ -51,7 +50,7 @@ class Writer:
         by_rows = reader.explains_rows(methods[0])
         keys = empty_cache() if by_rows and "cache_implementation" not in options else None
         sequences, completions = self._run(
-            batch, max_new_tokens, seed, stream, options, observer=cache, keys=keys
+            batch, max_new_tokens, seed, options, observer=cache, keys=keys
         )
         notes = {
             "generate": {**options, "max_new_tokens": max_new_tokens, "seed": seed},
@@ -86,11 +85,10 @@ class Writer:
         max_new_tokens: int,
         *,
         seed: int | None,
-        stream: Callable[[str], None] | None,
         options: dict[str, Any],
     ) -> list[tuple[Prompt, list[int]]]:
         """Prompts and the ids that follow them, without an attribution."""
-        _, completions = self._run(batch, max_new_tokens, seed, stream, options)
+        _, completions = self._run(batch, max_new_tokens, seed, options)
         return list(zip(batch.prompts(), completions, strict=True))
 
     def _run(
@@ -98,7 +96,6 @@ class Writer:
         batch: PromptBatch,
         max_new_tokens: int,
         seed: int | None,
-        stream: Callable[[str], None] | None,
         options: dict[str, Any],
         *,
         observer: RolloutCache | None = None,
@@ -116,7 +113,6 @@ class Writer:
                 settings,
                 observer=observer,
                 tokenizer=reader.tokenizer,
-                stream=stream,
                 seed=seed,
             )
         return sequences, [self._completion(row, batch.length, settings) for row in sequences]

@@ -12,7 +12,6 @@ from torch import nn
 
 from attnflow.errors import InputError, TokensError, UnsupportedModelError, shorten
 from attnflow.errors.arguments import checked_arguments
-from attnflow.errors.progress import ProgressCallback
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.factored import Form, capture_in_factors, chosen_form, single_example
@@ -71,7 +70,6 @@ def capture(
     position: int | None = None,
     score: ScoreName = LOG_PROB,
     form: Form = "auto",
-    progress: ProgressCallback | None = None,
 ) -> AttentionTrace:
     """The attention of one forward pass over a text or over prepared inputs of one example.
 
@@ -95,7 +93,6 @@ def capture(
         `FactoredTrace`), while the model's own fused attention runs. "auto" takes factors where
         the weights would take more than a quarter of the free memory, or 4 GB.
     decoder_text: what the decoder of an encoder–decoder has written so far.
-    progress: called with a `Progress` while "value-zeroing" is measured, which takes long.
 
     Padding is trimmed.
 
@@ -118,7 +115,7 @@ def capture(
         batch = adapter.encode(host, tokenizer, [checked_text(text)], decoder_texts)
     request = _Request.checked(methods, heads, record, answer, contrast, position, score)
     request = replace(request, form=form, methods=tuple(methods))
-    trace = _traces(host, tokenizer, adapter, batch, request, progress)[0]
+    trace = _traces(host, tokenizer, adapter, batch, request)[0]
     if image is None:
         return trace
     return replace(trace, provenance={**trace.provenance, **image.provenance})
@@ -141,7 +138,7 @@ def capture_phrase(
     adapter = adapter_for(model)
     request = _Request.checked([method], None, (), None, contrast, None, LOG_PROB)
     request = replace(request, phrase=tuple(phrase))
-    return _traces(model, tokenizer, adapter, adapter.wrap(model, inputs), request, None)[0]
+    return _traces(model, tokenizer, adapter, adapter.wrap(model, inputs), request)[0]
 
 
 @renamed_arguments(also="record", of="answer")
@@ -158,7 +155,6 @@ def capture_batch(
     answer: int | str | Sequence[int | str] | None = None,
     score: ScoreName = LOG_PROB,
     form: Form = "auto",
-    progress: ProgressCallback | None = None,
 ) -> list[AttentionTrace]:
     """Several examples in one forward pass; each trace is as if its example had been alone.
 
@@ -183,7 +179,7 @@ def capture_batch(
         )
     request = _Request.checked(methods, heads, record, answer, None, None, score)
     request = replace(request, form=form, methods=tuple(methods))
-    return _traces(host, tokenizer, adapter, batch, request, progress)
+    return _traces(host, tokenizer, adapter, batch, request)
 
 
 @dataclass(frozen=True)
@@ -288,7 +284,6 @@ def _traces(
     adapter: Adapter,
     batch: Batch,
     request: _Request,
-    progress: ProgressCallback | None,
 ) -> list[AttentionTrace]:
     if reads_images(model, batch.inputs):
         return [_two_tower_trace(model, tokenizer, adapter, batch, request)]
@@ -312,9 +307,7 @@ def _traces(
     request = request if by_rows else request.with_full_gradients()
     _refuse_unmeasured(adapter, model, request.measurements)
     expected = adapter.expected_layers(model)
-    recorder = Recorder(
-        request.heads, expected=expected, record=request.recorded, progress=progress
-    )
+    recorder = Recorder(request.heads, expected=expected, record=request.recorded)
     with at_rest(model), differentiable(model, recorder.wants_gradients):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
         outputs = adapter.run(model, inputs, recorder)

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnflow.errors.progress import ProgressCallback
 from attnflow.methods.mixing import Heads, mix_heads
 from attnflow.trace.extras import GRADIENTS
 
@@ -78,7 +77,6 @@ class Recorder(AttentionObserver):
     layer's weights and values. `disturb` asks the adapter to make attention uniform before it is
     used: the check that what is shown is what the model uses. `positions` are those of each
     example that are no padding, for a host that learns of its padding only while it runs.
-    `progress` is told how far a long measurement is.
     """
 
     def __init__(
@@ -88,11 +86,9 @@ class Recorder(AttentionObserver):
         expected: int | None = None,
         disturb: bool = False,
         record: Sequence[str] = (),
-        progress: ProgressCallback | None = None,
     ) -> None:
         self.heads = heads
         self.disturb = disturb
-        self.progress = progress
         self.expected = expected or 0
         self.positions: tuple[tuple[int, ...], ...] | None = None
         self.record = tuple(record)

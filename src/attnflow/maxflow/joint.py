@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import InputError
+from attnflow.errors.progress import tell
 from attnflow.maxflow.compiled import compiled
 from attnflow.maxflow.edges import clean
 from attnflow.maxflow.kernel import change_ends
@@ -45,7 +46,7 @@ from attnflow.maxflow.state import (
     build_graph,
     new_work,
 )
-from attnflow.maxflow.workers import Job, Progress, run_jobs
+from attnflow.maxflow.workers import Job, run_jobs
 
 __all__ = ["FEW", "JointRow", "solve_joint"]
 
@@ -93,7 +94,6 @@ def solve_joint(
     few: int = FEW,
     limit: int = 1 << 14,
     threads: int | None = None,
-    progress: Progress | None = None,
 ) -> list[JointRow]:
     """Shapley values of the joint flow for each (layer, target) of `rows`.
 
@@ -125,8 +125,7 @@ def solve_joint(
             if row.margins.max() <= tolerance or len(means[place]) >= limit:
                 answers[place] = row
                 del means[place]
-        if progress is not None:
-            progress(len(answers), len(rows))
+        tell("shapley-flow", len(answers), len(rows))
     return [answers[place] for place in range(len(rows))]
 
 
@@ -201,7 +200,7 @@ def _draw(
         for number in range(len(rows), blocks)
     ]
     graph = games[0].graph
-    run_jobs(jobs, lambda: new_work(graph), threads=threads, total=len(jobs), progress=None)
+    run_jobs(jobs, lambda: new_work(graph), threads=threads, report=lambda _: None)
     for place, rows in means.items():
         rows += [slots[place, number] for number in range(len(rows), blocks)]
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import InputError, TargetError
+from attnflow.errors.progress import tell
 from attnflow.maxflow.jobs import (
     EXACT,
     FIRM,
@@ -24,7 +25,7 @@ from attnflow.maxflow.jobs import (
 from attnflow.maxflow.results import FlowResult
 from attnflow.maxflow.scaling import scale
 from attnflow.maxflow.state import Integers
-from attnflow.maxflow.workers import Job, Progress, run_jobs, thread_count
+from attnflow.maxflow.workers import Job, run_jobs, thread_count
 
 __all__ = ["estimate_seconds", "solve", "solve_pairs"]
 
@@ -37,12 +38,11 @@ def solve(
     sources: Sequence[int],
     tolerance: float = EXACT,
     threads: int | None = None,
-    progress: Progress | None = None,
 ) -> FlowResult:
     """Maximum flow from (layer, target) down to (0, source) for all layers, targets and sources.
 
     `capacities[l - 1][i, j]` belongs to the edge from (l, i) down to (l - 1, j).  `threads` is the
-    number of threads, all cores when None.  `progress(done, total)` counts pairs and is called
+    number of threads, all cores when None.  The listener is told of pairs (stage "flow"),
     from the calling thread.
 
     >>> capacities = np.array([[[0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5], [0.25, 0.75]]])
@@ -52,7 +52,7 @@ def solve(
     rows, columns = _positions(targets), _positions(sources)
     query = _query(capacities, layers, (len(rows), len(columns)), rows, columns, tolerance)
     jobs = list(all_jobs(query, rows, columns))
-    _run(query, jobs, threads, progress)
+    _run(query, jobs, threads)
     return query.result(rows[:, None], columns[None, :])
 
 
@@ -63,7 +63,6 @@ def solve_pairs(
     pairs: Sequence[tuple[int, int]],
     tolerance: float = EXACT,
     threads: int | None = None,
-    progress: Progress | None = None,
 ) -> FlowResult:
     """Maximum flow for each pair (target, source) of one layer; arrays have one axis.
 
@@ -76,7 +75,7 @@ def solve_pairs(
     # Neighbours that share a source token start from each other's flow; see `all_jobs`.
     order = np.lexsort((targets, -sources))
     jobs = pair_jobs(query, 0, targets[order], sources[order], (order,))
-    _run(query, list(jobs), threads, progress)
+    _run(query, list(jobs), threads)
     result = query.result(targets, sources)
     return FlowResult(
         lower=result.lower[0],
@@ -172,13 +171,8 @@ def _query(
     return Query(scaled, tolerance, levels, lower, upper, lower.astype(np.int8), by_column)
 
 
-def _run(
-    query: Query, jobs: list[Job[Scratch]], threads: int | None, progress: Progress | None
-) -> None:
+def _run(query: Query, jobs: list[Job[Scratch]], threads: int | None) -> None:
+    total = query.lower.size
     run_jobs(
-        jobs,
-        lambda: Scratch(query),
-        threads=threads,
-        total=query.lower.size,
-        progress=progress,
+        jobs, lambda: Scratch(query), threads=threads, report=lambda done: tell("flow", done, total)
     )

@@ -15,11 +15,10 @@ from typing import Generic, TypeVar
 
 from attnflow.errors import InputError
 
-__all__ = ["Job", "Progress", "run_jobs", "thread_count"]
+__all__ = ["Job", "run_jobs", "thread_count"]
 
 Scratch = TypeVar("Scratch")
 Job = Callable[[Scratch], Iterator[int]]
-Progress = Callable[[int, int], None]
 
 POLL_SECONDS = 0.05
 
@@ -77,13 +76,15 @@ def run_jobs(
     new_scratch: Callable[[], Scratch],
     *,
     threads: int | None,
-    total: int,
-    progress: Progress | None,
+    report: Callable[[int], None],
 ) -> None:
-    """Run all jobs, each thread with its own scratch memory; re-raise the first error."""
+    """Run all jobs, each thread with its own scratch memory; re-raise the first error.
+
+    `report` is called in the calling thread with the count of decided pairs; it may raise.
+    """
     count = min(thread_count(threads), len(jobs))
     if count <= 1:
-        _run_here(jobs, new_scratch, total, progress)
+        _run_here(jobs, new_scratch, report)
         return
     board = _Board(jobs, count)
     pool = [Thread(target=board.work, args=(new_scratch,), daemon=True) for _ in range(count)]
@@ -92,15 +93,13 @@ def run_jobs(
     try:
         # Not Thread.join: interrupted by Ctrl-C, it takes a running thread for a finished one.
         while not board.finished.wait(POLL_SECONDS):
-            if progress is not None:
-                progress(board.done, total)
+            report(board.done)
     finally:
         board.stop.set()
         board.finished.wait()
         for thread in pool:
             thread.join()
-    if progress is not None:
-        progress(board.done, total)
+    report(board.done)
     if board.error is not None:
         raise board.error
 
@@ -108,13 +107,11 @@ def run_jobs(
 def _run_here(
     jobs: Sequence[Job[Scratch]],
     new_scratch: Callable[[], Scratch],
-    total: int,
-    progress: Progress | None,
+    report: Callable[[int], None],
 ) -> None:
     done = 0
     scratch = new_scratch()
     for job in jobs:
         for count in job(scratch):
             done += count
-            if progress is not None:
-                progress(done, total)
+            report(done)

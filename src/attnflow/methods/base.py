@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple, final, get_args
 
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import InputError, MethodError, shorten, whole_number
-from attnflow.errors.progress import ProgressCallback
 from attnflow.methods.limits import warn_of_limits
 from attnflow.methods.mixing import Heads, Mixing
 from attnflow.tokens import TokenRef
@@ -93,24 +92,18 @@ class Execution:
     """How a call is carried out; nothing here changes its result.
 
     threads: how many cores to use, where a method can use several; None is all of them.
-    progress: told now and then how far the work is.
 
     >>> Execution(threads=2).threads
     2
     """
 
     threads: int | None = None
-    progress: ProgressCallback | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.threads is not None and (whole_number(self.threads) or 0) < 1:
             raise MethodError(
                 "threads is a number of at least 1, or None for all cores; got "
                 f"{shorten(self.threads)}."
-            )
-        if self.progress is not None and not callable(self.progress):
-            raise MethodError(
-                f"progress is a function that takes a Progress; got {shorten(self.progress)}."
             )
 
 
@@ -139,18 +132,16 @@ class Method(ABC):
         layers: Sequence[int] | int | None = None,
         sources: Sequence[TokenRef] | TokenRef | None = None,
         threads: int | None = None,
-        progress: ProgressCallback | None = None,
     ) -> Attribution:
         """Attribute these targets at these layers to these sources (default: all of each).
 
         threads: how many cores to use, where the method can use several; None is all of them.
-        progress: called now and then with a `Progress`.
 
         Warns with a `CollapseWarning` or a `SaturationWarning` where the values of the highest
         layer hardly depend on the target; the result says so too (`collapsed`, `saturated`).
         """
         selection = self.select(trace, targets, layers, sources)
-        result = self._compute(trace, selection, Execution(threads, progress))
+        result = self._compute(trace, selection, Execution(threads))
         warn_of_limits(result)
         return result
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import MethodError, shorten
 from attnflow.errors.arguments import checked_arguments
-from attnflow.errors.progress import tell
 from attnflow.graph import Cut, CutEdge
 from attnflow.methods.base import (
     Execution,
@@ -93,7 +92,6 @@ class Flow(CapacityMethod):
             sources=columns,
             tolerance=self.tolerance,
             threads=execution.threads or self._threads,
-            progress=lambda done, total: tell(execution.progress, self.name, done, total),
         )
         saturated = solution.saturated & self._held_by_source(capacities, levels, rows, columns)
         result = attribution_of(

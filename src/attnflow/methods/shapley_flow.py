@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import MethodError, shorten, whole_number
-from attnflow.errors.progress import tell
 from attnflow.methods.base import Execution, Selection, attribution_of
 from attnflow.methods.capacities import CapacityMethod
 from attnflow.tokens import Tokens
@@ -100,7 +99,6 @@ class ShapleyFlow(CapacityMethod):
             confidence=self.confidence,
             seed=self.seed,
             threads=execution.threads,
-            progress=lambda done, total: tell(execution.progress, self.name, done, total),
         )
         shape = (len(selection.levels), len(selection.rows), -1)
         values = unit * np.stack([row.values for row in answers]).reshape(shape)

@@ -24,7 +24,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from attnflow.attribution.words import method_in_words
 from attnflow.errors import AttnflowError, InputError, TokensError
-from attnflow.errors.progress import Progress
+from attnflow.errors.progress import tell
 from attnflow.explainers.comparison import Comparison, answered, compare, continued
 from attnflow.methods import METHODS, Flow, Method, make_method
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
@@ -75,32 +75,32 @@ class Server:
     def explain(self, body: bytes) -> Job:
         """Check a request for an explanation and put it into the queue."""
         request = read_request(body, ExplainRequest, self.models, self.limits)
-        return self.jobs.submit(lambda job: self._explain(request, job))
+        return self.jobs.submit(lambda: self._explain(request))
 
     def generate(self, body: bytes) -> Job:
         """Check a request for a completion and put it into the queue."""
         request = read_request(body, GenerateRequest, self.models, self.limits)
-        return self.jobs.submit(lambda job: self._generate(request, job))
+        return self.jobs.submit(lambda: self._generate(request))
 
     def chat(self, body: bytes) -> Job:
         """Check a conversation and put it into the queue."""
         request = read_request(body, ChatRequest, self.models, self.limits)
-        return self.jobs.submit(lambda job: self._chat(request, job))
+        return self.jobs.submit(lambda: self._chat(request))
 
     def ask(self, body: bytes) -> Job:
         """Check a question over documents and put it into the queue."""
         request = read_request(body, AskRequest, self.models, self.limits)
-        return self.jobs.submit(lambda job: self._ask(request, job))
+        return self.jobs.submit(lambda: self._ask(request))
 
     def explain_image(self, body: bytes) -> Job:
         """Check a request about an image and put it into the queue."""
         request = read_request(body, ImageRequest, self.models, self.limits)
         request.content()  # what is no base64 is told at once
-        return self.jobs.submit(lambda job: self._explain_image(request, job))
+        return self.jobs.submit(lambda: self._explain_image(request))
 
-    def _explain_image(self, request: ImageRequest, job: Job) -> str:
-        job.tell(Progress("loading the model", 0, 0))
-        comparison = explain_image(request, self.models[request.model].loaded, job.tell)
+    def _explain_image(self, request: ImageRequest) -> str:
+        tell("loading the model", 0, 0)
+        comparison = explain_image(request, self.models[request.model].loaded)
         document = comparison.view(title=request.name)
         document["request"] = request.without_image()
         return self.results.add(StoredResult(comparison, document, generated=False))
@@ -109,39 +109,38 @@ class Server:
         """Check a question about an image and put it into the queue."""
         request = read_request(body, ImageQuestionRequest, self.models, self.limits)
         request.content()
-        return self.jobs.submit(lambda job: self._ask_about_image(request, job))
+        return self.jobs.submit(lambda: self._ask_about_image(request))
 
-    def _ask_about_image(self, request: ImageQuestionRequest, job: Job) -> str:
-        loaded = self._load(request.model, request.question, request.make_methods(), job)
-        comparison = answer_about_image(request, loaded, job.write, job.tell)
+    def _ask_about_image(self, request: ImageQuestionRequest) -> str:
+        loaded = self._load(request.model, request.question, request.make_methods())
+        comparison = answer_about_image(request, loaded)
         document = comparison.view(title=shorten_title(request.question.strip()))
         document["request"] = request.without_image()
         return self.results.add(StoredResult(comparison, document, generated=True))
 
-    def _explain(self, request: ExplainRequest, job: Job) -> str:
+    def _explain(self, request: ExplainRequest) -> str:
         methods = request.make_methods()
-        loaded = self._load(request.model, request.text, methods, job)
+        loaded = self._load(request.model, request.text, methods)
         comparison = compare(
             loaded,
             request.text,
             methods or None,
             careful=request.careful,
             confirm=request.confirm,
-            progress=job.tell,
         )
         return self._store(comparison, comparison.view(), request, generated=False)
 
-    def _generate(self, request: GenerateRequest, job: Job) -> str:
-        loaded = self._load(request.model, request.prompt, request.make_methods(), job)
-        comparison = self._continue(loaded, request.prompt, request, job, chat=request.chat)
+    def _generate(self, request: GenerateRequest) -> str:
+        loaded = self._load(request.model, request.prompt, request.make_methods())
+        comparison = self._continue(loaded, request.prompt, request, chat=request.chat)
         title = shorten_title(f"{request.prompt.strip()} …")
         return self._store(comparison, comparison.view(title=title), request, generated=True)
 
-    def _chat(self, request: ChatRequest, job: Job) -> str:
+    def _chat(self, request: ChatRequest) -> str:
         turns = request.turns()
         text = "\n".join(turn["content"] for turn in turns)
-        loaded = self._load(request.model, text, request.make_methods(), job)
-        comparison = self._continue(loaded, turns, request, job)
+        loaded = self._load(request.model, text, request.make_methods())
+        comparison = self._continue(loaded, turns, request)
         title = shorten_title(turns[-1]["content"].strip())
         return self._store(comparison, comparison.view(title=title), request, generated=True)
 
@@ -150,7 +149,6 @@ class Server:
         loaded: Loaded,
         prompt: Any,
         request: GenerateRequest | ChatRequest,
-        job: Job,
         *,
         chat: bool = False,
     ) -> Comparison:
@@ -162,15 +160,13 @@ class Server:
             chat=chat,
             careful=request.careful,
             confirm=request.confirm,
-            stream=job.write,
-            progress=job.tell,
         )
 
-    def _ask(self, request: AskRequest, job: Job) -> str:
+    def _ask(self, request: AskRequest) -> str:
         texts = "\n\n".join(text for _, text in request.named())
         prompt = f"{texts}\n\n{request.question}"
         methods = request.make_methods()
-        loaded = self._load(request.model, prompt, methods, job, most=self.limits.ask_tokens)
+        loaded = self._load(request.model, prompt, methods, most=self.limits.ask_tokens)
         answer, comparison = answered(
             loaded,
             request.question,
@@ -180,8 +176,6 @@ class Server:
             chat=request.chat,
             careful=request.careful,
             confirm=request.confirm,
-            stream=job.write,
-            progress=job.tell,
         )
         document = comparison.view(title=request.question)
         document["lines"] = answer.lines
@@ -200,10 +194,9 @@ class Server:
         name: str,
         text: str,
         methods: Sequence[Method | None],
-        job: Job,
         most: int | None = None,
     ) -> Loaded:
-        job.tell(Progress("loading the model", 0, 0))
+        tell("loading the model", 0, 0)
         loaded = self.models[name].loaded
         flows = any(isinstance(method, Flow) for method in methods)
         self._check_length(loaded, text, flows, most or self.limits.tokens)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from attnflow.errors import InputError
-from attnflow.errors.progress import ProgressCallback
 from attnflow.explainers.comparison import Comparison, compare, continued
 from attnflow.methods import METHODS, Method, make_method
 from attnflow.web.requests import DEFAULT, GENERATION_METHODS, BaseRequest, offer_of
@@ -89,8 +87,6 @@ class ImageQuestionRequest(_WithImage):
 def answer_about_image(
     request: ImageQuestionRequest,
     loaded: Any,
-    write: Callable[[str], None],
-    progress: ProgressCallback | None,
 ) -> Comparison:
     """The answer, every word of it explained by every method."""
     return continued(
@@ -99,13 +95,9 @@ def answer_about_image(
         request.make_methods(),
         images=[request.content()],
         max_new_tokens=request.tokens,
-        stream=write,
-        progress=progress,
     )
 
 
-def explain_image(
-    request: ImageRequest, loaded: Any, progress: ProgressCallback | None
-) -> Comparison:
+def explain_image(request: ImageRequest, loaded: Any) -> Comparison:
     """Every method about one image."""
-    return compare(loaded, request.content(), request.make_methods() or None, progress=progress)
+    return compare(loaded, request.content(), request.make_methods() or None)

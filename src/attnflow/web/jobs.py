@@ -16,7 +16,7 @@ from threading import Event, Lock, Thread
 from typing import Any, Literal
 
 from attnflow.errors import AttnflowError, AttributionWarning
-from attnflow.errors.progress import Progress
+from attnflow.errors.progress import Progress, listening
 
 __all__ = ["CancelledJobError", "Job", "Jobs", "QueueFullError"]
 
@@ -34,9 +34,9 @@ class CancelledJobError(Exception):
 
 @dataclass(eq=False)
 class Job:
-    """One piece of work and where it stands. The work calls `tell`, which also stops it."""
+    """One piece of work and where it stands. The job listens to the work, and so can stop it."""
 
-    work: Callable[[Job], str]
+    work: Callable[[], str]
     id: str = field(default_factory=lambda: secrets.token_urlsafe(9))
     state: State = "waiting"
     stage: str = "waiting"
@@ -47,13 +47,9 @@ class Job:
     result: str | None = None
     _unwanted: Event = field(default_factory=Event)
 
-    def tell(self, progress: Progress) -> None:
-        """Say what is being done; raises CancelledJobError when the job is no longer wanted."""
-        self.stage, self.done, self.total = progress
-        self.stop_if_unwanted()
-
-    def write(self, text: str) -> None:
-        """Add to the text that is being generated."""
+    def hear(self, progress: Progress) -> None:
+        """Note what is being done; raise CancelledJobError when the job is no longer wanted."""
+        self.stage, self.done, self.total, text = progress
         self.text += text
         self.stop_if_unwanted()
 
@@ -73,9 +69,10 @@ class Job:
         try:
             self.stop_if_unwanted()
             self.state = "running"
-            with warnings.catch_warnings():  # the page shows a result's remarks beside it
+            with warnings.catch_warnings(), listening(self.hear):
+                # The page shows a result's remarks beside it.
                 warnings.simplefilter("ignore", AttributionWarning)
-                self.result = self.work(self)
+                self.result = self.work()
             self.state = "done"
         except CancelledJobError:
             self.state = "cancelled"
@@ -102,7 +99,7 @@ class Jobs:
         self._thread = Thread(target=self._work, name="attnflow-jobs", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[Job], str]) -> Job:
+    def submit(self, work: Callable[[], str]) -> Job:
         """Put work into the queue, or raise QueueFullError."""
         job = Job(work)
         with self._lock:

@@ -97,14 +97,13 @@ def ablation(
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
         raise InputError(f"--device {device!r} cannot be used: {error}") from error
     try:
-        with progress_bars() as progress:
+        with progress_bars():
             report = experiment(
                 host,
                 loaded.tokenizer,
                 data=data,
                 journals=output,
                 command=command,
-                progress=progress,
             )
     except KeyboardInterrupt:
         if output is None:

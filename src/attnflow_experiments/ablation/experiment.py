@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import InputError, did_you_mean
-from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.ablation import CompletionEvaluation
 from attnflow.evaluation.ablation.rankings import named_rankings
 from attnflow.evaluation.table import Table
@@ -74,7 +73,6 @@ class AblationExperiment:
         data: Path | None,
         journals: Path | None,
         command: str,
-        progress: ProgressCallback | None = None,
     ) -> Report:
         """Run every kind there is data for; `journals` is a folder that keeps each as it goes."""
         evaluations: dict[str, CompletionEvaluation] = {}
@@ -95,7 +93,6 @@ class AblationExperiment:
                 ablations=self.ablations,
                 seed=self.seed,
                 journal=journal,
-                progress=progress,
             )
         if not evaluations:
             raise InputError(f"The folder has no data for {', '.join(missing)}.")

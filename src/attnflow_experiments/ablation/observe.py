@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import FileError, InputError
-from attnflow.errors.progress import Progress, ProgressCallback, tell
+from attnflow.errors.progress import relaying
 from attnflow.evaluation.ablation import CompletionEvaluation, CompletionPrompt
 from attnflow.evaluation.ablation.run import evaluate_completions
 from attnflow_experiments.ablation.data import Part, facts, passages, questions
@@ -81,22 +81,17 @@ def observe(
     ablations: int,
     seed: int,
     journal: Path | None,
-    progress: ProgressCallback | None = None,
 ) -> CompletionEvaluation:
     """Every method on every prompt; with a journal, the run goes on where it stopped."""
-
-    def report(step: Progress) -> None:
-        tell(progress, kind, step.done, step.total)
-
-    return evaluate_completions(
-        model,
-        prompts,
-        tokenizer=tokenizer,
-        methods=methods,
-        ablations=ablations if KINDS[kind].ablated else 0,
-        seed=seed,
-        samples=min(KINDS[kind].samples, samples or KINDS[kind].samples),
-        resume=journal,
-        progress=report,
-        **KINDS[kind].options,
-    )
+    with relaying(lambda step: step._replace(stage=kind)):
+        return evaluate_completions(
+            model,
+            prompts,
+            tokenizer=tokenizer,
+            methods=methods,
+            ablations=ablations if KINDS[kind].ablated else 0,
+            seed=seed,
+            samples=min(KINDS[kind].samples, samples or KINDS[kind].samples),
+            resume=journal,
+            **KINDS[kind].options,
+        )

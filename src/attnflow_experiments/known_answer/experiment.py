@@ -10,7 +10,6 @@ from typing import Any
 
 from attnflow.errors import InputError
 from attnflow.errors.percent import percent
-from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.table import Table
 from attnflow.methods import quiet_about_limits
 from attnflow_experiments.known_answer.contenders import CONTENDERS, DEFAULT
@@ -51,21 +50,19 @@ class KnownAnswer:
             raise InputError(f"wording is 'test' or 'development'; got {self.wording!r}.")
 
     @quiet_about_limits()  # its tables tell of saturation
-    def of_language_model(
-        self, model: Any, tokenizer: Any, progress: ProgressCallback | None = None
-    ) -> tuple[Table, ...]:
+    def of_language_model(self, model: Any, tokenizer: Any) -> tuple[Table, ...]:
         """How often the stated fact is found, and how that depends on distractors."""
         prompts = fact_prompts(self.prompts, seed=self.seed, wording=self.wording)
-        known = stated_facts(model, tokenizer, prompts, progress)
+        known = stated_facts(model, tokenizer, prompts)
         if not known:
             raise InputError(f"The model answered none of {len(prompts)} prompts rightly.")
-        ranks = ranks_of(known, CONTENDERS, progress)
+        ranks = ranks_of(known, CONTENDERS)
         note = f"{len(known)} of {len(prompts)} prompts were answered rightly and count."
         return (
             rank_table("facts", "The token that states the fact", ranks, note),
             distractor_table(known, ranks),
             default_table(ranks),
-            relatives_table(known, ranks, model, tokenizer, progress),
+            relatives_table(known, ranks, model, tokenizer),
         )
 
     @quiet_about_limits()  # its tables tell of saturation
@@ -74,10 +71,9 @@ class KnownAnswer:
         model: Any,
         vocabulary: Mapping[str, int],
         sign: str,
-        progress: ProgressCallback | None = None,
     ) -> tuple[Table, Table]:
         """How often one of the two operands comes first."""
-        known = arithmetic(model, vocabulary, sign, progress)
+        known = arithmetic(model, vocabulary, sign)
         fair = {n: c for n, c in CONTENDERS.items() if not c.less_neutral}
         note = (
             f"{len(known)} of 100 were answered rightly and count. Two of four tokens are true "
@@ -85,8 +81,8 @@ class KnownAnswer:
         )
         name = {"*": "products", "+": "sums"}[sign]
         title = f"mathformer, {name} of two digits: an operand"
-        ranks = ranks_of(known, fair, progress)
-        related = relatives_table(known, ranks, model, None, progress, name)
+        ranks = ranks_of(known, fair)
+        related = relatives_table(known, ranks, model, None, name)
         return rank_table(name, title, ranks, note), related
 
     def report(self, tables: Sequence[Table], command: str) -> Report:

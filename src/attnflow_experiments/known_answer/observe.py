@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.hosts.capture import capture_batch
 from attnflow.trace import AttentionTrace
 from attnflow_experiments.known_answer.data import FactPrompt
@@ -30,9 +30,7 @@ class Known:
     inputs: str | Mapping[str, torch.Tensor] = ""
 
 
-def stated_facts(
-    model: Any, tokenizer: Any, prompts: Sequence[FactPrompt], progress: ProgressCallback | None
-) -> list[Known]:
+def stated_facts(model: Any, tokenizer: Any, prompts: Sequence[FactPrompt]) -> list[Known]:
     """Those prompts whose answer the model gives, each beside its neutral prompt."""
     facts: list[Known] = []
     for start in range(0, len(prompts), _BATCH):
@@ -48,19 +46,17 @@ def stated_facts(
         for (prompt, trace), neutral in zip(right, others, strict=True):
             sources = trace.tokens.occurrences_of([f"Ġ{prompt.answer}"])
             facts.append(Known(trace, neutral, tuple(sources), prompt.distractors, prompt.text))
-        tell(progress, "asking", min(start + _BATCH, len(prompts)), len(prompts))
+        tell("asking", min(start + _BATCH, len(prompts)), len(prompts))
     return facts
 
 
-def arithmetic(
-    model: Any, vocabulary: Mapping[str, int], sign: str, progress: ProgressCallback | None
-) -> list[Known]:
+def arithmetic(model: Any, vocabulary: Mapping[str, int], sign: str) -> list[Known]:
     """`7*6=` for all pairs of digits: the operands are the true sources of the first digit."""
     compute: Callable[[int, int], int] = {"*": int.__mul__, "+": int.__add__}[sign]
     pairs = [(a, b) for a in range(10) for b in range(10)]
     rows = [[vocabulary[c] for c in f"{a}{sign}{b}="] for a, b in pairs]
     traces = capture_batch(model, padded(rows), heads="mean")
-    tell(progress, "calculating", len(pairs), len(pairs))
+    tell("calculating", len(pairs), len(pairs))
     return [
         Known(trace, None, (0, 2), inputs={"input_ids": torch.tensor([row])})
         for (a, b), row, trace in zip(pairs, rows, traces, strict=True)

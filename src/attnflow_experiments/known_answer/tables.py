@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.evaluation.metrics import compare_paired, summarize
 from attnflow.evaluation.table import Cell, Table
 from attnflow.hosts.capture import capture
@@ -33,7 +33,6 @@ _RELATED = 60  # prompts: zeroing every value in 30 layers takes seconds for eac
 def ranks_of(
     known: Sequence[Known],
     contenders: Mapping[str, Contender],
-    progress: ProgressCallback | None,
 ) -> dict[str, Floats]:
     """For each contender the rank of the best true source in every prompt, from 1."""
     ranks: dict[str, list[float]] = {name: [] for name in contenders}
@@ -53,7 +52,7 @@ def ranks_of(
             if not contender.common:
                 row = np.where(common_tokens(one.trace.tokens), -np.inf, row)
             ranks[name].append(rank_of(row, contender.layers, one.sources))
-        tell(progress, "attribution", k + 1, len(known))
+        tell("attribution", k + 1, len(known))
     return {name: np.array(values) for name, values in ranks.items()}
 
 
@@ -85,7 +84,6 @@ def relatives_table(
     ranks: Mapping[str, Floats],
     model: Any,
     tokenizer: Any,
-    progress: ProgressCallback | None,
     name: str = "facts",
 ) -> Table:
     """The stronger relatives on the first of these prompts, beside the others on the same."""
@@ -96,7 +94,7 @@ def relatives_table(
         for relative, method in RELATIVES.items():
             row = method(trace, targets=trace.length - 1, layers=-1).values[:, 0]
             theirs[relative].append(rank_of(row, "top", one.sources))
-        tell(progress, "relatives", k + 1, len(few))
+        tell("relatives", k + 1, len(few))
     both = {n: ranks[n][: len(few)] for n in ("raw", "rollout", DEFAULT) if n in ranks}
     both |= {relative: np.array(values) for relative, values in theirs.items()}
     title = f"The stronger relatives, {name}"

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from attnflow.errors.progress import ProgressCallback
 from attnflow.methods import quiet_about_limits
 from attnflow_experiments.pronouns import sentence_tables, winogender_tables
 from attnflow_experiments.pronouns.data import PronounSentence
@@ -49,11 +48,10 @@ class Pronouns(Experiment):
         sentences: Sequence[PronounSentence],
         *,
         command: str = "",
-        progress: ProgressCallback | None = None,
     ) -> Report:
         """Each sentence at every layer, and how often method and pronoun agree over all."""
         reader = PronounReader(model=model, tokenizer=tokenizer, protocol=self.protocol)
-        readings = reader(sentences, progress)
+        readings = reader(sentences)
         frames = sentence_tables.frames_of(readings)
         questions = sentence_tables.questions_of(frames)
         methods = list(reader.methods)
@@ -75,11 +73,10 @@ class Pronouns(Experiment):
         schemas: Sequence[Schema],
         *,
         command: str = "",
-        progress: ProgressCallback | None = None,
     ) -> Report:
         """A summary over all schemas."""
         reader = PronounReader(model=model, tokenizer=tokenizer, protocol=self.protocol)
-        winogender = winogender_tables.read_schemas(reader, schemas, progress)
+        winogender = winogender_tables.read_schemas(reader, schemas)
         return Report(
             name="pronouns",
             title="Winogender: the model's pronoun and the methods' antecedents",

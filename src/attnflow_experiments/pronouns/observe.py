@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.errors import ModelError, TokensError
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.evaluation.importance.passes import Passes
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.capture import capture_batch
@@ -135,9 +135,7 @@ class PronounReader:
             methods[DEFAULT] = DEFAULT_METHOD
         return methods
 
-    def __call__(
-        self, sentences: Sequence[PronounSentence], progress: ProgressCallback | None = None
-    ) -> list[Reading]:
+    def __call__(self, sentences: Sequence[PronounSentence]) -> list[Reading]:
         """Every sentence; equal ones are read once."""
         distinct = list(dict.fromkeys(sentences))
         encoded = [self._encode(sentence) for sentence in distinct]
@@ -146,7 +144,7 @@ class PronounReader:
             part = slice(start, start + _BATCH)
             batch = self._read(distinct[part], encoded[part])
             readings.update(zip(distinct[part], batch, strict=True))
-            tell(progress, "reading", len(readings), len(distinct))
+            tell("reading", len(readings), len(distinct))
         return [readings[sentence] for sentence in sentences]
 
     def _read(

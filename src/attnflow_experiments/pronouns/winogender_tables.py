@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.table import Cell, Table
 from attnflow_experiments.layers import Floats
 from attnflow_experiments.pronouns.observe import PronounReader, Reading
@@ -88,14 +87,12 @@ class Winogender:
         return item.schema.text if self.masked else item.prompt
 
 
-def read_schemas(
-    reader: PronounReader, schemas: Sequence[Schema], progress: ProgressCallback | None = None
-) -> Winogender:
+def read_schemas(reader: PronounReader, schemas: Sequence[Schema]) -> Winogender:
     """Every schema as it is and, where both people are named, with the genders both ways."""
     visible = [_cut(schema, reader.masked) for schema in schemas]
     groups = [[] if s.participant == SOMEONE else crossed(s) for s in visible]
     both_ways = [sentence for group in groups for sentence in group]
-    readings = iter(reader([*(schema.sentence for schema in visible), *both_ways], progress))
+    readings = iter(reader([*(schema.sentence for schema in visible), *both_ways]))
     plain_ones = [next(readings) for _ in visible]
     items = []
     for original, schema, plain, group in zip(schemas, visible, plain_ones, groups, strict=True):

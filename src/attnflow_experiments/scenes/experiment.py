@@ -13,7 +13,7 @@ import numpy as np
 
 from attnflow.errors import InputError
 from attnflow.errors.percent import percent
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.evaluation.fingerprint import digest_of_weights
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.records import Record
@@ -61,7 +61,6 @@ class Scenes:
         *,
         command: str = "",
         journal: Path | None = None,
-        progress: ProgressCallback | None = None,
     ) -> Report:
         """Ask, explain, hide; a run with a journal goes on where it was stopped."""
         records: list[Record] = []
@@ -72,7 +71,7 @@ class Scenes:
                 records.append(record)
                 if file is not None:
                     file.append(record)
-                tell(progress, "scenes", len(records), self.scenes)
+                tell("scenes", len(records), self.scenes)
         return self.report(records, command)
 
     def _journal(self, path: Path | None, model: Any) -> Any:

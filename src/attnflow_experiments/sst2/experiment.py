@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from attnflow.errors import InputError, TokensError, did_you_mean
-from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.texts import LabelledText
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import quiet_about_limits
@@ -47,7 +46,6 @@ class Sst2(SampledExperiment):
         *,
         source: str,
         command: str = "",
-        progress: ProgressCallback | None = None,
     ) -> Report:
         """Run it on these texts; `source` says in words where they are from."""
         names = labels_of(model)
@@ -55,7 +53,7 @@ class Sst2(SampledExperiment):
         label = self._label(names)
         sample, remarks = self.sample(examples, lambda e: _fits(e, model, tokenizer), "text")
         by_protocol = run_sound if self.protocol == "sound" else run_as_paper
-        outcome = by_protocol(Run(model, tokenizer, sample, label, progress))
+        outcome = by_protocol(Run(model, tokenizer, sample, label))
         opening = (
             f"{len(sample):,} texts from {source}{outcome.accuracy}.{remarks} The label explained "
             f"is {names[label]!r}."

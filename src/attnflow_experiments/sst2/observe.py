@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from attnflow.errors import TokensError
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.texts import LabelledText
@@ -51,7 +51,6 @@ class Run:
     tokenizer: Any
     examples: Sequence[LabelledText]
     label: int
-    progress: ProgressCallback | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +118,6 @@ def observe(run: Run) -> tuple[list[Classified], tuple[str, ...]]:
         answer=run.label,
         batch_size=_BATCH,
         refuse=lambda name, error: refusals.append(f"{name} is left out: {error}"),
-        progress=run.progress,
     )
     return observations, tuple(refusals)
 
@@ -186,7 +184,7 @@ def observe_double_embedded(run: Run) -> list[DoubleEmbedded]:
         double = gradient_sums(exact, run.tokenizer, example.text, run.label)
         right = is_right(example, _answer(trace), names)
         observations.append(DoubleEmbedded(columns, single, double, trace.layers, right))
-        tell(run.progress, "texts, embedded twice", k + 1, len(run.examples))
+        tell("texts, embedded twice", k + 1, len(run.examples))
     return observations
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnflow.errors.percent import percent
-from attnflow.errors.progress import ProgressCallback
 from attnflow.methods import quiet_about_limits
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
 from attnflow_experiments.protocol import SampledExperiment
@@ -50,16 +49,15 @@ class VerbNumber(SampledExperiment):
         *,
         source: str,
         command: str = "",
-        progress: ProgressCallback | None = None,
     ) -> Report:
         """Run it on these sentences; `source` says in words where they are from."""
         sample, remarks = self.sample(examples, lambda e: _fits(e, vocabulary), "sentence")
-        observations = observe(model, vocabulary, sample, progress)
+        observations = observe(model, vocabulary, sample)
         protocol = PROTOCOLS[self.protocol]
         agreements = agreements_of(observations, protocol)
         tables = [
             *tables_of(observations, protocol, agreements),
-            faithfulness_table(model, vocabulary, sample, observations, progress),
+            faithfulness_table(model, vocabulary, sample, observations),
         ]
         if any(o.subject is not None for o in observations):
             tables.append(subject_table(observations))

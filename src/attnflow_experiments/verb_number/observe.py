@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
 from attnflow.methods import Flow, quiet_about_limits
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
@@ -62,7 +61,6 @@ def observe(
     model: VerbNumberModel,
     vocabulary: WordVocabulary,
     examples: Sequence[Example],
-    progress: ProgressCallback | None,
 ) -> list[Observation]:
     """Importance of every token and attribution of [CLS] at every layer, for every sentence."""
     return observe_texts(
@@ -74,7 +72,6 @@ def observe(
         answer=[example.label for example in examples],
         batch_size=_BATCH,
         length=lambda text: len(text.split()),
-        progress=progress,
     )
 
 

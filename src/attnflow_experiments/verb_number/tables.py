@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from attnflow.errors.percent import percent
-from attnflow.errors.progress import ProgressCallback
 from attnflow.evaluation.faithfulness import RANDOM, Faithfulness
 from attnflow.evaluation.metrics import partial_spearman, spearman
 from attnflow.evaluation.table import Cell, Table, decimals
@@ -171,7 +170,6 @@ def faithfulness_table(
     vocabulary: WordVocabulary,
     examples: Sequence[Example],
     observations: Sequence[Observation],
-    progress: ProgressCallback | None,
 ) -> Table:
     """What taking away the strongest words does, by each ranking."""
     examples, observations = examples[:_FAITHFUL], observations[:_FAITHFUL]
@@ -186,7 +184,6 @@ def faithfulness_table(
         rankings,
         tokenizer=vocabulary,
         answer=[example.label for example in examples],
-        progress=progress,
     )
     columns = ("comprehensiveness", "sufficiency", "deletion_area", "insertion_area")
     rows = {

@@ -37,7 +37,6 @@ def greedy_completion(
             options,
             observer=None,
             tokenizer=tokenizer,
-            stream=None,
             seed=None,
         )[0]
     two_stacks = adapter_for(model).facts(model).encoder_decoder

@@ -12,7 +12,7 @@ from typing import Any
 from attnflow._version import __version__
 from attnflow.errors import InputError, ModelError, whole_number
 from attnflow.errors.arguments import checked_arguments, checked_seed
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import patiently, tell
 from attnflow.evaluation.ablation.judge import LEAVE_ONE_DOCUMENT_OUT, CompletionJudge
 from attnflow.evaluation.ablation.prompts import CompletionPrompt
 from attnflow.evaluation.ablation.rankings import RANDOM, Ranking, named_rankings
@@ -64,7 +64,6 @@ def evaluate_completions(
     samples: int | None = None,
     batch_tokens: int | None = None,
     resume: str | os.PathLike[str] | None = None,
-    progress: ProgressCallback | None = None,
 ) -> CompletionEvaluation:
     """Which attribution agrees with what this language model uses on these prompts?
 
@@ -132,7 +131,7 @@ def evaluate_completions(
         batch_tokens=batch_tokens,
         refused={},
     )
-    return _run(judge, items, samples, resume, progress)
+    return _run(judge, items, samples, resume)
 
 
 def _check_counts(**counts: int) -> None:
@@ -148,7 +147,6 @@ def _run(
     prompts: Sequence[CompletionPrompt],
     samples: int | None,
     resume: str | os.PathLike[str] | None,
-    progress: ProgressCallback | None,
 ) -> CompletionEvaluation:
     settings = _settings(judge, prompts)
     goal = len(prompts) if samples is None else min(samples, len(prompts))
@@ -156,10 +154,11 @@ def _run(
         journal = stack.enter_context(Journal(Path(resume), settings)) if resume else None
         records = journal.fitting(_fits) if journal else []
         while len(records) < len(prompts) and _usable(records) < goal:
-            records.append(judge.record(len(records), prompts[len(records)]))
+            with patiently():
+                records.append(judge.record(len(records), prompts[len(records)]))
             if journal:
                 journal.append(records[-1])
-            tell(progress, "prompts", min(_usable(records), goal), goal)
+            tell("prompts", min(_usable(records), goal), goal)
     if not _usable(records):
         raise ModelError(f"None of {len(records)} prompts could be used: {records[0].left_out}")
     rows = {row for record in records for row in record.scores}

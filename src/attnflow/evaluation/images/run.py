@@ -15,7 +15,7 @@ from torch import nn
 from attnflow._version import __version__
 from attnflow.errors import InputError, ModelError
 from attnflow.errors.arguments import checked_arguments, checked_seed
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import patiently, tell
 from attnflow.evaluation.fingerprint import digest_of, digest_of_weights
 from attnflow.evaluation.images.ablation import STEPS, Hiding
 from attnflow.evaluation.images.examples import ImageExample
@@ -54,7 +54,6 @@ def evaluate_images(
     seed: int = 0,
     batch_size: int = 32,
     resume: str | os.PathLike[str] | None = None,
-    progress: ProgressCallback | None = None,
 ) -> ImageEvaluation:
     """Which map agrees with what this model uses on these images?
 
@@ -88,8 +87,8 @@ def evaluate_images(
     judge = _judge(host, processor, by=by, seed=seed, batch_size=batch_size)
     usual = QUESTION_METHODS if isinstance(judge, QuestionJudge) else IMAGE_METHODS
     labelled = by_label(usual if methods is None else list(methods))
-    settings = _settings(judge, labelled, examples, progress)
-    records, refused = _run(judge, labelled, examples, settings, resume, progress)
+    settings = _settings(judge, labelled, examples)
+    records, refused = _run(judge, labelled, examples, settings, resume)
     rows = (*(n for n in labelled if n not in refused), LEAVE_ONE_OUT, CENTRE, RANDOM)
     return ImageEvaluation(
         methods=rows,
@@ -130,17 +129,18 @@ def _run(
     examples: Sequence[ImageExample],
     settings: Mapping[str, Any],
     resume: str | os.PathLike[str] | None,
-    progress: ProgressCallback | None,
 ) -> tuple[tuple[Record, ...], dict[str, str]]:
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(Path(resume), settings)) if resume else None
-        tell(progress, "trying the methods", 0, 1)
-        refused = judge.refusals(_first_readable(judge, examples), methods)
+        tell("trying the methods", 0, 1)
+        with patiently():
+            refused = judge.refusals(_first_readable(judge, examples), methods)
         usable = {name: method for name, method in methods.items() if name not in refused}
         records = journal.fitting(lambda record: _fits(record, usable)) if journal else []
         for number in range(len(records), len(examples)):
-            tell(progress, "images", number, len(examples))
-            records.append(judge.record(number, examples[number], usable))
+            tell("images", number, len(examples))
+            with patiently():
+                records.append(judge.record(number, examples[number], usable))
             if journal:
                 journal.append(records[-1])
     if all(record.left_out for record in records):
@@ -172,14 +172,13 @@ def _settings(
     judge: ImageJudge,
     methods: Mapping[str, Method],
     examples: Sequence[ImageExample],
-    progress: ProgressCallback | None,
 ) -> dict[str, Any]:
     """In words, for the first line of a journal: the same settings give the same numbers."""
     about = provenance_of(judge.model, str(next(judge.model.parameters()).dtype))
     return {
         "attnflow": __version__,
         "model": about["model"],
-        "weights": digest_of_weights(judge.model, progress),
+        "weights": digest_of_weights(judge.model),
         "processor": digest_of([_processor_text(judge.processor).encode()]),
         "data": digest_of(_content(example) for example in examples),
         "images": len(examples),

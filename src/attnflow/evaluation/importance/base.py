@@ -15,7 +15,7 @@ from attnflow.attribution import Contribution
 from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whole_number
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments
 from attnflow.errors.percent import percent
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation.importance.passes import Forward, Passes, Row, Score, Text, score_of
 from attnflow.hosts.adapter import Scores
@@ -112,12 +112,11 @@ class Measure(ABC):
         tokenizer: Any = None,
         answer: Choice | Sequence[Choice | None] | None = None,
         batch_size: int = 64,
-        progress: ProgressCallback | None = None,
     ) -> list[Importance]:
         """Importance of every token of every text to the model's answer.
 
         `answer` is the choice to explain, the same for all texts or one for each; None is what the
-        model itself says. `progress` is told after each pass of `batch_size` rows.
+        model itself says.
         """
         task = Task.of(
             Passes.over(model, tokenizer, batch_size),
@@ -125,7 +124,6 @@ class Measure(ABC):
             answer,
             self.score,
             self.name,
-            progress,
         )
         return [
             Importance(
@@ -152,7 +150,7 @@ class Measure(ABC):
 class Task:
     """What is to be measured: texts, the answer of each, and how its score is read.
 
-    `progress` is told under the name `stage`.
+    `stage` names the work for whoever listens.
     """
 
     passes: Passes
@@ -160,7 +158,6 @@ class Task:
     answers: Sequence[Answer]
     score: Score
     stage: str
-    progress: ProgressCallback | None
 
     @classmethod
     def of(
@@ -170,16 +167,15 @@ class Task:
         answer: Choice | Sequence[Choice | None] | None,
         score: Score,
         stage: str,
-        progress: ProgressCallback | None,
     ) -> Task:
         """The texts as rows, and what the model answers to each as it is."""
         rows = passes.texts(texts)
         answers = read_answers(passes, rows, answer, score)
-        return cls(passes, rows, answers, score, stage, progress)
+        return cls(passes, rows, answers, score, stage)
 
     def tell(self, done: int, total: int) -> None:
         """Say how much is done."""
-        tell(self.progress, self.stage, done, total)
+        tell(self.stage, done, total)
 
     def scores(
         self,
@@ -207,7 +203,6 @@ class Task:
             rows,
             score,
             stage=self.stage,
-            progress=self.progress,
             forward=forward,
             read_as=originals if keeps_positions else None,
         )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import InputError, ModelError, TokensError, UnsupportedModelError, shorten
-from attnflow.errors.progress import ProgressCallback, tell
+from attnflow.errors.progress import tell
 from attnflow.evaluation.batching import batches_by_length
 from attnflow.hosts.adapter import Batch, Scores, TokenIds
 from attnflow.hosts.registry import Adapter, adapter_for
@@ -131,13 +131,12 @@ class Passes:
         take: Callable[[int, Scores], T],
         *,
         stage: str = "",
-        progress: ProgressCallback | None = None,
         forward: Forward | None = None,
         read_as: Sequence[Row] | None = None,
     ) -> list[T]:
         """Run every row once and take something of its scores: `take(k, scores of row k)`.
 
-        `progress` is told, under the name `stage`, how many rows are done.
+        `stage` is the name under which the listener is told how many rows are done.
         `forward(inputs, rows' numbers)` runs the model in a special way; by default as it is.
         `read_as` are rows of the same lengths by which the answer's position is found: blanked by
         a mask, another word than the one asked about would be the first that is masked.
@@ -153,7 +152,7 @@ class Passes:
                     batch = self._padded([read_as[k] for k in numbers])
                 for k, scores in zip(numbers, self.scores(outputs, batch), strict=True):
                     results[k] = take(k, scores)
-                tell(progress, stage, len(results), len(rows))
+                tell(stage, len(results), len(rows))
         return [results[k] for k in range(len(rows))]
 
     def scores(self, outputs: Any, batch: Batch) -> list[Scores]:

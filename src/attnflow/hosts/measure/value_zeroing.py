@@ -95,7 +95,7 @@ class _Replay:
     def _tell(self, example: int, start: int, length: int, batch: int) -> None:
         """How many positions of all layers are done, if it is known how many layers there are."""
         done = (len(self.recorder.layers) - 1) * batch * length + example * length + start
-        tell(self.recorder.progress, VALUE_ZEROING, done, self.recorder.expected * batch * length)
+        tell(VALUE_ZEROING, done, self.recorder.expected * batch * length)
 
     def _run(self, layer: nn.Module, example: int, batch: int, silent: list[list[int]]) -> Tensor:
         """The layer's forward on copies of one example, without the hooks that watch the layer.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, TextStreamer
 from transformers.generation.configuration_utils import GenerationMode
 
 from attnflow.errors import AttnflowError, InputError, ModelError
+from attnflow.errors.progress import is_heard, tell
 from attnflow.hosts.recorder import AttentionObserver
 from attnflow.hosts.transformers.attention import uses_the_interface, watch_attention
 from attnflow.hosts.transformers.facts import is_encoder_decoder
@@ -20,7 +21,6 @@ from attnflow.hosts.transformers.facts import is_encoder_decoder
 __all__ = ["can_stream", "checked_generator", "end_tokens", "run_generate", "run_once", "watching"]
 
 _ALLOWED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
-Stream = Callable[[str], None]
 
 
 def checked_generator(model: nn.Module) -> PreTrainedModel:
@@ -69,14 +69,13 @@ def run_generate(
     *,
     observer: AttentionObserver | None,
     tokenizer: Any,
-    stream: Stream | None,
     seed: int | None,
 ) -> Tensor:
     """The model's own generate(): prompt and completion, (batch, length)."""
     settings = {"do_sample": seed is not None, "use_cache": True, **options}
     _refuse_other_modes(model, settings)
-    if stream is not None and tokenizer is not None and len(inputs["input_ids"]) == 1:
-        settings["streamer"] = _TextStream(tokenizer, stream)
+    if is_heard() and tokenizer is not None and len(inputs["input_ids"]) == 1:
+        settings["streamer"] = _TextStream(tokenizer, options["max_new_tokens"])
     with torch.random.fork_rng(enabled=seed is not None), watching(model, observer):
         if seed is not None:
             torch.manual_seed(seed)
@@ -84,7 +83,7 @@ def run_generate(
             return model.generate(**inputs, **settings)  # type: ignore[operator]
         except AttnflowError:
             raise  # ours, from the watcher: some of them are ValueErrors too
-        except _CallbackError as error:
+        except _ListenerError as error:
             raise error.cause from None  # the user's own, as it was
         except ValueError as error:  # an option that does not exist or does not fit
             raise InputError(f"generate() refused its options: {error}") from error
@@ -117,8 +116,8 @@ def _settings(model: Any, options: Mapping[str, Any]) -> Any:
     return settings
 
 
-class _CallbackError(Exception):
-    """Carries what the user's own callback raised through the library, which takes a ValueError
+class _ListenerError(Exception):
+    """Carries what the listener raised through the library, which takes a ValueError
     for a wrong option.
     """
 
@@ -128,17 +127,19 @@ class _CallbackError(Exception):
 
 
 class _TextStream(TextStreamer):
-    """Hands on text as soon as it is final, the prompt left out."""
+    """Tells the listener of text as soon as it is final, the prompt left out."""
 
-    def __init__(self, tokenizer: Any, stream: Stream) -> None:
+    def __init__(self, tokenizer: Any, total: int) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._stream = stream
+        self._pieces = 0
+        self._total = total
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Called by the library with each piece."""
         if not text:
             return
         try:
-            self._stream(text)
-        except Exception as error:  # whatever the user's function raises
-            raise _CallbackError(error) from error
+            self._pieces += 1
+            tell("writing", min(self._pieces, self._total), self._total, text)
+        except Exception as error:  # whatever the listener raises
+            raise _ListenerError(error) from error
