@@ -22,7 +22,7 @@ from attnflow.errors import MissingDependencyError
 from attnflow.errors.progress import listening
 from attnflow.hosts.load import Loaded, load_language_model, load_model
 from attnflow.testing import check_adapter
-from attnflow_experiments.known_answer.experiment import DEFAULT, KnownAnswer
+from attnflow_experiments.known_answer.experiment import LESS_NEUTRAL, KnownAnswer
 from attnflow_experiments.known_answer.mathformer import load_mathformer
 from openai_whisper import openai_whisper
 
@@ -142,8 +142,8 @@ def test_known_answers_of_smollm2(smollm2: Loaded) -> None:
     experiment = KnownAnswer(prompts=32, wording="development")
     facts, *_ = experiment.of_language_model(smollm2.model, smollm2.tokenizer, lambda *_: None)
     first = {name: cells[0].value for name, cells in facts.rows.items()}
-    assert first[DEFAULT] > 0.6
-    assert first[DEFAULT] > max(first["raw"], first["rollout"], first["flow"])
+    assert first[LESS_NEUTRAL] > 0.6
+    assert first[LESS_NEUTRAL] > max(first["raw"], first["rollout"], first["flow"])
 
 
 @pytest.mark.parametrize("sign", ["*", "+"])

@@ -19,7 +19,7 @@ from attnflow.errors import FileError, InputError, ModelError, TargetError, Toke
 from attnflow.hosts.load import load_language_model
 from attnflow.models.smollm2 import prepared_folder
 from attnflow.testing import tiny_encoder
-from attnflow_experiments.known_answer.experiment import DEFAULT
+from attnflow_experiments.known_answer.experiment import LESS_NEUTRAL
 from attnflow_experiments.pronouns import winogender_tables
 from attnflow_experiments.pronouns.data import (
     OURS,
@@ -166,9 +166,9 @@ def test_a_causal_model_is_read_before_the_pronoun(decoder: tuple[Any, Any]) -> 
     np.testing.assert_allclose(found.attributions["flow"][1], flows, atol=3e-6)
 
 
-def test_the_default_is_less_the_neutral_prompt(decoder: tuple[Any, Any]) -> None:
+def test_one_step_is_less_the_neutral_prompt(decoder: tuple[Any, Any]) -> None:
     model, tokenizer = decoder
-    found = read(decoder, PAPERS[0]).attributions[DEFAULT]
+    found = read(decoder, PAPERS[0]).attributions[LESS_NEUTRAL]
     names = ["Ċ", "The", "Ġauthor", "Ġtalked", "Ġto", "ĠSara", "Ġabout"]
     neutral = ["Ċ", "The", "Ġthing", "Ġthing", "Ġto", "Ġthing", "Ġabout"]
     rows = []
@@ -436,13 +436,21 @@ def test_the_command_shows_the_paper_beside_ours(
     assert str(tmp_path) not in page
 
 
+def test_no_row_is_called_a_default_that_it_is_not(decoder: tuple[Any, Any]) -> None:
+    """The default of generate() is gradient attention; one-step rollout is named as what it is."""
+    report = Pronouns().of_sentences(*decoder, PAPERS)
+    page = report.to_markdown() + report.to_csv()
+    assert LESS_NEUTRAL in page
+    assert "default" not in page
+
+
 def test_the_papers_protocol_reads_the_papers_sentences(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _run(["experiment", "pronouns", "--model", folder, "--protocol", "paper"]) == 0
     shown = capsys.readouterr().out
     assert "John convinced Mary" not in shown
-    assert DEFAULT not in shown
+    assert LESS_NEUTRAL not in shown
     assert "Mary convinced John of her/his: Mary" in shown
     assert "How often" not in shown  # over two sentences a share says nothing
 

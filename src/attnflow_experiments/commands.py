@@ -125,7 +125,7 @@ def known_answer(
     ] = None,
     prompts: Annotated[int, typer.Option(help="How many prompts to make.")] = 960,
     wording: Annotated[
-        str, typer.Option(help="'test', or 'development', which the default was chosen by.")
+        str, typer.Option(help="'test', or 'development', which options were chosen by.")
     ] = "test",
     output: FolderOption = None,
     seed: SeedOption = 0,

@@ -10,10 +10,11 @@ from attnflow import methods
 from attnflow.methods import Flow, Method, Raw, Rollout
 from attnflow.methods.mixing import ONE_STEP
 
-__all__ = ["CONTENDERS", "DEFAULT", "DEFAULT_METHOD", "RELATIVES", "Contender"]
+__all__ = ["CONTENDERS", "LESS_NEUTRAL", "LESS_NEUTRAL_METHOD", "RELATIVES", "Contender"]
 
-DEFAULT = "the default of 0.1.0"
-DEFAULT_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
+LESS_NEUTRAL = "one-step, less neutral"
+"""Rollout that does not drown depth, its first token dropped, less that of a neutral prompt."""
+LESS_NEUTRAL_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,15 @@ CONTENDERS: Mapping[str, Contender] = {
     "rollout, common left out": Contender(Rollout(), common=False),
     "rollout − neutral": Contender(Rollout(), less_neutral=True),
     "rollout, one-step": Contender(Rollout(residual="one-step")),
-    "rollout, one-step, first dropped": Contender(DEFAULT_METHOD),
+    "rollout, one-step, first dropped": Contender(LESS_NEUTRAL_METHOD),
     "rollout, one-step − neutral": Contender(Rollout(residual="one-step"), less_neutral=True),
-    DEFAULT: Contender(DEFAULT_METHOD, less_neutral=True),
-    "the default, common left out": Contender(DEFAULT_METHOD, less_neutral=True, common=False),
-    "the default, mean of layers": Contender(DEFAULT_METHOD, "mean", less_neutral=True),
+    LESS_NEUTRAL: Contender(LESS_NEUTRAL_METHOD, less_neutral=True),
+    "one-step, less neutral, common left out": Contender(
+        LESS_NEUTRAL_METHOD, less_neutral=True, common=False
+    ),
+    "one-step, less neutral, mean of layers": Contender(
+        LESS_NEUTRAL_METHOD, "mean", less_neutral=True
+    ),
     "flow": Contender(_FLOW),
     "flow, mean of layers": Contender(_FLOW, "mean"),
     "flow − neutral": Contender(_FLOW, less_neutral=True),

@@ -12,19 +12,19 @@ from attnflow.errors import InputError
 from attnflow.errors.percent import percent
 from attnflow.evaluation.table import Table
 from attnflow.methods import quiet_about_limits
-from attnflow_experiments.known_answer.contenders import CONTENDERS, DEFAULT
+from attnflow_experiments.known_answer.contenders import CONTENDERS, LESS_NEUTRAL
 from attnflow_experiments.known_answer.data import Wording, fact_prompts
 from attnflow_experiments.known_answer.observe import arithmetic, stated_facts
 from attnflow_experiments.known_answer.tables import (
-    default_table,
     distractor_table,
+    less_neutral_table,
     rank_table,
     ranks_of,
     relatives_table,
 )
 from attnflow_experiments.report import Report
 
-__all__ = ["DEFAULT", "KnownAnswer"]
+__all__ = ["LESS_NEUTRAL", "KnownAnswer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class KnownAnswer:
 
     prompts: how many prompts are made; those the model answers rightly count.
     seed: decides which.
-    wording: "test", or "development", the wordings the default of generate() was chosen by.
+    wording: "test", or "development", the wordings that options were chosen by.
 
     >>> KnownAnswer(prompts=8).report([], "attnflow experiment known-answer").protocol[2]
     'Wording: test; distractors are facts of the same kind about others.'
@@ -61,7 +61,7 @@ class KnownAnswer:
         return (
             rank_table("facts", "The token that states the fact", ranks, note),
             distractor_table(known, ranks),
-            default_table(ranks),
+            less_neutral_table(ranks),
             relatives_table(known, ranks, model, tokenizer),
         )
 

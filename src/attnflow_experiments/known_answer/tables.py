@@ -13,12 +13,12 @@ from attnflow.evaluation.table import Cell, Table
 from attnflow.hosts.capture import capture
 from attnflow.methods import Method, quiet_about_limits
 from attnflow.tokens.common_words import common_tokens
-from attnflow_experiments.known_answer.contenders import DEFAULT, RELATIVES, Contender
+from attnflow_experiments.known_answer.contenders import LESS_NEUTRAL, RELATIVES, Contender
 from attnflow_experiments.known_answer.observe import Known
 from attnflow_experiments.layers import Floats
 
 __all__ = [
-    "default_table",
+    "less_neutral_table",
     "distractor_table",
     "rank_of",
     "rank_table",
@@ -95,7 +95,7 @@ def relatives_table(
             row = method(trace, targets=trace.length - 1, layers=-1).values[:, 0]
             theirs[relative].append(rank_of(row, "top", one.sources))
         tell("relatives", k + 1, len(few))
-    both = {n: ranks[n][: len(few)] for n in ("raw", "rollout", DEFAULT) if n in ranks}
+    both = {n: ranks[n][: len(few)] for n in ("raw", "rollout", LESS_NEUTRAL) if n in ranks}
     both |= {relative: np.array(values) for relative, values in theirs.items()}
     title = f"The stronger relatives, {name}"
     note = f"The first {len(few)} of the same prompts."
@@ -107,17 +107,25 @@ def distractor_table(known: Sequence[Known], ranks: Mapping[str, Floats]) -> Tab
     counts = np.array([one.distractors for one in known])
     rows = {
         name: tuple(Cell.of_share(summarize((ranks[name] == 1)[counts == n])) for n in range(4))
-        for name in ("raw, mean of layers", "rollout", "rollout, one-step, first dropped", DEFAULT)
+        for name in (
+            "raw, mean of layers",
+            "rollout",
+            "rollout, one-step, first dropped",
+            LESS_NEUTRAL,
+        )
     }
     columns = tuple(f"{n} distractors" for n in range(4))
     return Table("distractors", "Ranked first, by the number of distractors", columns, rows)
 
 
-def default_table(ranks: Mapping[str, Floats]) -> Table:
-    """The default of generate() against the plain methods, pair by pair."""
+def less_neutral_table(ranks: Mapping[str, Floats]) -> Table:
+    """Compare the contender that is less a neutral prompt with the plain methods, pair by pair."""
     first = {name: (values == 1).astype(np.float64) for name, values in ranks.items()}
     rows = {
-        f"{DEFAULT} − {other}": (Cell.of_difference(compare_paired(first[DEFAULT], first[other])),)
+        f"{LESS_NEUTRAL} − {other}": (
+            Cell.of_difference(compare_paired(first[LESS_NEUTRAL], first[other])),
+        )
         for other in ("raw", "raw, mean of layers", "rollout", "flow")
     }
-    return Table("differences", "Ranked first: the default against others", ("difference",), rows)
+    title = f"Ranked first: {LESS_NEUTRAL} against others"
+    return Table("differences", title, ("difference",), rows)

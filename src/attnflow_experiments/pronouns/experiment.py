@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attnflow.methods import quiet_about_limits
+from attnflow_experiments.known_answer.contenders import LESS_NEUTRAL
 from attnflow_experiments.pronouns import sentence_tables, winogender_tables
 from attnflow_experiments.pronouns.data import PronounSentence
 from attnflow_experiments.pronouns.observe import PronounReader
@@ -21,8 +22,8 @@ _PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = {
     "sound": (
         "A causal model's text opens with a line end (unless its tokenizer begins with a token of "
         "its own): decoders park attention on the first token, and a name must not be that token.",
-        "The default of generate() is there for causal models: rollout with a residual that does "
-        "not drown depth, the first token dropped, less the same of a neutral prompt.",
+        f"{LESS_NEUTRAL!r} is there for causal models: rollout with a residual that does not drown "
+        "depth, the first token dropped, less the same of a neutral prompt.",
     ),
     "paper": (
         "As in the paper: the text as it is, raw attention, rollout and flow with half of each "

@@ -21,7 +21,7 @@ from attnflow.hosts.adapter import Scores
 from attnflow.hosts.capture import capture_batch
 from attnflow.methods import Flow, Method, quiet_about_limits
 from attnflow.trace import AttentionTrace
-from attnflow_experiments.known_answer.contenders import DEFAULT, DEFAULT_METHOD
+from attnflow_experiments.known_answer.contenders import LESS_NEUTRAL, LESS_NEUTRAL_METHOD
 from attnflow_experiments.layers import METHODS, Floats
 from attnflow_experiments.observe import neutral_traces, padded
 from attnflow_experiments.pronouns.data import PLACE, PronounSentence, occurrences
@@ -101,8 +101,8 @@ class PronounReader:
     """A language model, masked or causal, that reads sentences.
 
     protocol: "sound" opens a causal model's text with a line end, unless its tokenizer begins with
-        a token of its own, and adds the default of generate(); "paper" takes texts as they are and
-        divides rows of flow by their sum.
+        a token of its own, and adds one-step rollout less a neutral prompt; "paper" takes texts as
+        they are and divides rows of flow by their sum.
     """
 
     model: Any
@@ -129,10 +129,10 @@ class PronounReader:
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """What is compared; the default of generate() is made for causal models."""
+        """What is compared; a neutral prompt is made for causal models."""
         methods = {**METHODS, "flow": Flow(normalized=self.protocol == "paper")}
         if not self.masked and self.protocol == "sound":
-            methods[DEFAULT] = DEFAULT_METHOD
+            methods[LESS_NEUTRAL] = LESS_NEUTRAL_METHOD
         return methods
 
     def __call__(self, sentences: Sequence[PronounSentence]) -> list[Reading]:
@@ -156,7 +156,7 @@ class PronounReader:
         inputs = padded([one.ids for one in encoded])
         traces = capture_batch(self.model, inputs, tokenizer=self.tokenizer, heads="mean")
         neutral: Sequence[AttentionTrace | None] = [None] * len(traces)
-        if DEFAULT in self.methods:
+        if LESS_NEUTRAL in self.methods:
             neutral = neutral_traces(self.model, self.tokenizer, traces)
         return [
             self._reading(sentence, one, trace, other, *answer)
@@ -180,7 +180,7 @@ class PronounReader:
         for name, method in self.methods.items():
             result = _on_antecedents(method, trace, row, pieces)
             values = _summed(result, pieces)
-            if name == DEFAULT and neutral is not None:
+            if name == LESS_NEUTRAL and neutral is not None:
                 values = values - _summed(_on_antecedents(method, neutral, row, pieces), pieces)
             attributions[name] = values
             leans[name] = lean(values[:, 0], values[:, 1], _tie(name, method, pieces))
@@ -258,7 +258,7 @@ def _tie(name: str, method: Method, pieces: tuple[list[int], list[int]]) -> floa
     """A flow is certain to its tolerance, sums over pieces to as many times that."""
     if isinstance(method, Flow):
         return method.tolerance * max(1, *map(len, pieces))
-    return _ABSOLUTE if name == DEFAULT else 0.0
+    return _ABSOLUTE if name == LESS_NEUTRAL else 0.0
 
 
 @quiet_about_limits()
