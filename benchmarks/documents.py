@@ -15,7 +15,7 @@ from pathlib import Path
 import attnflow
 from attnflow.evaluation.ablation import CompletionPrompt
 from attnflow.evaluation.ablation.prompts import is_answered
-from attnflow.hosts.load import load_language_model, quiet_hosts
+from attnflow.hosts.load import as_model, quiet_hosts
 from attnflow_experiments.ablation.data import PARTS, questions
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--model", default=None)
     arguments = parser.parse_args()
     quiet_hosts()
-    model, tokenizer = load_language_model(arguments.model)
+    model, tokenizer = as_model(arguments.model, default="smollm2")
     answered = first = sentence = number = 0
     prompts = questions(arguments.questions_file, arguments.part)
     for prompt in prompts:

@@ -30,7 +30,8 @@ from attnflow.evaluation.texts import read_texts
 from attnflow.explainers.ablation import log_odds
 from attnflow.explainers.regression import random_ablations
 from attnflow.explainers.sources import strongest
-from attnflow.hosts.load import Loaded, load_model
+from attnflow.hosts.load import load
+from attnflow.hosts.model import Model
 from attnflow.hosts.registry import adapter_for
 from attnflow_experiments.verb_number.agreement import held_out, read_agreement
 
@@ -44,22 +45,22 @@ def words_of(trace: attnflow.AttentionTrace, special: frozenset[int], ids: list[
     return [group for group in groups if not any(ids[k] in special for k in group)]
 
 
-def answers(loaded: Loaded, rows: list[list[int]], choice: int) -> Floats:
+def answers(loaded: Model, rows: list[list[int]], choice: int) -> Floats:
     """The log odds of one class for each row of ids; all rows have one length."""
     ids = torch.tensor(rows)
-    adapter = adapter_for(loaded.model)
+    adapter = adapter_for(loaded.module)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     parts = []
     for start in range(0, len(ids), 128):
-        batch = adapter.wrap(loaded.model, {k: v[start : start + 128] for k, v in inputs.items()})
+        batch = adapter.wrap(loaded.module, {k: v[start : start + 128] for k, v in inputs.items()})
         with torch.no_grad():
-            outputs = adapter.forward(loaded.model, batch.inputs)
-        scores = adapter.scores(loaded.model, loaded.tokenizer, outputs, batch)
+            outputs = adapter.forward(loaded.module, batch.inputs)
+        scores = adapter.scores(loaded.module, loaded.tokenizer, outputs, batch)
         parts += [float(each.score(choice, "log-prob")) for each in scores if each is not None]
     return log_odds(np.array(parts))
 
 
-def judge(loaded: Loaded, text: str, seed: int) -> dict[str, tuple[float, float]] | None:
+def judge(loaded: Model, text: str, seed: int) -> dict[str, tuple[float, float]] | None:
     """LDS and drop of every method on one text; None where it has too few words."""
     model, tokenizer = loaded
     adapter = adapter_for(model)
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", AttributionWarning)
-    loaded = load_model(arguments.model)
+    loaded = load(arguments.model)
     records: list[dict[str, tuple[float, float]]] = []
     for number, text in enumerate(texts_of(arguments)):
         try:

@@ -127,10 +127,10 @@ def time_recomputed(result: Any) -> tuple[float, float]:
 
 def time_smollm2(rounds: int) -> dict[str, float] | None:
     """SmolLM2 as a user runs it: the default method against plain generate."""
-    from attnflow.hosts.load import load_language_model
+    from attnflow.hosts.load import as_model
 
     try:
-        model, tokenizer = load_language_model(None)
+        model, tokenizer = as_model(None, default="smollm2")
     except MissingDependencyError as error:
         print(f"SmolLM2 left out: {error}")
         return None
@@ -140,7 +140,7 @@ def time_smollm2(rounds: int) -> dict[str, float] | None:
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     new: dict[str, Any] = {"max_new_tokens": 32, "min_new_tokens": 32}
     ways: dict[str, Callable[[], Any]] = {
-        "plain": lambda: model.generate(**inputs, do_sample=False, **new),  # type: ignore[operator]
+        "plain": lambda: model.generate(**inputs, do_sample=False, **new),
         "rollout": lambda: attnflow.generate(
             model, inputs, tokenizer=tokenizer, method="rollout", **new
         ),

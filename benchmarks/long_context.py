@@ -29,13 +29,13 @@ import torch
 torch.set_num_threads(2)
 import attnflow
 from attnflow import Rollout, capture
-from attnflow.hosts.load import load_language_model
+from attnflow.hosts.load import as_model
 tokens, where = int(sys.argv[1]), sys.argv[2]
 if where:
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32).eval()
 else:
-    model = load_language_model(None).model
+    model = as_model(None, default="smollm2").module
 torch.manual_seed(0)
 ids = torch.randint(100, 40000, (1, tokens))
 def plain():

@@ -17,7 +17,7 @@ from typing import Any
 from peer_rankings import PEERS, trained_at2
 
 from attnflow.evaluation.ablation.run import evaluate_completions
-from attnflow.hosts.load import load_language_model
+from attnflow.hosts.load import as_model
 from attnflow.storage import write_text
 from attnflow_experiments.ablation.data import PARTS
 from attnflow_experiments.ablation.observe import KINDS, prompts_of
@@ -61,8 +61,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=Path("out/peers"))
     options = parser.parse_args()
-    loaded = load_language_model(options.model)
-    model = loaded.model.float().to(options.device)
+    loaded = as_model(options.model, default="smollm2")
+    model = loaded.module.float().to(options.device)
     methods = rankings(model, loaded.tokenizer, options.data, options.only, options.training)
     options.output.mkdir(parents=True, exist_ok=True)
     pages = []

@@ -16,7 +16,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import attnflow
 from attnflow import Flow, Raw, Rollout
-from attnflow.hosts.load import load_model
+from attnflow.hosts.load import load
 from attnflow.show import plots
 
 FOLDER = Path(__file__).parent / "figures"
@@ -37,9 +37,9 @@ def main() -> None:
 
 def text_figures() -> None:
     """The embedded model's sentence: maps, graphs, the cut, answers."""
-    loaded = load_model(None)
+    loaded = load()
     text = "the key to the cabinets"
-    trace = attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+    trace = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
     rows = [method(trace, targets=["[CLS]"]) for method in (Raw(), Rollout(), Flow())]
     names = [row.method.name for row in rows]
     save(plots.layers_map(rows[1]), "layers")

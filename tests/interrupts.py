@@ -22,7 +22,7 @@ from attnflow.evaluation.importance import InputGradient
 from attnflow.explainers.careful import Visibility
 from attnflow.hosts import restore
 from attnflow.hosts.check import model_state
-from attnflow.hosts.load import load_model
+from attnflow.hosts.load import load
 from attnflow.hosts.transformers import attention
 from attnflow.testing import tiny_decoder, tiny_encoder
 
@@ -107,7 +107,7 @@ def threaded_captures(count: int, threads: int = 8) -> tuple[int, int, list[str]
     """
     model, tokenizer = tiny_encoder()
     model.train()
-    embedded, words = load_model(None)
+    embedded, words = load()
     state, handler = model_state(model), signal.getsignal(signal.SIGINT)
     jobs: list[Callable[[], Any]] = [
         lambda: attnflow.capture(model, TEXT, tokenizer=tokenizer).weights,

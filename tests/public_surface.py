@@ -23,7 +23,7 @@ PUBLIC_MODULES = (
     *("attnflow.evaluation.ablation", "attnflow.evaluation.faithfulness"),
     *("attnflow.evaluation.importance", "attnflow.evaluation.metrics"),
     *("attnflow.show.page", "attnflow.show.plots", "attnflow.show.view"),
-    *("attnflow.hosts.adapter", "attnflow.hosts.load"),
+    *("attnflow.hosts.adapter", "attnflow.hosts.load", "attnflow.hosts.model"),
     *("attnflow.models.verb_number", "attnflow.models.smollm2"),
     "attnflow.models.scenes",
 )

@@ -234,9 +234,9 @@ def run_corpus(loaded: Any, data: Path, output: Path, **options: Any) -> Any:
 
 def load(name: str | None) -> Any:
     """A model by its name, with its tokenizer."""
-    from attnflow.hosts.load import load_model
+    from attnflow.hosts.load import load
 
-    return tuple(load_model(name))
+    return tuple(load(name))
 
 
 def served_models(folders: Mapping[str, Path]) -> list[Any]:
@@ -262,7 +262,7 @@ def run_command(arguments: Sequence[str]) -> str:
 
 def on_models() -> Iterator[tuple[str, Array]]:
     """Captures with everything beside the weights, by the embedded model and tiny encoders."""
-    embedded = load(None)
+    embedded = load()
     masked = tiny_encoder()
     classifier = tiny_encoder("roberta", head="SequenceClassification")
     tagger = tiny_encoder("distilbert", head="TokenClassification")
@@ -408,7 +408,7 @@ def journal_arrays(name: str, journal: Path) -> Iterator[tuple[str, Array]]:
 def on_evaluation(folder: Path) -> Iterator[tuple[str, Array]]:
     """Methods held against what models use: texts, prompts and images."""
     journal = folder / "texts.jsonl"
-    evaluate_texts(load(None), list(TEXTS), journal, methods=["raw", "rollout", "alti"])
+    evaluate_texts(load(), list(TEXTS), journal, methods=["raw", "rollout", "alti"])
     yield from journal_arrays("evaluation/embedded", journal)
     journal = folder / "masked.jsonl"
     classifier = tiny_encoder(head="SequenceClassification")
@@ -473,8 +473,8 @@ def on_corpora(folder: Path) -> Iterator[tuple[str, Array]]:
         "decoder": writer(),
     }
     cases: list[tuple[str, Any, Path, dict[str, Any]]] = [
-        ("embedded", load(None), embedded, {"methods": ["rollout", "alti"], "values": True}),
-        ("embedded-default", load(None), embedded, {"values": True}),
+        ("embedded", load(), embedded, {"methods": ["rollout", "alti"], "values": True}),
+        ("embedded-default", load(), embedded, {"values": True}),
     ]
     for level in ("token", "word", "sentence", "document"):
         for kind, loaded in kinds.items():

@@ -473,4 +473,6 @@ def test_names_are_checked_before_anything_runs() -> None:
 def test_an_encoder_has_no_completion() -> None:
     loaded = tiny_encoder()
     with pytest.raises(attnflow.AttnflowError, match="cannot generate"):
-        evaluate_completions(loaded.model, ["the key"], methods=["raw"], tokenizer=loaded.tokenizer)
+        evaluate_completions(
+            loaded.module, ["the key"], methods=["raw"], tokenizer=loaded.tokenizer
+        )

@@ -15,17 +15,18 @@ from torch import nn
 import attnflow
 from attnflow.errors import CaptureError, ModelError, TokensError, UnsupportedModelError
 from attnflow.hosts import factored
-from attnflow.hosts.load import Loaded, load_model
+from attnflow.hosts.load import load
+from attnflow.hosts.model import Model
 from attnflow.testing import tiny_decoder, tiny_encoder
 
 TEXT = "the author talked to sara about [MASK] book"
 FAMILIES = ["bert", "distilbert", "roberta"]
 
 
-def eager_weights(loaded: Loaded, **inputs: Any) -> np.ndarray:
+def eager_weights(loaded: Model, **inputs: Any) -> np.ndarray:
     """The host's own answer: eager attention with output_attentions."""
-    model = type(loaded.model)._from_config(loaded.model.config, attn_implementation="eager")
-    model.load_state_dict(loaded.model.state_dict())
+    model = type(loaded.module)._from_config(loaded.module.config, attn_implementation="eager")
+    model.load_state_dict(loaded.module.state_dict())
     with torch.no_grad():
         layers = model.eval()(**inputs, output_attentions=True).attentions
     return np.stack([layer.numpy() for layer in layers], axis=1)
@@ -35,8 +36,8 @@ def eager_weights(loaded: Loaded, **inputs: Any) -> np.ndarray:
 @pytest.mark.parametrize("head", ["", "MaskedLM", "SequenceClassification"])
 def test_weights_equal_the_hosts_eager_attention(family: str, head: str) -> None:
     loaded = tiny_encoder(family, head=head)
-    assert loaded.model.config._attn_implementation == "sdpa"
-    trace = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+    assert loaded.module.config._attn_implementation == "sdpa"
+    trace = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
     inputs = loaded.tokenizer(TEXT, return_tensors="pt")
     assert np.allclose(trace.weights, eager_weights(loaded, **inputs)[0], rtol=0, atol=1e-6)
     assert trace.weights.std() > 0.01, "attention is too uniform for this test to tell anything"
@@ -46,7 +47,7 @@ def test_weights_equal_the_hosts_eager_attention(family: str, head: str) -> None
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_the_model_is_given_back_as_it_was(implementation: str) -> None:
     loaded = tiny_encoder()
-    model = loaded.model
+    model = loaded.module
     model.set_attn_implementation(implementation)
     model.train()
     model.bert.encoder.layer[1].eval()
@@ -61,18 +62,18 @@ def test_the_model_is_given_back_when_the_forward_pass_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loaded = tiny_encoder()
-    loaded.model.train()
+    loaded.module.train()
 
     def interrupted(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loaded.model.bert.encoder.layer[2], "forward", interrupted)
+    monkeypatch.setattr(loaded.module.bert.encoder.layer[2], "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
-    assert loaded.model.config._attn_implementation == "sdpa"
-    assert loaded.model.training
+        attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
+    assert loaded.module.config._attn_implementation == "sdpa"
+    assert loaded.module.training
     monkeypatch.undo()
-    assert attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer).layers == (1, 2, 3)
+    assert attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer).layers == (1, 2, 3)
 
 
 def test_capture_does_not_change_the_logits() -> None:
@@ -80,7 +81,7 @@ def test_capture_does_not_change_the_logits() -> None:
     inputs = loaded.tokenizer(TEXT, return_tensors="pt")
     with torch.no_grad():
         probability = loaded.model(**inputs).logits.softmax(-1).max().item()
-    trace = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+    trace = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
     assert trace.prediction is not None
     assert trace.prediction.probability == pytest.approx(probability, abs=1e-6)
     assert trace.prediction.label.startswith("LABEL_")
@@ -88,11 +89,11 @@ def test_capture_does_not_change_the_logits() -> None:
 
 def test_the_word_under_the_mask_is_predicted() -> None:
     loaded = tiny_encoder()
-    trace = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+    trace = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
     assert trace.prediction is not None
     assert trace.tokens[trace.prediction.position] == "[MASK]"
     assert len(trace.prediction.alternatives) == 5
-    plain = attnflow.capture(loaded.model, "the key", tokenizer=loaded.tokenizer)
+    plain = attnflow.capture(loaded.module, "the key", tokenizer=loaded.tokenizer)
     assert plain.prediction is None
 
 
@@ -107,9 +108,9 @@ def test_padding_on_either_side_changes_nothing(family: str, side: str) -> None:
         max_length=20,
         padding_side=side,
     )
-    traces = attnflow.capture_batch(loaded.model, padded, tokenizer=loaded.tokenizer)
+    traces = attnflow.capture_batch(loaded.module, padded, tokenizer=loaded.tokenizer)
     for text, trace in zip(["the key", TEXT], traces, strict=True):
-        alone = attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+        alone = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
         assert trace.tokens.texts == alone.tokens.texts
         assert np.allclose(trace.weights, alone.weights, rtol=0, atol=1e-6)
         assert (trace.prediction is None) == (alone.prediction is None)
@@ -118,17 +119,17 @@ def test_padding_on_either_side_changes_nothing(family: str, side: str) -> None:
 def test_a_batch_gives_each_text_its_own_result() -> None:
     loaded = tiny_encoder()
     texts = ["the key", TEXT, "the author talked"]
-    together = attnflow.capture_batch(loaded.model, texts, tokenizer=loaded.tokenizer)
+    together = attnflow.capture_batch(loaded.module, texts, tokenizer=loaded.tokenizer)
     for text, trace in zip(texts, together, strict=True):
-        alone = attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+        alone = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
         assert trace.tokens == alone.tokens
         assert np.allclose(trace.weights, alone.weights, rtol=0, atol=1e-6)
 
 
 def test_heads_can_be_mixed_as_they_are_seen() -> None:
     loaded = tiny_encoder()
-    every = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
-    mixed = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer, heads="max")
+    every = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
+    mixed = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer, heads="max")
     assert mixed.heads == 1
     method = attnflow.Rollout(heads="max")
     assert np.allclose(method(every).values, method(mixed).values, rtol=0, atol=1e-6)
@@ -136,8 +137,8 @@ def test_heads_can_be_mixed_as_they_are_seen() -> None:
 
 def test_half_precision_is_captured() -> None:
     loaded = tiny_encoder()
-    loaded.model.to(torch.bfloat16)
-    trace = attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+    loaded.module.to(torch.bfloat16)
+    trace = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
     assert trace.weights.dtype == np.float32
     assert trace.provenance["dtype"] == "bfloat16"
 
@@ -145,7 +146,7 @@ def test_half_precision_is_captured() -> None:
 def test_word_pieces_are_merged_on_request() -> None:
     loaded = tiny_encoder()
     result = attnflow.explain(
-        loaded.model, "the author unlocked books", tokenizer=loaded.tokenizer, words=True
+        loaded.module, "the author unlocked books", tokenizer=loaded.tokenizer, words=True
     )
     assert result.sources.texts == ("[CLS]", "the", "author", "unlocked", "books", "[SEP]")
     assert np.allclose(result.values.sum(axis=-1), 1, atol=1e-6)
@@ -172,7 +173,7 @@ def test_two_threads_on_two_models_do_not_mix() -> None:
 
 def test_explain_from_a_folder(tmp_path: Path) -> None:
     loaded = tiny_encoder()
-    loaded.model.save_pretrained(tmp_path)
+    loaded.module.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     result = attnflow.explain(tmp_path, TEXT, method="flow", targets="[MASK]", layers=3)
     assert result.values.shape == (1, 1, 10)
@@ -188,35 +189,35 @@ def test_explain_from_a_folder(tmp_path: Path) -> None:
 def test_an_empty_text_is_refused(text: str) -> None:
     loaded = tiny_encoder()
     with pytest.raises(TokensError, match="nothing to explain: the text is"):
-        attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+        attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
 
 
 def test_a_text_that_is_too_long_is_refused_with_both_numbers() -> None:
     loaded = tiny_encoder()
     with pytest.raises(TokensError, match="has 82 tokens and BertForMaskedLM takes at most 64"):
-        attnflow.capture(loaded.model, "key " * 80, tokenizer=loaded.tokenizer)
+        attnflow.capture(loaded.module, "key " * 80, tokenizer=loaded.tokenizer)
 
 
 def test_a_model_without_its_tokenizer() -> None:
     loaded = tiny_encoder()
     with pytest.raises(TokensError, match="A text needs the model's tokenizer"):
-        attnflow.explain(loaded.model, TEXT)
+        attnflow.explain(loaded.module, TEXT)
     ids = loaded.tokenizer(TEXT, return_tensors="pt")
-    trace = attnflow.capture(loaded.model, ids)
+    trace = attnflow.capture(loaded.module, ids)
     assert trace.tokens[0] == "2"
 
 
 def test_prepared_inputs_that_do_not_fit() -> None:
     loaded = tiny_encoder()
     with pytest.raises(TokensError, match=r"need one of 'input_ids'.*got 'pixels'"):
-        attnflow.capture(loaded.model, {"pixels": torch.zeros(1)})
+        attnflow.capture(loaded.module, {"pixels": torch.zeros(1)})
     with pytest.raises(TokensError, match=r"shape \(batch, length\); got \(3,\)"):
-        attnflow.capture(loaded.model, {"input_ids": torch.tensor([2, 5, 3])})
+        attnflow.capture(loaded.module, {"input_ids": torch.tensor([2, 5, 3])})
     with pytest.raises(TokensError, match="a batch of 2"):
-        attnflow.capture(loaded.model, {"input_ids": torch.tensor([[2, 3], [2, 3]])})
+        attnflow.capture(loaded.module, {"input_ids": torch.tensor([[2, 3], [2, 3]])})
     nothing = {"input_ids": torch.tensor([[0]]), "attention_mask": torch.tensor([[0]])}
     with pytest.raises(TokensError, match="padding only"):
-        attnflow.capture(loaded.model, nothing)
+        attnflow.capture(loaded.module, nothing)
 
 
 def test_a_model_no_adapter_knows() -> None:
@@ -226,9 +227,9 @@ def test_a_model_no_adapter_knows() -> None:
 
 def test_missing_layers_are_never_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny_encoder()
-    loaded.model.config.num_hidden_layers = 4
+    loaded.module.config.num_hidden_layers = 4
     with pytest.raises(CaptureError, match="has 4 layers with attention and 3 were seen"):
-        attnflow.capture(loaded.model, TEXT, tokenizer=loaded.tokenizer)
+        attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_half_precision_becomes_single_where_there_is_room(
     model.to(torch.bfloat16).save_pretrained(tmp_path)  # type: ignore[operator]
     tokenizer.save_pretrained(tmp_path)
     monkeypatch.setattr(factored, "free_memory", lambda: free)
-    assert {weight.dtype for weight in load_model(tmp_path).model.parameters()} == {dtype}
+    assert {weight.dtype for weight in load(tmp_path).module.parameters()} == {dtype}
 
 
 @pytest.mark.parametrize(
@@ -254,17 +255,17 @@ def test_half_precision_becomes_single_where_there_is_room(
 )
 def test_a_model_that_cannot_be_loaded(name: str, said: str) -> None:
     with pytest.raises(ModelError, match=said):
-        load_model(name)
+        load(name)
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=re.escape(f"There is no folder {str(tmp_path / 'x')!r}")):
-        load_model(tmp_path / "x")
+        load(tmp_path / "x")
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no model that transformers can load"):
-        load_model(tmp_path)
+        load(tmp_path)
 
 
 def test_things_that_are_no_text_and_no_model() -> None:
@@ -272,7 +273,7 @@ def test_things_that_are_no_text_and_no_model() -> None:
     with pytest.raises(
         attnflow.errors.InputError, match="is a text, a mapping or a Picture; got 5"
     ):
-        attnflow.capture(loaded.model, 5)  # type: ignore[arg-type]
+        attnflow.capture(loaded.module, 5)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"a torch module, a name, a path or None.*got int"):
         attnflow.explain(3, TEXT)  # type: ignore[arg-type]
     with pytest.raises(attnflow.AttnflowError, match="called on an AttentionTrace; got str"):

@@ -40,7 +40,7 @@ TEXT = "the author talked to sara about [MASK] book"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("model")
     loaded = tiny_encoder()
-    loaded.model.save_pretrained(path)
+    loaded.module.save_pretrained(path)
     loaded.tokenizer.save_pretrained(path)
     return str(path)
 
@@ -297,7 +297,7 @@ def test_what_should_not_happen_is_not_a_bare_traceback(
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("attnflow.hosts.load.load_model", broken)
+    monkeypatch.setattr("attnflow.hosts.load.load", broken)
     assert _run(["explain", "text"]) == 1
     assert "RuntimeError: boom" in capsys.readouterr().err
     monkeypatch.setenv("ATTNFLOW_DEBUG", "1")
@@ -311,7 +311,7 @@ def test_an_interruption_has_status_130(
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnflow.hosts.load.load_model", interrupted)
+    monkeypatch.setattr("attnflow.hosts.load.load", interrupted)
     assert _run(["explain", "text"]) == 130
     assert capsys.readouterr().err.strip() == "attnflow: interrupted; nothing was written."
 
@@ -548,7 +548,7 @@ def test_progress_is_shown_on_a_terminal_for_every_stage(monkeypatch: pytest.Mon
 def writer(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("writer")
     loaded = tiny_writer()
-    loaded.model.save_pretrained(path)
+    loaded.module.save_pretrained(path)
     loaded.tokenizer.save_pretrained(path)
     return str(path)
 

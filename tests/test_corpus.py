@@ -34,7 +34,8 @@ from attnflow.corpus.settings import Columns, Settings
 from attnflow.corpus.shard_worker import ShardWorker, load_explainer
 from attnflow.errors import FileError, InputError, ModelError, StoppedError
 from attnflow.explainers.writer import Writer
-from attnflow.hosts.load import Loaded, load_model
+from attnflow.hosts.load import load
+from attnflow.hosts.model import Model
 from attnflow.methods import quiet_about_limits
 from attnflow.methods.rows import ALL_POSITIONS
 from attnflow.models.verb_number import load_verb_number
@@ -270,7 +271,7 @@ def test_the_default_is_that_of_explain(tmp_path: Path) -> None:
 def test_without_an_answer_the_last_position_of_a_causal_model_is_explained(tmp_path: Path) -> None:
     decoder, words = tiny_decoder()
     encoder, pieces = tiny_encoder(head="")
-    for model, tokenizer, from_end in ((decoder.model, words, 1), (encoder, pieces, None)):
+    for model, tokenizer, from_end in ((decoder.module, words, 1), (encoder, pieces, None)):
         out = tmp_path / str(from_end)
         options: Any = {"tokenizer": tokenizer, "methods": ["rollout"], "output": out}
         for row in rows_of(corpus.run(model, write_texts(tmp_path), **options)):
@@ -305,17 +306,17 @@ def test_images_are_explained_from_paths_and_from_bytes(tmp_path: Path) -> None:
     write_jsonl(tmp_path, [{"image": path} for path in paths])
     structs = [{"bytes": content, "path": None} for content in contents]
     pq.write_table(pa.table({"image": structs, "id": [7, 8, 9]}), tmp_path / "images.parquet")
-    loaded = load_model(model)
+    loaded = load(model)
     processor = transformers.AutoImageProcessor.from_pretrained(model)
     for name, errors in (("rows.jsonl", 2), ("images.parquet", 0)):
         out = tmp_path / f"out-{name}"
-        result = corpus.run(loaded.model, tmp_path / name, output=out, values=True)
+        result = corpus.run(loaded.module, tmp_path / name, output=out, values=True)
         assert (result.errors, result.methods) == (errors, ("gradient-attention",))
         rows = rows_of(result)
         assert [row["id"] for row in rows[:3]] == ([None] * 3 if errors else ["7", "8", "9"])
         for row, picture in zip(rows, pictures, strict=False):
             pixels = processor(picture, return_tensors="pt")
-            alone = explain(loaded.model, dict(pixels), layers=-1)
+            alone = explain(loaded.module, dict(pixels), layers=-1)
             assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
             assert row["source_texts"] == list(alone.sources.text)
             assert row["prediction"] == alone.prediction.label
@@ -753,7 +754,7 @@ def test_the_command_runs_and_sums_up(
 ) -> None:
     def engine(work: Any, processes: int | None, threads: int | None) -> InlineEngine:
         assert (processes, threads) == (2, 1)
-        return InlineEngine(work, Loaded(*load_verb_number()))
+        return InlineEngine(work, Model(*load_verb_number()))
 
     monkeypatch.setattr(place, "LocalEngine", engine)
     data, out = write_texts(tmp_path), tmp_path / "out"

@@ -86,7 +86,7 @@ def listed_commands() -> Iterator[tuple[str, str]]:
 def writer() -> Any:
     """A tiny language model with room for documents; its positions are rotary, so it has it."""
     loaded = tiny_decoder()
-    loaded.model.config.max_position_embeddings = 2048
+    loaded.module.config.max_position_embeddings = 2048
     return loaded
 
 
@@ -119,7 +119,7 @@ def _tiny_translator() -> Any:
         num_heads=2,
         decoder_start_token_id=0,
     )
-    return load.Loaded(T5ForConditionalGeneration(config).eval(), tokenizer)
+    return load.Model(T5ForConditionalGeneration(config).eval(), tokenizer)
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def namespace(folder: Path) -> dict[str, Any]:
     ids = torch.tensor([[3, 4, 5]])
     return {
         "attnflow": attnflow,
-        "model": decoder.model,
+        "model": decoder.module,
         "tokenizer": decoder.tokenizer,
         "text": "the keys to",
         "texts": TEXTS,

@@ -17,7 +17,7 @@ import torch
 import attnflow
 from attnflow.cli.app import _run
 from attnflow.errors import TokensError
-from attnflow.hosts.load import load_model
+from attnflow.hosts.load import load
 
 ROOT = Path(__file__).parent.parent
 MODELS = Path(attnflow.__file__).parent / "models"
@@ -46,15 +46,15 @@ def test_it_is_right_on_classic_sentences(text: str, label: str) -> None:
 
 
 def test_it_is_the_papers_architecture() -> None:
-    loaded = load_model(None)
-    trace = attnflow.capture(loaded.model, "the key to the cabinets", tokenizer=loaded.tokenizer)
+    loaded = load()
+    trace = attnflow.capture(loaded.module, "the key to the cabinets", tokenizer=loaded.tokenizer)
     assert trace.weights.shape == (6, 8, 7, 7)
     assert trace.kind == "bidirectional"
-    assert loaded.model.state_dict()["classifier.weight"].shape == (2, 128)
+    assert loaded.module.state_dict()["classifier.weight"].shape == (2, 128)
 
 
 def test_attention_is_what_the_model_uses() -> None:
-    loaded = load_model(None)
+    loaded = load()
     ids = torch.tensor([loaded.tokenizer.encode("the key to the cabinets")[0]])
     with torch.no_grad():
         plain = loaded.model(ids)
@@ -66,7 +66,7 @@ def test_attention_is_what_the_model_uses() -> None:
 
 
 def test_words_are_shown_as_written_and_split_like_the_data() -> None:
-    loaded = load_model(None)
+    loaded = load()
     for text, words in (
         ("The boy's keys", ("[CLS]", "the", "boy", "'s", "keys", "[EOS]")),
         (
@@ -75,7 +75,7 @@ def test_words_are_shown_as_written_and_split_like_the_data() -> None:
         ),
         ("NNP in Paris", ("[CLS]", "NNP", "in", "paris", "[EOS]")),
     ):
-        trace = attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+        trace = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
         assert trace.tokens.texts == words
 
 
@@ -86,11 +86,11 @@ def test_an_unknown_plural_still_looks_plural() -> None:
 
 
 def test_a_batch_gives_each_text_its_own_result() -> None:
-    loaded = load_model(None)
+    loaded = load()
     texts = [text for text, _ in SENTENCES]
-    together = attnflow.capture_batch(loaded.model, texts, tokenizer=loaded.tokenizer)
+    together = attnflow.capture_batch(loaded.module, texts, tokenizer=loaded.tokenizer)
     for text, trace in zip(texts, together, strict=True):
-        alone = attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+        alone = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
         # float32: the order of a product's summands differs with its size on some processors
         assert np.allclose(trace.weights, alone.weights, rtol=0, atol=3e-6)
         assert trace.tokens == alone.tokens
@@ -122,7 +122,7 @@ def test_demo_answers_explains_and_writes_the_reports(
     from attnflow.testing import tiny_decoder
 
     writer: Any = tiny_decoder()
-    writer.model.config.max_position_embeddings = 2048  # rotary: there is room for documents
+    writer.module.config.max_position_embeddings = 2048  # rotary: there is room for documents
     monkeypatch.setattr(load, "_smollm2", lambda: writer)
     monkeypatch.setattr(demo, "_PARTS", ("json",) if installed else ("no_such_package",))
     folder = tmp_path / "new"

@@ -31,7 +31,7 @@ from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.tables import tables_of
 from attnflow.evaluation.texts import read_texts
 from attnflow.evaluation.verdict import beating
-from attnflow.hosts.load import Loaded
+from attnflow.hosts.model import Model
 from attnflow.methods import METHODS
 from attnflow.models.verb_number import load_verb_number
 from attnflow.testing import tiny_encoder
@@ -50,14 +50,14 @@ QUICK: dict[str, Any] = {"methods": ["rollout", "alti"], "samples": 3}
 
 
 @pytest.fixture(scope="module")
-def embedded() -> Loaded:
-    return Loaded(*load_verb_number())
+def embedded() -> Model:
+    return Model(*load_verb_number())
 
 
 @pytest.fixture(scope="module")
-def found(embedded: Loaded) -> Evaluation:
+def found(embedded: Model) -> Evaluation:
     methods = ["rollout", "alti", Flow()]
-    return evaluate_methods(embedded.model, TEXTS, tokenizer=embedded.tokenizer, methods=methods)
+    return evaluate_methods(embedded.module, TEXTS, tokenizer=embedded.tokenizer, methods=methods)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def scores_of(result: Evaluation) -> list[Any]:
 
 @pytest.mark.parametrize(("name", "method"), [("rollout", Rollout()), ("alti", Alti())])
 def test_every_number_is_that_of_a_plain_loop(
-    found: Evaluation, embedded: Loaded, name: str, method: Any
+    found: Evaluation, embedded: Model, name: str, method: Any
 ) -> None:
     model, vocabulary = embedded
     assert sorted(found.texts) == sorted(TEXTS)
@@ -122,7 +122,7 @@ def test_every_number_is_that_of_a_plain_loop(
         assert scores["insertion"] == pytest.approx(np.trapezoid(only, dx=0.1), abs=1e-5)
 
 
-def test_the_gradient_is_autograds(found: Evaluation, embedded: Loaded) -> None:
+def test_the_gradient_is_autograds(found: Evaluation, embedded: Model) -> None:
     model, vocabulary = embedded
     record = found.records[0]
     ids, _ = vocabulary.encode(found.texts[0])
@@ -142,11 +142,11 @@ def test_the_gradient_is_autograds(found: Evaluation, embedded: Loaded) -> None:
     assert record.scores["rollout"]["gradient spearman"] == pytest.approx(expected)
 
 
-def test_random_orders_differ_from_text_to_text(embedded: Loaded) -> None:
+def test_random_orders_differ_from_text_to_text(embedded: Model) -> None:
     """The same text twice: methods score the same, random orders are drawn anew."""
     twice = [TEXTS[2], TEXTS[2]]
     result = evaluate_methods(
-        embedded.model, twice, tokenizer=embedded.tokenizer, methods=["rollout"]
+        embedded.module, twice, tokenizer=embedded.tokenizer, methods=["rollout"]
     )
     first, second = result.records
     assert first.scores["rollout"] == second.scores["rollout"]
@@ -155,7 +155,7 @@ def test_random_orders_differ_from_text_to_text(embedded: Loaded) -> None:
 
 
 def test_a_text_is_captured_once_for_all_methods(
-    embedded: Loaded, monkeypatch: pytest.MonkeyPatch
+    embedded: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[list[str]] = []
 
@@ -166,7 +166,7 @@ def test_a_text_is_captured_once_for_all_methods(
     monkeypatch.setattr(judge, "capture", counted)
     monkeypatch.setattr(progress, "_TIMED", 0)
     methods = ["rollout", "gradient-rollout", "alti"]
-    evaluate_methods(embedded.model, TEXTS, tokenizer=embedded.tokenizer, methods=methods)
+    evaluate_methods(embedded.module, TEXTS, tokenizer=embedded.tokenizer, methods=methods)
     assert asked[:3] == [[method] for method in methods]  # each tried
     assert asked[3:] == [methods] * len(TEXTS)
 
@@ -185,7 +185,7 @@ def test_costs_and_saturation(found: Evaluation) -> None:
 
 
 def test_what_happens_inside_a_slow_text_is_told(
-    embedded: Loaded, monkeypatch: pytest.MonkeyPatch
+    embedded: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stages(patience: float) -> set[str]:
         monkeypatch.setattr(progress, "_PATIENCE", patience)
@@ -226,9 +226,9 @@ def test_a_longer_run_begins_like_a_shorter_one() -> None:
         ({"by": "mask"}, "by='mask': this tokenizer has no such token"),
     ],
 )
-def test_bad_requests(embedded: Loaded, options: Any, message: str) -> None:
+def test_bad_requests(embedded: Model, options: Any, message: str) -> None:
     with pytest.raises((InputError, ModelError), match=message):
-        evaluate_methods(embedded.model, TEXTS, tokenizer=embedded.tokenizer, **options)
+        evaluate_methods(embedded.module, TEXTS, tokenizer=embedded.tokenizer, **options)
 
 
 def test_rows_are_named_by_what_is_not_default() -> None:
@@ -243,7 +243,7 @@ def test_rows_are_named_by_what_is_not_default() -> None:
         parse_method("flow:residul=1")
 
 
-def test_methods_a_model_cannot_run_are_left_out_with_the_reason(embedded: Loaded) -> None:
+def test_methods_a_model_cannot_run_are_left_out_with_the_reason(embedded: Model) -> None:
     methods = ["rollout", NormRollout(kind="layernorm")]
     model, tokenizer = embedded
     result = evaluate_methods(model, TEXTS[:2], tokenizer=tokenizer, methods=methods)
@@ -258,7 +258,7 @@ def test_texts_that_cannot_be_used_are_left_out_with_the_reason() -> None:
     loaded = tiny_encoder("bert", head="MaskedLM")
     texts = ["the author talked to [MASK]", "no mask in here", "[MASK] key", "her [MASK] book"]
     result = evaluate_methods(
-        loaded.model, texts, tokenizer=loaded.tokenizer, methods=["rollout"], min_words=1
+        loaded.module, texts, tokenizer=loaded.tokenizer, methods=["rollout"], min_words=1
     )
     reasons = {result.texts[r.number]: r.left_out for r in result.records}
     assert "gives no answer" in reasons["no mask in here"]
@@ -267,7 +267,7 @@ def test_texts_that_cannot_be_used_are_left_out_with_the_reason() -> None:
     assert len(result.values("rollout", "sufficiency")) == 2
     assert "2 of 4 texts were left out" in result.verdict()[-1]
     with pytest.raises(ModelError, match=r"on the first 1 texts: .*no answer"):
-        evaluate_methods(loaded.model, texts[1:2], tokenizer=loaded.tokenizer)
+        evaluate_methods(loaded.module, texts[1:2], tokenizer=loaded.tokenizer)
 
 
 def test_a_causal_model_is_read_at_its_last_token() -> None:
@@ -299,7 +299,7 @@ def interrupt_after(texts: int) -> ProgressCallback:
     return interrupt
 
 
-def test_a_run_that_was_stopped_goes_on(embedded: Loaded, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_goes_on(embedded: Model, tmp_path: Path) -> None:
     model, tokenizer = embedded
     path = tmp_path / "deep" / "run.jsonl"
     methods = ["rollout", "gradient-rollout"]
@@ -327,7 +327,7 @@ def test_a_run_that_was_stopped_goes_on(embedded: Loaded, tmp_path: Path) -> Non
     assert len(path.read_text().splitlines()) == 6
 
 
-def test_another_run_is_not_gone_on_with(embedded: Loaded, tmp_path: Path) -> None:
+def test_another_run_is_not_gone_on_with(embedded: Model, tmp_path: Path) -> None:
     model, tokenizer = embedded
     path = tmp_path / "run.jsonl"
 
@@ -355,10 +355,10 @@ def test_another_run_is_not_gone_on_with(embedded: Loaded, tmp_path: Path) -> No
     assert path.read_bytes() == kept
 
 
-def test_a_file_that_is_not_ours_or_damaged_is_left_alone(embedded: Loaded, tmp_path: Path) -> None:
+def test_a_file_that_is_not_ours_or_damaged_is_left_alone(embedded: Model, tmp_path: Path) -> None:
     def run(path: Path) -> Evaluation:
         options = {**QUICK, "tokenizer": embedded.tokenizer, "resume": path}
-        return evaluate_methods(embedded.model, TEXTS, **options)
+        return evaluate_methods(embedded.module, TEXTS, **options)
 
     notes = tmp_path / "notes.txt"
     notes.write_text("my notes\nare here, without a last line end")
@@ -383,7 +383,7 @@ def test_a_file_that_is_not_ours_or_damaged_is_left_alone(embedded: Loaded, tmp_
 # -- what follows ---------------------------------------------------------------------------------
 
 
-def test_a_journal_is_locked_while_a_run_writes_it(embedded: Loaded, tmp_path: Path) -> None:
+def test_a_journal_is_locked_while_a_run_writes_it(embedded: Model, tmp_path: Path) -> None:
     model, tokenizer = embedded
     path = tmp_path / "run.jsonl"
     options: Any = {**QUICK, "tokenizer": tokenizer, "resume": path}
@@ -424,11 +424,11 @@ def test_a_journal_is_locked_while_a_run_writes_it(embedded: Loaded, tmp_path: P
     ],
 )
 def test_a_changed_line_of_a_journal_is_refused(
-    embedded: Loaded, tmp_path: Path, change: Any
+    embedded: Model, tmp_path: Path, change: Any
 ) -> None:
     def run() -> Evaluation:
         options = {**QUICK, "samples": 1, "tokenizer": embedded.tokenizer, "resume": path}
-        return evaluate_methods(embedded.model, TEXTS, **options)
+        return evaluate_methods(embedded.module, TEXTS, **options)
 
     path = tmp_path / "run.jsonl"
     run()
@@ -567,11 +567,11 @@ def test_printed_an_evaluation_is_a_summary(found: Evaluation) -> None:
     assert lines[2].split()[0] == best
 
 
-def test_limits_are_told_by_the_verdict_and_not_by_warnings(embedded: Loaded) -> None:
+def test_limits_are_told_by_the_verdict_and_not_by_warnings(embedded: Model) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = evaluate_methods(
-            embedded.model, TEXTS[:2], tokenizer=embedded.tokenizer, methods=["flow", "rollout"]
+            embedded.module, TEXTS[:2], tokenizer=embedded.tokenizer, methods=["flow", "rollout"]
         )
     assert any("flow is saturated" in sentence for sentence in result.verdict())
     records = [replace(record, collapsed={"rollout": 1.0}) for record in result.records]
@@ -675,7 +675,7 @@ def test_the_command_on_a_classifier_of_ones_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = tiny_encoder("bert", head="SequenceClassification")
-    loaded.model.save_pretrained(tmp_path)
+    loaded.module.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     data = tmp_path / "data.csv"
     lines = ["the author talked to sara,0", "her book about the key,1", "the key of sara,0"]

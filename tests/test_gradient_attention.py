@@ -226,12 +226,12 @@ def test_another_answer_than_the_predicted_one() -> None:
 def test_an_encoder_is_explained_from_its_full_gradients() -> None:
     loaded = tiny_encoder(head="SequenceClassification")
     both = [GradientAttention(), GradientRollout()]
-    trace = attnflow.capture(loaded.model, "the key", tokenizer=loaded.tokenizer, methods=both)
+    trace = attnflow.capture(loaded.module, "the key", tokenizer=loaded.tokenizer, methods=both)
     result = GradientAttention()(trace, targets=0)
     assert trace.gradients is not None
     products = np.maximum(trace.weights * trace.gradients, 0).mean(axis=1)
     np.testing.assert_allclose(result.values[-1, 0], products[:, 0].sum(axis=0), rtol=1e-5)
-    default = attnflow.explain(loaded.model, "the key", tokenizer=loaded.tokenizer)
+    default = attnflow.explain(loaded.module, "the key", tokenizer=loaded.tokenizer)
     assert default.method.name == "alti"
 
 
@@ -277,7 +277,7 @@ def test_scores_are_named_and_do_not_mix() -> None:
     loaded = tiny_encoder(head="SequenceClassification")
     with pytest.raises(MethodError, match="different scores"):
         attnflow.capture(
-            loaded.model, "the key", tokenizer=loaded.tokenizer,
+            loaded.module, "the key", tokenizer=loaded.tokenizer,
             methods=[GradientRollout(), GradientRollout(score="logit")],
         )  # fmt: skip
 

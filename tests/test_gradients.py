@@ -19,7 +19,7 @@ from attnflow import AttentionTrace, GradientFlow, GradientRollout
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, WeightsError
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.capture import capture, capture_batch
-from attnflow.hosts.load import load_model
+from attnflow.hosts.load import load
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.torch import TorchAdapter
 from attnflow.hosts.transformers import attention as recording
@@ -106,7 +106,7 @@ def test_gradients_of_the_three_attentions_of_an_encoder_decoder(name: str) -> N
 
 def test_gradients_of_the_embedded_model_equal_finite_differences() -> None:
     """Nudge one weight after the softmax and see how far the score moves."""
-    model, vocabulary = load_model(None)
+    model, vocabulary = load()
     text = "the key to the cabinets"
     trace = capture(model, text, tokenizer=vocabulary, record=ALSO, score="logit")
     assert trace.gradients is not None

@@ -322,7 +322,7 @@ def test_a_dropped_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_check_reports_instead_of_raising() -> None:
     loaded = tiny_encoder()
-    passed = check_model(loaded.model, "the key to the cabinets", tokenizer=loaded.tokenizer)
+    passed = check_model(loaded.module, "the key to the cabinets", tokenizer=loaded.tokenizer)
     assert all(check.passed for check in passed)
     (refused,) = check_model(nn.Linear(2, 2), "text")
     assert refused.passed is False

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import attnflow
-from attnflow.hosts.load import Loaded
+from attnflow.hosts.model import Model
 from attnflow.hosts.transformers import images
 from attnflow.show.view import results_of, unpack_values
 from attnflow.testing import tiny_vision_model
@@ -29,11 +29,11 @@ from serving import Client, serving
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 
 
-def seeing() -> Loaded:
+def seeing() -> Model:
     """A vision model as `attnflow serve --model FOLDER` loads it: its processor beside it."""
     model, processor = tiny_vision_model()
     images._PROCESSORS[model] = processor  # type: ignore[index]
-    return Loaded(model, None)
+    return Model(model, None)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_an_image_is_dropped_or_chosen_and_its_map_shown(
     hand_over(tab, png_of(PIXELS), "noise.png", "image/png", how)
     tab.wait("document.querySelector('.af-picture canvas')?.width > 10")
     assert "noise.png" in tab.run("document.body.textContent")
-    label = tiny_vision_model().model.config.id2label  # type: ignore[union-attr]
+    label = tiny_vision_model().module.config.id2label  # type: ignore[union-attr]
     assert any(name in tab.run("document.body.textContent") for name in label.values())
     assert tab.run("document.getElementById('photo').hidden")  # out of the way of the result
     assert "Image" in tab.run("document.querySelector('.af-head').textContent")

@@ -23,7 +23,7 @@ from attnflow.cli.app import main
 from attnflow.data import list_photos
 from attnflow.errors import FileError, InputError, ModelError, UnsupportedModelError
 from attnflow.hosts.images import MOST_PIXELS, prepare_images, read_photo
-from attnflow.hosts.load import Loaded
+from attnflow.hosts.model import Model
 from attnflow.methods import Raw
 from attnflow.show import plots
 from attnflow.show.view import view
@@ -36,15 +36,15 @@ PIXELS = RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Loaded:
+def loaded() -> Model:
     return tiny_vision_model()
 
 
 @pytest.fixture(scope="module")
-def folder(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(loaded: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's folder as people download it: weights and processor side by side."""
     place = tmp_path_factory.mktemp("vit")
-    loaded.model.save_pretrained(place)  # type: ignore[operator]
+    loaded.module.save_pretrained(place)  # type: ignore[operator]
     loaded.tokenizer.save_pretrained(place)
     return place
 
@@ -214,8 +214,8 @@ def test_a_folder_lists_its_images_by_name(tmp_path: Path, photo: Path) -> None:
 # -- preparing --------------------------------------------------------------------------------
 
 
-def test_pixels_are_those_of_the_models_own_processor(folder: Path, loaded: Loaded) -> None:
-    model = attnflow.hosts.load.load_model(folder).model
+def test_pixels_are_those_of_the_models_own_processor(folder: Path, loaded: Model) -> None:
+    model = attnflow.hosts.load.load(folder).model
     prepared = prepare_images(model, [PIXELS])[0]
     expected = loaded.tokenizer(images=Image.fromarray(PIXELS), return_tensors="pt")
     assert torch.equal(prepared.inputs["pixel_values"], expected["pixel_values"])
@@ -223,7 +223,7 @@ def test_pixels_are_those_of_the_models_own_processor(folder: Path, loaded: Load
     assert np.abs(prepared.picture.astype(int) - squeezed).max() <= 1  # undone to what was seen
 
 
-def test_a_cropping_processor_shows_what_the_model_saw(loaded: Loaded) -> None:
+def test_a_cropping_processor_shows_what_the_model_saw(loaded: Model) -> None:
     from transformers import CLIPImageProcessorPil
 
     processor = CLIPImageProcessorPil(
@@ -231,7 +231,7 @@ def test_a_cropping_processor_shows_what_the_model_saw(loaded: Loaded) -> None:
     )
     wide = np.zeros((32, 96, 3), np.uint8)
     wide[:, 32:64] = (200, 100, 50)  # only the middle third is seen
-    picture = prepare_images(loaded.model, [wide], processor)[0].picture
+    picture = prepare_images(loaded.module, [wide], processor)[0].picture
     assert np.abs(picture.astype(int) - (200, 100, 50)).max() <= 1
 
 
@@ -246,16 +246,16 @@ def test_every_form_gives_the_same_result_and_class_names(folder: Path, photo: P
     assert first.provenance["image"] == "photo.png"
 
 
-def test_prepared_pixels_and_a_photo_agree(loaded: Loaded) -> None:
+def test_prepared_pixels_and_a_photo_agree(loaded: Model) -> None:
     inputs = dict(loaded.tokenizer(images=Image.fromarray(PIXELS), return_tensors="pt"))
-    prepared = attnflow.explain(loaded.model, inputs, "rollout")
-    photo = attnflow.explain(loaded.model, PIXELS, "rollout", processor=loaded.tokenizer)
+    prepared = attnflow.explain(loaded.module, inputs, "rollout")
+    photo = attnflow.explain(loaded.module, PIXELS, "rollout", processor=loaded.tokenizer)
     np.testing.assert_array_equal(prepared.values, photo.values)
     assert "images" not in prepared.provenance
 
 
-def test_the_result_carries_the_picture_reduced(loaded: Loaded, tmp_path: Path) -> None:
-    result = attnflow.explain(loaded.model, PIXELS, processor=loaded.tokenizer)
+def test_the_result_carries_the_picture_reduced(loaded: Model, tmp_path: Path) -> None:
+    result = attnflow.explain(loaded.module, PIXELS, processor=loaded.tokenizer)
     address = result.provenance["images"][0]
     picture = Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2])))
     assert picture.size == (32, 32)
@@ -270,28 +270,28 @@ def test_the_result_carries_the_picture_reduced(loaded: Loaded, tmp_path: Path) 
     assert "mix-blend-mode:multiply" in result._repr_html_()
 
 
-def test_models_without_a_processor_or_without_eyes_say_so(loaded: Loaded) -> None:
+def test_models_without_a_processor_or_without_eyes_say_so(loaded: Model) -> None:
     with pytest.raises(ModelError, match=r"was not loaded from a folder.* pass one: processor="):
-        attnflow.explain(loaded.model, PIXELS)
+        attnflow.explain(loaded.module, PIXELS)
     model, tokenizer = tiny_encoder()
     with pytest.raises(InputError, match="BertForMaskedLM reads no images"):
         attnflow.explain(model, PIXELS, tokenizer=tokenizer)
     with pytest.raises(InputError, match="reads text; got the path"):
         attnflow.explain(model, Path("photo.png"), tokenizer=tokenizer)
     with pytest.raises(InputError, match="text is a text, a mapping or a Picture; got 5"):
-        attnflow.explain(loaded.model, 5)  # type: ignore[arg-type]
+        attnflow.explain(loaded.module, 5)  # type: ignore[arg-type]
     with pytest.raises(FileError, match="There is no image 'a cat on a mat'"):
-        attnflow.explain(loaded.model, "a cat on a mat", processor=loaded.tokenizer)
+        attnflow.explain(loaded.module, "a cat on a mat", processor=loaded.tokenizer)
 
 
-def test_a_processor_that_fails_is_told_about_the_photo(loaded: Loaded) -> None:
+def test_a_processor_that_fails_is_told_about_the_photo(loaded: Model) -> None:
     def broken(image: Any) -> Any:
         raise RuntimeError("no room")
 
     with pytest.raises(InputError, match=r"cannot prepare 'array' \(30 × 20 pixels\).* no room"):
-        attnflow.explain(loaded.model, PIXELS, processor=broken)
+        attnflow.explain(loaded.module, PIXELS, processor=broken)
     with pytest.raises(ModelError, match="gives pixel_values"):
-        attnflow.explain(loaded.model, PIXELS, processor=lambda _: torch.zeros(2))
+        attnflow.explain(loaded.module, PIXELS, processor=lambda _: torch.zeros(2))
 
 
 # -- maps -------------------------------------------------------------------------------------
@@ -336,10 +336,10 @@ def test_a_scale_may_be_full_two_values_or_is_refused() -> None:
     assert flat.shares(np.array([0.2])).tolist() == [0.0]
 
 
-def test_an_overlay_takes_the_picture_from_the_result(loaded: Loaded) -> None:
-    result = attnflow.explain(loaded.model, PIXELS, processor=loaded.tokenizer)
+def test_an_overlay_takes_the_picture_from_the_result(loaded: Model) -> None:
+    result = attnflow.explain(loaded.module, PIXELS, processor=loaded.tokenizer)
     under = plots.image_overlay(result).images[0].get_array()
-    picture = prepare_images(loaded.model, [PIXELS], loaded.tokenizer)[0].picture
+    picture = prepare_images(loaded.module, [PIXELS], loaded.tokenizer)[0].picture
     grey = picture @ np.array([0.299, 0.587, 0.114])
     assert np.abs(np.asarray(under) - grey).mean() < 6  # JPEG
     without = patches_result(np.ones((2, 2)))
@@ -560,10 +560,10 @@ def test_the_norm_family_explains_vision_models(name: str, _: str) -> None:
         attnflow.explain(model, {"pixel_values": pixels}, "norm-rollout", kind="layernorm")
 
 
-def test_the_default_of_image_classifiers_is_what_hidden_patches_chose(loaded: Loaded) -> None:
+def test_the_default_of_image_classifiers_is_what_hidden_patches_chose(loaded: Model) -> None:
     from transformers import Dinov2Config, Dinov2Model
 
-    result = attnflow.explain(loaded.model, PIXELS, processor=loaded.tokenizer)
+    result = attnflow.explain(loaded.module, PIXELS, processor=loaded.tokenizer)
     assert result.method.name == "gradient-attention"
     sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     bare = Dinov2Model(Dinov2Config(**sizes, image_size=16, patch_size=8)).eval()

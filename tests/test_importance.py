@@ -21,7 +21,7 @@ from attnflow.evaluation.importance import (
     IntegratedGradients,
     ValueZeroing,
 )
-from attnflow.hosts.load import Loaded
+from attnflow.hosts.model import Model
 from attnflow.models.verb_number import VerbNumberModel, load_verb_number
 from attnflow.testing import tiny_encoder
 
@@ -31,22 +31,22 @@ CAUSAL = ["the author talked to", "her book about the key of sara", "the"]
 
 
 @pytest.fixture(scope="module")
-def embedded() -> Loaded:
-    return Loaded(*load_verb_number())
+def embedded() -> Model:
+    return Model(*load_verb_number())
 
 
 @pytest.fixture(scope="module")
-def masked() -> Loaded:
+def masked() -> Model:
     return tiny_encoder("bert", head="MaskedLM")
 
 
 @pytest.fixture(scope="module")
-def classifier() -> Loaded:
+def classifier() -> Model:
     return tiny_encoder("distilbert", head="SequenceClassification")
 
 
 @pytest.fixture(scope="module")
-def causal(masked: Loaded) -> Loaded:
+def causal(masked: Model) -> Model:
     config = transformers.LlamaConfig(
         vocab_size=len(masked.tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
@@ -57,7 +57,7 @@ def causal(masked: Loaded) -> Loaded:
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(8)
-    return Loaded(model, masked.tokenizer)
+    return Model(model, masked.tokenizer)
 
 
 def probability(model: Any, ids: list[int], choice: int, at: int | None = None) -> float:
@@ -70,7 +70,7 @@ def probability(model: Any, ids: list[int], choice: int, at: int | None = None) 
 
 
 @pytest.mark.parametrize("by", ["unk", "pad", "delete"])
-def test_blank_out_is_a_loop_of_single_passes(embedded: Loaded, by: Any) -> None:
+def test_blank_out_is_a_loop_of_single_passes(embedded: Model, by: Any) -> None:
     model, vocabulary = embedded
     found = BlankOut(by=by, keep=())(model, WORDS, tokenizer=vocabulary, answer=[0, 1, 1])
     for text, label, result in zip(WORDS, [0, 1, 1], found, strict=True):
@@ -87,7 +87,7 @@ def test_blank_out_is_a_loop_of_single_passes(embedded: Loaded, by: Any) -> None
         assert result.answer == model.labels[label]
 
 
-def test_blank_out_of_a_masked_language_model(masked: Loaded) -> None:
+def test_blank_out_of_a_masked_language_model(masked: Model) -> None:
     model, tokenizer = masked
     found = BlankOut(by="mask", signed=True)(model, MASKED, tokenizer=tokenizer)
     for text, result in zip(MASKED, found, strict=True):
@@ -106,7 +106,7 @@ def test_blank_out_of_a_masked_language_model(masked: Loaded) -> None:
 
 
 @pytest.mark.parametrize("by", ["unk", "delete"])
-def test_blank_out_of_a_causal_language_model(causal: Loaded, by: Any) -> None:
+def test_blank_out_of_a_causal_language_model(causal: Model, by: Any) -> None:
     """The next word is read at the last position, also when that is the one blanked."""
     model, tokenizer = causal
     found = BlankOut(by=by, keep=())(model, CAUSAL, tokenizer=tokenizer)
@@ -120,7 +120,7 @@ def test_blank_out_of_a_causal_language_model(causal: Loaded, by: Any) -> None:
             assert result.values[i] == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_is_kept_is_not_measured(embedded: Loaded) -> None:
+def test_what_is_kept_is_not_measured(embedded: Model) -> None:
     model, vocabulary = embedded
     words = BlankOut()(model, WORDS[:1], tokenizer=vocabulary)[0]
     assert np.isnan(words.values).tolist() == [True, *[False] * 5, True]
@@ -132,7 +132,7 @@ def test_what_is_kept_is_not_measured(embedded: Loaded) -> None:
     assert [c.token for c in words.top(2)] == ["to", "cabinets"]
 
 
-def test_a_logit_instead_of_a_probability(classifier: Loaded) -> None:
+def test_a_logit_instead_of_a_probability(classifier: Model) -> None:
     model, tokenizer = classifier
     text = "the author talked"
     found = BlankOut(score="logit", signed=True)(model, [text], tokenizer=tokenizer, answer=1)[0]
@@ -156,7 +156,7 @@ def by_hand(model: VerbNumberModel, ids: list[int], choice: int) -> tuple[Any, A
     return torch.autograd.grad(share, vectors)[0][0], vectors.detach()[0]
 
 
-def test_input_gradients_are_autograds(embedded: Loaded) -> None:
+def test_input_gradients_are_autograds(embedded: Model) -> None:
     model, vocabulary = embedded
     norms = InputGradient()(model, WORDS, tokenizer=vocabulary, answer="plural")
     products = InputGradient(reduce="times-input")(model, WORDS, tokenizer=vocabulary, answer=1)
@@ -167,9 +167,9 @@ def test_input_gradients_are_autograds(embedded: Loaded) -> None:
         assert products[k].values == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
-def test_input_gradients_are_finite_differences(masked: Loaded) -> None:
+def test_input_gradients_are_finite_differences(masked: Model) -> None:
     """Through the public result only: a step along a token's vector moves the probability."""
-    model, step = masked.model.double(), 1e-5
+    model, step = masked.module.double(), 1e-5
     try:
         measure = InputGradient(reduce="times-input")
         found = measure(model, MASKED[:1], tokenizer=masked.tokenizer)[0]
@@ -186,11 +186,11 @@ def test_input_gradients_are_finite_differences(masked: Loaded) -> None:
             expected = abs(moved[0] - moved[1]) / (2 * step)
             assert found.values[i] == pytest.approx(expected, rel=1e-4, abs=1e-9)
     finally:
-        masked.model.float()
+        masked.module.float()
 
 
 def test_the_sum_over_dimensions_is_rounding_where_layernorm_reads(
-    embedded: Loaded, classifier: Loaded
+    embedded: Model, classifier: Model
 ) -> None:
     """LayerNorm ignores a constant added to every dimension; so the sum of the gradient is 0."""
     model, vocabulary = embedded
@@ -208,14 +208,14 @@ def test_the_sum_over_dimensions_is_rounding_where_layernorm_reads(
         model.word_embedding.weight -= 3.0
     assert torch.allclose(before, after, atol=1e-4)
     with pytest.raises(ModelError, match="at='stream'"):
-        InputGradient(reduce="abs-sum")(classifier.model, CAUSAL, tokenizer=classifier.tokenizer)
+        InputGradient(reduce="abs-sum")(classifier.module, CAUSAL, tokenizer=classifier.tokenizer)
 
 
 def test_the_sum_over_dimensions_where_a_block_reads_its_input_as_it_is(
-    classifier: Loaded,
+    classifier: Model,
 ) -> None:
     """DistilBERT's blocks read the stream without a norm before it: a real number there."""
-    model: Any = classifier.model
+    model: Any = classifier.module
     measure = InputGradient(reduce="abs-sum", at="stream", score="logit")
     found = measure(model, CAUSAL[:1], tokenizer=classifier.tokenizer, answer=1)[0]
     encoded = classifier.tokenizer(CAUSAL[0], return_tensors="pt")
@@ -229,7 +229,7 @@ def test_the_sum_over_dimensions_where_a_block_reads_its_input_as_it_is(
     assert found.values.max() > 1e-4
 
 
-def test_integrated_gradients_add_up_to_the_whole_difference(embedded: Loaded) -> None:
+def test_integrated_gradients_add_up_to_the_whole_difference(embedded: Model) -> None:
     pytest.importorskip("captum")
     model, vocabulary = embedded
     found = IntegratedGradients(steps=64, signed=True)(model, WORDS, tokenizer=vocabulary, answer=0)
@@ -243,7 +243,7 @@ def test_integrated_gradients_add_up_to_the_whole_difference(embedded: Loaded) -
     assert sizes[0].values == pytest.approx(np.abs(found[0].values), abs=1e-9)
 
 
-def test_integrated_gradients_of_a_masked_language_model(masked: Loaded) -> None:
+def test_integrated_gradients_of_a_masked_language_model(masked: Model) -> None:
     pytest.importorskip("captum")
     model, tokenizer = masked
     found = IntegratedGradients(steps=50, blank="pad", score="logit", signed=True)(
@@ -263,7 +263,7 @@ def test_integrated_gradients_of_a_masked_language_model(masked: Loaded) -> None
 # -- value zeroing ------------------------------------------------------------------------------
 
 
-def test_value_zeroing_of_the_embedded_model_by_hand(embedded: Loaded) -> None:
+def test_value_zeroing_of_the_embedded_model_by_hand(embedded: Model) -> None:
     """The attention of every layer written out, with one position's value left out of the sum."""
     model, vocabulary = embedded
     found = ValueZeroing()(model, WORDS, tokenizer=vocabulary, answer=0)
@@ -292,7 +292,7 @@ def _silent_by_hand(model: VerbNumberModel, ids: list[int], silent: int) -> floa
         return float(model.classifier(model.final_norm(hidden[0])).softmax(-1)[0])
 
 
-def test_value_zeroing_of_transformers_models(masked: Loaded, causal: Loaded) -> None:
+def test_value_zeroing_of_transformers_models(masked: Model, causal: Model) -> None:
     """Zero what each value projection gives at one position: BERT, and Llama's grouped heads."""
     for (model, tokenizer), texts, name in (
         (masked, MASKED, "value"),
@@ -350,7 +350,7 @@ def test_a_batch_equals_its_texts_alone(
         assert (result.choice, result.answer) == (alone.choice, alone.answer)
 
 
-def test_the_model_is_given_back(masked: Loaded) -> None:
+def test_the_model_is_given_back(masked: Model) -> None:
     model, tokenizer = masked
     model.train()
     before = model.config._attn_implementation
@@ -363,7 +363,7 @@ def test_the_model_is_given_back(masked: Loaded) -> None:
     model.eval()
 
 
-def test_bad_input_is_refused(embedded: Loaded, masked: Loaded, causal: Loaded) -> None:
+def test_bad_input_is_refused(embedded: Model, masked: Model, causal: Model) -> None:
     model, vocabulary = embedded
     with pytest.raises(InputError, match="texts is a list of texts; got 'the key'"):
         BlankOut()(model, "the key", tokenizer=vocabulary)
@@ -382,7 +382,7 @@ def test_bad_input_is_refused(embedded: Loaded, masked: Loaded, causal: Loaded) 
     with pytest.raises(MethodError, match=r"no such token. There are 'unk', 'pad', 'delete'"):
         BlankOut(by="mask")(model, WORDS, tokenizer=vocabulary)
     with pytest.raises(ModelError, match="with a mask in the text"):
-        BlankOut()(masked.model, ["the author"], tokenizer=masked.tokenizer)
+        BlankOut()(masked.module, ["the author"], tokenizer=masked.tokenizer)
     bare = tiny_encoder("bert", head="")
     with pytest.raises(ModelError, match="gives no answer to measure"):
         BlankOut()(bare.model, MASKED, tokenizer=bare.tokenizer)
@@ -396,7 +396,7 @@ def test_bad_input_is_refused(embedded: Loaded, masked: Loaded, causal: Loaded) 
         InputGradient(reduce="sum")  # type: ignore[arg-type]
 
 
-def test_encoder_decoders_are_refused_by_name(masked: Loaded) -> None:
+def test_encoder_decoders_are_refused_by_name(masked: Model) -> None:
     config = transformers.T5Config(
         vocab_size=len(masked.tokenizer), d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8,
         decoder_start_token_id=0,
@@ -409,7 +409,7 @@ def test_encoder_decoders_are_refused_by_name(masked: Loaded) -> None:
 # -- faithfulness -------------------------------------------------------------------------------
 
 
-def test_faithfulness_is_a_loop_of_single_passes(embedded: Loaded) -> None:
+def test_faithfulness_is_a_loop_of_single_passes(embedded: Model) -> None:
     model, vocabulary = embedded
     text = WORDS[0]
     ids, _ = vocabulary.encode(text)
@@ -432,7 +432,7 @@ def test_faithfulness_is_a_loop_of_single_passes(embedded: Loaded) -> None:
     assert found.insertion_area[0] == pytest.approx(metrics.area(found.insertion[0]))
 
 
-def test_the_score_itself_is_more_faithful_than_chance(embedded: Loaded) -> None:
+def test_the_score_itself_is_more_faithful_than_chance(embedded: Model) -> None:
     model, vocabulary = embedded
     texts = ["the key to the cabinets by the door", "the pilots in front of the officer"]
     best = [np.nan_to_num(x.values) for x in BlankOut()(model, texts, tokenizer=vocabulary)]

@@ -13,7 +13,7 @@ import torch
 
 import attnflow
 from attnflow.hosts.intervention import Intervention
-from attnflow.hosts.load import load_model
+from attnflow.hosts.load import load
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest, exclusive, undone
 from attnflow.testing import tiny_encoder
@@ -126,7 +126,7 @@ def test_another_threads_own_pass_is_not_recorded() -> None:
 def test_zeroing_in_one_thread_leaves_captures_in_another_alone() -> None:
     from attnflow.evaluation.importance import ValueZeroing
 
-    model, tokenizer = load_model(None)
+    model, tokenizer = load()
     errors: list[Exception] = []
     stop = threading.Event()
 
@@ -183,7 +183,7 @@ def beside(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
             states[:, :3]
         ), lambda: attnflow.capture(plain, {"src": states}).weights
     if kind == "values zeroed":
-        own, _ = load_model(None)
+        own, _ = load()
         words = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         zeroed = Intervention(zero_values=[[2, 3]])
         run = adapter_for(own).run_with

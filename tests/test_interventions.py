@@ -11,7 +11,7 @@ from torch import Tensor
 import attnflow
 from attnflow.errors import InputError, UnsupportedModelError
 from attnflow.hosts.intervention import UNIFORM, Intervention
-from attnflow.hosts.load import load_model
+from attnflow.hosts.load import load
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.transformers.attention import watch_attention
@@ -101,7 +101,7 @@ def test_the_sides_of_an_encoder_decoder_are_named_apart() -> None:
 
 
 def test_the_embedded_model_zeroes_values_and_refuses_the_rest() -> None:
-    model, tokenizer = load_model(None)
+    model, tokenizer = load()
     adapter = adapter_for(model)
     batch = adapter.encode(model, tokenizer, ["the keys to the cabinet"])
     with torch.no_grad():

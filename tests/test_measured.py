@@ -17,7 +17,7 @@ from attnflow import Alti, MeasuredResidualRollout, NormRollout, ValueZeroingRol
 from attnflow.errors import CaptureError, MethodError, UnsupportedModelError
 from attnflow.hosts.capture import capture, capture_batch
 from attnflow.hosts.check import model_state
-from attnflow.hosts.load import load_model
+from attnflow.hosts.load import load
 from attnflow.hosts.measure import blocks, decomposition
 from attnflow.hosts.measure import value_zeroing as zeroing
 from attnflow.hosts.measure.decomposition import BlockState
@@ -44,7 +44,7 @@ def family(name: str) -> Family:
 def built(name: str) -> tuple[Any, Any, dict[str, Any]]:
     """Model, inputs, and what else capture needs."""
     if name == EMBEDDED:
-        model, vocabulary = load_model(None)
+        model, vocabulary = load()
         return model, "the key to the cabinets", {"tokenizer": vocabulary}
     model = family(name).build()
     torch.manual_seed(1)
@@ -303,7 +303,7 @@ def test_padding_changes_no_measurement(name: str) -> None:
     texts = ["the key", "the author talked to sara about his book", "the cabinets of sara"]
     names = EVERYWHERE
     if name == EMBEDDED:
-        model, tokenizer = load_model(None)
+        model, tokenizer = load()
     else:
         model, tokenizer = tiny_encoder(name)
         names = tuple(MEASURES)

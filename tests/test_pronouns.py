@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError, ModelError, TargetError, TokensError
-from attnflow.hosts.load import load_language_model
+from attnflow.hosts.load import as_model
 from attnflow.models.smollm2 import prepared_folder
 from attnflow.testing import tiny_encoder
 from attnflow_experiments.known_answer.experiment import LESS_NEUTRAL
@@ -206,7 +206,7 @@ def test_a_masked_model_fills_the_mask_and_pieces_add_up() -> None:
     loaded = tiny_encoder()
     text = "the unlocked talked to sara about [MASK] book"
     sentence = PronounSentence(text, ("unlocked", "sara"), ("his", "her"))
-    found = read((loaded.model, loaded.tokenizer), sentence)
+    found = read((loaded.module, loaded.tokenizer), sentence)
     assert list(found.leans) == ["raw", "rollout", "flow"]  # the default is for causal models
     pieces = ("un", "##lock", "##ed")
     tokens = ["[CLS]", "the", *pieces, "talked", "to", "sara", "about", "[MASK]", "book", "[SEP]"]
@@ -216,7 +216,7 @@ def test_a_masked_model_fills_the_mask_and_pieces_add_up() -> None:
         shares = loaded.model(torch.tensor([ids])).logits[0, row].double().softmax(-1)
     expected = [float(shares[loaded.tokenizer.convert_tokens_to_ids(w)]) for w in ("his", "her")]
     assert found.probabilities == pytest.approx(expected, rel=1e-4)
-    for layer, matrix in enumerate(rolled(heads_averaged(loaded.model, ids), 0.5)):
+    for layer, matrix in enumerate(rolled(heads_averaged(loaded.module, ids), 0.5)):
         both = [matrix[row, 2:5].sum(), matrix[row, 7]]
         np.testing.assert_allclose(found.attributions["rollout"][layer], both, atol=1e-5)
 
@@ -392,7 +392,7 @@ def test_a_causal_model_is_shown_the_same_text_for_two_referents(
 
 def test_a_masked_model_sees_what_tells_the_referents_apart() -> None:
     loaded = tiny_encoder()
-    reader = PronounReader(model=loaded.model, tokenizer=loaded.tokenizer)
+    reader = PronounReader(model=loaded.module, tokenizer=loaded.tokenizer)
     texts = [f"the author talked to the key about [MASK] {word}" for word in ("book", "cabinets")]
     schemas = [
         Schema("author", "key", referent, text, ("his", "her"))
@@ -508,7 +508,7 @@ def test_bad_sentences_are_named() -> None:
 
 def test_bad_texts_for_a_model_are_named(decoder: tuple[Any, Any]) -> None:
     loaded = tiny_encoder()
-    encoder = (loaded.model, loaded.tokenizer)
+    encoder = (loaded.module, loaded.tokenizer)
     bare = PronounSentence("the author talked to sara about", ("author", "sara"), ("his", "her"))
     refuses(TokensError, r"fills a mask.*has none; write \[MASK\]", lambda: read(encoder, bare))
     masked = PronounSentence(f"{bare.text} [MASK] book", ("author", "sara"), ("his", "hers"))
@@ -524,7 +524,7 @@ def test_bad_models_and_options_are_named(decoder: tuple[Any, Any]) -> None:
     refuses(
         ModelError,
         "BertForSequenceClassification fills in no word",
-        lambda: PronounReader(model=loaded.model, tokenizer=loaded.tokenizer),
+        lambda: PronounReader(model=loaded.module, tokenizer=loaded.tokenizer),
     )
     refuses(
         TokensError,
@@ -578,7 +578,7 @@ def test_bad_calls_are_refused(
 def test_smollm2_reads_the_papers_sentences() -> None:
     if not prepared_folder().is_dir():
         pytest.skip("SmolLM2 is not prepared here; attnflow generate does it")
-    loaded = load_language_model(None)
+    loaded = as_model(None, default="smollm2")
     report = Pronouns().of_sentences(*loaded, PAPERS)
     author, love = report.table("sentences").rows.values()
     assert author[0].value < author[1].value  # her: Sara's book

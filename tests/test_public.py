@@ -44,6 +44,8 @@ def test_the_public_names() -> None:
         "evaluate_completions",
         "capture",
         "capture_batch",
+        "load",
+        "Model",
         "Confirmation",
         "Tokens",
         "Prediction",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attnflow.hosts.load import Loaded
+from attnflow.hosts.model import Model
 from attnflow.web.models import OfferedModel, embedded_models
 from attnflow.web.requests import Limits
 from browser import Browser, Page, installed_browser
@@ -24,7 +24,7 @@ SPOKEN = "document.querySelector('.af-spoken').textContent"
 DONE = "document.querySelector('.af-spoken')?.textContent"
 
 
-def talker() -> Loaded:
+def talker() -> Model:
     """The tiny writer with room for a long prompt, and a chat template."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -32,7 +32,7 @@ def talker() -> Loaded:
     tokenizer.chat_template = "{% for m in messages %}l {{ m['content'] }} m {% endfor %}"
     size: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 1024}
     config = GPT2Config(vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=None, **size)
-    return Loaded(GPT2LMHeadModel(config).eval(), tokenizer)
+    return Model(GPT2LMHeadModel(config).eval(), tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from attnflow import AttentionTrace, Rollout
 from attnflow.cli.app import _run
 from attnflow.errors import AttributionWarning
 from attnflow.errors.progress import Progress, relaying
-from attnflow.hosts.load import Loaded
+from attnflow.hosts.model import Model
 from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_encoder
 from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError
@@ -35,7 +35,7 @@ from serving import JSON, Client, serving
 TEXT = "the key to the cabinets"
 
 
-def tiny_writer() -> Loaded:
+def tiny_writer() -> Model:
     """A GPT-2 too small to say anything, with a vocabulary that holds a script tag."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -57,7 +57,7 @@ def tiny_writer() -> Loaded:
     torch.manual_seed(0)
     size: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 256}
     config = GPT2Config(vocab_size=len(words), bos_token_id=None, eos_token_id=None, **size)
-    return Loaded(GPT2LMHeadModel(config).eval(), tokenizer)
+    return Model(GPT2LMHeadModel(config).eval(), tokenizer)
 
 
 def models() -> list[OfferedModel]:
@@ -255,7 +255,7 @@ def test_every_answer_carries_the_policy(client: Client) -> None:
 
 
 def stuck(go: Event) -> OfferedModel:
-    def load() -> Loaded:
+    def load() -> Model:
         go.wait(30)
         return embedded_models()[0].load()
 
@@ -386,7 +386,7 @@ def test_the_queue_and_the_results_are_bounded() -> None:
 def test_a_model_is_loaded_once() -> None:
     count: list[int] = []
 
-    def load() -> Loaded:
+    def load() -> Model:
         count.append(1)
         return embedded_models()[0].load()
 
@@ -400,7 +400,7 @@ def test_a_model_is_loaded_once() -> None:
 def test_a_folder_is_offered_by_its_name_alone(tmp_path: Any) -> None:
     loaded = tiny_encoder()
     folder = tmp_path / "private" / "tiny"
-    loaded.model.save_pretrained(folder)
+    loaded.module.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     (offer,) = named_models([str(folder)])
     assert offer.name == "tiny"

@@ -18,7 +18,7 @@ from attnflow import AttentionTrace, Flow
 from attnflow.cli.app import _run
 from attnflow.errors import InputError, MethodError, ModelError, TokensError
 from attnflow.evaluation.texts import LabelledText, read_texts
-from attnflow.hosts.load import Loaded
+from attnflow.hosts.model import Model
 from attnflow.testing import random_attention, tiny_encoder
 from attnflow_experiments.report import Report
 from attnflow_experiments.sst2.data import check_labels, labels_of
@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 
 
 @pytest.fixture(scope="module")
-def classifier() -> Loaded:
+def classifier() -> Model:
     return tiny_encoder(head="SequenceClassification")
 
 
@@ -57,21 +57,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(classifier: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(classifier: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("classifier")
-    classifier.model.save_pretrained(path)  # type: ignore[operator]
+    classifier.module.save_pretrained(path)  # type: ignore[operator]
     classifier.tokenizer.save_pretrained(path)
     return path
 
 
 @pytest.fixture(scope="module")
-def sound(classifier: Loaded, examples: tuple[LabelledText, ...]) -> Report:
-    return Sst2()(examples, classifier.model, classifier.tokenizer, source="here")
+def sound(classifier: Model, examples: tuple[LabelledText, ...]) -> Report:
+    return Sst2()(examples, classifier.module, classifier.tokenizer, source="here")
 
 
 @pytest.fixture(scope="module")
-def paper(classifier: Loaded, examples: tuple[LabelledText, ...]) -> Report:
-    return Sst2(protocol="paper")(examples, classifier.model, classifier.tokenizer, source="here")
+def paper(classifier: Model, examples: tuple[LabelledText, ...]) -> Report:
+    return Sst2(protocol="paper")(examples, classifier.module, classifier.tokenizer, source="here")
 
 
 def means(report: Report, table: str, row: str) -> list[float]:
@@ -130,8 +130,8 @@ def dense(one: Floats, other: Floats) -> float:
     return float(1 - 6 * ((a - b) ** 2).sum() / (len(a) * (len(a) ** 2 - 1)))
 
 
-def test_the_sound_table_is_what_plain_loops_give(classifier: Loaded, sound: Report) -> None:
-    model: Any = classifier.model
+def test_the_sound_table_is_what_plain_loops_give(classifier: Model, sound: Report) -> None:
+    model: Any = classifier.module
     found: dict[str, list[list[float]]] = {name: [] for name in METHODS}
     for text, _ in TEXTS:
         encoded = classifier.tokenizer(text, return_tensors="pt")
@@ -149,9 +149,9 @@ def test_the_sound_table_is_what_plain_loops_give(classifier: Loaded, sound: Rep
         )
 
 
-def test_the_paper_table_is_what_plain_loops_give(classifier: Loaded, paper: Report) -> None:
+def test_the_paper_table_is_what_plain_loops_give(classifier: Model, paper: Report) -> None:
     """Of the sums only the norms can be held against a reference: the sums are rounding."""
-    model: Any = classifier.model
+    model: Any = classifier.module
     found: dict[str, list[list[float]]] = {name: [] for name in METHODS}
     for text, _ in TEXTS:
         encoded = classifier.tokenizer(text, return_tensors="pt")
@@ -170,21 +170,21 @@ def test_the_paper_table_is_what_plain_loops_give(classifier: Loaded, paper: Rep
 
 
 def test_sums_of_gradients_are_rounding_where_a_norm_reads_the_vectors(
-    classifier: Loaded, paper: Report
+    classifier: Model, paper: Report
 ) -> None:
     sums = paper.table("sums").rows
     assert sums["the norms in single and in double precision"][0].value > 0.99
     assert sums["the sums in single and in double precision"][0].value < 0.9
     assert "The importance is rounding" in paper.findings[0]
     text = TEXTS[0][0]
-    single = gradient_sums(classifier.model, classifier.tokenizer, text, 1)
+    single = gradient_sums(classifier.module, classifier.tokenizer, text, 1)
     assert single.largest_share < 1e-5
     assert single.dimensions == 32
 
 
-def test_sums_of_gradients_are_numbers_where_no_norm_comes_first(classifier: Loaded) -> None:
+def test_sums_of_gradients_are_numbers_where_no_norm_comes_first(classifier: Model) -> None:
     loaded = tiny_encoder(head="SequenceClassification")
-    model: Any = loaded.model
+    model: Any = loaded.module
     model.bert.embeddings.LayerNorm = torch.nn.Identity()
     found = gradient_sums(model, loaded.tokenizer, TEXTS[0][0], 1)
     encoded = loaded.tokenizer(TEXTS[0][0], return_tensors="pt")
@@ -201,7 +201,7 @@ def test_sums_of_gradients_are_numbers_where_no_norm_comes_first(classifier: Loa
 
 def test_distilbert_as_in_the_paper() -> None:
     loaded = tiny_encoder("distilbert", head="SequenceClassification")
-    found = gradient_sums(loaded.model, loaded.tokenizer, TEXTS[0][0], 1)
+    found = gradient_sums(loaded.module, loaded.tokenizer, TEXTS[0][0], 1)
     assert found.largest_share < 1e-5
 
 
@@ -229,8 +229,8 @@ def test_no_flow_exceeds_what_its_target_takes_in_and_some_reach_it() -> None:
 # -- the report -----------------------------------------------------------------------------------
 
 
-def test_it_says_how_it_was_made(sound: Report, classifier: Loaded) -> None:
-    model: Any = classifier.model
+def test_it_says_how_it_was_made(sound: Report, classifier: Model) -> None:
+    model: Any = classifier.module
     right = []
     for text, label in TEXTS:
         with torch.no_grad():
@@ -256,11 +256,11 @@ def test_the_papers_numbers_stand_beside_six_layers() -> None:
 
 
 def test_another_label_has_other_gradients_of_the_same_attention(
-    classifier: Loaded, examples: tuple[LabelledText, ...], sound: Report
+    classifier: Model, examples: tuple[LabelledText, ...], sound: Report
 ) -> None:
     def run(label: str | int) -> Report:
         chosen = Sst2(label=label, samples=2, seed=1)
-        return chosen(examples, classifier.model, classifier.tokenizer, source="here")
+        return chosen(examples, classifier.module, classifier.tokenizer, source="here")
 
     by_name, by_number = run("LABEL_0"), run(0)
     assert "'LABEL_0'" in by_name.protocol[0]
@@ -268,13 +268,13 @@ def test_another_label_has_other_gradients_of_the_same_attention(
     assert by_name.to_csv() != run("LABEL_1").to_csv()
 
 
-def test_texts_are_drawn_by_seed_and_long_ones_left_out(classifier: Loaded) -> None:
+def test_texts_are_drawn_by_seed_and_long_ones_left_out(classifier: Model) -> None:
     long = LabelledText("the book " * 40, "0")
     some = [LabelledText(text, str(label)) for text, label in TEXTS]
 
     def draw(examples: list[LabelledText], seed: int) -> tuple[list[LabelledText], str]:
         return Sst2(samples=3, seed=seed).sample(
-            examples, lambda e: _fits(e, classifier.model, classifier.tokenizer), "text"
+            examples, lambda e: _fits(e, classifier.module, classifier.tokenizer), "text"
         )
 
     chosen, remarks = draw([long, *some], 5)
@@ -346,7 +346,7 @@ def test_a_model_that_classifies_nothing_is_refused() -> None:
         labels_of(tiny_encoder().model)
 
 
-def test_wrong_protocol_and_texts_are_refused(classifier: Loaded) -> None:
+def test_wrong_protocol_and_texts_are_refused(classifier: Model) -> None:
     with pytest.raises(MethodError, match="protocol='honest'"):
         Sst2(protocol="honest")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="No text is short enough"):
@@ -358,7 +358,7 @@ def test_wrong_protocol_and_texts_are_refused(classifier: Loaded) -> None:
 # -- labels ---------------------------------------------------------------------------------------
 
 
-def test_labels_are_classes_by_name_or_number(classifier: Loaded) -> None:
+def test_labels_are_classes_by_name_or_number(classifier: Model) -> None:
     check_labels([LabelledText("a", "Label_1"), LabelledText("b", "0")], ["LABEL_0", "LABEL_1"])
     wrong = LabelledText("0", "good film", line=2)
     with pytest.raises(

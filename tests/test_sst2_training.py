@@ -45,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lines.append(f"{' '.join(words)} \t{number % 2}")
         (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     loaded = tiny_encoder(head="")
-    loaded.model.save_pretrained(folder / "encoder")
+    loaded.module.save_pretrained(folder / "encoder")
     loaded.tokenizer.save_pretrained(folder / "encoder")
     return folder
 

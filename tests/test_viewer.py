@@ -479,7 +479,7 @@ def test_report_and_generate_write_completions(tmp_path: Path) -> None:
     from test_server import tiny_writer
 
     loaded = tiny_writer()
-    loaded.model.save_pretrained(tmp_path / "writer")
+    loaded.module.save_pretrained(tmp_path / "writer")
     loaded.tokenizer.save_pretrained(tmp_path / "writer")
     model = ["--model", str(tmp_path / "writer"), "--tokens", "4"]
     output = tmp_path / "x.html"

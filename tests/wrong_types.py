@@ -76,7 +76,11 @@ def _calls(folder: Path) -> Iterator[_Call]:
     tokens = list(trace.tokens)
     result = attnflow.Flow()(trace)
     loaded = tiny_encoder(head="SequenceClassification")
-    text: dict[str, Any] = {"model": loaded.model, "text": "the key", "tokenizer": loaded.tokenizer}
+    text: dict[str, Any] = {
+        "model": loaded.module,
+        "text": "the key",
+        "tokenizer": loaded.tokenizer,
+    }
     yield _Call(
         "AttentionTrace.from_arrays",
         attnflow.AttentionTrace.from_arrays,
@@ -114,12 +118,12 @@ def _calls(folder: Path) -> Iterator[_Call]:
     yield _Call("AttentionTrace.load", attnflow.AttentionTrace.load, {"path": folder / "kept.json"})
     more = {"heads": None, "record": (), "answer": None, "methods": (), "decoder_text": None}
     yield _Call("capture", attnflow.capture, {**text, **more})
-    texts = {"model": loaded.model, "texts": ["the key"], "tokenizer": loaded.tokenizer}
+    texts = {"model": loaded.module, "texts": ["the key"], "tokenizer": loaded.tokenizer}
     yield _Call("capture_batch", attnflow.capture_batch, {**texts, "heads": None, "record": ()})
     ask = {"method": "rollout", "targets": None, "layers": None, "words": False, "answer": None}
     yield _Call("explain", attnflow.explain, {**text, **ask})
     yield from _showing(attnflow.Rollout()(trace))
-    yield from _judging(loaded.model, loaded.tokenizer)
+    yield from _judging(loaded.module, loaded.tokenizer)
     yield from _writing(folder)
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from attnflow.evaluation import evaluate_methods
     from attnflow.graph import LayeredGraph
     from attnflow.hosts.capture import capture, capture_batch
+    from attnflow.hosts.load import load
+    from attnflow.hosts.model import Model
     from attnflow.methods import (
         Alti,
         Flow,
@@ -74,6 +76,8 @@ _HOME = {
     "explain_completion": "api",
     "evaluate_methods": "evaluation",
     "evaluate_completions": "evaluation.ablation",
+    "load": "hosts.load",
+    "Model": "hosts.model",
     "capture": "hosts.capture",
     "capture_batch": "hosts.capture",
     "Confirmation": "attribution",
@@ -105,6 +109,8 @@ __all__ = [
     "explain_completion",
     "evaluate_methods",
     "evaluate_completions",
+    "load",
+    "Model",
     "capture",
     "capture_batch",
     "Confirmation",

@@ -20,7 +20,7 @@ from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import GRADIENTS, checked_record
 
 if TYPE_CHECKING:
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
 
 __all__ = [
     "check_adapter",
@@ -250,7 +250,7 @@ _PLURALS = ("keys", "thing")
 _PIECES = ("##s", "##ing", "##ed", "un", "##lock")
 
 
-def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0) -> Loaded:
+def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0) -> Model:
     """A tiny random Hugging Face encoder with a tokenizer, built from its config: no download.
 
     family: "bert", "distilbert" or "roberta"; head: "MaskedLM", "SequenceClassification",
@@ -263,7 +263,7 @@ def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0)
     import torch
     import transformers
 
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
 
     tokenizer = _tiny_tokenizer()
     sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
@@ -282,10 +282,10 @@ def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0)
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(8)
-    return Loaded(model.eval(), tokenizer)
+    return Model(model.eval(), tokenizer)
 
 
-def tiny_decoder(*, seed: int = 0) -> Loaded:
+def tiny_decoder(*, seed: int = 0) -> Model:
     """A tiny random language model, a Llama of two layers, with a tokenizer of whole words.
 
     >>> model, tokenizer = tiny_decoder()
@@ -296,7 +296,7 @@ def tiny_decoder(*, seed: int = 0) -> Loaded:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
 
     vocabulary = {
         token: i for i, token in enumerate(["<pad>", "</s>", "<unk>", *_WORDS, *_PLURALS])
@@ -319,10 +319,10 @@ def tiny_decoder(*, seed: int = 0) -> Loaded:
         bos_token_id=None,
         eos_token_id=1,
     )
-    return Loaded(LlamaForCausalLM(config).eval(), tokenizer)
+    return Model(LlamaForCausalLM(config).eval(), tokenizer)
 
 
-def tiny_vision_model(*, seed: int = 0) -> Loaded:
+def tiny_vision_model(*, seed: int = 0) -> Model:
     """A tiny random ViT that looks at 4 × 4 patches of 8 pixels, and its image processor.
 
     >>> model, processor = tiny_vision_model()
@@ -332,7 +332,7 @@ def tiny_vision_model(*, seed: int = 0) -> Loaded:
     import torch
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
 
     torch.manual_seed(seed)
     config = ViTConfig(
@@ -347,7 +347,7 @@ def tiny_vision_model(*, seed: int = 0) -> Loaded:
         label2id={"cat": 0, "cup": 1, "coin": 2},
     )
     processor = ViTImageProcessorPil(size={"height": 32, "width": 32})
-    return Loaded(ViTForImageClassification(config).eval(), processor)
+    return Model(ViTForImageClassification(config).eval(), processor)
 
 
 def _tiny_tokenizer() -> Any:

@@ -136,16 +136,16 @@ def known_answer(
     and products are tried, too, where the package mathformer is there.
     """
     prepare_models()
-    from attnflow.hosts.load import load_language_model
+    from attnflow.hosts.load import as_model
     from attnflow_experiments.known_answer.experiment import KnownAnswer
     from attnflow_experiments.known_answer.mathformer import load_mathformer, mathformer_folder
     from attnflow_experiments.report import finish
 
     experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
-    loaded = load_language_model(model)
+    loaded = as_model(model, default="smollm2")
     folder = mathformer_folder(mathformer)
     with progress_bars():
-        tables = [*experiment.of_language_model(loaded.model, loaded.tokenizer)]
+        tables = [*experiment.of_language_model(loaded.module, loaded.tokenizer)]
         for sign in "*+" if folder else "":
             calculator, vocabulary = load_mathformer(folder, sign)
             tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign))
@@ -187,7 +187,7 @@ def pronouns(
     pronoun. The tables say how often these agree.
     """
     prepare_models()
-    from attnflow.hosts.load import load_language_model
+    from attnflow.hosts.load import as_model
     from attnflow_experiments.pronouns.experiment import Pronouns
     from attnflow_experiments.report import finish
 
@@ -200,13 +200,13 @@ def pronouns(
     sentences = PAPERS if protocol == "paper" else OURS
     if sentence is not None:
         sentences = (parse_sentence(sentence, antecedents, pronouns),)
-    loaded = load_language_model(model)
+    module, tokenizer = as_model(model, default="smollm2")
     command = _pronouns_command(model, data, sentence, antecedents, pronouns, protocol)
     with progress_bars():
         report = (
-            experiment.of_sentences(*loaded, sentences, command=command)
+            experiment.of_sentences(module, tokenizer, sentences, command=command)
             if schemas is None
-            else experiment.of_winogender(*loaded, schemas, command=command)
+            else experiment.of_winogender(module, tokenizer, schemas, command=command)
         )
     finish(report, output)
 
@@ -320,12 +320,12 @@ def sst2(
     """
     prepare_models()
     from attnflow.evaluation.texts import read_texts
-    from attnflow.hosts.load import load_model
+    from attnflow.hosts.load import load
     from attnflow_experiments.report import finish
     from attnflow_experiments.sst2.experiment import Sst2
 
     experiment = Sst2(protocol=protocol, samples=samples, label=label, seed=seed)  # type: ignore[arg-type]
-    loaded = load_model(model)
+    loaded = load(model)
     examples = read_texts(data)
     parts = [
         f"attnflow experiment sst2 --model {Path(model).name} --data {data.name}",
@@ -335,7 +335,7 @@ def sst2(
     with progress_bars():
         report = experiment(
             examples,
-            loaded.model,
+            loaded.module,
             loaded.tokenizer,
             source=data.name,
             command=" ".join(parts),

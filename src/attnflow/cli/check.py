@@ -29,12 +29,14 @@ def check(
     check_text(text, "check the model on")
     prepare_models()
     from attnflow.hosts.check import check_model
-    from attnflow.hosts.load import example_inputs, load_model
+    from attnflow.hosts.load import as_model, example_inputs
 
     with progress_bars("loading the model"):
-        loaded = load_model(model, needs_tokenizer=False)
+        loaded = as_model(model, needs_tokenizer=False)
         tell("checking", 0, 0)
-        checks = check_model(loaded.model, example_inputs(loaded, text), tokenizer=loaded.tokenizer)
+        checks = check_model(
+            loaded.module, example_inputs(loaded, text), tokenizer=loaded.tokenizer
+        )
     console = Console(highlight=False)
     for outcome in checks:
         mark = _MARKS[outcome.passed]

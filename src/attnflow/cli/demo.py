@@ -81,7 +81,7 @@ def _explain(console: Console, output: Path) -> None:
     """Why singular? What the default says, and what it is worth."""
     from attnflow.api import explain
     from attnflow.explainers.comparison import compare
-    from attnflow.hosts.load import load_model
+    from attnflow.hosts.load import load
 
     console.print(Text(f"$ attnflow explain {_SENTENCE!r}", style="dim"))
     result = explain("verb-number", _SENTENCE)
@@ -90,7 +90,7 @@ def _explain(console: Console, output: Path) -> None:
     console.print(Text(sources_sentence(result, k=3, subject=result.prediction.label)))
     console.print(Text(_interpretation(result)), soft_wrap=True)
     with quiet_about_limits():  # the page says it beside the numbers
-        comparison = compare(load_model(None), _SENTENCE)
+        comparison = compare(load(), _SENTENCE)
     storage.write_text(output / "sentence.html", page(comparison.view()))
 
 

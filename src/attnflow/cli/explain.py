@@ -67,7 +67,7 @@ from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
 if TYPE_CHECKING:
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
 
 __all__ = ["explain"]
 
@@ -239,24 +239,24 @@ def _check_request(
         raise InputError("--cut shows one flow; leave out --json and --all-targets.")
 
 
-def _load(model: str | None) -> Loaded:
+def _load(model: str | None) -> Model:
     prepare_models()
-    from attnflow.hosts.load import load_model
+    from attnflow.hosts.load import load
 
     with progress_bars("loading the model"):
-        loaded = load_model(model)
+        loaded = load(model)
     check_texts_model(model, loaded.tokenizer)
     return loaded
 
 
-def _default(loaded: Loaded) -> Method:
+def _default(loaded: Model) -> Method:
     from attnflow.explainers.texts import default_method
 
-    return default_method(loaded.model)
+    return default_method(loaded.module)
 
 
 def _capture(
-    loaded: Loaded,
+    loaded: Model,
     text: str,
     decoder_text: str | None,
     method: Method,
@@ -267,7 +267,7 @@ def _capture(
 
     with progress_bars("running the model"):
         return capture(
-            loaded.model,
+            loaded.module,
             text,
             tokenizer=loaded.tokenizer,
             decoder_text=decoder_text,
@@ -299,25 +299,25 @@ def _check_careful(
 
 
 def _carefully(
-    loaded: Loaded, text: str, answer: int | None, contrast: str | None, confirm: bool
+    loaded: Model, text: str, answer: int | None, contrast: str | None, confirm: bool
 ) -> Attribution:
     from attnflow.api import explain as run
 
     options: dict[str, Any] = {"answer": answer, "contrast": contrast, "confirm": confirm}
     with progress_bars("running the model"):
-        return run(loaded.model, text, careful=True, tokenizer=loaded.tokenizer, **options)
+        return run(loaded.module, text, careful=True, tokenizer=loaded.tokenizer, **options)
 
 
-def _confirmed(result: Attribution, loaded: Loaded, text: str, answer: int | None) -> Attribution:
+def _confirmed(result: Attribution, loaded: Model, text: str, answer: int | None) -> Attribution:
     """With one more pass, where the model is a language model that can be run without words."""
     from attnflow.explainers.next_token import next_token
     from attnflow.explainers.texts import with_confirmation
     from attnflow.hosts.registry import adapter_for
 
-    if not adapter_for(loaded.model).explains_rows(loaded.model):
+    if not adapter_for(loaded.module).explains_rows(loaded.module):
         return result
-    token = next_token(loaded.model, text, loaded.tokenizer, answer)
-    return with_confirmation(result, loaded.model, token, loaded.tokenizer)
+    token = next_token(loaded.module, text, loaded.tokenizer, answer)
+    return with_confirmation(result, loaded.module, token, loaded.tokenizer)
 
 
 def _targets_or_prediction(

@@ -25,7 +25,7 @@ from attnflow.show.terminal import picture_map
 from attnflow.tokens.pictures import PICTURE_ENDINGS, names_picture
 
 if TYPE_CHECKING:
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
 
 __all__ = ["PhotoOptions", "explain_photos", "load_vision_model", "names_photos", "photo_path"]
 
@@ -119,7 +119,7 @@ def explain_photos(place: str, model: str | None, options: PhotoOptions) -> None
         raise InputError(f"None of the {len(photos)} images in {place!r} could be read.")
 
 
-def load_vision_model(model: str | None, place: str) -> Loaded:
+def load_vision_model(model: str | None, place: str) -> Model:
     """The model, if it is one that takes an image."""
     if model is None:
         raise InputError(
@@ -127,20 +127,20 @@ def load_vision_model(model: str | None, place: str) -> Loaded:
             "vision model: --model FOLDER, with its weights and preprocessor_config.json."
         )
     prepare_models()
-    from attnflow.hosts.load import load_model
+    from attnflow.hosts.load import as_model
     from attnflow.hosts.registry import adapter_for
     from attnflow.hosts.vision_language.towers import towers_of
 
     with progress_bars("loading the model"):
-        loaded = load_model(model, needs_tokenizer=False)
-    if towers_of(loaded.model) is not None:
+        loaded = as_model(model, needs_tokenizer=False)
+    if towers_of(loaded.module) is not None:
         raise InputError(
-            f"--model {model!r} ({type(loaded.model).__name__}) answers questions about images: "
+            f"--model {model!r} ({type(loaded.module).__name__}) answers questions about images: "
             f'attnflow generate --model {model} --image {place} "what is in the image?".'
         )
-    if not adapter_for(loaded.model).reads_images(loaded.model):
+    if not adapter_for(loaded.module).reads_images(loaded.module):
         raise InputError(
-            f"{place!r} is an image, and --model {model!r} ({type(loaded.model).__name__}) reads "
+            f"{place!r} is an image, and --model {model!r} ({type(loaded.module).__name__}) reads "
             "text. Give a text, or a vision model."
         )
     return loaded
@@ -171,7 +171,7 @@ def _check(options: PhotoOptions, *, several: bool) -> None:
         check_output(output)
 
 
-def _results(loaded: Loaded, path: Path, options: PhotoOptions) -> list[Attribution]:
+def _results(loaded: Model, path: Path, options: PhotoOptions) -> list[Attribution]:
     """One result, or one for each method that this model can be explained by."""
     if options.figure != "methods":
         return [_result(loaded, path, options, options.method)]
@@ -188,7 +188,7 @@ def _results(loaded: Loaded, path: Path, options: PhotoOptions) -> list[Attribut
 
 
 def _result(
-    loaded: Loaded,
+    loaded: Model,
     path: Path,
     options: PhotoOptions,
     method: Method | None,
@@ -198,7 +198,7 @@ def _result(
     page = options.output is not None and options.output.suffix == ".html"
     targets: Any = [parse_target(target) for target in options.targets or ()] or None
     return explain(
-        loaded.model,
+        loaded.module,
         path,
         method,
         targets="all" if page and targets is None else targets,

@@ -85,14 +85,14 @@ def _check_request(output: Path, text: str | None, prompt: str | None) -> None:
 
 def _explain(model: str | None, text: str, methods: list[Method]) -> Comparison:
     from attnflow.explainers.comparison import compare
-    from attnflow.hosts.load import load_model
+    from attnflow.hosts.load import load
 
     if names_picture(text):
         loaded = load_vision_model(model, text)
         with progress_bars("running the model"):
             return compare(loaded, text, methods or None)
     with progress_bars("loading the model"):
-        loaded = load_model(model)
+        loaded = load(model)
         check_texts_model(model, loaded.tokenizer)
         return compare(loaded, text, methods or None, confirm=True)
 
@@ -106,10 +106,10 @@ def _continue(
     images: list[Path] | None,
 ) -> Comparison:
     from attnflow.explainers.comparison import continued
-    from attnflow.hosts.load import load_language_model
+    from attnflow.hosts.load import as_model
 
     with progress_bars("loading the model"):
-        loaded = load_language_model(model)
+        loaded = as_model(model, default="smollm2")
         check_texts_model(model, loaded.tokenizer)
         return continued(
             loaded,

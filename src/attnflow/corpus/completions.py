@@ -17,7 +17,7 @@ from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import CompletionRequest, check_room, completion_ids
 from attnflow.explainers.writer import Writer
-from attnflow.hosts.load import Loaded
+from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import Method, quiet_about_limits
 
@@ -27,9 +27,9 @@ __all__ = ["CompletionExplainer"]
 class CompletionExplainer(Explainer):
     """A language model, and the prompts whose completions are explained."""
 
-    def __init__(self, loaded: Loaded, settings: Settings) -> None:
+    def __init__(self, loaded: Model, settings: Settings) -> None:
         super().__init__(loaded, settings)
-        model = checked_generator(loaded.model)
+        model = checked_generator(loaded.module)
         methods: Sequence[Method | None] = settings.methods or (None,)
         self._readers = [
             Reader(model, loaded.tokenizer, CompletionRequest.of(model, method, None, "prompt"))

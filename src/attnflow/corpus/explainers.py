@@ -18,7 +18,7 @@ from attnflow.errors import InputError, MethodError
 from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
 from attnflow.explainers.answer_rows import apply_method, default_method
 from attnflow.hosts.capture import capture_batch, provenance_of
-from attnflow.hosts.load import Loaded
+from attnflow.hosts.model import Model
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import GradientAttention, Method, quiet_about_limits, requirements_of
 from attnflow.methods.rows import pooled_row
@@ -33,8 +33,8 @@ _COUNTED_AT_ONCE = 64  # texts whose lengths are taken together
 class Explainer(ABC):
     """A loaded model, and what is asked of each text."""
 
-    def __init__(self, loaded: Loaded, settings: Settings) -> None:
-        self.model: Any = loaded.model
+    def __init__(self, loaded: Model, settings: Settings) -> None:
+        self.model: Any = loaded.module
         self.tokenizer = loaded.tokenizer
         self.settings = settings
         self.adapter = adapter_for(self.model)
@@ -107,7 +107,7 @@ class Explainer(ABC):
 class TextExplainer(Explainer):
     """Texts (or images) that are explained as they are: `explain` for many."""
 
-    def __init__(self, loaded: Loaded, settings: Settings) -> None:
+    def __init__(self, loaded: Model, settings: Settings) -> None:
         super().__init__(loaded, settings)
         self.methods: tuple[Method, ...] = settings.methods or (default_method(self.model),)
         self._passes = self._divide()

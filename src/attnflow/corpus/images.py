@@ -12,7 +12,7 @@ from attnflow.corpus.settings import Settings
 from attnflow.corpus.texts import CorpusText
 from attnflow.errors import ModelError, optional_import, shorten
 from attnflow.hosts.images.reading import read_photo
-from attnflow.hosts.load import Loaded
+from attnflow.hosts.model import Model
 
 __all__ = ["ImageExplainer"]
 
@@ -20,7 +20,7 @@ __all__ = ["ImageExplainer"]
 class ImageExplainer(TextExplainer):
     """A vision model: its sources are patches, its target is where the class is read."""
 
-    def __init__(self, loaded: Loaded, settings: Settings) -> None:
+    def __init__(self, loaded: Model, settings: Settings) -> None:
         super().__init__(loaded, settings)
         self._processor = _processor_of(self.model)
 

@@ -79,6 +79,6 @@ class Place:
                 f"threads={self.threads} is for processes; a loaded model has those of this "
                 "process: torch.set_num_threads(...)."
             )
-        from attnflow.hosts.load import Loaded
+        from attnflow.hosts.model import Model
 
-        return InlineEngine(work, Loaded(model, tokenizer))
+        return InlineEngine(work, Model(model, tokenizer))

@@ -17,7 +17,8 @@ from attnflow.corpus.rows import SCHEMA, Row, error_row, result_rows
 from attnflow.corpus.settings import Settings
 from attnflow.corpus.texts import CorpusText, text_of
 from attnflow.errors import AttnflowError
-from attnflow.hosts.load import Loaded, load_language_model, load_model
+from attnflow.hosts.load import as_model, load
+from attnflow.hosts.model import Model
 
 __all__ = ["ALONE", "BatchReport", "ShardWorker", "load_explainer", "load_for"]
 
@@ -33,12 +34,12 @@ class BatchReport(NamedTuple):
 
 
 def load_explainer(
-    settings: Settings, loaded: Loaded | None = None, device: str | None = None
+    settings: Settings, loaded: Model | None = None, device: str | None = None
 ) -> Explainer:
     """The model of these settings, ready for texts, prompts or images."""
     loaded = loaded or load_for(settings)
     if device is not None:
-        loaded = Loaded(loaded.model.to(device), loaded.tokenizer)
+        loaded = Model(loaded.module.to(device), loaded.tokenizer)
     explainer: Explainer
     if settings.columns.prompt is not None:
         from attnflow.corpus.completions import CompletionExplainer
@@ -54,11 +55,11 @@ def load_explainer(
     return explainer
 
 
-def load_for(settings: Settings) -> Loaded:
+def load_for(settings: Settings) -> Model:
     """The model that these settings name: a language model where prompts are explained."""
     if settings.columns.prompt is not None:
-        return load_language_model(settings.model)
-    return load_model(settings.model)
+        return as_model(settings.model, default="smollm2")
+    return load(settings.model)
 
 
 class ShardWorker:

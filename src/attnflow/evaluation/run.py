@@ -25,7 +25,7 @@ from attnflow.evaluation.judge import RANDOM_ORDERS, Judge
 from attnflow.evaluation.records import Record
 from attnflow.evaluation.results import Evaluation
 from attnflow.hosts.capture import provenance_of
-from attnflow.hosts.load import load_model
+from attnflow.hosts.load import load
 from attnflow.methods import METHODS, Method, make_method
 
 __all__ = ["by_label", "evaluate_methods", "label_of"]
@@ -72,9 +72,8 @@ def evaluate_methods(
     >>> evaluation.methods, len(evaluation.used)
     (('rollout', 'alti'), 1)
     """
-    if model is None or isinstance(model, (str, os.PathLike)):
-        model, own_tokenizer = load_model(model)
-        tokenizer = tokenizer or own_tokenizer
+    loaded = load(model, tokenizer=tokenizer)
+    model, tokenizer = loaded.module, loaded.tokenizer
     seed = checked_seed(seed)
     order = _order(texts, min_words=min_words, seed=seed, skip=skip)
     if labels is not None and len(labels) != len(texts):

@@ -50,9 +50,9 @@ def apply_method(
     otherwise every position; "all" is every position.
     A token classifier has one score for each token, so a gradient method runs once for each target.
 
-    >>> from attnflow.hosts.load import load_model
+    >>> from attnflow.hosts.load import load
     >>> from attnflow.methods import Rollout
-    >>> model, tokenizer = load_model(None)
+    >>> model, tokenizer = load()
     >>> apply_method(Rollout(), model, "the keys", tokenizer=tokenizer).values.shape
     (6, 1, 4)
     """

@@ -167,11 +167,11 @@ def ask(
     collection = named_documents(documents)
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.explainers.prompts import encode_prompts
-    from attnflow.hosts.load import load_language_model
+    from attnflow.hosts.load import as_model
 
     if model is None or isinstance(model, (str, os.PathLike)):
-        loaded = load_language_model(model)
-        model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
+        loaded = as_model(model, default="smollm2")
+        model, tokenizer = loaded.module, tokenizer or loaded.tokenizer
     templated = uses_chat(tokenizer, chat)
     shared: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,

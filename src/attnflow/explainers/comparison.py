@@ -17,7 +17,7 @@ from attnflow.show.view import HeadWeights, View, view
 
 if TYPE_CHECKING:
     from attnflow.explainers.answers import Answer
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
     from attnflow.tokens.documents import Documents
     from attnflow.trace import AttentionTrace
 
@@ -54,7 +54,7 @@ def usual_methods(length: int, first: Method | None = None) -> tuple[Method, ...
 
 
 def compare(
-    loaded: Loaded,
+    loaded: Model,
     text: Any,
     methods: Sequence[Method | None] | None = None,
     *,
@@ -67,8 +67,8 @@ def compare(
     Among the methods None stands for the model's default. careful, confirm: as `explain` takes
     them; a model that is no causal language model is not confirmed.
 
-    >>> from attnflow.hosts.load import load_model
-    >>> comparison = compare(load_model(None), "the key to the cabinets", [Rollout(), Raw()])
+    >>> from attnflow.hosts.load import load
+    >>> comparison = compare(load(), "the key to the cabinets", [Rollout(), Raw()])
     >>> [result.method.name for result in comparison.results]
     ['rollout', 'raw']
     """
@@ -83,12 +83,12 @@ def compare(
     if careful:
         _check_alone(methods)
         options: dict[str, Any] = {"tokenizer": loaded.tokenizer, "confirm": confirm}
-        return Comparison((explain(loaded.model, text, careful=True, **options),))
-    first = default_method(loaded.model)
+        return Comparison((explain(loaded.module, text, careful=True, **options),))
+    first = default_method(loaded.module)
     if methods is not None:
         methods = list(dict.fromkeys(method or first or Rollout() for method in methods))
     trace = capture(
-        loaded.model,
+        loaded.module,
         text,
         tokenizer=loaded.tokenizer,
         decoder_text=decoder_text,
@@ -98,10 +98,10 @@ def compare(
     if methods is not None:
         applied = tuple(method for method in methods if method is not None)
     results = tuple(_apply(method, trace) for method in applied)
-    if confirm and adapter_for(loaded.model).explains_rows(loaded.model):
+    if confirm and adapter_for(loaded.module).explains_rows(loaded.module):
         tell("hiding the strongest sources", 0, 1)
-        answer = next_token(loaded.model, text, loaded.tokenizer, None)
-        confirmed = with_confirmation(results[0], loaded.model, answer, loaded.tokenizer)
+        answer = next_token(loaded.module, text, loaded.tokenizer, None)
+        confirmed = with_confirmation(results[0], loaded.module, answer, loaded.tokenizer)
         results = (confirmed, *results[1:])
     heads = _all_heads(loaded, text, trace) if decoder_text is None else None
     return Comparison(results, _graph(trace, applied, results[0]), HeadWeights.of_trace(heads))
@@ -114,7 +114,7 @@ def _check_alone(methods: Sequence[Method | None] | None) -> None:
 
 
 def continued(
-    loaded: Loaded,
+    loaded: Model,
     prompt: Any,
     methods: Sequence[Method | None] = (None,),
     *,
@@ -137,7 +137,7 @@ def continued(
     shared: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chat": chat, "images": images}
     tell("writing", 0, max_new_tokens)
     first: Attribution = generate(
-        loaded.model,
+        loaded.module,
         prompt,
         max_new_tokens=max_new_tokens,
         method=methods[0],
@@ -149,13 +149,13 @@ def continued(
     results = [first]
     for method in methods[1:]:
         tell("default" if method is None else method.name, 0, 1)
-        results.append(explain_completion(loaded.model, prompt, ids, method=method, **shared))
+        results.append(explain_completion(loaded.module, prompt, ids, method=method, **shared))
     heads = None if images else _completion_heads(loaded, prompt, ids, chat)
     return Comparison(tuple(results), heads=heads)
 
 
 def answered(
-    loaded: Loaded,
+    loaded: Model,
     question: str,
     documents: Documents,
     methods: Sequence[Method | None] = (None,),
@@ -186,7 +186,7 @@ def answered(
     templated = uses_chat(loaded.tokenizer, chat)
     tell("reading and answering", 0, 0)
     answer = ask(
-        loaded.model,
+        loaded.module,
         question,
         documents,
         tokenizer=loaded.tokenizer,
@@ -202,7 +202,7 @@ def answered(
     for method in methods[1:]:
         tell("default" if method is None else method.name, 0, 1)
         result = explain_completion(
-            loaded.model, prompt, ids, method=method, tokenizer=loaded.tokenizer, chat=templated
+            loaded.module, prompt, ids, method=method, tokenizer=loaded.tokenizer, chat=templated
         )
         results.append(mark_documents(result, answer.documents, loaded.tokenizer))
     heads = _completion_heads(loaded, prompt, ids, templated)
@@ -210,7 +210,7 @@ def answered(
 
 
 def _completion_heads(
-    loaded: Loaded,
+    loaded: Model,
     prompt: Any,
     ids: Sequence[int],
     chat: bool,
@@ -221,14 +221,14 @@ def _completion_heads(
     from attnflow.hosts.registry import adapter_for
     from attnflow.hosts.transformers.texts import tokens_of
 
-    encoded = encode_prompts(loaded.model, loaded.tokenizer, prompt, chat=chat).prompts()[0].ids
+    encoded = encode_prompts(loaded.module, loaded.tokenizer, prompt, chat=chat).prompts()[0].ids
     text = [[*encoded, *ids[:-1]]]
-    two_sided = adapter_for(loaded.model).facts(loaded.model).encoder_decoder
+    two_sided = adapter_for(loaded.module).facts(loaded.module).encoder_decoder
     if two_sided or len(text[0]) > COMPLETION_TOKENS:
         return None
     tell("looking at every head", 0, 1)
     inputs = {"input_ids": text, "attention_mask": [[1] * len(text[0])]}
-    trace = capture(loaded.model, inputs, tokenizer=loaded.tokenizer)
+    trace = capture(loaded.module, inputs, tokenizer=loaded.tokenizer)
     if trace.weights.ndim != 4 or trace.weights.shape[1] < 2:
         return None
     return HeadWeights.of_completion(trace, len(encoded), tokens_of(loaded.tokenizer, ids))
@@ -239,7 +239,7 @@ def _apply(method: Method, trace: AttentionTrace) -> Attribution:
     return method(trace)
 
 
-def _all_heads(loaded: Loaded, text: Any, trace: AttentionTrace) -> AttentionTrace | None:
+def _all_heads(loaded: Model, text: Any, trace: AttentionTrace) -> AttentionTrace | None:
     """Every head by itself, where they are few enough to look at: one more pass."""
     from attnflow.hosts.capture import capture
 
@@ -247,7 +247,7 @@ def _all_heads(loaded: Loaded, text: Any, trace: AttentionTrace) -> AttentionTra
         return None
     if trace.weights.shape[1] > 1:
         return trace
-    return capture(loaded.model, text, tokenizer=loaded.tokenizer)
+    return capture(loaded.module, text, tokenizer=loaded.tokenizer)
 
 
 def _graph(

@@ -266,13 +266,13 @@ def _reader(
     optional_import("transformers", extra="models", purpose="Running a language model")
     from attnflow.explainers.reader import Reader
     from attnflow.explainers.request import CompletionRequest
-    from attnflow.hosts.load import load_language_model
+    from attnflow.hosts.load import as_model
     from attnflow.hosts.transformers.generate import checked_generator
     from attnflow.hosts.transformers.texts import checked_tokenizer
 
     if model is None or isinstance(model, (str, os.PathLike)):
-        loaded = load_language_model(model)
-        model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
+        loaded = as_model(model, default="smollm2")
+        model, tokenizer = loaded.module, tokenizer or loaded.tokenizer
     host = checked_generator(model)
     if tokenizer is not None:
         checked_tokenizer(tokenizer)

@@ -82,9 +82,9 @@ def explain(
         measured = make_method(measured, options)
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.explainers.answer_rows import apply_method
-    from attnflow.hosts.load import resolve_model
+    from attnflow.hosts.load import load
 
-    host, tokenizer = resolve_model(model, tokenizer)
+    host, tokenizer = load(model, tokenizer=tokenizer)
     if images is not None:
         from attnflow.hosts.vision_language.prompts import image_prompt, processor_of, read_photos
 

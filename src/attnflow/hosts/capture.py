@@ -23,7 +23,7 @@ from attnflow.hosts.forward_pass import (
     provenance_of,
 )
 from attnflow.hosts.images.preparing import image_of
-from attnflow.hosts.load import resolve_model
+from attnflow.hosts.load import load
 from attnflow.hosts.measure.gradients import (
     Choice,
     choose_answers,
@@ -100,7 +100,7 @@ def capture(
     >>> trace.weights.shape  # layers, heads, targets, sources
     (6, 8, 7, 7)
     """
-    host, tokenizer = resolve_model(model, tokenizer)
+    host, tokenizer = load(model, tokenizer=tokenizer)
     adapter = adapter_for(host)
     image = None if isinstance(text, Mapping) else image_of(host, text, processor)
     text = text if image is None else image.inputs
@@ -164,7 +164,7 @@ def capture_batch(
     >>> [trace.length for trace in traces]
     [5, 8]
     """
-    host, tokenizer = resolve_model(model, tokenizer)
+    host, tokenizer = load(model, tokenizer=tokenizer)
     adapter = adapter_for(host)
     if isinstance(texts, Mapping):
         batch = adapter.wrap(host, texts)

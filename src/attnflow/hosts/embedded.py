@@ -59,7 +59,7 @@ class EmbeddedAdapter(Adapter):
         if not isinstance(tokenizer, WordVocabulary):
             raise TokensError(
                 "The embedded model has words of its own: leave tokenizer out, or pass the one "
-                f"that load_model(None) gives; got {shorten(tokenizer)}."
+                f"that load() gives; got {shorten(tokenizer)}."
             )
         vocabulary = tokenizer
         encoded = [_encode(vocabulary, text) for text in texts]

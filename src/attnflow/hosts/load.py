@@ -1,27 +1,22 @@
-"""A name, a path or None to a model and its tokenizer."""
+"""Whatever is handed in where a model is asked for, as one loaded `Model`."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import replace
 from functools import lru_cache
 from math import isinf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from attnflow.errors import ModelError, optional_import, shorten
+from attnflow.hosts.model import Model
 
-__all__ = [
-    "Loaded",
-    "example_inputs",
-    "load_language_model",
-    "load_model",
-    "quiet_hosts",
-    "resolve_model",
-]
+__all__ = ["ModelLike", "as_model", "example_inputs", "load", "quiet_hosts"]
 
 # Which head to load, by how the architecture's name ends (the first that fits); else a bare model.
 _HEADS = {
@@ -44,59 +39,65 @@ _HALF = (torch.float16, torch.bfloat16)
 _UNKNOWN = 4 * 2**30  # bytes that weights may take where the system does not say what is free
 
 
-class Loaded(NamedTuple):
-    """A model ready to run, and what turns text into its inputs.
+ModelLike = Model | nn.Module | str | os.PathLike[str] | tuple[nn.Module, Any] | None
+"""Everything that is accepted where a model is asked for."""
 
-    >>> Loaded(nn.Linear(2, 2), tokenizer=None).model
-    Linear(in_features=2, out_features=2, bias=True)
+
+def load(model: ModelLike = None, *, tokenizer: Any = None, processor: Any = None) -> Model:
+    """Load a model once, for any number of calls.
+
+    model: a Hugging Face name, a folder, a GGUF file, "smollm2", "verb-number" or "scenes", which
+        come with attnflow, None for "verb-number", or a module that is loaded already.
+    tokenizer, processor: those to use instead of the model's own; a loaded module has none by
+        itself.
+
+    >>> load("verb-number").module is load().module
+    True
     """
+    loaded = as_model(model, needs_tokenizer=tokenizer is None)
+    if tokenizer is None and processor is None:
+        return loaded
+    if tokenizer is None:
+        tokenizer = loaded.tokenizer or getattr(processor, "tokenizer", None)
+    return replace(loaded, tokenizer=tokenizer, processor=processor or loaded.processor)
 
-    model: nn.Module
-    tokenizer: Any
 
+def as_model(
+    model: ModelLike,
+    *,
+    default: Literal["verb-number", "smollm2"] = "verb-number",
+    needs_tokenizer: bool = True,
+) -> Model:
+    """Return a `Model` for whatever was handed in where a model is asked for.
 
-def load_model(name: str | os.PathLike[str] | None, *, needs_tokenizer: bool = True) -> Loaded:
-    """The embedded default for None, otherwise a Hugging Face name, a folder or a GGUF file.
+    default: the model that None stands for; what writes text stands on "smollm2".
+    needs_tokenizer: whether a name without a loadable tokenizer is refused.
 
-    "smollm2", "verb-number" and "scenes" are the models that come with attnflow.
-
-    Without `needs_tokenizer` a model whose tokenizer cannot be loaded comes with None.
-
-    >>> model, tokenizer = load_model(None)
-    >>> type(model).__name__
-    'VerbNumberModel'
+    >>> module = nn.Linear(2, 2)
+    >>> as_model(module).module is module, as_model((module, None)).tokenizer
+    (True, None)
     """
-    if name is None:
-        return _embedded()
-    return _shipped(name) or _pretrained(os.fspath(name), needs_tokenizer)
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, nn.Module):
+        return Model(model)
+    if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module):
+        module, other = model
+        return Model(module, None, other) if _prepares_images(other) else Model(module, other)
+    if model is None:
+        return _SHIPPED[default]()
+    if not isinstance(model, (str, os.PathLike)):
+        raise ModelError(
+            "A model is a name, a path, a torch module, a module with its tokenizer, what "
+            f"attnflow.load() gives, or None; got {type(model).__name__}: {shorten(model)}."
+        )
+    return _shipped(model) or _pretrained(os.fspath(model), needs_tokenizer)
 
 
-def resolve_model(
-    model: nn.Module | str | os.PathLike[str] | None, tokenizer: Any = None
-) -> Loaded:
-    """A loaded model as it is; a name, a path or None loaded. A tokenizer of one's own wins.
-
-    >>> model = nn.Linear(2, 2)
-    >>> resolve_model(model).model is model, type(resolve_model(None).model).__name__
-    (True, 'VerbNumberModel')
-    """
-    if model is None or isinstance(model, (str, os.PathLike)):
-        loaded = load_model(model, needs_tokenizer=tokenizer is None)
-        return Loaded(loaded.model, tokenizer or loaded.tokenizer)
-    return Loaded(model, tokenizer)
-
-
-def load_language_model(name: str | os.PathLike[str] | None) -> Loaded:
-    """A model that generates: SmolLM2 for None, otherwise a Hugging Face name or a local folder.
-
-    >>> load_language_model("./my-model")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    attnflow.errors.ModelError: There is no folder './my-model'. A path must lead to a model's ...
-    """
-    if name is None:
-        return _smollm2()
-    return _shipped(name) or _pretrained(os.fspath(name), needs_tokenizer=True)
+def _prepares_images(other: Any) -> bool:
+    """Return whether this is a processor of images and no tokenizer."""
+    names = getattr(other, "model_input_names", None) or ()
+    return hasattr(other, "image_processor") or "pixel_values" in names
 
 
 def quiet_hosts() -> None:
@@ -112,13 +113,13 @@ def quiet_hosts() -> None:
     logging.disable_progress_bar()
 
 
-def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
+def example_inputs(model: Model, text: str) -> str | dict[str, Tensor]:
     """Something the model can run on: the text; noise as an image, as sound, or as token ids.
 
-    >>> example_inputs(load_model(None), "the key")
+    >>> example_inputs(load(), "the key")
     'the key'
     """
-    config: Any = getattr(loaded.model, "config", None)
+    config: Any = getattr(model.module, "config", None)
     noise = torch.Generator().manual_seed(0)
     if hasattr(config, "num_mel_bins"):
         frames = 2 * int(config.max_source_positions)
@@ -129,44 +130,46 @@ def example_inputs(loaded: Loaded, text: str) -> str | dict[str, Tensor]:
         size = config.image_size
         height, width = size if isinstance(size, (tuple, list)) else (size, size)
         return {"pixel_values": torch.randn(1, config.num_channels, height, width, generator=noise)}
-    if loaded.tokenizer is None:
+    if model.tokenizer is None:
         ids = torch.randint(1, int(config.vocab_size), (1, 8), generator=noise)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     return text
 
 
-def _shipped(name: str | os.PathLike[str]) -> Loaded | None:
+def _shipped(name: str | os.PathLike[str]) -> Model | None:
     """A model that comes with attnflow, by its short name; a folder of that name goes before."""
-    names = {"smollm2": _smollm2, "verb-number": _embedded, "scenes": _scenes}
-    load = names.get(os.fspath(name).lower())
-    return None if load is None or Path(name).is_dir() else load()
+    load_it = _SHIPPED.get(os.fspath(name).lower())
+    return None if load_it is None or Path(name).is_dir() else load_it()
 
 
 @lru_cache(maxsize=1)
-def _embedded() -> Loaded:
+def _embedded() -> Model:
     from attnflow.models.verb_number import load_verb_number
 
-    return Loaded(*load_verb_number())
+    return Model(*load_verb_number())
 
 
 @lru_cache(maxsize=1)
-def _smollm2() -> Loaded:
+def _smollm2() -> Model:
     optional_import("transformers", extra="models", purpose="Running a language model")
     from attnflow.models.smollm2 import load_smollm2
 
-    return Loaded(*load_smollm2())
+    return Model(*load_smollm2())
 
 
 @lru_cache(maxsize=1)
-def _scenes() -> Loaded:
+def _scenes() -> Model:
     optional_import("transformers", extra="models", purpose="Running a vision-language model")
     from attnflow.models.scenes import load_scenes
 
-    model, processor = load_scenes()
-    return Loaded(model, processor.tokenizer)
+    module, processor = load_scenes()
+    return Model(module, processor.tokenizer, processor)
 
 
-def _pretrained(name: str, needs_tokenizer: bool) -> Loaded:
+_SHIPPED = {"verb-number": _embedded, "smollm2": _smollm2, "scenes": _scenes}
+
+
+def _pretrained(name: str, needs_tokenizer: bool) -> Model:
     transformers = optional_import("transformers", extra="models", purpose="Loading a model")
     if not name.strip():
         raise ModelError("The model's name is empty; give a name or a path, or leave it out.")
@@ -180,7 +183,7 @@ def _pretrained(name: str, needs_tokenizer: bool) -> Loaded:
     # it is, the user needs the same answer, and the cause is kept.
     except Exception as error:
         raise ModelError(_why_not(name, error)) from error
-    return Loaded(_in_single_precision(model.eval()), tokenizer)
+    return Model(_in_single_precision(model.eval()), tokenizer)
 
 
 def _in_single_precision(model: nn.Module) -> nn.Module:

@@ -24,7 +24,7 @@ from attnflow.hosts.adapter import Adapter, Batch, device_of
 from attnflow.hosts.capture import Model
 from attnflow.hosts.factored import single_example, told_memory
 from attnflow.hosts.forward_pass import provenance_of
-from attnflow.hosts.load import resolve_model
+from attnflow.hosts.load import load
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.texts import checked_text
@@ -62,7 +62,7 @@ def roll_out_spans(
     >>> result.values.shape
     (1, 4, 1)
     """
-    host, tokenizer = resolve_model(model, tokenizer)
+    host, tokenizer = load(model, tokenizer=tokenizer)
     adapter = adapter_for(host)
     if isinstance(text, Mapping):
         batch = adapter.wrap(host, text)

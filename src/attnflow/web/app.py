@@ -52,7 +52,7 @@ from attnflow.web.requests import (
 from attnflow.web.results import Results, StoredResult
 
 if TYPE_CHECKING:
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
 
 __all__ = ["Guard", "Server", "create_app", "guarded_app"]
 
@@ -146,7 +146,7 @@ class Server:
 
     def _continue(
         self,
-        loaded: Loaded,
+        loaded: Model,
         prompt: Any,
         request: GenerateRequest | ChatRequest,
         *,
@@ -195,14 +195,14 @@ class Server:
         text: str,
         methods: Sequence[Method | None],
         most: int | None = None,
-    ) -> Loaded:
+    ) -> Model:
         tell("loading the model", 0, 0)
         loaded = self.models[name].loaded
         flows = any(isinstance(method, Flow) for method in methods)
         self._check_length(loaded, text, flows, most or self.limits.tokens)
         return loaded
 
-    def _check_length(self, loaded: Loaded, text: str, flows: bool, limit: int) -> None:
+    def _check_length(self, loaded: Model, text: str, flows: bool, limit: int) -> None:
         """In tokens, where the tokenizer can be asked; the embedded model checks for itself."""
         if not callable(loaded.tokenizer):
             return

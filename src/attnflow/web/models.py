@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attnflow.errors import InputError
 
 if TYPE_CHECKING:
-    from attnflow.hosts.load import Loaded
+    from attnflow.hosts.model import Model
 
 __all__ = ["OfferedModel", "embedded_models", "named_models"]
 
@@ -32,7 +32,7 @@ class OfferedModel:
     about: str
     explains: bool
     generates: bool
-    load: Callable[[], Loaded] = field(repr=False)
+    load: Callable[[], Model] = field(repr=False)
     chats: bool = False
     sees: bool = False
     answers: bool = False
@@ -42,7 +42,7 @@ class OfferedModel:
     """An image to try, as a `data:` address."""
 
     @cached_property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> Model:
         """The model, loaded when it is first used, and once."""
         return self.load()
 
@@ -63,7 +63,7 @@ class OfferedModel:
 
 def embedded_models() -> list[OfferedModel]:
     """The classifier inside the package and, where it is installed, SmolLM2."""
-    from attnflow.hosts.load import load_language_model, load_model
+    from attnflow.hosts.load import as_model, load
 
     # Two declarations of one shape: each model is described in words of its own.
     models = [
@@ -72,7 +72,7 @@ def embedded_models() -> list[OfferedModel]:
             about="Says whether the next verb is singular or plural; [CLS] is where it is read.",
             explains=True,
             generates=False,
-            load=lambda: load_model(None),
+            load=lambda: load(),
             examples=(
                 "the key to the cabinets",
                 "the authors who admired the old garden",
@@ -89,7 +89,7 @@ def embedded_models() -> list[OfferedModel]:
                 explains=True,
                 generates=True,
                 chats=True,
-                load=lambda: load_language_model(None),
+                load=lambda: as_model(None, default="smollm2"),
                 examples=(
                     "My name is Putin, I am from",
                     "Anna lives in Paris and Tom lives in Rome. The city where Tom lives is",
@@ -102,7 +102,7 @@ def embedded_models() -> list[OfferedModel]:
 
 
 def _scenes() -> OfferedModel:
-    from attnflow.hosts.load import load_model
+    from attnflow.hosts.load import load
     from attnflow.models.scenes import scenes_folder
 
     picture = base64.b64encode((scenes_folder() / _PICTURE).read_bytes()).decode()
@@ -112,7 +112,7 @@ def _scenes() -> OfferedModel:
         explains=False,
         generates=False,
         answers=True,
-        load=lambda: load_model("scenes"),
+        load=lambda: load("scenes"),
         examples=(
             "what colour is the cross?",
             "what is right of the triangle?",
@@ -124,16 +124,16 @@ def _scenes() -> OfferedModel:
 
 def named_models(names: Sequence[str]) -> list[OfferedModel]:
     """Hugging Face names or folders; loaded now: a mistake is told before the first visit."""
-    from attnflow.hosts.load import load_model
+    from attnflow.hosts.load import load
 
-    return [_offered(name, load_model(name)) for name in names]
+    return [_offered(name, load(name)) for name in names]
 
 
-def _offered(name: str, loaded: Loaded) -> OfferedModel:
+def _offered(name: str, loaded: Model) -> OfferedModel:
     from attnflow.hosts.registry import adapter_for
     from attnflow.hosts.vision_language.towers import towers_of
 
-    model = loaded.model
+    model = loaded.module
     sees = loaded.tokenizer is None and adapter_for(model).reads_images(model)
     if loaded.tokenizer is None and not sees:
         raise InputError(

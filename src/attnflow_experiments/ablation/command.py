@@ -73,7 +73,7 @@ def ablation(
     or on data to report once.
     """
     prepare_models()
-    from attnflow.hosts.load import load_language_model
+    from attnflow.hosts.load import as_model
     from attnflow_experiments.ablation.data import PARTS
     from attnflow_experiments.ablation.experiment import DEFAULT_METHODS, AblationExperiment
     from attnflow_experiments.ablation.observe import KINDS
@@ -90,10 +90,10 @@ def ablation(
         ablations=ablations,
         seed=seed,
     )
-    loaded = load_language_model(model)
+    loaded = as_model(model, default="smollm2")
     command = _command(model, data, part, method, kind, samples, skip, ablations, seed)
     try:
-        host = loaded.model.float().to(device)
+        host = loaded.module.float().to(device)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
         raise InputError(f"--device {device!r} cannot be used: {error}") from error
     try:

@@ -22,7 +22,7 @@ from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.records import Record
 from attnflow.explainers.ablation import By, Score
 from attnflow.hosts.capture import provenance_of
-from attnflow.hosts.load import load_language_model
+from attnflow.hosts.load import as_model
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.transformers.texts import checked_tokenizer
 from attnflow.tokens.units import Level, check_level
@@ -95,7 +95,7 @@ def evaluate_completions(
     ('raw', 'random')
     """
     if model is None or isinstance(model, (str, os.PathLike)):
-        model, own_tokenizer = load_language_model(model)
+        model, own_tokenizer = as_model(model, default="smollm2")
         tokenizer = tokenizer or own_tokenizer
     check_level(level)
     _check_counts(ablations=ablations, top=top, max_new_tokens=max_new_tokens)

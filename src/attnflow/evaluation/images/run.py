@@ -26,7 +26,7 @@ from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.records import RANDOM, Record
 from attnflow.evaluation.run import by_label
 from attnflow.hosts.capture import provenance_of
-from attnflow.hosts.load import load_model
+from attnflow.hosts.load import as_model
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.vision_language.prompts import processor_of
 from attnflow.hosts.vision_language.towers import towers_of
@@ -78,7 +78,7 @@ def evaluate_images(
     >>> evaluation.methods
     ('rollout', '(leave one patch out)', 'centre', 'random')
     """
-    host = model if isinstance(model, nn.Module) else load_model(model, needs_tokenizer=False).model
+    host = model if isinstance(model, nn.Module) else as_model(model, needs_tokenizer=False).module
     examples = [e if isinstance(e, ImageExample) else ImageExample(e) for e in images]
     if not examples:
         raise InputError("There are no images to evaluate on.")
