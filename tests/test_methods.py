@@ -36,7 +36,6 @@ from attnflow.methods import (
     attribution_of,
     describe_options,
     make_method,
-    method_from_dict,
 )
 from attnflow.testing import Shape, check_method, random_attention, random_trace, tiny_encoder
 
@@ -496,12 +495,6 @@ def test_threads_belong_to_the_call() -> None:
     assert np.array_equal(Flow()(TRACE, threads=1).values, Flow()(TRACE, threads=2).values)
     with pytest.raises(MethodError, match="threads is a number of at least 1"):
         Flow()(TRACE, threads=0)
-    with pytest.warns(DeprecationWarning, match="is now an argument of the call"):
-        old = Flow(threads=1)
-    assert old == Flow()
-    assert "threads" not in repr(old)
-    saved = {"name": "flow", "options": {**Flow().to_dict()["options"], "threads": 4}}
-    assert method_from_dict(saved) == Flow()  # as 0.1.0 wrote it
 
 
 def test_every_method_takes_sources() -> None:

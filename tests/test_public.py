@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import attnflow
-from attnflow.errors.renamed import RENAMED_MODULES, renamed_arguments
 from public_surface import NAMES, PUBLIC_MODULES, surface
 
 ROOT = Path(__file__).parent.parent
@@ -107,20 +106,6 @@ def test_arrays_need_no_torch() -> None:
     assert "pip install 'attnflow[models]'" in run.stdout
 
 
-@pytest.mark.parametrize(("old", "new"), sorted(RENAMED_MODULES.items()))
-def test_old_import_paths_lead_to_the_new_modules_and_warn(old: str, new: str) -> None:
-    code = (
-        "import importlib, warnings\n"
-        "with warnings.catch_warnings(record=True) as caught:\n"
-        "    warnings.simplefilter('always')\n"
-        f"    old = importlib.import_module({old!r})\n"
-        f"assert old is importlib.import_module({new!r}), old\n"
-        f"assert any({f'{old} is now {new}'!r} in str(w.message) for w in caught), caught\n"
-        "assert {w.category for w in caught} == {DeprecationWarning}\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_submodules_are_reached_by_attribute() -> None:
     code = (
         "import attnflow\n"
@@ -129,17 +114,6 @@ def test_submodules_are_reached_by_attribute() -> None:
         f"{'; '.join(PUBLIC_MODULES)}\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
-
-
-def test_old_arguments_work_and_warn() -> None:
-    @renamed_arguments(also="record")
-    def capture(*, record: tuple[str, ...] = ()) -> tuple[str, ...]:
-        return record
-
-    with pytest.warns(DeprecationWarning, match=r"capture\(also=...\) is now record="):
-        assert capture(also=("gradients",)) == ("gradients",)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="both 'also' and 'record'"):
-        capture(also=(), record=())  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

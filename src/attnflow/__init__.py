@@ -25,7 +25,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from attnflow._version import __version__
-from attnflow.errors import renamed
 
 if TYPE_CHECKING:
     from attnflow.api import Answer, ask, explain, explain_completion, generate
@@ -135,8 +134,6 @@ _SUBMODULES = {
     "plots": "attnflow.show.plots",
 }
 
-renamed.install()
-
 
 # What the extras install, by the package whose absence shows that an extra is missing.
 _EXTRAS = {
@@ -169,8 +166,6 @@ def __getattr__(name: str) -> object:
         value: object = getattr(_load(f"attnflow.{_HOME[name]}", name), name)
     elif name in _SUBMODULES:
         value = _load(_SUBMODULES[name], name)
-    elif f"attnflow.{name}" in renamed.RENAMED_MODULES:
-        value = importlib.import_module(f"attnflow.{name}")
     else:
         raise AttributeError(f"module 'attnflow' has no attribute {name!r}")
     globals()[name] = value  # the next look-up does not come here

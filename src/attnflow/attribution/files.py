@@ -48,7 +48,7 @@ def fields_of(
     path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> dict[str, Any]:
     """The fields of the result in a file, not checked yet."""
-    prediction = header["prediction"]
+    prediction, confirmation = header["prediction"], header["confirmation"]
     return {
         **_arrays(arrays),
         "layers": header["layers"],
@@ -58,14 +58,8 @@ def fields_of(
         "prediction": None if prediction is None else Prediction.from_dict(prediction),
         "steps": header["steps"],
         "provenance": header["provenance"],
-        "confirmation": _confirmation(header),
+        "confirmation": None if confirmation is None else Confirmation.from_dict(confirmation),
     }
-
-
-def _confirmation(header: Mapping[str, Any]) -> Confirmation | None:
-    """Files of 0.1.0 have none."""
-    record = header.get("confirmation")
-    return None if record is None else Confirmation.from_dict(record)
 
 
 def _arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

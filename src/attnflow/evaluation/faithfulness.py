@@ -17,7 +17,6 @@ from torch import nn
 
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments, checked_seed
-from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation import metrics
 from attnflow.evaluation.importance.base import Choice, Task
 from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
@@ -103,7 +102,6 @@ class Faithfulness:
         if not 1 <= self.random_orders <= _MOST:
             raise MethodError(f"random_orders is from 1 to {_MOST:,}; got {self.random_orders!r}.")
 
-    @renamed_arguments(of="answer")
     @checked_arguments
     def __call__(
         self,

@@ -8,7 +8,6 @@ generated tokens is kept in `elsewhere`.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -130,13 +129,6 @@ def generate(
     >>> result.values.shape  # layers, generated tokens, prompt tokens
     (2, 4, 3)
     """
-    if options:
-        warnings.warn(
-            f"generate({', '.join(f'{name}=...' for name in options)}) is now "
-            "generate_kwargs={...}; options passed by name will be removed in the next release",
-            DeprecationWarning,
-            stacklevel=2,
-        )
     measured = measured_choice(method, careful)
     read_method = None if isinstance(measured, MeasuredChoice) else measured
     reader = _reader(model, tokenizer, read_method, baseline, sources, targets, contrast)

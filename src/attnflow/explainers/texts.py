@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, ModelError, optional_import
 from attnflow.errors.arguments import checked_arguments
-from attnflow.errors.renamed import renamed_arguments
 from attnflow.explainers.rerun_choice import MeasuredChoice, measured_choice
 from attnflow.methods import Method, make_method
 from attnflow.tokens import TokenRef
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["default_method", "explain", "with_confirmation"]
 
 
-@renamed_arguments(target="targets", layer="layers", of="answer")
 @checked_arguments
 def explain(
     model: nn.Module | str | os.PathLike[str] | None,

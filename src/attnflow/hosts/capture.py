@@ -12,7 +12,6 @@ from torch import nn
 
 from attnflow.errors import InputError, TokensError, UnsupportedModelError, shorten
 from attnflow.errors.arguments import checked_arguments
-from attnflow.errors.renamed import renamed_arguments
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.factored import Form, capture_in_factors, chosen_form, single_example
 from attnflow.hosts.forward_pass import (
@@ -53,7 +52,6 @@ __all__ = ["at_rest", "capture", "capture_batch", "capture_phrase", "provenance_
 Model = nn.Module | str | os.PathLike[str] | None
 
 
-@renamed_arguments(also="record", of="answer")
 @checked_arguments
 def capture(
     model: Model,
@@ -141,7 +139,6 @@ def capture_phrase(
     return _traces(model, tokenizer, adapter, adapter.wrap(model, inputs), request)[0]
 
 
-@renamed_arguments(also="record", of="answer")
 @checked_arguments
 def capture_batch(
     model: Model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -173,17 +172,6 @@ class Method(ABC):
     def requires(self) -> Requirements:
         """What a trace must hold: `capture(model, text, methods=[...])` records it."""
         return Requirements()
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The old name of `requires.record`."""
-        warnings.warn(
-            "Method.needs is now Method.requires.record; the old name will be removed in the "
-            "next release",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.requires.record
 
     def to_dict(self) -> dict[str, Any]:
         """Name and options, for files."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -49,19 +48,9 @@ class Flow(CapacityMethod):
     name: ClassVar[str] = "flow"
     normalized: bool = False
     tolerance: float = 1e-6
-    threads: InitVar[int | None] = None
-    _threads: ClassVar[int | None] = None  # of the old place; an instance may have its own
 
-    def __post_init__(self, threads: int | None) -> None:
+    def __post_init__(self) -> None:
         super().__post_init__()
-        if threads is not None:
-            warnings.warn(
-                "Flow(threads=...) is now an argument of the call, Flow()(trace, threads=...); the "
-                "old place will be removed in the next release",
-                DeprecationWarning,
-                stacklevel=3,
-            )
-        object.__setattr__(self, "_threads", Execution(threads).threads)
         object.__setattr__(self, "normalized", checked_flag("normalized", self.normalized))
         number = isinstance(self.tolerance, (int, float, np.integer, np.floating))
         if not number or isinstance(self.tolerance, bool) or not 1e-9 <= self.tolerance <= 1:
@@ -91,7 +80,7 @@ class Flow(CapacityMethod):
             targets=rows,
             sources=columns,
             tolerance=self.tolerance,
-            threads=execution.threads or self._threads,
+            threads=execution.threads,
         )
         saturated = solution.saturated & self._held_by_source(capacities, levels, rows, columns)
         result = attribution_of(
@@ -132,7 +121,7 @@ class Flow(CapacityMethod):
             layers=selection.levels,
             targets=list(selection.rows),
             sources=range(trace.length),
-            threads=Execution(threads).threads or self._threads,
+            threads=Execution(threads).threads,
         )
 
     @checked_arguments

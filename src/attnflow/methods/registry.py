@@ -224,13 +224,10 @@ def method_from_dict(record: Mapping[str, Any]) -> Method:
 
     >>> method_from_dict({"name": "raw", "options": {"heads": "max"}}).heads
     'max'
-
-    A file of 0.1.0 may hold `threads`, which is no option any more: it changed nothing.
     """
     options = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in record["options"].items()
-        if (record["name"], key) not in {("flow", "threads"), ("gradient-flow", "threads")}
     }
     name = str(record["name"])
     make = measured_method if name in MEASURED_METHODS else make_method

@@ -242,7 +242,7 @@ def _loaded_arguments(header: Mapping[str, Any]) -> dict[str, Any]:
     """What the header of a file says, as arguments of `from_arrays`."""
     prediction = header["prediction"]
     names = ("layers", "kind", "mixed_heads", "stages", "encoder_length")
-    tolerance = header.get("row_tolerance", max(ROW_TOLERANCE.values()))  # 0.1.0 kept none
+    tolerance = header["row_tolerance"]
     if not isinstance(header["layers"], list) or header["kind"] is None or tolerance is None:
         raise InputError("layers, kind or row_tolerance is missing")
     return {

@@ -63,5 +63,5 @@ class Prediction:
     def from_dict(cls, record: Mapping[str, Any]) -> Prediction:
         """The inverse of `to_dict`."""
         alternatives = tuple((str(name), float(p)) for name, p in record["alternatives"])
-        pooled = bool(record.get("pooled", False))  # files of 0.1.0 do not say
+        pooled = bool(record["pooled"])
         return cls(record["label"], record["probability"], record["position"], alternatives, pooled)

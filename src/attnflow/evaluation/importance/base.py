@@ -16,7 +16,6 @@ from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whol
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments
 from attnflow.errors.percent import percent
 from attnflow.errors.progress import tell
-from attnflow.errors.renamed import renamed_arguments
 from attnflow.evaluation.importance.passes import Forward, Passes, Row, Score, Text, score_of
 from attnflow.hosts.adapter import Scores
 from attnflow.tokens import Tokens
@@ -102,7 +101,6 @@ class Measure(ABC):
         check_named("score", self.score, get_args(Score))
         check_fields(self)
 
-    @renamed_arguments(of="answer")
     @checked_arguments
     def __call__(
         self,
