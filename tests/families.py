@@ -319,7 +319,7 @@ OTHER_HOSTS = [
 
 def table() -> str:
     """docs/models.md."""
-    from attnflow.hosts.refusals import REFUSED
+    from attnflow.hosts.inputs import REFUSED
 
     lines = [
         "# What can be explained",

@@ -309,11 +309,12 @@ def test_a_dropped_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without our mask function transformers would hand us no mask at all."""
     from transformers.masking_utils import AttentionMaskInterface
 
+    from attnflow.hosts.transformers import attention
     from families import FAMILIES
 
     llama = next(family for family in FAMILIES if family.name == "Llama")
     mapping = dict(AttentionMaskInterface._global_mapping)
-    del mapping["attnflow_recording"]
+    del mapping[attention._NAME]
     monkeypatch.setattr(AttentionMaskInterface, "_global_mapping", mapping)
     checks = {check.name: check.passed for check in check_model(llama.build(), llama.inputs())}
     assert checks["the mask was kept"] is False

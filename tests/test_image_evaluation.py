@@ -25,7 +25,7 @@ from attnflow.evaluation.images import (
 from attnflow.evaluation.images.judge import CENTRE, LEAVE_ONE_OUT, ImageJudge, centre_map
 from attnflow.evaluation.records import RANDOM
 from attnflow.hosts.images import read_photo
-from attnflow.hosts.vision_language.prompts import image_prompt
+from attnflow.hosts.vision_language.towers import image_prompt
 from attnflow.methods import make_method
 from attnflow.models.scenes import load_scenes
 from attnflow.testing import tiny_vision_model

@@ -17,7 +17,7 @@ from PIL import Image
 
 import attnflow
 from attnflow.hosts.model import Model
-from attnflow.hosts.transformers import images
+from attnflow.hosts.transformers import inputs
 from attnflow.show.view import results_of, unpack_values
 from attnflow.testing import tiny_vision_model
 from attnflow.web.models import OfferedModel, embedded_models
@@ -32,7 +32,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 def seeing() -> Model:
     """A vision model as `attnflow serve --model FOLDER` loads it: its processor beside it."""
     model, processor = tiny_vision_model()
-    images._PROCESSORS[model] = processor  # type: ignore[index]
+    inputs._PROCESSORS[model] = processor  # type: ignore[index]
     return Model(model, None)
 
 

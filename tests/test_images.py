@@ -175,7 +175,7 @@ def test_huge_images_are_refused_before_they_are_unpacked(tmp_path: Path) -> Non
 def test_files_of_many_bytes_are_not_even_read(
     photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnflow.hosts.images.reading._LARGEST_FILE", 100)
+    monkeypatch.setattr("attnflow.hosts.images._LARGEST_FILE", 100)
     with pytest.raises(InputError, match="bytes; images of up to 100 are read"):
         read_photo(photo)
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 import attnflow
 from attnflow import Alti, MeasuredResidualRollout, NormRollout, ValueZeroingRollout
 from attnflow.errors import CaptureError, MethodError, UnsupportedModelError
+from attnflow.hosts import blocks
+from attnflow.hosts import value_zeroing as zeroing
+from attnflow.hosts.blocks import BlockState
 from attnflow.hosts.capture import capture, capture_batch
 from attnflow.hosts.check import model_state
 from attnflow.hosts.load import load
-from attnflow.hosts.measure import blocks, decomposition
-from attnflow.hosts.measure import value_zeroing as zeroing
-from attnflow.hosts.measure.decomposition import BlockState
 from attnflow.testing import check_method, random_trace, tiny_encoder
 from attnflow.trace.extras import MEASURES
 from families import FAMILIES, Family, words
@@ -140,10 +140,11 @@ def test_the_vectors_sum_to_what_the_block_computes(
     """Σ_j of the vectors, and the bias, is what the module after attention is really given."""
     model, inputs, options = built(name)
     parts: list[BlockState] = []
+    measure_block = blocks.measure_block
 
     def kept(inside: BlockState, names: Any) -> Any:
         parts.append(inside)
-        return decomposition.measure_block(inside, names)
+        return measure_block(inside, names)
 
     monkeypatch.setattr(blocks, "measure_block", kept)
     capture(model, inputs, record=("alti",), **options)
@@ -337,7 +338,7 @@ def test_a_batch_of_decoders_equals_each_example_alone(name: str) -> None:
 def test_how_much_is_done_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = tiny_encoder("bert")
     whole = capture(model, "the key of the cabinets", tokenizer=tokenizer, record=tuple(MEASURES))
-    monkeypatch.setattr(decomposition, "_NUMBERS_AT_ONCE", 3 * 32 * whole.length)
+    monkeypatch.setattr(blocks, "_NUMBERS_AT_ONCE", 3 * 32 * whole.length)
     monkeypatch.setattr(zeroing, "_WEIGHTS_AT_ONCE", 2 * whole.length**2)
     parts = capture(model, "the key of the cabinets", tokenizer=tokenizer, record=tuple(MEASURES))
     for name, expected in whole.measured.items():

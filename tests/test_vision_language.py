@@ -20,8 +20,8 @@ import attnflow
 from attnflow import GradientAttention, GradientRollout, Rollout
 from attnflow.errors import InputError, UnsupportedModelError
 from attnflow.hosts.capture import capture
-from attnflow.hosts.vision_language.pictures import pictures_of, with_pictures
-from attnflow.hosts.vision_language.probe import fed_by, feeding_matrix
+from attnflow.hosts.vision_language.connector import fed_by, feeding_matrix
+from attnflow.hosts.vision_language.views import pictures_of, with_pictures
 from attnflow.methods.towers import image_sources
 from vision_families import (
     TEXT,

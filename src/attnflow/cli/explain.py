@@ -314,7 +314,7 @@ def _confirmed(result: Attribution, loaded: Model, text: str, answer: int | None
     from attnflow.explainers.texts import with_confirmation
     from attnflow.hosts.registry import adapter_for
 
-    if not adapter_for(loaded.module).explains_rows(loaded.module):
+    if not adapter_for(loaded.module).supports_row_gradients(loaded.module):
         return result
     token = next_token(loaded.module, text, loaded.tokenizer, answer)
     return with_confirmation(result, loaded.module, token, loaded.tokenizer)

@@ -151,7 +151,9 @@ class TextExplainer(Explainer):
 
     def _divide(self) -> list[tuple[Any, list[Method]]]:
         """Which methods share a pass, and how it is made."""
-        by_rows = self.settings.targets == PREDICTION and self.adapter.explains_rows(self.model)
+        by_rows = self.settings.targets == PREDICTION and self.adapter.supports_row_gradients(
+            self.model
+        )
         own_answers = self.adapter.facts(self.model).answer == "each"
         rows: list[Method] = [
             m for m in self.methods if by_rows and isinstance(m, GradientAttention)

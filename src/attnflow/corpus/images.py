@@ -11,7 +11,7 @@ from attnflow.corpus.explainers import TextExplainer
 from attnflow.corpus.settings import Settings
 from attnflow.corpus.texts import CorpusText
 from attnflow.errors import ModelError, optional_import, shorten
-from attnflow.hosts.images.reading import read_photo
+from attnflow.hosts.images import read_photo
 from attnflow.hosts.model import Model
 
 __all__ = ["ImageExplainer"]

@@ -22,13 +22,13 @@ from attnflow.hosts.adapter import Scores
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.transformers.inputs import tokens_of
 from attnflow.hosts.transformers.row_gradients import (
     PredictingRows,
     gradient_rows,
     log_probability,
     logit,
 )
-from attnflow.hosts.transformers.texts import tokens_of
 from attnflow.methods import GradientAttention
 from attnflow.methods.base import layers_from
 from attnflow.methods.sinks import find_sink

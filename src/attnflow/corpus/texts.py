@@ -10,7 +10,7 @@ from typing import Any
 from attnflow.corpus.files import Problem, RawRow
 from attnflow.corpus.settings import Columns
 from attnflow.errors import InputError, TokensError, shorten
-from attnflow.hosts.texts import checked_text
+from attnflow.hosts.inputs import checked_text
 
 __all__ = ["CorpusText", "text_of"]
 

@@ -26,7 +26,7 @@ from attnflow.errors.progress import tell
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.texts import check_vocabulary
+from attnflow.hosts.transformers.inputs import check_vocabulary
 
 __all__ = ["By", "CompletionAblation", "Score", "blank_token", "log_odds"]
 

@@ -30,9 +30,9 @@ def default_method(model: nn.Module, options: Mapping[str, Any] | None = None) -
     """
     adapter = adapter_for(model)
     sees = adapter.reads_images(model) and adapter.facts(model).answer is not None
-    if sees or adapter.explains_rows(model):
+    if sees or adapter.supports_row_gradients(model):
         return make_method("gradient-attention", options)
-    return make_method("alti" if adapter.takes_apart(model) else "rollout", options)
+    return make_method("alti" if adapter.supports_decomposition(model) else "rollout", options)
 
 
 def apply_method(

@@ -98,7 +98,7 @@ def compare(
     if methods is not None:
         applied = tuple(method for method in methods if method is not None)
     results = tuple(_apply(method, trace) for method in applied)
-    if confirm and adapter_for(loaded.module).explains_rows(loaded.module):
+    if confirm and adapter_for(loaded.module).supports_row_gradients(loaded.module):
         tell("hiding the strongest sources", 0, 1)
         answer = next_token(loaded.module, text, loaded.tokenizer, None)
         confirmed = with_confirmation(results[0], loaded.module, answer, loaded.tokenizer)
@@ -219,7 +219,7 @@ def _completion_heads(
     from attnflow.explainers.prompts import encode_prompts
     from attnflow.hosts.capture import capture
     from attnflow.hosts.registry import adapter_for
-    from attnflow.hosts.transformers.texts import tokens_of
+    from attnflow.hosts.transformers.inputs import tokens_of
 
     encoded = encode_prompts(loaded.module, loaded.tokenizer, prompt, chat=chat).prompts()[0].ids
     text = [[*encoded, *ids[:-1]]]

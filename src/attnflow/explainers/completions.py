@@ -260,7 +260,7 @@ def _reader(
     from attnflow.explainers.request import CompletionRequest
     from attnflow.hosts.load import as_model
     from attnflow.hosts.transformers.generate import checked_generator
-    from attnflow.hosts.transformers.texts import checked_tokenizer
+    from attnflow.hosts.transformers.inputs import checked_tokenizer
 
     if model is None or isinstance(model, (str, os.PathLike)):
         loaded = as_model(model, default="smollm2")
@@ -284,8 +284,8 @@ def _with_images(
     The third is what puts the pictures into a result.
     """
     from attnflow.explainers.request import IMAGE_METHOD
-    from attnflow.hosts.vision_language.pictures import with_pictures
-    from attnflow.hosts.vision_language.prompts import image_prompt, processor_of, read_photos
+    from attnflow.hosts.vision_language.towers import image_prompt, processor_of, read_photos
+    from attnflow.hosts.vision_language.views import with_pictures
 
     if not isinstance(prompt, str):
         raise InputError("images= go with one prompt, a text.")
@@ -318,7 +318,7 @@ def _check_measured(
 def _measure(
     reader: Reader, choice: MeasuredChoice, prompt: Prompt, ids: list[int], confirm: bool
 ) -> Attribution:
-    from attnflow.hosts.vision_language.prompts import has_images
+    from attnflow.hosts.vision_language.towers import has_images
 
     if has_images(reader.extra):
         from attnflow.explainers.image_prompts import measure_images

@@ -70,7 +70,7 @@ class CompletionRows:
 
 def can_explain_rows(model: Any) -> bool:
     """Whether gradient attention of every generated token comes from one pass."""
-    return adapter_for(model).explains_rows(model)
+    return adapter_for(model).supports_row_gradients(model)
 
 
 def empty_cache() -> DynamicCache:

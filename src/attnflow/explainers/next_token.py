@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from attnflow.errors import ModelError, TokensError
+from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.texts import checked_text
 from attnflow.trace import Prediction
 
 __all__ = ["NextToken", "next_token"]

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from attnflow.errors import InputError, TokensError, shorten
 from attnflow.hosts.adapter import device_of, on_device
-from attnflow.hosts.padding import padding_to_the_right
+from attnflow.hosts.inputs import checked_text, padding_to_the_right
 from attnflow.hosts.registry import adapter_for
-from attnflow.hosts.texts import checked_text
-from attnflow.hosts.transformers.texts import check_vocabulary, checked_tokenizer
+from attnflow.hosts.transformers.inputs import check_vocabulary, checked_tokenizer
 from attnflow.tokens import Tokens
 from attnflow.tokens.common_words import common_tokens
 

@@ -24,13 +24,13 @@ from attnflow.explainers.request import CompletionRequest, takes_gradients
 from attnflow.explainers.rollout_cache import RolloutCache, streams
 from attnflow.explainers.sink import prompt_sink
 from attnflow.explainers.targets import ANSWER, CompletionTarget, Contrast, resolve_targets
+from attnflow.hosts.adapter import ModelFacts
 from attnflow.hosts.capture import capture, capture_phrase, provenance_of
-from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import can_stream, run_once
-from attnflow.hosts.transformers.texts import tokens_of
-from attnflow.hosts.vision_language.prompts import after_prompt, has_images
+from attnflow.hosts.transformers.inputs import tokens_of
+from attnflow.hosts.vision_language.towers import after_prompt, has_images
 from attnflow.methods import Flow, GradientAttention, Method, Rollout
 from attnflow.methods.limits import warn_of_limits
 from attnflow.methods.rows import as_one, less_identity, rows_of

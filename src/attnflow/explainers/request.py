@@ -12,9 +12,9 @@ from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError, TokensError, shorten
 from attnflow.explainers.gradient_rows import can_explain_rows
 from attnflow.explainers.targets import TargetRef
-from attnflow.hosts.facts import ModelFacts
-from attnflow.hosts.texts import checked_text
-from attnflow.hosts.transformers.texts import after_start, check_vocabulary, prefix_ids
+from attnflow.hosts.adapter import ModelFacts
+from attnflow.hosts.inputs import checked_text
+from attnflow.hosts.transformers.inputs import after_start, check_vocabulary, prefix_ids
 from attnflow.methods import GradientAttention, GradientRollout, Method, Rollout, make_method
 from attnflow.methods.mixing import ONE_STEP
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS

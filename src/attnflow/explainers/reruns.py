@@ -45,7 +45,7 @@ from attnflow.explainers.targets import CompletionTarget, TargetRef, resolve_tar
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.transformers.generate import checked_generator
-from attnflow.hosts.transformers.texts import checked_tokenizer
+from attnflow.hosts.transformers.inputs import checked_tokenizer
 from attnflow.tokens import Tokens
 from attnflow.tokens.units import Level, check_level
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnflow.hosts.adapter import ModelFacts
 from attnflow.hosts.capture import capture
-from attnflow.hosts.facts import ModelFacts
 from attnflow.methods.sinks import attention_sink
 
 __all__ = ["prompt_sink"]

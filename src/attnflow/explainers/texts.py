@@ -84,7 +84,7 @@ def explain(
 
     host, tokenizer = load(model, tokenizer=tokenizer)
     if images is not None:
-        from attnflow.hosts.vision_language.prompts import image_prompt, processor_of, read_photos
+        from attnflow.hosts.vision_language.towers import image_prompt, processor_of, read_photos
 
         if confirm or isinstance(measured, MeasuredChoice):
             raise InputError(
@@ -122,7 +122,7 @@ def explain(
             contrast=contrast,
         )
     if images is not None and isinstance(text, Mapping):
-        from attnflow.hosts.vision_language.pictures import with_pictures
+        from attnflow.hosts.vision_language.views import with_pictures
 
         result = with_pictures(result, host, text, processor, photos)
     if images is not None and measured is None:
@@ -167,7 +167,7 @@ def _next_token(
     from attnflow.explainers.next_token import next_token
     from attnflow.hosts.registry import adapter_for
 
-    if not adapter_for(model).explains_rows(model):
+    if not adapter_for(model).supports_row_gradients(model):
         raise ModelError(
             "careful=True and confirm=True run a causal language model again without parts of its "
             f"text; {type(model).__name__} is not one. `attnflow evaluate` holds methods against "

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from attnflow.errors import (
-    InputError,
     ModelError,
     TokensError,
     UnsupportedModelError,
-    did_you_mean,
     shorten,
 )
-from attnflow.hosts.facts import ModelFacts
 from attnflow.hosts.intervention import UNIFORM, Intervention
 from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.scores import Scores
 from attnflow.tokens import Tokens
-from attnflow.trace import Prediction
 from attnflow.trace.extras import ScoreName
 
 __all__ = [
     "Adapter",
-    "EmbeddingSite",
+    "AnswerPosition",
     "Batch",
+    "EmbeddingSite",
+    "ModelFacts",
     "Scores",
     "Texts",
     "TokenIds",
@@ -37,11 +35,41 @@ __all__ = [
     "on_device",
 ]
 
+AnswerPosition = Literal["first", "last", "mask", "each", "mean"]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model's config and class say of it (`Adapter.facts`).
+
+    causal: no position attends to a later one. False for an encoder–decoder, whose decoder is.
+    encoder_decoder: the inputs are read by an encoder, the answer is written by a decoder.
+    answer: the position the answer is read from: the "first", the "last" that is no padding, the
+        first "mask", or "each" where every position has an answer of its own; "mean" where the
+        head reads the mean of all positions; None where the model has no head that is known.
+    padding_side: where a batch of prompts is padded when the model writes.
+    start_token: what the decoder of an encoder–decoder starts with.
+    end_token: what ends a text, where the model names it.
+    decoder_reads_input: the decoder reads the input once more, shifted by one, and the answer is
+        read at its last end token, as the classifiers of encoder–decoders do.
+    pad_token: what the model itself takes for padding.
+    max_length: the most tokens one text may have, where the model has a limit.
+    """
+
+    causal: bool = False
+    encoder_decoder: bool = False
+    answer: AnswerPosition | None = None
+    padding_side: Literal["left", "right"] = "right"
+    start_token: int | None = None
+    end_token: int | None = None
+    decoder_reads_input: bool = False
+    pad_token: int | None = None
+    max_length: int | None = None
+
+
 EmbeddingSite = Literal["words", "stream"]
 Positions = tuple[tuple[int, ...], ...]
 Texts = Sequence[str]
-_ALTERNATIVES = 5  # choices a prediction names
-_SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
 
 
 @dataclass(frozen=True)
@@ -67,106 +95,6 @@ class Batch:
         """The positions of one example that are no padding, of the `length` that were run."""
         positions = self.decoder_positions if decoder else self.positions
         return tuple(range(length)) if positions is None else positions[example]
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The scores (logits) of one example that its answer is read from.
-
-    `logits` has one score for each choice. `position` counts the positions that are no padding;
-    that of an encoder–decoder counts the decoder's. `names` turns choices into what people call
-    them. `exclusive`: one choice is right (softmax), or any number of them (sigmoid). `each`,
-    (positions, choices), are the scores of all positions where each has an answer of its own;
-    `next_tokens`, of the same shape, those of a language model for what follows each position.
-    `pooled`: the answer is read from all positions together, and `position` is only the first.
-
-    >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, lambda ids: [("no", "yes")[k] for k in ids])
-    >>> print(scores.prediction())
-    yes (88.1 %)
-    """
-
-    logits: Tensor
-    position: int
-    names: Callable[[Sequence[int]], list[str]]
-    exclusive: bool = True
-    each: Tensor | None = None
-    next_tokens: Tensor | None = None
-    pooled: bool = False
-
-    def at(self, position: int) -> Scores:
-        """The scores that another position's answer is read from."""
-        if self.each is None:
-            if position == self.position:
-                return self
-            raise InputError(
-                f"This model has one answer, read from position {self.position}; there is none at "
-                f"position {position}."
-            )
-        if not 0 <= position < len(self.each):
-            raise InputError(
-                f"There is no position {position}; the text has {len(self.each)}, numbered from 0."
-            )
-        return replace(self, logits=self.each[position], position=position)
-
-    def choice(self, answer: int | str | None) -> int:
-        """The number of a choice that is given by number or by name; None is the best one."""
-        if answer is None:
-            return int(self.logits.argmax())
-        if isinstance(answer, str):
-            return self._named_choice(answer)
-        number = int(answer)
-        if not 0 <= number < len(self.logits):
-            raise InputError(
-                f"answer={answer!r}: the answer is one of {len(self.logits)} choices, 0 to "
-                f"{len(self.logits) - 1}."
-            )
-        return number
-
-    def _named_choice(self, answer: str) -> int:
-        """By name; a word also fits a token that has a mark for the space before it."""
-        names = self.names(range(len(self.logits)))
-        for name in (answer, *(mark + answer.strip() for mark in _SPACES)):
-            if name in names:
-                return names.index(name)
-        some = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
-        raise InputError(
-            f"answer={shorten(answer)}: there is no such choice.{did_you_mean(answer, names)} "
-            f"There are {len(names)}: {some}."
-        )
-
-    def shares(self) -> Tensor:
-        """The probability of each choice."""
-        scores = self.logits.float()
-        return scores.softmax(dim=-1) if self.exclusive else scores.sigmoid()
-
-    def score(self, choice: int, name: ScoreName) -> Tensor:
-        """The number whose gradient is taken of one choice."""
-        logits = self.logits.float()
-        if name == "logit":
-            return logits[choice]
-        shares = logits.log_softmax(dim=-1) if self.exclusive else functional.logsigmoid(logits)
-        return shares[choice]
-
-    def label(self, choice: int) -> str:
-        """What people call a choice."""
-        return self.names([choice])[0]
-
-    def contrast(self, choice: int, other: int, name: ScoreName) -> Tensor:
-        """How much more one choice is said than another: the difference of their scores.
-
-        >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, list)
-        >>> float(scores.contrast(1, 0, "log-prob"))
-        2.0
-        """
-        return self.score(choice, name) - self.score(other, name)
-
-    def prediction(self) -> Prediction:
-        """The most probable choice, and the next ones."""
-        shares = self.shares()
-        best = shares.topk(min(_ALTERNATIVES, len(shares)))
-        names = self.names(best.indices.tolist())
-        ranked = tuple(zip(names, best.values.tolist(), strict=True))
-        return Prediction(*ranked[0], self.position, ranked, self.pooled)
 
 
 @dataclass(frozen=True)
@@ -308,11 +236,11 @@ class Adapter(ABC):
             "processor=..., or prepared pixels: {'pixel_values': pixels}."
         )
 
-    def takes_apart(self, model: nn.Module) -> bool:
+    def supports_decomposition(self, model: nn.Module) -> bool:
         """Whether it is a text encoder with an answer whose blocks can be taken apart."""
         return False
 
-    def explains_rows(self, model: nn.Module) -> bool:
+    def supports_row_gradients(self, model: nn.Module) -> bool:
         """Whether every position has an answer of its own whose gradient `gradient_rows` gives."""
         return False
 
@@ -331,7 +259,7 @@ class Adapter(ABC):
         """
         raise UnsupportedModelError(f"{type(model).__name__} has no row for each answer.")
 
-    def holds_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+    def supports_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
         """Whether `run_in_factors` can run this model on these inputs."""
         return False
 

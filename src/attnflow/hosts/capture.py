@@ -21,22 +21,23 @@ from attnflow.hosts.forward_pass import (
     check_size,
     provenance_of,
 )
-from attnflow.hosts.images.preparing import image_of
+from attnflow.hosts.images import image_of
+from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import load
-from attnflow.hosts.measure.gradients import (
+from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.registry import Adapter, adapter_for
+from attnflow.hosts.restore import at_rest, ordinary
+from attnflow.hosts.scores import (
     Choice,
+    TokenAt,
     choose_answers,
     choose_contrasts,
     differentiable,
     gradients_of,
+    phrase_scores,
     total_score,
 )
-from attnflow.hosts.phrase_scores import TokenAt, phrase_scores
-from attnflow.hosts.recorder import Recorder
-from attnflow.hosts.registry import Adapter, adapter_for
-from attnflow.hosts.restore import at_rest, ordinary
-from attnflow.hosts.texts import checked_text
-from attnflow.hosts.vision_language.capture import (
+from attnflow.hosts.vision_language.composition import (
     compose_towers,
     reads_images,
     run_both_towers,
@@ -299,7 +300,9 @@ def _traces(
             for example in range(batch.size)
         ]
     by_rows = (
-        GRADIENT_ATTENTION in request.record and not request.phrase and adapter.explains_rows(model)
+        GRADIENT_ATTENTION in request.record
+        and not request.phrase
+        and adapter.supports_row_gradients(model)
     )
     request = request if by_rows else request.with_full_gradients()
     _refuse_unmeasured(adapter, model, request.measurements)
@@ -364,7 +367,7 @@ def _form(adapter: Adapter, model: nn.Module, batch: Batch, request: _Request) -
     """
     kinds = {GRADIENTS, GRADIENT_ATTENTION} & set(request.record)
     rows_of_others = GRADIENT_ATTENTION in kinds and (
-        request.score != LOG_PROB or not adapter.explains_rows(model)
+        request.score != LOG_PROB or not adapter.supports_row_gradients(model)
     )
     special = (request.contrast, request.position, request.phrase or None)
     return chosen_form(

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from attnflow.errors import TokensError, shorten
 from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, Texts, TokenIds
+from attnflow.hosts.blocks import Parts, watched_blocks
+from attnflow.hosts.inputs import kept_positions
 from attnflow.hosts.intervention import Intervention, Session
-from attnflow.hosts.measure.blocks import Parts, watched_blocks
-from attnflow.hosts.measure.value_zeroing import VALUE_ZEROING, replayed
-from attnflow.hosts.padding import kept_positions
 from attnflow.hosts.recorder import RecordedLayer, Recorder
 from attnflow.hosts.restore import exclusive
+from attnflow.hosts.value_zeroing import VALUE_ZEROING, replayed
 from attnflow.models.verb_number import (
     Block,
     SelfAttention,
@@ -115,7 +115,7 @@ class EmbeddedAdapter(Adapter):
         with _watched(model, blocks, Session(intervention=intervention)):
             return self.forward(model, inputs)
 
-    def takes_apart(self, model: nn.Module) -> bool:
+    def supports_decomposition(self, model: nn.Module) -> bool:
         """Its blocks are our own."""
         return True
 

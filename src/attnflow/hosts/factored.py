@@ -25,8 +25,8 @@ from attnflow.errors import (
 )
 from attnflow.hosts.adapter import Adapter, Batch, Scores
 from attnflow.hosts.forward_pass import provenance_of
-from attnflow.hosts.measure.gradients import Choice, choose_answers
 from attnflow.hosts.restore import at_rest, ordinary
+from attnflow.hosts.scores import Choice, choose_answers
 from attnflow.trace import FactoredTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, ScoreName
 from attnflow.trace.factored_trace import size_in_words, weights_size
@@ -128,7 +128,7 @@ def chosen_form(
         raise InputError(
             f"form={shorten(form)}: choose from {', '.join(map(repr, get_args(Form)))}."
         )
-    able = adapter.holds_factors(model, batch.inputs)
+    able = adapter.supports_factors(model, batch.inputs)
     if form == "factors" and not able:
         raise UnsupportedModelError(
             "Factors can be kept for one stack of layers over input_ids whose attention goes "

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 if TYPE_CHECKING:
-    from attnflow.hosts.adapter import Adapter
-    from attnflow.hosts.facts import ModelFacts
+    from attnflow.hosts.adapter import Adapter, ModelFacts
 
 __all__ = ["Model"]
 
@@ -61,6 +60,6 @@ class Model:
     @cached_property
     def question_processor(self) -> Any:
         """The processor of a question with its images: the one given, else the model's own."""
-        from attnflow.hosts.vision_language.prompts import processor_of
+        from attnflow.hosts.vision_language.towers import processor_of
 
         return processor_of(self.module, self.processor)

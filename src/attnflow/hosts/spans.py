@@ -24,10 +24,10 @@ from attnflow.hosts.adapter import Adapter, Batch, device_of
 from attnflow.hosts.capture import Model
 from attnflow.hosts.factored import single_example, told_memory
 from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import load
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.texts import checked_text
 from attnflow.kernels.layer import FactoredLayer, aside
 from attnflow.methods.factored import head_shares
 from attnflow.methods.rollout import Rollout

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.errors import TokensError, UnsupportedModelError, optional_import
-from attnflow.hosts.adapter import Adapter, Batch, Scores, device_of, on_device
-from attnflow.hosts.facts import ModelFacts
-from attnflow.hosts.measure.blocks import BLOCK_MEASURES, Parts, watched_blocks
+from attnflow.hosts.adapter import Adapter, Batch, ModelFacts, Scores, device_of, on_device
+from attnflow.hosts.blocks import BLOCK_MEASURES, Parts, watched_blocks
+from attnflow.hosts.inputs import REFUSED, refuse_by_name
 from attnflow.hosts.recorder import Recorder
-from attnflow.hosts.refusals import REFUSED, refuse_by_name
 from attnflow.hosts.restore import exclusive
 from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, patch_names

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attnflow.errors import UnsupportedModelError
 from attnflow.hosts.adapter import Adapter, Batch
-from attnflow.hosts.padding import kept_positions
+from attnflow.hosts.inputs import kept_positions
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 

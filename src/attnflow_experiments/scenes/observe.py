@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnflow.evaluation.metrics import area
 from attnflow.hosts.capture import capture
-from attnflow.hosts.vision_language.prompts import image_prompt
+from attnflow.hosts.vision_language.towers import image_prompt
 from attnflow.methods import Method
 from attnflow.methods.towers import image_sources
 from attnflow.tokens.patches import ImagePatches

@@ -28,7 +28,7 @@ from attnflow.explainers.regression import random_ablations
 from attnflow.explainers.request import check_room, completion_ids
 from attnflow.explainers.reruns import LeaveOneOut
 from attnflow.explainers.sources import Sources, prompt_tokens, strongest
-from attnflow.hosts.facts import ModelFacts
+from attnflow.hosts.adapter import ModelFacts
 from attnflow.hosts.registry import adapter_for
 from attnflow.tokens.units import Level
 

@@ -24,7 +24,7 @@ from attnflow.explainers.ablation import By, Score
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import as_model
 from attnflow.hosts.transformers.generate import checked_generator
-from attnflow.hosts.transformers.texts import checked_tokenizer
+from attnflow.hosts.transformers.inputs import checked_tokenizer
 from attnflow.tokens.units import Level, check_level
 
 __all__ = ["DEFAULT_RANKINGS", "evaluate_completions"]

@@ -88,7 +88,7 @@ class PatchAblation:
         scores = self._scores(self.pixels)[0]
         self.choice = int(scores.logits.argmax())
         self.answer = scores.label(self.choice)
-        self.probability = float(scores.shares()[self.choice])
+        self.probability = float(scores.probabilities()[self.choice])
 
     @property
     def count(self) -> int:
@@ -104,7 +104,7 @@ class PatchAblation:
             part = missing[start : start + self.batch_size]
             scores = self._scores(torch.cat([self._without(patches) for patches in part]))
             for patches, each in zip(part, scores, strict=True):
-                self._known[patches] = float(each.shares()[self.choice])
+                self._known[patches] = float(each.probabilities()[self.choice])
         return np.array([self._known[_sorted(patches)] for patches in hidden])
 
     def curves(self, values: NDArray[np.float64]) -> PatchCurves:

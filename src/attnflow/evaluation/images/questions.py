@@ -8,8 +8,8 @@ from attnflow.errors import InputError, ModelError
 from attnflow.evaluation.images.examples import ImageExample
 from attnflow.evaluation.images.judge import ImageJudge
 from attnflow.hosts.images import Photo, PreparedImage
-from attnflow.hosts.vision_language.pictures import pictures_of
-from attnflow.hosts.vision_language.prompts import image_prompt
+from attnflow.hosts.vision_language.towers import image_prompt
+from attnflow.hosts.vision_language.views import pictures_of
 
 __all__ = ["QUESTION_METHODS", "QuestionJudge"]
 

@@ -28,8 +28,7 @@ from attnflow.evaluation.run import by_label
 from attnflow.hosts.capture import provenance_of
 from attnflow.hosts.load import as_model
 from attnflow.hosts.registry import adapter_for
-from attnflow.hosts.vision_language.prompts import processor_of
-from attnflow.hosts.vision_language.towers import towers_of
+from attnflow.hosts.vision_language.towers import processor_of, towers_of
 from attnflow.methods import Method
 
 __all__ = ["IMAGE_METHODS", "evaluate_images"]

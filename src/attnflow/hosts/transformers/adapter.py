@@ -16,49 +16,50 @@ from attnflow.hosts.adapter import (
     Adapter,
     Batch,
     EmbeddingSite,
+    ModelFacts,
     Scores,
     Texts,
     TokenIds,
     device_of,
     on_device,
 )
-from attnflow.hosts.facts import ModelFacts
+from attnflow.hosts.blocks import BLOCK_MEASURES, declared_parts, watched_blocks
+from attnflow.hosts.inputs import kept_positions, padding_to_the_right, refuse_by_name
 from attnflow.hosts.intervention import UNIFORM, Intervention, Session
-from attnflow.hosts.measure.blocks import BLOCK_MEASURES, declared_parts, watched_blocks
-from attnflow.hosts.measure.value_zeroing import VALUE_ZEROING, outermost_layers, replayed
-from attnflow.hosts.padding import kept_positions, padding_to_the_right
 from attnflow.hosts.recorder import Recorder
-from attnflow.hosts.refusals import refuse_by_name
+from attnflow.hosts.transformers.answers import (
+    compared_side,
+    compares,
+    facts_of,
+    is_encoder_decoder,
+    read_scores,
+    similarity_scores,
+    tower_of,
+)
 from attnflow.hosts.transformers.attention import (
     use_eager_attention,
     uses_the_interface,
     watch_attention,
 )
 from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
-from attnflow.hosts.transformers.facts import facts_of, is_encoder_decoder
-from attnflow.hosts.transformers.heads import read_scores
-from attnflow.hosts.transformers.images import name_patches, own_processor
-from attnflow.hosts.transformers.row_gradients import (
-    NO_CONTRAST,
-    PredictingRows,
-    gradient_rows,
-    rows_are_exact,
-)
-from attnflow.hosts.transformers.similarity import (
-    compared_side,
-    compares,
-    similarity_scores,
-    tower_of,
-)
-from attnflow.hosts.transformers.texts import (
+from attnflow.hosts.transformers.inputs import (
     check_vocabulary,
     decoder_inputs,
+    name_patches,
+    own_processor,
     padded,
     shifted_input,
     tokenize,
     tokens_of,
     words_of,
 )
+from attnflow.hosts.transformers.row_gradients import (
+    NO_CONTRAST,
+    PredictingRows,
+    gradient_rows,
+    rows_are_exact,
+)
+from attnflow.hosts.value_zeroing import VALUE_ZEROING, outermost_layers, replayed
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, MEASURES, ScoreName
 
@@ -245,7 +246,7 @@ class TransformersAdapter(Adapter):
         """The processor that lies in the folder, or under the name, that the model came from."""
         return own_processor(cast(PreTrainedModel, model))
 
-    def takes_apart(self, model: nn.Module) -> bool:
+    def supports_decomposition(self, model: nn.Module) -> bool:
         """A classifier or masked language model of a declared family that reads text."""
         host, facts, config = cast(PreTrainedModel, model), self.facts(model), _config(model)
         encoder = not facts.causal and not facts.encoder_decoder and facts.answer is not None
@@ -256,7 +257,7 @@ class TransformersAdapter(Adapter):
         except UnsupportedModelError:
             return False
 
-    def explains_rows(self, model: nn.Module) -> bool:
+    def supports_row_gradients(self, model: nn.Module) -> bool:
         """A causal language model in which attention alone carries one position to another."""
         host, facts = cast(PreTrainedModel, model), self.facts(model)
         return (
@@ -288,7 +289,7 @@ class TransformersAdapter(Adapter):
         rows = PredictingRows(ids, mask, 0, tokens, explained=explained, contrasts=others)
         return gradient_rows(cast(PreTrainedModel, model), rows, score).values
 
-    def holds_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+    def supports_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
         """One stack of layers over word pieces, its attention looked up by name."""
         host = cast(PreTrainedModel, model)
         single = not is_encoder_decoder(model) and compared_side(model, inputs) is None

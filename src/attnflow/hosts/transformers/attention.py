@@ -33,7 +33,7 @@ from attnflow.errors import CaptureError
 from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Stage
 from attnflow.hosts.restore import Changes, exclusive
-from attnflow.hosts.transformers.facts import is_encoder_decoder
+from attnflow.hosts.transformers.answers import is_encoder_decoder
 
 __all__ = [
     "AttentionCall",

@@ -34,7 +34,7 @@ from attnflow.kernels.blocks import row_sums, weight_rows
 from attnflow.kernels.factors import Band, Factors
 from attnflow.kernels.layer import FactoredLayer, aside
 
-__all__ = ["FactoredRun", "FactorRecording", "SpansArrived", "holding_factors"]
+__all__ = ["FactorRecording", "FactoredRun", "SpansArrived", "holding_factors"]
 
 _ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time
 _CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are held to its output

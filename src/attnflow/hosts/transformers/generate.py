@@ -15,8 +15,8 @@ from transformers.generation.configuration_utils import GenerationMode
 from attnflow.errors import AttnflowError, InputError, ModelError
 from attnflow.errors.progress import is_heard, tell
 from attnflow.hosts.recorder import AttentionObserver
+from attnflow.hosts.transformers.answers import is_encoder_decoder
 from attnflow.hosts.transformers.attention import uses_the_interface, watch_attention
-from attnflow.hosts.transformers.facts import is_encoder_decoder
 
 __all__ = ["can_stream", "checked_generator", "end_tokens", "run_generate", "run_once", "watching"]
 

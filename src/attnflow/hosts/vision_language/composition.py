@@ -1,4 +1,4 @@
-"""Both towers as one square stack over the positions of both, vision first.
+"""One pass through both towers of a vision-language model, as one square stack, vision first.
 
 A layer of the vision tower leaves the positions of the language model with themselves, and the
 other way round. The connector is a layer of its own: each image token gives all it has to the
@@ -8,24 +8,90 @@ words together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.encoder_decoder import join_tokens
-from attnflow.hosts.vision_language.connector import Connector
-from attnflow.hosts.vision_language.recording import AttendingModule, TowerRecorder
-from attnflow.hosts.vision_language.towers import Towers
-from attnflow.hosts.vision_language.views import View, name_views
+from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
+from attnflow.hosts.adapter import Batch
+from attnflow.hosts.forward_pass import join_tokens
+from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Recorder
+from attnflow.hosts.restore import at_rest
+from attnflow.hosts.transformers.attention import watch_attention
+from attnflow.hosts.vision_language.connector import Connector, connector_of
+from attnflow.hosts.vision_language.towers import Towers, checked_towers, placeholders, reads_images
+from attnflow.hosts.vision_language.views import View, name_views, views_of
 from attnflow.tokens import Tokens
 
-__all__ = ["Composition"]
+__all__ = [
+    "AttendingModule",
+    "Composition",
+    "TowerRecorder",
+    "compose_towers",
+    "reads_images",
+    "run_both_towers",
+]
+
+Array = NDArray[np.float32]
+
+
+@dataclass(eq=False)
+class AttendingModule:
+    """One attention module with all its calls of the pass.
+
+    `calls[k]` is (batch, heads, queries, keys). A vision tower may be called once for each image,
+    and a tower with windows calls its attention once for each window.
+    """
+
+    module: nn.Module
+    sink: bool
+    calls: list[Array] = field(default_factory=list)
+    in_graph: list[list[Tensor]] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """How many positions attend in all calls together."""
+        return sum(call.shape[0] * call.shape[2] for call in self.calls)
+
+
+class TowerRecorder(AttentionObserver):
+    """Keeps every module's weights as they are shown, heads mixed by `recorder` if it mixes them.
+
+    The same rules as for one tower hold, so its `Recorder` reduces the weights and names the dtype.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.modules: list[AttendingModule] = []
+        self._by_id: dict[int, AttendingModule] = {}
+        self._rows: list[Array] = []
+        self._in_graph: list[Tensor] = []
+
+    def see_rows(self, layer: RecordedLayer, weights: Tensor, rows: slice) -> None:
+        """Keep these rows of one call."""
+        if rows.start == 0:
+            self._rows, self._in_graph = [], []
+        self._rows.append(np.array(self.recorder.reduce(weights)))
+        if self.recorder.wants_gradients:
+            self._in_graph.append(weights)
+
+    def end_layer(self, layer: RecordedLayer) -> None:
+        """Keep the call with those of its module."""
+        module = self._by_id.get(id(layer.module))
+        if module is None:
+            module = AttendingModule(layer.module, layer.sink)
+            self._by_id[id(layer.module)] = module
+            self.modules.append(module)
+        module.calls.append(np.concatenate(self._rows, axis=2))
+        module.in_graph.append(self._in_graph)
+        self._rows, self._in_graph = [], []
+
 
 Array = NDArray[np.float32]
 
@@ -184,3 +250,39 @@ def _stay(square: Array, positions: slice, share: float) -> None:
     """These positions give this share to themselves."""
     numbers = np.arange(square.shape[-1])[positions]
     square[:, numbers, numbers] = share
+
+
+def run_both_towers(
+    model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder
+) -> tuple[Any, TowerRecorder]:
+    """One forward pass; what it returns, and what both towers attended to."""
+    host = cast(PreTrainedModel, model)
+    checked_towers(host)
+    if recorder.measured or any(name != "gradients" for name in recorder.record):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has two towers, which are not measured inside: rollout, flow, "
+            "raw attention and the gradient methods work on it."
+        )
+    towers = TowerRecorder(recorder)
+    with watch_attention(host, observer=towers):
+        outputs = host(**inputs)
+    return outputs, towers
+
+
+def compose_towers(model: nn.Module, batch: Batch, recorded: TowerRecorder) -> Composition:
+    """What was recorded as one stack over patches and words."""
+    host = cast(PreTrainedModel, model)
+    if batch.size != 1:
+        raise InputError(
+            f"{type(model).__name__} was given {batch.size} prompts with images; one at a time is "
+            "explained."
+        )
+    ids = batch.inputs.get("input_ids")
+    if ids is None:
+        raise TokensError("A prompt with images needs 'input_ids' beside the pixels.")
+    towers = checked_towers(host)
+    places = placeholders(host, ids[0].tolist())
+    with at_rest(model):
+        connector = connector_of(host, towers, batch.inputs, places)
+    views = views_of(host, connector, batch.inputs)
+    return Composition.of(model, towers, recorded, connector, views)

@@ -1,7 +1,8 @@
-"""Which images a vision tower saw: each with its grid, and its positions in reading order.
+"""Which images a vision tower saw: each with its grid, its positions in reading order, its picture.
 
 A processor may cut one image into tiles that the tower sees apart; each tile is a view of its own,
-and so is each step of a video.
+and so is each step of a video. It may also crop and squeeze what it is handed, and a map lies right
+only on what came out of it. So the pictures are made of the pixels themselves.
 """
 
 from __future__ import annotations
@@ -12,14 +13,26 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from attnflow.attribution import Attribution
 from attnflow.errors import CaptureError
+from attnflow.hosts.images import Photo, picture_of, reduced_address
 from attnflow.hosts.vision_language.connector import Connector, PixelMap
+from attnflow.hosts.vision_language.towers import pixels_of
 from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, ImagePatches, patch_names
 
-__all__ = ["VIDEO", "View", "name_views", "patch_grids", "reading_order", "views_of"]
+__all__ = [
+    "VIDEO",
+    "View",
+    "name_views",
+    "patch_grids",
+    "pictures_of",
+    "reading_order",
+    "views_of",
+    "with_pictures",
+]
 
 VIDEO = "pixel_values_videos"
 _GRIDS = {"pixel_values": "image_grid_thw", VIDEO: "video_grid_thw"}
@@ -156,3 +169,70 @@ def name_views(views: Sequence[View]) -> Tokens:
         images.append(ImagePatches(view.name, grid, len(texts)))
         texts.extend(names if alone else (f"{view.name} {name}" for name in names))
     return Tokens(tuple(texts), words=(None,) * len(texts), images=tuple(images))
+
+
+Picture = NDArray[np.uint8]
+_FLAT = 2  # axes of pixels that come as one row for each patch
+
+
+def pictures_of(model: nn.Module, inputs: Mapping[str, Any], processor: Any) -> list[Picture]:
+    """(height, width, 3) of every view, in the order of the pixels."""
+    pictures: list[Picture] = []
+    for name, pixels in pixels_of(inputs).items():
+        part = "video_processor" if name == VIDEO else "image_processor"
+        prepare = getattr(processor, part, None) or getattr(processor, "image_processor", None)
+        if pixels.ndim == _FLAT:
+            pictures += _joined(model, name, pixels, inputs, prepare)
+        else:
+            tiles = pixels.reshape(-1, *pixels.shape[-3:])
+            # what fills up a batch is zero throughout, which no picture is
+            pictures += [picture_of(tile, prepare) for tile in tiles if bool(tile.any())]
+    return pictures
+
+
+def _joined(
+    model: nn.Module, name: str, pixels: Tensor, inputs: Mapping[str, Any], prepare: Any
+) -> list[Picture]:
+    """Patches that a processor has cut, put together again; of a step of several frames the first.
+
+    A row is (channels, frames, side, side) of one patch.
+    """
+    config: Any = model.config
+    vision = config.vision_config
+    side = int(vision.patch_size)
+    channels = int(getattr(vision, "in_channels", getattr(vision, "in_chans", 3)))
+    patches = pixels.reshape(len(pixels), channels, -1, side, side)[:, :, 0]
+    pictures = []
+    for grid, numbers in patch_grids(model, name, inputs):
+        for step in reading_order(numbers, grid, model):
+            rows, columns = grid[1:]
+            square = patches[step].reshape(rows, columns, channels, side, side)
+            joined = square.permute(2, 0, 3, 1, 4).reshape(channels, rows * side, columns * side)
+            pictures.append(picture_of(joined, prepare))
+    return pictures
+
+
+def with_pictures(
+    result: Attribution,
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    processor: Any,
+    photos: Sequence[Photo] = (),
+) -> Attribution:
+    """The result with the pictures behind its maps, reduced, and what is to be said of the photos.
+
+    Where a picture does not fit its grid there are none: a map beside its thing would mislead.
+    """
+    images = result.sources.images
+    pictures = pictures_of(model, inputs, processor) if images else []
+    about = dict(result.provenance)
+    if remarks := [remark for photo in photos for remark in photo.remarks]:
+        about["image_remarks"] = remarks
+    cut = [
+        picture[: image.grid.height, : image.grid.width]
+        for picture, image in zip(pictures, images, strict=False)
+    ]
+    fits = [c.shape[:2] == (i.grid.height, i.grid.width) for c, i in zip(cut, images, strict=False)]
+    if len(pictures) == len(images) and all(fits):
+        about["images"] = [reduced_address(np.ascontiguousarray(picture)) for picture in cut]
+    return replace(result, provenance=about)

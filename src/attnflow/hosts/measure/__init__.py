@@ -1,1 +1,0 @@
-"""What is measured beside the weights: gradients, blocks taken apart, values zeroed."""

@@ -1,0 +1,306 @@
+"""The scores that an answer is read from, of one token or of several, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attnflow.errors import CaptureError, InputError, ModelError, did_you_mean, shorten
+from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.restore import exclusive
+from attnflow.trace import Prediction
+from attnflow.trace.extras import ScoreName
+
+__all__ = [
+    "Choice",
+    "PhraseScores",
+    "Scores",
+    "TokenAt",
+    "choose_answers",
+    "choose_contrasts",
+    "differentiable",
+    "gradients_of",
+    "phrase_scores",
+    "total_score",
+]
+
+_ALTERNATIVES = 5  # choices a prediction names
+_SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores (logits) of one example that its answer is read from.
+
+    `logits` has one score for each choice. `position` counts the positions that are no padding;
+    that of an encoder–decoder counts the decoder's. `names` turns choices into what people call
+    them. `exclusive`: one choice is right (softmax), or any number of them (sigmoid). `each`,
+    (positions, choices), are the scores of all positions where each has an answer of its own;
+    `next_tokens`, of the same shape, those of a language model for what follows each position.
+    `pooled`: the answer is read from all positions together, and `position` is only the first.
+
+    >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, lambda ids: [("no", "yes")[k] for k in ids])
+    >>> print(scores.prediction())
+    yes (88.1 %)
+    """
+
+    logits: Tensor
+    position: int
+    names: Callable[[Sequence[int]], list[str]]
+    exclusive: bool = True
+    each: Tensor | None = None
+    next_tokens: Tensor | None = None
+    pooled: bool = False
+
+    def at(self, position: int) -> Scores:
+        """The scores that another position's answer is read from."""
+        if self.each is None:
+            if position == self.position:
+                return self
+            raise InputError(
+                f"This model has one answer, read from position {self.position}; there is none at "
+                f"position {position}."
+            )
+        if not 0 <= position < len(self.each):
+            raise InputError(
+                f"There is no position {position}; the text has {len(self.each)}, numbered from 0."
+            )
+        return replace(self, logits=self.each[position], position=position)
+
+    def choice(self, answer: int | str | None) -> int:
+        """The number of a choice that is given by number or by name; None is the best one."""
+        if answer is None:
+            return int(self.logits.argmax())
+        if isinstance(answer, str):
+            return self._named_choice(answer)
+        number = int(answer)
+        if not 0 <= number < len(self.logits):
+            raise InputError(
+                f"answer={answer!r}: the answer is one of {len(self.logits)} choices, 0 to "
+                f"{len(self.logits) - 1}."
+            )
+        return number
+
+    def _named_choice(self, answer: str) -> int:
+        """By name; a word also fits a token that has a mark for the space before it."""
+        names = self.names(range(len(self.logits)))
+        for name in (answer, *(mark + answer.strip() for mark in _SPACES)):
+            if name in names:
+                return names.index(name)
+        some = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
+        raise InputError(
+            f"answer={shorten(answer)}: there is no such choice.{did_you_mean(answer, names)} "
+            f"There are {len(names)}: {some}."
+        )
+
+    def probabilities(self) -> Tensor:
+        """The probability of each choice."""
+        scores = self.logits.float()
+        return scores.softmax(dim=-1) if self.exclusive else scores.sigmoid()
+
+    def score(self, choice: int, name: ScoreName) -> Tensor:
+        """The number whose gradient is taken of one choice."""
+        logits = self.logits.float()
+        if name == "logit":
+            return logits[choice]
+        shares = logits.log_softmax(dim=-1) if self.exclusive else functional.logsigmoid(logits)
+        return shares[choice]
+
+    def label(self, choice: int) -> str:
+        """What people call a choice."""
+        return self.names([choice])[0]
+
+    def contrast(self, choice: int, other: int, name: ScoreName) -> Tensor:
+        """How much more one choice is said than another: the difference of their scores.
+
+        >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, list)
+        >>> float(scores.contrast(1, 0, "log-prob"))
+        2.0
+        """
+        return self.score(choice, name) - self.score(other, name)
+
+    def prediction(self) -> Prediction:
+        """The most probable choice, and the next ones."""
+        shares = self.probabilities()
+        best = shares.topk(min(_ALTERNATIVES, len(shares)))
+        names = self.names(best.indices.tolist())
+        ranked = tuple(zip(names, best.values.tolist(), strict=True))
+        return Prediction(*ranked[0], self.position, ranked, self.pooled)
+
+
+TokenAt = tuple[int, int]
+"""The position that predicts a token (of an encoder–decoder: the decoder's), and the token's id."""
+
+
+@dataclass(frozen=True)
+class PhraseScores(Scores):
+    """Tokens of one text whose scores count together: the sum of their log-probabilities.
+
+    The gradient of a sum comes from one backward pass, however many tokens there are.
+
+    >>> rows, names = torch.zeros(2, 4), lambda ids: [str(k) for k in ids]
+    >>> scores = Scores(rows[0], 0, names, next_tokens=rows)
+    >>> phrase = phrase_scores(scores, [(0, 3), (1, 2)], nn.Identity())
+    >>> round(float(phrase.score(3, "log-prob").exp()), 4), phrase.label(3)
+    (0.0625, '3 2')
+    """
+
+    phrase: tuple[TokenAt, ...] = ()
+
+    def choice(self, answer: int | str | None) -> int:
+        """By default the first token of the phrase."""
+        return self.phrase[0][1] if answer is None else Scores.choice(self, answer)
+
+    def score(self, choice: int, name: ScoreName) -> Tensor:
+        """The sum over the phrase, whose first token is `choice`."""
+        ((first, _), *rest) = self.phrase
+        pairs = [(first, choice), *rest]
+        parts = [Scores.score(self.at_row(row), token, name) for row, token in pairs]
+        return torch.stack(parts).sum()
+
+    def label(self, choice: int) -> str:
+        """All tokens of the phrase."""
+        return " ".join(self.names([choice, *(token for _, token in self.phrase[1:])]))
+
+    def at_row(self, row: int) -> Scores:
+        """The scores that one position gives to the token after it."""
+        assert self.next_tokens is not None
+        return Scores(self.next_tokens[row], row, self.names, self.exclusive)
+
+
+def phrase_scores(
+    scores: Scores | None, phrase: Sequence[TokenAt], model: nn.Module
+) -> PhraseScores:
+    """The same scores, read where these tokens are predicted."""
+    if scores is None or scores.next_tokens is None:
+        raise InputError(
+            f"{type(model).__name__} does not say what follows each position, so several of its "
+            "tokens cannot be explained together."
+        )
+    return PhraseScores(
+        logits=scores.next_tokens[phrase[0][0]],
+        position=phrase[0][0],
+        names=scores.names,
+        exclusive=scores.exclusive,
+        next_tokens=scores.next_tokens,
+        phrase=tuple(phrase),
+    )
+
+
+Answer = int | str
+Choice = Answer | Sequence[Answer] | None
+
+
+@contextmanager
+def differentiable(model: nn.Module, enabled: bool) -> Iterator[None]:
+    """A graph for one pass, also of a model whose parameters are frozen; their flags come back.
+
+    Only gradients of the weights are computed later: no parameter's `.grad` is touched.
+    """
+    if not enabled:
+        with torch.no_grad():
+            yield
+        return
+    frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    with exclusive(model) as changes, torch.enable_grad():
+        for parameter in frozen:
+            changes.set(parameter, "requires_grad", True)
+        yield
+
+
+def choose_answers(scores: Sequence[Scores | None], answer: Choice, model: nn.Module) -> list[int]:
+    """For each example which of its choices the gradients are of: the best one unless named."""
+    if isinstance(answer, Sequence) and not isinstance(answer, str):
+        answers: Sequence[Answer | None] = answer
+    else:
+        answers = [answer] * len(scores)
+    if len(answers) != len(scores):
+        raise InputError(
+            f"answer={shorten(answer)} names {len(answers)} choices for {len(scores)} examples."
+        )
+    return [_choice(one, k, model) for one, k in zip(scores, answers, strict=True)]
+
+
+def choose_contrasts(
+    scores: Sequence[Scores | None], contrast: Answer | None, model: nn.Module
+) -> list[int | None]:
+    """For each example the choice that its answer is held against, where there is one."""
+    if contrast is None:
+        return [None] * len(scores)
+    return [_choice(one, contrast, model) for one in scores]
+
+
+def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> int:
+    if scores is None:
+        raise ModelError(
+            f"Gradients are taken of the score an answer is read from, and {type(model).__name__} "
+            "gives none for this input. Load the model with its task head (a class "
+            "...ForSequenceClassification, ...ForCausalLM and the like); a masked language model "
+            "also needs its tokenizer and a mask in the text. A head that gives one number, or a "
+            "span of the text, has no choice whose score could be taken."
+        )
+    return scores.choice(answer)
+
+
+def gradients_of(
+    scores: Sequence[Scores | None],
+    choices: Sequence[int],
+    contrasts: Sequence[int | None],
+    score: ScoreName,
+    recorder: Recorder,
+    model: nn.Module,
+) -> list[NDArray[np.float32]]:
+    """One array for each layer, in the shape of its weights.
+
+    No example's score depends on another's weights, so the gradient of their sum is each one's own.
+    """
+    total = total_score(scores, choices, contrasts, score)
+    weights = [part for layer in recorder.layers for part in layer.in_graph]
+    if not total.requires_grad or not all(part.requires_grad for part in weights):
+        raise _not_in_graph(model)
+    gradients = iter(torch.autograd.grad(total, weights, allow_unused=True))
+    return [
+        _joined([next(gradients) for _ in layer.in_graph], layer.weights.shape, model)
+        for layer in recorder.layers
+    ]
+
+
+def total_score(
+    scores: Sequence[Scores | None],
+    choices: Sequence[int],
+    contrasts: Sequence[int | None],
+    score: ScoreName,
+) -> Tensor:
+    """The sum of what is explained of each example."""
+    examples = zip(scores, choices, contrasts, strict=True)
+    return torch.stack(
+        [
+            one.score(k, score) if other is None else one.contrast(k, other, score)
+            for one, k, other in examples
+            if one
+        ]
+    ).sum()
+
+
+def _joined(
+    parts: Sequence[Tensor | None], shape: tuple[int, ...], model: nn.Module
+) -> NDArray[np.float32]:
+    present = [part for part in parts if part is not None]
+    if len(present) < len(parts) or not present:
+        raise _not_in_graph(model)
+    gradient: NDArray[np.float32] = torch.cat(present, dim=-2).float().cpu().numpy()
+    return gradient.reshape(shape)
+
+
+def _not_in_graph(model: nn.Module) -> CaptureError:
+    return CaptureError(
+        f"The attention weights that {type(model).__name__} shows are not part of the graph its "
+        "score is computed from, so there are no gradients of them. Methods without gradients work."
+    )

@@ -1,0 +1,272 @@
+"""Where the answer of a transformers model is read, by its config, its class and its head.
+
+Models of two towers that compare images with texts (CLIP, SigLIP) are among them. Neither tower
+attends to the other, so each is explained by itself: by what it was given alone, or, with both, by
+how similar image and text are. One image and several texts ask why the image is like this text
+rather than the others, and the image's patches are the sources; several images and one text ask it
+of the words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from attnflow.errors import TokensError
+from attnflow.hosts.adapter import AnswerPosition, Batch, ModelFacts, Scores
+
+__all__ = [
+    "Side",
+    "compared_side",
+    "compares",
+    "facts_of",
+    "is_encoder_decoder",
+    "read_scores",
+    "similarity_scores",
+    "tower_of",
+]
+
+# Where each kind of head reads its answer, by how the class's name ends; heads of classes read the
+# last token where attention is causal (no other one has seen the whole text), as in a decoder, and
+# else the first.
+_ANSWERS: dict[str, AnswerPosition] = {
+    "ForSequenceClassification": "first",
+    "ForImageClassification": "first",
+    "ForTokenClassification": "each",
+    "ForMaskedLM": "mask",
+    "ForCausalLM": "last",
+    "LMHeadModel": "last",
+    "ForConditionalGeneration": "last",
+    "MTModel": "last",
+    "EncoderDecoderModel": "last",
+}
+
+
+_CLASSIFIER = "Classification"
+
+
+def is_encoder_decoder(model: nn.Module) -> bool:
+    """Whether an encoder reads and a decoder writes."""
+    config: Any = model.config
+    return bool(getattr(config, "is_encoder_decoder", False))
+
+
+def facts_of(model: PreTrainedModel) -> ModelFacts:
+    """Every attention module of the library says whether it is causal."""
+    both = is_encoder_decoder(model)
+    causal = not both and any(getattr(part, "is_causal", False) is True for part in model.modules())
+    endings = (place for ending, place in _ANSWERS.items() if type(model).__name__.endswith(ending))
+    answer = next(endings, None)
+    if answer == "first":
+        answer = "last" if causal or both else _pooling(model)
+    return ModelFacts(
+        causal=causal,
+        encoder_decoder=both,
+        answer=answer,
+        padding_side="left" if causal else "right",
+        start_token=_token(model, "decoder_start_token_id", "bos_token_id", "pad_token_id")
+        if both
+        else None,
+        end_token=_token(model, "eos_token_id"),
+        decoder_reads_input=both and type(model).__name__.endswith(_CLASSIFIER),
+        pad_token=getattr(model.config.get_text_config(), "pad_token_id", None),
+        max_length=_max_length(model),
+    )
+
+
+def _pooling(model: PreTrainedModel) -> AnswerPosition:
+    """Whether the config says that a classifier reads the mean of all positions, or the first.
+
+    Families name it differently; one that is not named here reads one position.
+    """
+    config = model.config
+    means = (
+        getattr(config, "classifier_pooling", None) == "mean",
+        getattr(config, "use_mean_pooling", False) is True,
+        getattr(config, "summary_type", None) == "mean",
+    )
+    return "mean" if any(means) else "first"
+
+
+def _token(model: PreTrainedModel, *names: str) -> int | None:
+    """The first of these ids that the config names, or the settings for generation do."""
+    config: Any = model.config
+    owners = (config, config.get_text_config(), getattr(model, "generation_config", None))
+    for name in names:
+        for owner in owners:
+            token = getattr(owner, name, None)
+            if isinstance(token, int):
+                return token
+    return None
+
+
+def _max_length(model: PreTrainedModel) -> int | None:
+    """The positions a text may have; some tables of positions begin after that of padding."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(limit, int):
+        return None
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
+            return limit if part.padding_idx is None else limit - part.padding_idx - 1
+    return limit
+
+
+Names = Callable[[Sequence[int]], list[str]]
+
+
+def read_scores(
+    model: nn.Module, tokenizer: Any, logits: Tensor, batch: Batch, facts: ModelFacts
+) -> list[Scores | None]:
+    """For each example the scores of its class, of its words' classes, or of the next word."""
+    config: Any = model.config
+    classes = partial(_class_names, getattr(config, "id2label", None) or {})
+    tokens = partial(_token_names, tokenizer)
+    if facts.answer == "each":
+        return [_token_classes(logits, batch, b, classes) for b in range(batch.size)]
+    if facts.answer == "mask":
+        return [_masked_word(tokenizer, logits, batch, b, tokens) for b in range(batch.size)]
+    if facts.answer == "last" and logits.ndim == 3:
+        return [_next_word(logits, batch, b, tokens) for b in range(batch.size)]
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        return [None] * batch.size
+    several = getattr(config, "problem_type", None) == "multi_label_classification"
+    positions = [_class_position(batch, b, facts) for b in range(batch.size)]
+    return [
+        Scores(row, position, classes, exclusive=not several, pooled=facts.answer == "mean")
+        for row, position in zip(logits, positions, strict=True)
+    ]
+
+
+def _class_position(batch: Batch, example: int, facts: ModelFacts) -> int:
+    """The first position; for causal attention the last token, as the model itself finds it.
+
+    The decoder of a classifier reads the input, and the class is read where its end token stands.
+    """
+    ids = batch.inputs.get("input_ids")
+    if facts.answer != "last" or ids is None:
+        return 0
+    row = ids[example]
+    if facts.decoder_reads_input and facts.end_token is not None:
+        words = row.eq(facts.end_token)
+    else:
+        words = torch.ones_like(row) if facts.pad_token is None else row.ne(facts.pad_token)
+    tokens = torch.nonzero(words)[:, 0].tolist()
+    last = tokens[-1] if tokens else len(row) - 1
+    positions = batch.positions_of(example, len(row))
+    if last not in positions:
+        raise TokensError(
+            f"The model reads its class from position {last}, the last that is not its padding "
+            f"token {facts.pad_token}, and the attention_mask calls that position padding. Pad "
+            "with the model's own padding token."
+        )
+    return positions.index(last)
+
+
+def _token_classes(logits: Tensor, batch: Batch, example: int, names: Names) -> Scores | None:
+    """One answer for each token; named is the surest that differs from the usual one.
+
+    In "Ada lives in Rome" the usual label says that a word is no name; the surest of the others
+    is what a reader looks for.
+    """
+    if logits.ndim != 3 or logits.shape[-1] < 2:
+        return None
+    rows = logits[example][list(batch.positions_of(example, logits.shape[1]))]
+    best = rows.float().softmax(dim=-1).max(dim=-1)
+    usual = best.indices.mode().values
+    certainty = best.values + (best.indices != usual).float()  # any other before the usual one
+    position = int(certainty.argmax())
+    return Scores(rows[position], position, names, each=rows)
+
+
+def _masked_word(
+    tokenizer: Any, logits: Tensor, batch: Batch, example: int, names: Names
+) -> Scores | None:
+    mask, ids = getattr(tokenizer, "mask_token_id", None), batch.inputs.get("input_ids")
+    if mask is None or ids is None:
+        return None
+    positions = list(batch.positions_of(example, ids.shape[1]))
+    masks = torch.nonzero(ids[example][positions] == mask)[:, 0].tolist()
+    if not masks:
+        return None
+    return Scores(logits[example, positions[masks[0]]], masks[0], names)
+
+
+def _next_word(logits: Tensor, batch: Batch, example: int, names: Names) -> Scores:
+    decoder = "decoder_input_ids" in batch.inputs
+    positions = batch.positions_of(example, logits.shape[1], decoder=decoder)
+    rows = logits[example, list(positions)] if len(positions) < logits.shape[1] else logits[example]
+    return Scores(rows[-1], len(positions) - 1, names, next_tokens=rows)
+
+
+def _class_names(names: Any, ids: Sequence[int]) -> list[str]:
+    return [str(names.get(k, f"class {k}")) for k in ids]
+
+
+def _token_names(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    return [str(w) for w in (ids if tokenizer is None else tokenizer.convert_ids_to_tokens(ids))]
+
+
+Side = Literal["image", "text"]
+
+
+def compares(model: nn.Module) -> bool:
+    """Whether a model has two towers that do not attend to each other."""
+    parts = (getattr(model, name, None) for name in ("vision_model", "text_model"))
+    return all(isinstance(part, PreTrainedModel) for part in parts)
+
+
+def compared_side(model: nn.Module, inputs: Mapping[str, Tensor]) -> Side | None:
+    """The tower that is explained by the similarity of images and texts; None if one is alone."""
+    if not compares(model) or not {"pixel_values", "input_ids"} <= set(inputs):
+        return None
+    images, texts = len(inputs["pixel_values"]), len(inputs["input_ids"])
+    if images == 1:
+        return "image"
+    if texts == 1:
+        return "text"
+    raise TokensError(
+        f"{type(model).__name__} compares images with texts, and the similarity of one image with "
+        f"several texts, or of one text with several images, is explained; got {images} images "
+        f"and {texts} texts."
+    )
+
+
+def tower_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
+    """The tower whose attention is watched: the model itself unless it has two that compare."""
+    if not compares(model):
+        return model
+    side = compared_side(model, inputs)
+    by_image = side == "image" if side is not None else "pixel_values" in inputs
+    tower: Any = model.vision_model if by_image else model.text_model
+    return tower
+
+
+def similarity_scores(model: Any, outputs: Any, inputs: Mapping[str, Tensor], side: Side) -> Scores:
+    """How similar what is explained is to each text, or to each image."""
+    logits = outputs.logits_per_image[0] if side == "image" else outputs.logits_per_text[0]
+    other = "text" if side == "image" else "image"
+    sigmoid = "siglip" in model.config.model_type  # it judges each pair by itself
+    pooled = side == "image" and hasattr(model.vision_model, "head")  # attention over all patches
+    return Scores(
+        logits,
+        0 if side == "image" else _text_position(model, inputs["input_ids"][0], sigmoid),
+        lambda ids: [f"{other} {k}" for k in ids],
+        exclusive=not sigmoid,
+        pooled=pooled,
+    )
+
+
+def _text_position(model: Any, ids: Tensor, last: bool) -> int:
+    """Where a text tower is read: SigLIP's at the last token, CLIP's at the first end token, or at
+    the largest id, which it was before the config named it.
+    """
+    end = model.config.text_config.eos_token_id
+    places = (ids == end).nonzero()[:, 0].tolist()
+    if last:
+        return len(ids) - 1
+    return int(ids.argmax()) if end == 2 or not places else int(places[0])
