@@ -6,9 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import attnflow
 
@@ -75,6 +74,7 @@ class Import:
     for_types_only: bool
 
 
+@cache
 def files() -> list[Path]:
     return sorted(SOURCES.glob("attnflow*/**/*.py"))
 
@@ -94,6 +94,7 @@ def home_of_module(name: str) -> str | None:
     return "__init__" if rooms[0] in attnflow.__all__ else rooms[0]
 
 
+@cache
 def imports(path: Path) -> list[Import]:
     return list(_imports(ast.parse(path.read_text(encoding="utf-8")), False, False))
 
@@ -110,22 +111,28 @@ def _imports(node: ast.AST, inside: bool, types: bool) -> Iterator[Import]:
         yield from _imports(child, inside, types)
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(SOURCES)))
-def test_imports_point_down(path: Path) -> None:
-    home = home_of(path)
-    assert home in RANK, f"{path.name} has no place in the table of tests/test_layout.py"
+def test_imports_point_down() -> None:
+    offences = [offence for path in files() for offence in upward_imports(path)]
+    assert not offences, "\n".join(offences)
+
+
+def upward_imports(path: Path) -> Iterator[str]:
+    """Yield a sentence for each import of a file that the law forbids."""
+    home, name = home_of(path), path.relative_to(SOURCES)
+    if home not in RANK:
+        yield f"{name} has no place in the table of tests/test_layout.py"
+        return
     for imported in imports(path):
         other = home_of_module(imported.module)
         if other is None or other == home:
             continue
         if (home, other) in LAZY_DOORS:
-            assert imported.inside_function or imported.for_types_only, (
-                f"{path.name} opens the door to attnflow.{other} outside a function"
-            )
-            continue
-        if home != "__init__":
-            assert other in RANK, f"{path.name} imports attnflow.{other}, which has no rank"
-        assert RANK.get(other, 0) < RANK[home], f"{path.name} imports attnflow.{other}, above it"
+            if not (imported.inside_function or imported.for_types_only):
+                yield f"{name} opens the door to attnflow.{other} outside a function"
+        elif home != "__init__" and other not in RANK:
+            yield f"{name} imports attnflow.{other}, which has no rank"
+        elif RANK.get(other, 0) >= RANK[home]:
+            yield f"{name} imports attnflow.{other}, above it"
 
 
 def named_modules(source: str) -> Iterator[str]:
@@ -140,16 +147,18 @@ def named_modules(source: str) -> Iterator[str]:
                 yield match[1]
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(SOURCES)))
-def test_no_string_names_a_module_of_a_higher_floor(path: Path) -> None:
+def test_no_string_names_a_module_of_a_higher_floor() -> None:
     """What is reached from below registers itself from above: a name in a string is an import."""
-    if path.relative_to(SOURCES).as_posix() in STRINGS_TO_MEND:
-        return
-    home = home_of(path)
-    for name in named_modules(path.read_text(encoding="utf-8")):
-        other = home_of_module(name)
-        if other in RANK and other != home and (home, other) not in LAZY_DOORS:
-            assert RANK[other] < RANK[home], f"{path.name} names {name!r}, above it"
+    offences = []
+    for path in files():
+        home, place = home_of(path), path.relative_to(SOURCES).as_posix()
+        for name in named_modules(path.read_text(encoding="utf-8")):
+            other = home_of_module(name)
+            if other not in RANK or other == home or (home, other) in LAZY_DOORS:
+                continue
+            if RANK[other] >= RANK[home] and place not in STRINGS_TO_MEND:
+                offences.append(f"{place} names {name!r}, above it")
+    assert not offences, "\n".join(offences)
 
 
 def test_the_law_reads_strings() -> None:
@@ -167,13 +176,14 @@ def test_the_law_reads_strings() -> None:
     ]
 
 
-@pytest.mark.parametrize("library", sorted(HEAVY))
-def test_heavy_libraries_stay_where_they_belong(library: str) -> None:
-    for path in files():
-        loaded = {i.module.split(".")[0] for i in imports(path) if not i.for_types_only}
-        assert library not in loaded or home_of(path) in HEAVY[library], (
-            f"{path.name} imports {library}"
-        )
+def test_heavy_libraries_stay_where_they_belong() -> None:
+    offences = [
+        f"{path.relative_to(SOURCES)} imports {library}"
+        for path in files()
+        for library in {i.module.split(".")[0] for i in imports(path) if not i.for_types_only}
+        if home_of(path) not in HEAVY.get(library, {home_of(path)})
+    ]
+    assert not offences, "\n".join(offences)
 
 
 def test_the_top_level_stays_small() -> None:
