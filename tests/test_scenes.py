@@ -15,7 +15,7 @@ from attnflow.cli.app import _run, app
 from attnflow.errors import FileError, InputError, ModelError
 from attnflow.explainers.request import IMAGE_METHOD
 from attnflow.models.scenes import load_scenes
-from attnflow.show.plots.overlay import carried_pictures
+from attnflow.show.plots.images import carried_pictures
 from attnflow.tokens.patches import Grid, ImagePatches
 from attnflow_experiments.scenes.contenders import CONTENDERS
 from attnflow_experiments.scenes.drawn_scenes import (

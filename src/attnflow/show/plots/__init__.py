@@ -11,20 +11,22 @@ GIF and returns nothing. `save_figure` writes any Figure, whole or not at all.
 from __future__ import annotations
 
 from attnflow.show.plots.animation import build_up
-from attnflow.show.plots.answers import answer_figure, method_bars, probability_bars
 from attnflow.show.plots.canvas import save_figure
-from attnflow.show.plots.completions import (
+from attnflow.show.plots.graphs import attention_graph, cut_graph
+from attnflow.show.plots.images import image_overlay, image_words_figure, overlay_figure
+from attnflow.show.plots.maps import (
+    answer_figure,
     completion_figure,
     completion_map,
+    layers_map,
+    method_bars,
+    methods_figure,
+    pairs_map,
+    probability_bars,
     source_bars,
     token_layers,
 )
-from attnflow.show.plots.curves import curves, layer_curves
-from attnflow.show.plots.graphs import attention_graph, cut_graph
-from attnflow.show.plots.image_words import image_words_figure
-from attnflow.show.plots.intervals import interval_panels, intervals
-from attnflow.show.plots.maps import layers_map, methods_figure, pairs_map
-from attnflow.show.plots.overlay import image_overlay, overlay_figure
+from attnflow.show.plots.panels import curves, interval_panels, intervals, layer_curves
 
 __all__ = [
     "answer_figure",

@@ -72,8 +72,8 @@ def build_up(
     writer = module.PillowWriter(fps=1 / seconds)
     figure = pyplot().figure(figsize=_SIZE, layout="constrained")
 
-    def write(part: Path) -> None:
-        with writer.saving(figure, str(part), _DOTS_PER_INCH):
+    def write(target_file: Path) -> None:
+        with writer.saving(figure, str(target_file), _DOTS_PER_INCH):
             for number in row.layers:
                 draw_frame(row, number, figure=figure, trace=trace)
                 writer.grab_frame()
@@ -89,7 +89,7 @@ def build_up(
 def draw_frame(
     row: Attribution, number: int, *, figure: Figure, trace: AttentionTrace | None = None
 ) -> Figure:
-    """The frame of one layer: what lies below it on the left, its sources as bars on the right."""
+    """Draw the frame of one layer: what lies below it on the left, its sources on the right."""
     figure.clear()
     left, right = figure.subplots(1, 2, width_ratios=[1.4, 1])
     if trace is None:
@@ -121,7 +121,7 @@ def _graph_so_far(row: Attribution, number: int, trace: AttentionTrace, axes: Ax
 
 
 def _bars(row: Attribution, number: int, axes: Axes) -> None:
-    """All layers on one scale and in one order, so that frames can be compared."""
+    """Draw all layers on one scale and in one order, so that frames can be compared."""
     most = np.abs(row.values[:, 0]).max(axis=0)
     columns = sorted(np.argsort(-most, kind="stable")[:_BARS].tolist())
     index = row.layers.index(number)

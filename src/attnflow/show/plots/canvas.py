@@ -70,12 +70,12 @@ _OTHER_SCRIPTS = (
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot, or an error that says how to install it."""
+    """Return matplotlib.pyplot, or raise an error that says how to install it."""
     return optional_import("matplotlib.pyplot", extra="plots", purpose="Drawing a figure")
 
 
 def new_axes(width: float, height: float) -> Axes:
-    """Axes of their own in a figure of this size in inches, within what a page can hold."""
+    """Return axes in a new figure of this size in inches, within what a page can hold."""
     size = (min(max(width, 4.5), 14.0), min(max(height, 2.6), 14.0))
     return pyplot().subplots(figsize=size, layout="constrained")[1]
 
@@ -93,12 +93,11 @@ def save_figure(
     ...     (Path(folder) / "empty.png").read_bytes()[1:4]
     b'PNG'
     """
-
     try:
         # Drawn in memory first: a writer of PDF that runs out of disk hides why it failed.
         image = io.BytesIO()
         figure.savefig(image, format=Path(path).suffix.lstrip(".") or None, dpi=dots_per_inch)
-        storage.write_safely(path, lambda part: part.write_bytes(image.getvalue()))
+        storage.write_safely(path, lambda file: file.write_bytes(image.getvalue()))
     except ValueError as error:  # matplotlib: a format it does not know
         raise FileError(f"Cannot write {str(path)!r}: {error}.") from error
     finally:
@@ -107,7 +106,7 @@ def save_figure(
 
 
 def bare(axes: Axes) -> Axes:
-    """Without ticks and frame."""
+    """Take away ticks and frame."""
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -115,7 +114,7 @@ def bare(axes: Axes) -> Axes:
 
 
 def heat(axes: Axes, values: NDArray[np.float64]) -> AxesImage:
-    """A map that starts at 0; where values are negative, one that diverges from 0."""
+    """Draw a map that starts at 0; where values are negative, one that diverges from 0."""
     if not values.size:
         raise InputError("There is nothing to draw: the result has no values.")
     if values.min() < 0:
@@ -125,7 +124,7 @@ def heat(axes: Axes, values: NDArray[np.float64]) -> AxesImage:
 
 
 def colour_bar(axes: Axes, image: AxesImage) -> None:
-    """Beside the map, without a frame."""
+    """Draw the scale beside the map, without a frame."""
     figure = axes.figure
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
     bar.outline.set_visible(False)
@@ -133,7 +132,7 @@ def colour_bar(axes: Axes, image: AxesImage) -> None:
 
 
 def one_target(result: Attribution, target: TokenRef | None) -> Attribution:
-    """The result of one target, or an error that lists them."""
+    """Return the result of one target, or raise an error that lists them."""
     if not len(result.sources) or not len(result.targets):
         raise InputError("There is nothing to draw: the result has no sources or no targets.")
     if target is not None:
@@ -150,22 +149,22 @@ def one_target(result: Attribution, target: TokenRef | None) -> Attribution:
 
 
 def plain() -> dict[str, Any]:
-    """Properties of a text that shows tokens: no mathematics, fonts for other scripts."""
+    """Return properties of a text that shows tokens: no mathematics, fonts for other scripts."""
     return {"parse_math": False, "fontfamily": list(_families())}
 
 
 def heading(axes: Axes, text: str, *, size: float = _USUAL, **properties: Any) -> None:
-    """A title in as many lines as the axes' width asks for.
+    """Write a title in as many lines as the axes' width asks for.
 
     Not matplotlib's own wrapping: that reads dollar signs as mathematics although told not to.
     """
     room = max(20, int(_points(axes, "x") / (0.53 * size)))
-    lines = [part for line in text.split("\n") for part in wrap(line, room) or [""]]
+    lines = [piece for line in text.split("\n") for piece in wrap(line, room) or [""]]
     axes.set_title("\n".join(lines), fontsize=size, **plain(), **properties)
 
 
 def label(token: str) -> str:
-    """A token as people read it, cut when it is long; what no font can draw is a box."""
+    """Return a token as people read it, cut when long; what no font can draw is a box."""
     text = readable(token)
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
     families = _families()
@@ -173,7 +172,7 @@ def label(token: str) -> str:
 
 
 def name_ticks(axes: Axes, side: Literal["x", "y"], tokens: Sequence[str]) -> None:
-    """Tokens along one side, upright across the bottom; every second, third ... when crowded."""
+    """Write tokens along one side, upright at the bottom; every second, third ... when crowded."""
     room = _points(axes, side) / max(len(tokens), 1)
     size = min(_USUAL, max(SMALL, room / _LINE))
     step = max(1, int(np.ceil(SMALL * _LINE / max(room, 1e-6) - 1e-9)))
@@ -188,7 +187,7 @@ def name_ticks(axes: Axes, side: Literal["x", "y"], tokens: Sequence[str]) -> No
 
 
 def _points(axes: Axes, side: Literal["x", "y"]) -> float:
-    """The length of one side of the axes in points, before any layout moves it."""
+    """Return the length of one side of the axes in points, before any layout moves it."""
     pixels = axes.bbox.width if side == "x" else axes.bbox.height
     return float(72 * pixels / axes.figure.dpi)
 
@@ -206,7 +205,7 @@ def _can_draw(character: str, families: tuple[str, ...]) -> bool:
 
 
 def _families() -> tuple[str, ...]:
-    """The user's fonts first, then installed ones for other scripts."""
+    """Return the user's fonts first, then installed ones for other scripts."""
     manager = optional_import("matplotlib.font_manager", extra="plots", purpose="Drawing a figure")
     preferred = tuple(pyplot().rcParams["font.family"])
     installed = {font.name for font in manager.fontManager.ttflist}

@@ -57,7 +57,7 @@ class _Stack:
     below: int  # the number of the lowest row of nodes; 0 is the input
 
     def place(self, number: int) -> int:
-        """The row of a layer's nodes in the figure."""
+        """Return the row of a layer's nodes in the figure."""
         return self.numbers.index(number) + 1
 
 
@@ -71,7 +71,7 @@ def attention_graph(
     mixing: MixingMethod | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Nodes layer × token and the `top` strongest arrows of each, as wide as their weight.
+    """Draw nodes layer × token and the `top` strongest arrows of each, as wide as their weight.
 
     With a target, its paths from the uppermost layer down are coloured. An arrow is then as wide
     as the share of the target that passes there, so that what arrives at a token is its rollout;
@@ -112,8 +112,8 @@ def cut_graph(
     top: int = 4,
     ax: Axes | None = None,
 ) -> Axes:
-    """The minimum cut between a target and a source in the graph: the cut arrows are coloured,
-    the target's side and the source's side shaded.
+    """Draw the minimum cut between a target and a source: the cut arrows are coloured, the
+    target's side and the source's side shaded.
 
     >>> from attnflow import AttentionTrace, Flow
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
@@ -146,7 +146,7 @@ def cut_graph(
 
 
 def passing(capacities: Matrix, target: int) -> Matrix:
-    """How much of a target at the uppermost layer passes along each edge, `(layers, n, n)`.
+    """Return how much of a target at the uppermost layer passes each edge, `(layers, n, n)`.
 
     A node hands on what it received in the shares of its row; summed over the edges into an input
     that is its rollout.
@@ -183,7 +183,7 @@ def _stack(
 
 
 def _between(stack: _Stack, layers: Sequence[int] | None) -> _Stack:
-    """The part of a stack that these consecutive layers make."""
+    """Return the part of a stack that these consecutive layers make."""
     if layers is None:
         return stack
     numbers = tuple(sorted(layers))
@@ -198,7 +198,7 @@ def _between(stack: _Stack, layers: Sequence[int] | None) -> _Stack:
 
 
 def _strongest(strengths: Matrix, top: int) -> Matrix:
-    """Only the `top` strongest edges out of each node; all others are zero."""
+    """Return only the `top` strongest edges out of each node; all others are zero."""
     if top < 1:
         raise InputError(f"top is at least 1 arrow for each node; got {top}.")
     order = np.argsort(-strengths, axis=2, kind="stable")[:, :, :top]
@@ -215,7 +215,7 @@ def _crossing(stack: _Stack, cut: Cut) -> NDArray[np.bool_]:
 
 
 def _reached(edges: Matrix, target: int) -> NDArray[np.bool_]:
-    """`(layers + 1, n)`: the nodes that edges lead to from a target at the uppermost layer."""
+    """Mark the nodes that edges lead to from a target at the uppermost layer, (layers + 1, n)."""
     reached = np.zeros((len(edges) + 1, edges.shape[1]), bool)
     reached[-1, target] = True
     for k in range(len(edges) - 1, -1, -1):
@@ -224,7 +224,7 @@ def _reached(edges: Matrix, target: int) -> NDArray[np.bool_]:
 
 
 def _leading(edges: Matrix, source: int) -> NDArray[np.bool_]:
-    """`(layers + 1, n)`: the nodes that edges lead from to a source of the lowest layer."""
+    """Mark the nodes that edges lead from to a source of the lowest layer, (layers + 1, n)."""
     leading = np.zeros((len(edges) + 1, edges.shape[1]), bool)
     leading[0, source] = True
     for k in range(len(edges)):
@@ -242,7 +242,7 @@ def _new_graph(stack: _Stack) -> Axes:
 def _draw_paths(
     axes: Axes, capacities: Matrix, arrows: Matrix, target: int, top: int, *, pipes: bool
 ) -> str:
-    """The paths of one target, and what their width says."""
+    """Draw the paths of one target, and return what their width says."""
     if pipes:
         reached = arrows * _reached(arrows, target)[1:, :, None]
         _draw_arrows(axes, reached, float(capacities.max()), BLUE)
@@ -268,7 +268,7 @@ def _draw_arrows(
     widest: float = _WIDEST,
     floor: float = 0.0,
 ) -> None:
-    """Arrows as wide as their strength, and the stronger the less they let through.
+    """Draw arrows as wide as their strength, and the stronger the less they let through.
 
     faint: how strong the strongest is drawn; weakest: the weakest beside it; least: the share of
     the strongest below which none is drawn; floor: points that are added to every width.
@@ -325,7 +325,7 @@ def _draw_nodes(axes: Axes, stack: _Stack, target: int | None) -> None:
 
 
 def _shade(axes: Axes, side: NDArray[np.bool_], colour: str) -> None:
-    """One cell behind each node of a side, so that a side is seen as an area."""
+    """Draw a cell behind each node of a side, so that a side is seen as an area."""
     patches = optional_import("matplotlib.patches", extra="plots", purpose="Drawing a figure")
     for level, position in np.argwhere(side).tolist():
         corner = (position - 0.5, level - 0.5)

@@ -1,18 +1,24 @@
-"""Heat maps: sources × layers of one target, targets × sources of one layer, and the paper's
-figure of methods side by side.
-"""
+"""Results as heat maps and bars: what one target, a whole completion or an answer came from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
+from attnflow.errors import InputError
+from attnflow.errors.percent import percent
 from attnflow.show.plots.canvas import (
+    BLUE,
+    GREEN,
+    GREY,
+    PALE,
     SMALL,
+    VERMILLION,
     bare,
     colour_bar,
     heading,
@@ -26,14 +32,33 @@ from attnflow.show.plots.canvas import (
 )
 from attnflow.show.sentences import place_of, short_number
 from attnflow.tokens import TokenRef
+from attnflow.tokens.common_words import common_tokens
+from attnflow.trace import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["layers_map", "methods_figure", "pairs_map"]
+__all__ = [
+    "answer_figure",
+    "completion_figure",
+    "completion_map",
+    "layers_map",
+    "method_bars",
+    "methods_figure",
+    "pairs_map",
+    "probability_bars",
+    "source_bars",
+    "token_layers",
+]
 
 _NUMBERED_UP_TO = 260  # cells; beyond that numbers would only be noise
+_BARS = 15  # sources a bar chart names; the map beside it has all of them
+_METHOD_COLOURS = (GREY, BLUE, VERMILLION, GREEN, "#CC79A7")
+_HATCHES = ("", "", "///", "...", "xxx")  # told apart in print too
+
+
+# -- maps -------------------------------------------------------------------------------------
 
 
 def layers_map(
@@ -43,7 +68,7 @@ def layers_map(
     ax: Axes | None = None,
     title: str | None = None,
 ) -> Axes:
-    """Sources (down) × layers (across) of one target.
+    """Draw sources (down) × layers (across) of one target.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
@@ -53,46 +78,90 @@ def layers_map(
     row = one_target(result, target)
     size = (1.6 + 0.55 * len(row.layers), 1.0 + 0.27 * len(row.sources))
     axes = new_axes(*size) if ax is None else ax
-    values = row.values[:, 0, :].T
-    image = heat(axes, values)
+    image = _draw_layers(axes, row)
+    line = title if title is not None else f"{label(row.targets[0])}: {row.title}"
+    heading(axes, line, size=9 if title is None else 10)
+    if row.values.size <= _NUMBERED_UP_TO:
+        _write_numbers(axes, image, row.values[:, 0, :].T)
+    return axes
+
+
+def token_layers(result: Attribution, *, ax: Axes | None = None) -> Axes:
+    """Draw prompt tokens (down) × layers (across) of one generated token.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> token_layers(Rollout()(trace, targets=["key"])).get_xlabel()
+    'layer'
+    """
+    row = one_target(result, None)
+    axes = new_axes(6.0, 1.2 + 0.27 * len(row.sources)) if ax is None else ax
+    _draw_layers(axes, row)
+    return axes
+
+
+def _draw_layers(axes: Axes, row: Attribution) -> Any:
+    image = heat(axes, row.values[:, 0, :].T)
     name_ticks(axes, "x", [str(number) for number in row.layers])
     name_ticks(axes, "y", row.sources)
     axes.set_xlabel("layer")
-    line = title if title is not None else f"{label(row.targets[0])}: {row.title}"
-    heading(axes, line, size=9 if title is None else 10)
-    if values.size <= _NUMBERED_UP_TO:
-        _write_numbers(axes, image, values)
-    return bare(axes)
+    bare(axes)
+    return image
+
+
+def _write_numbers(axes: Axes, image: Any, values: NDArray[np.float64]) -> None:
+    for source, layer in np.ndindex(values.shape):
+        value = float(values[source, layer])
+        red, green, blue, _ = image.cmap(image.norm(value))
+        dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.55
+        colour = "white" if dark else "black"
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL, "color": colour}
+        axes.text(layer, source, short_number(value, 2), **style)
 
 
 def pairs_map(
     result: Attribution, *, layer: int = -1, ax: Axes | None = None, title: str | None = None
 ) -> Axes:
-    """Targets (down) × sources (across) at one layer.
+    """Draw targets (down) × sources (across) at one layer.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
     >>> pairs_map(Rollout()(trace)).get_ylabel()
     'target'
     """
-    one = result.layer(layer)
-    size = (2.6 + 0.27 * len(one.sources), 1.6 + 0.27 * len(one.targets))
+    top = result.layer(layer)
+    size = (2.6 + 0.27 * len(top.sources), 1.6 + 0.27 * len(top.targets))
     axes = new_axes(*size) if ax is None else ax
-    image = heat(axes, one.values[0])
-    name_ticks(axes, "x", one.sources)
-    name_ticks(axes, "y", one.targets)
+    image = heat(axes, top.values[0])
+    name_ticks(axes, "x", top.sources)
+    name_ticks(axes, "y", top.targets)
     axes.set_xlabel("source")
     axes.set_ylabel("target")
-    line = title if title is not None else f"{place_of(one.layers[0])}: {one.title}"
+    line = title if title is not None else f"{place_of(top.layers[0])}: {top.title}"
     heading(axes, line, size=9 if title is None else 10)
     colour_bar(axes, image)
     return bare(axes)
 
 
+def completion_map(result: Attribution, *, layer: int = -1, ax: Axes | None = None) -> Axes:
+    """Draw generated tokens (down) × prompt tokens (across) at one layer.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> completion_map(Rollout()(trace)).get_ylabel()
+    'generated'
+    """
+    top = result.layer(layer)
+    axes = pairs_map(top, ax=ax, title=place_of(top.layers[0]))
+    axes.set_ylabel("generated")
+    axes.set_xlabel("prompt")
+    return axes
+
+
 def methods_figure(
     groups: Sequence[Sequence[Attribution]], *, names: Sequence[str], headings: Sequence[str]
 ) -> Figure:
-    """The paper's figure: one line for each sentence, its methods side by side.
+    """Draw the paper's figure: one line for each sentence, its methods side by side.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
@@ -101,14 +170,12 @@ def methods_figure(
     1
     """
     heights = [len(group[0].sources) for group in groups]
-    figure = pyplot().figure(
-        figsize=(3.4 * len(names), 0.27 * sum(heights) + 1.15 * len(groups)),
-        layout="constrained",
-    )
-    parts = np.atleast_1d(figure.subfigures(len(groups), 1, height_ratios=[h + 4 for h in heights]))
-    for part, group, line in zip(parts, groups, headings, strict=True):
-        part.suptitle(line, fontsize=11, fontweight="bold", **plain())
-        panels = part.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    size = (3.4 * len(names), 0.27 * sum(heights) + 1.15 * len(groups))
+    figure = pyplot().figure(figsize=size, layout="constrained")
+    lines = figure.subfigures(len(groups), 1, height_ratios=[h + 4 for h in heights])
+    for line, group, text in zip(np.atleast_1d(lines), groups, headings, strict=True):
+        line.suptitle(text, fontsize=11, fontweight="bold", **plain())
+        panels = line.subplots(1, len(names), sharey=True, squeeze=False)[0]
         for k, (axes, result, name) in enumerate(zip(panels, group, names, strict=True)):
             layers_map(result, ax=axes, title=name)
             if k:
@@ -116,17 +183,137 @@ def methods_figure(
     return figure
 
 
-def _write_numbers(axes: Axes, image: Any, values: NDArray[np.float64]) -> None:
-    for source, layer in np.ndindex(values.shape):
-        value = float(values[source, layer])
-        red, green, blue, _ = image.cmap(image.norm(value))
-        dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.55
-        axes.text(
-            layer,
-            source,
-            short_number(value, 2),
-            ha="center",
-            va="center",
-            fontsize=SMALL,
-            color="white" if dark else "black",
+def completion_figure(result: Attribution, target: TokenRef | None = None) -> Figure:
+    """Draw all generated tokens against the prompt, or one of them as bars and layer by layer.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> completion_figure(Rollout()(trace)).axes[0].get_xlabel()
+    'prompt'
+    """
+    if target is None:
+        return cast("Figure", completion_map(result).figure)
+    row = result.row(target)
+    height = min(max(1.4 + 0.27 * len(row.sources), 3.0), 14.0)
+    figure, (left, right) = pyplot().subplots(
+        1, 2, figsize=(11, height), layout="constrained", width_ratios=[1, 1.6]
+    )
+    source_bars(row, ax=left)
+    token_layers(row, ax=right)
+    title = f"{label(row.targets[0])}: {row.title}"
+    figure.suptitle("\n".join(wrap(title, 130)), fontsize=10, **plain())
+    return figure
+
+
+# -- bars -------------------------------------------------------------------------------------
+
+
+def source_bars(
+    result: Attribution, *, target: TokenRef | None = None, layer: int = -1, ax: Axes | None = None
+) -> Axes:
+    """Draw the strongest sources of one target as bars, in the text's order.
+
+    Common tokens (punctuation, function words) are pale.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> [float(bar.get_width()) for bar in source_bars(Rollout()(trace), target="key").patches]
+    [0.25, 0.75]
+    """
+    row = one_target(result, target).layer(layer)
+    values = row.values[0, 0]
+    columns = sorted(np.argsort(-np.abs(values), kind="stable")[:_BARS].tolist())
+    common = common_tokens(row.sources)
+    axes = new_axes(5.0, 1.2 + 0.27 * len(columns)) if ax is None else ax
+    colours = [PALE if common[k] else BLUE for k in columns]
+    axes.barh(range(len(columns)), values[columns], color=colours)
+    name_ticks(axes, "y", [row.sources[k] for k in columns])
+    axes.invert_yaxis()
+    axes.axvline(0, color="black", linewidth=0.6)
+    axes.set_xlabel(place_of(row.layers[0]))
+    return bare(axes)
+
+
+def answer_figure(
+    results: Sequence[Attribution],
+    *,
+    target: TokenRef | None = None,
+    sources: Sequence[TokenRef] | None = None,
+    answers: int = 5,
+) -> Figure:
+    """Draw the model's answers with their probabilities, and beside them what each method says the
+    target drew on at the highest layer: on these sources, such as two candidates, or on all.
+
+    >>> import attnflow
+    >>> result = attnflow.explain(None, "the key", targets=["[CLS]"])
+    >>> len(answer_figure([result]).axes)
+    2
+    """
+    if not results or results[0].prediction is None:
+        raise InputError("These results carry no prediction: the model's output was not captured.")
+    figure, (left, right) = pyplot().subplots(
+        1, 2, figsize=(10, 4.2), layout="constrained", width_ratios=[1, 2]
+    )
+    probability_bars(results[0].prediction, answers=answers, ax=left)
+    method_bars(results, target=target, sources=sources, ax=right)
+    return figure
+
+
+def probability_bars(prediction: Prediction, *, answers: int = 5, ax: Axes | None = None) -> Axes:
+    """Draw the model's most probable answers.
+
+    >>> prediction = Prediction(position=0, label="is", probability=0.9)
+    >>> probability_bars(prediction).get_title()
+    'the model says'
+    """
+    pairs = prediction.alternatives or ((prediction.label, prediction.probability),)
+    best = sorted(pairs, key=lambda pair: -pair[1])[: max(answers, 1)]
+    axes = new_axes(4.0, 1.2 + 0.32 * len(best)) if ax is None else ax
+    bars = axes.barh(range(len(best)), [share for _, share in best], 0.6, color=BLUE)
+    axes.bar_label(bars, [percent(share, 1) for _, share in best], padding=3, fontsize=SMALL)
+    name_ticks(axes, "y", [name for name, _ in best])
+    axes.set_ylim(max(len(best), 4) - 0.5, -0.5)
+    axes.set_xlim(0, 1.25 * best[0][1])
+    axes.set_xticks([])
+    heading(axes, "the model says")
+    return bare(axes)
+
+
+def method_bars(
+    results: Sequence[Attribution],
+    *,
+    target: TokenRef | None = None,
+    sources: Sequence[TokenRef] | None = None,
+    layer: int = -1,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw sources across, one bar for each method: its values as shares of its strongest.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> len(method_bars([Rollout()(trace)], target="key").patches)
+    2
+    """
+    rows = [one_target(result, target).layer(layer) for result in results]
+    columns = rows[0].sources.indices_of(sources)
+    axes = new_axes(2.0 + 0.3 * len(results) * len(columns), 3.6) if ax is None else ax
+    width = 0.8 / len(rows)
+    for k, row in enumerate(rows):
+        values = row.values[0, 0]
+        axes.bar(
+            np.arange(len(columns)) + (k - (len(rows) - 1) / 2) * width,
+            values[columns] / (float(np.abs(values).max()) or 1.0),
+            width,
+            color=_METHOD_COLOURS[k % len(_METHOD_COLOURS)],
+            hatch=_HATCHES[k % len(_HATCHES)],
+            edgecolor="white",
+            linewidth=0.5,
+            label=row.method.name,
         )
+    name_ticks(axes, "x", [rows[0].sources[k] for k in columns])
+    axes.axhline(0, color="black", linewidth=0.6)
+    axes.set_ylabel("share of the strongest source", fontsize=SMALL + 1)
+    heading(axes, f"{label(rows[0].targets[0])} at {place_of(rows[0].layers[0])} draws on")
+    axes.set_ylim(top=1.15)  # room for the legend
+    axes.legend(fontsize=SMALL + 1, frameon=False, ncols=len(rows), loc="upper center")
+    return bare(axes)

@@ -1,4 +1,4 @@
-"""Images with their patch maps over them: a panel for each image, a row for each result."""
+"""Images with their patch maps over them, and the words of an answer beside them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from attnflow.attribution.patch_maps import (
     patch_maps,
 )
 from attnflow.errors import InputError, optional_import
+from attnflow.errors.percent import percent
 from attnflow.show.plots.canvas import (
     BLUE,
+    SMALL,
     VERMILLION,
     bare,
     colour_bar,
@@ -34,17 +36,21 @@ from attnflow.show.plots.canvas import (
 )
 from attnflow.show.sentences import place_of
 from attnflow.tokens import Grid, TokenRef
-from attnflow.tokens.patches import enlarge
+from attnflow.tokens.patches import ImagePatches, enlarge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["image_overlay", "overlay_figure"]
+__all__ = ["image_overlay", "image_words_figure", "overlay_figure"]
 
-_BRIGHTNESS = np.array([0.299, 0.587, 0.114])  # of red, green and blue, as the eye weighs them
+_EYE = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are to the eye
 _PANEL = 2.9  # inches of a panel's width
 _COLUMNS = (4, 3)  # panels beside each other where one image is shown by several methods
+_MOST_ROWS, _MOST_IMAGES, _MOST_WORDS = 8, 4, 8
+_STRONG_PATCH = 99.0  # percentile that is drawn in full; a few strong patches hide no others
+_COVER = 0.78
+_LEAST_AXIS = 0.1  # the share that the axis of words reaches at least
 
 
 def image_overlay(
@@ -59,7 +65,7 @@ def image_overlay(
     title: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """The map of one target over the image, which is shown in grey so that the map has the colour.
+    """Draw the map of one target over the image, which is grey so that the map has the colour.
 
     image: (height, width) or (height, width, 3), of any range, at the size the model saw; by
         default the picture that the result carries.
@@ -78,18 +84,18 @@ def image_overlay(
     """
     if not 0 < alpha <= 1:
         raise InputError(f"alpha is above 0 and at most 1; got {alpha!r}.")
-    one = one_target(result, target).layer(layer)
-    maps = patch_maps(one)
+    row = one_target(result, target).layer(layer)
+    maps = patch_maps(row)
     if not 0 <= index < len(maps):
         raise InputError(f"index={index!r}: there are {len(maps)} images, numbered from 0.")
     grid = maps[index].grid
     ground = _in_grey(_picture(result, index, grid) if image is None else image, grid)
     axes = new_axes(5.6, 1.0 + 4.6 * grid.height / grid.width) if ax is None else ax
-    over = _draw(axes, ground, maps[index], contrast(maps, scale), alpha)
-    usual = f"{label(one.targets[0])} at {place_of(one.layers[0])}: {one.method.name}"
+    over = _draw_map(axes, ground, maps[index], contrast(maps, scale), alpha)
+    usual = f"{label(row.targets[0])} at {place_of(row.layers[0])}: {row.method.name}"
     heading(axes, usual if title is None else title)
     colour_bar(axes, over)
-    return bare(axes)
+    return axes
 
 
 def overlay_figure(
@@ -102,7 +108,7 @@ def overlay_figure(
     layer: int = -1,
     scale: Scale = "percentiles",
 ) -> Figure:
-    """Several results about the same images: each method, or each word of an answer, by its name.
+    """Draw several results about the same images: each method, or each word of an answer.
 
     One image: the results beside each other. Several: a row for each result, a column for each
     image. Every result has a scale of its own, since methods have different units.
@@ -143,36 +149,41 @@ def overlay_figure(
 
 
 def _across(count: int) -> int:
-    """As many columns as leave the fewest empty places in the last row."""
+    """Return as many columns as leave the fewest empty places in the last row."""
     return count if count <= _COLUMNS[0] else min(_COLUMNS, key=lambda columns: -count % columns)
 
 
-def _draw(
-    axes: Axes, ground: NDArray[np.float64], one: PatchMap, ends: Contrast, alpha: float
+def _draw_map(
+    axes: Axes, ground: NDArray[np.float64], patches: PatchMap, ends: Contrast, alpha: float
 ) -> Any:
-    grid = one.grid
+    grid = patches.grid
     axes.imshow(ground, cmap="gray")
-    values = enlarge(one.values, grid.height, grid.width)
+    values = enlarge(patches.values, grid.height, grid.width)
     colours = _see_through(alpha, ends.signed)
     over = axes.imshow(values, cmap=colours, vmin=ends.low, vmax=ends.high)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    _without_ticks(axes)
     return over
 
 
+def _without_ticks(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    bare(axes)
+
+
 def _picture(result: Attribution, index: int, grid: Grid) -> NDArray[np.uint8]:
-    """The picture that the result carries, at the size the model saw."""
+    """Return the picture that the result carries, at the size the model saw."""
     pictures = result.provenance.get("images") or ()
     if index >= len(pictures):
         raise InputError(
             "This result carries no picture; pass the one the model saw: image=pixels, an array "
             f"of {grid.height} × {grid.width}."
         )
-    return _decoded(pictures[index], grid)
+    return _decode(pictures[index], grid)
 
 
 def carried_pictures(result: Attribution) -> list[NDArray[np.uint8]]:
-    """The pictures that a result carries, each at the size the model saw; [] if it has none.
+    """Return the pictures that a result carries, each at the size the model saw.
 
     >>> from attnflow import Raw, Tokens
     >>> word = Tokens(("key",))
@@ -180,10 +191,10 @@ def carried_pictures(result: Attribution) -> list[NDArray[np.uint8]]:
     []
     """
     pictures, grids = result.provenance.get("images") or (), grids_of(result.sources)
-    return [_decoded(one, grid) for one, grid in zip(pictures, grids, strict=False)]
+    return [_decode(picture, grid) for picture, grid in zip(pictures, grids, strict=False)]
 
 
-def _decoded(address: str, grid: Grid) -> NDArray[np.uint8]:
+def _decode(address: str, grid: Grid) -> NDArray[np.uint8]:
     images = optional_import("PIL.Image", extra="images", purpose="Showing the image")
     content = base64.b64decode(str(address).partition(",")[2])
     picture = images.open(io.BytesIO(content)).convert("RGB")
@@ -193,7 +204,7 @@ def _decoded(address: str, grid: Grid) -> NDArray[np.uint8]:
 def _in_grey(image: ArrayLike, grid: Grid) -> NDArray[np.float64]:
     array = np.asarray(image, dtype=np.float64)
     if array.ndim == 3 and array.shape[2] in (3, 4):
-        array = array[:, :, :3] @ _BRIGHTNESS
+        array = _brightness(array)
     if array.shape != (grid.height, grid.width):
         hint = "Channels come last: image.transpose(1, 2, 0)."
         if array.ndim != 3:
@@ -205,9 +216,18 @@ def _in_grey(image: ArrayLike, grid: Grid) -> NDArray[np.float64]:
     return array
 
 
+def _brightness(picture: NDArray[Any]) -> NDArray[np.float64]:
+    array = picture.astype(np.float64)
+    return array if array.ndim == 2 else array[..., :3] @ _EYE
+
+
+def _colours() -> Any:
+    return optional_import("matplotlib.colors", extra="plots", purpose="Drawing a figure")
+
+
 def _see_through(alpha: float, signed: bool) -> Any:
-    """One hue that grows from nothing; below zero a second one."""
-    colors = optional_import("matplotlib.colors", extra="plots", purpose="Drawing a figure")
+    """Return one hue that grows from nothing; below zero a second one."""
+    colors = _colours()
     more, less = colors.to_rgb(VERMILLION), colors.to_rgb(BLUE)
     stops = [(*more, 0.0), (*more, alpha)]
     if signed:
@@ -216,3 +236,90 @@ def _see_through(alpha: float, signed: bool) -> Any:
             "over", list(zip([0, 0.5, 0.5, 1], stops, strict=True))
         )
     return colors.LinearSegmentedColormap.from_list("over", stops)
+
+
+# -- the words of an answer ----------------------------------------------------------------------
+
+
+def image_words_figure(result: Attribution, pictures: Sequence[Any] = ()) -> Figure:
+    """Draw a row for each word of the answer: its map over each image, and its words.
+
+    pictures: other images than those that the result carries, one for each image among its sources;
+    where there are none, the maps are drawn alone.
+
+    >>> from attnflow import Raw, Tokens
+    >>> from attnflow.tokens.patches import Grid, ImagePatches
+    >>> image = ImagePatches("image 1", Grid(1, 2, 0, 8, 16))
+    >>> sources = Tokens(("patch 0,0", "patch 0,1", "what"), images=(image,))
+    >>> result = Attribution(np.full((1, 1, 3), 0.3), (1,), Tokens(("red",)), sources, Raw())
+    >>> len(image_words_figure(result).axes)
+    2
+    """
+    images = result.sources.images[:_MOST_IMAGES]
+    if not images:
+        raise InputError("This figure is of results over images; these sources are words alone.")
+    top = result.layer(-1)
+    rows = min(len(top.targets), _MOST_ROWS)
+    height = 0.6 + 2.5 * rows
+    figure, grid = pyplot().subplots(
+        rows,
+        len(images) + 1,
+        figsize=(2.6 * len(images) + 3.2, height),
+        squeeze=False,
+        width_ratios=[*[1.0] * len(images), 0.9],
+        layout="constrained",
+    )
+    underlays = [np.asarray(picture) for picture in pictures] or carried_pictures(result)
+    underlays = underlays if len(underlays) == len(result.sources.images) else []
+    for row in range(rows):
+        values = top.values[0, row]
+        for k, image in enumerate(images):
+            _draw_patches(grid[row, k], values, image, underlays[k] if underlays else None)
+            if k == 0:
+                grid[row, k].set_ylabel(label(top.targets[row]), fontsize=11, **plain())
+            if row == 0 and len(images) > 1:
+                grid[row, k].set_title(image.name, fontsize=SMALL)
+        _draw_words(grid[row, -1], top, row)
+    figure.suptitle(result.title, fontsize=SMALL + 1)
+    return figure
+
+
+def _draw_patches(
+    axes: Axes, values: NDArray[np.float64], image: ImagePatches, picture: NDArray[Any] | None
+) -> None:
+    """Draw the picture in grey, and over it the map, patch by patch."""
+    grid = image.grid
+    patches = values[image.patches].reshape(grid.rows, grid.columns)
+    extent = (0, grid.width, grid.height, 0)
+    ground = np.full((1, 1), 255.0) if picture is None else _brightness(picture)
+    axes.imshow(ground, cmap="gray", vmin=0, vmax=255, extent=extent)
+    most = (
+        float(np.percentile(np.maximum(patches, 0), _STRONG_PATCH)) or float(patches.max()) or 1.0
+    )
+    strength = np.clip(patches / most, 0, 1)
+    colour = np.zeros((*strength.shape, 4))
+    colour[..., :3] = _colours().to_rgb(VERMILLION)
+    colour[..., 3] = _COVER * strength
+    axes.imshow(colour, extent=extent, interpolation="nearest")
+    _without_ticks(axes)
+
+
+def _draw_words(axes: Axes, top: Attribution, row: int) -> None:
+    """Draw the strongest words of the prompt as bars, and say how much fell on the images."""
+    on_images = np.zeros(len(top.sources), dtype=bool)
+    for image in top.sources.images:
+        on_images[image.start : image.start + image.grid.length] = True
+    values = top.values[0, row]
+    words = np.flatnonzero(~on_images)
+    strongest = words[np.argsort(-values[words], kind="stable")[:_MOST_WORDS]]
+    strongest = np.sort(strongest)[::-1]
+    total = float(values.sum()) or 1.0
+    axes.barh(range(len(strongest)), values[strongest] / total, color=BLUE, height=0.65)
+    names = [label(top.sources[k]) for k in strongest]
+    axes.set_yticks(range(len(strongest)), names, fontsize=SMALL, **plain())
+    axes.tick_params(axis="x", labelsize=SMALL - 1)
+    share = float(values[on_images].sum()) / total
+    axes.set_title(f"{percent(share)} on the image, the rest:", fontsize=SMALL)
+    # what all words together hardly hold is not drawn large
+    axes.set_xlim(0, max(_LEAST_AXIS, 1.05 * float(values[strongest].max(initial=0.0)) / total))
+    bare(axes)

@@ -1,4 +1,4 @@
-"""Lines over layers with intervals: what an experiment's figure shows."""
+"""Panels of numbers with intervals: lines over layers, and one line for each method and metric."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.show.plots.canvas import pyplot, save_figure
+from attnflow.show.plots.canvas import BLUE, pyplot, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["curves", "layer_curves"]
+__all__ = ["curves", "interval_panels", "intervals", "layer_curves"]
 
 # Told apart by the colour-blind and in print: Okabe and Ito's colours, and a marker each.
 _LOOKS = (("#888888", "o"), ("#0072B2", "s"), ("#D55E00", "^"), ("#009E73", "D"), ("#CC79A7", "v"))
 
 
 def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
-    """One line for each series with its 95 % interval; the paper's numbers dashed.
+    """Draw one line for each series with its 95 % interval; the paper's numbers dashed.
 
     >>> line = {"value": [0.1, 0.2], "low": [0.0, 0.1], "high": [0.2, 0.3], "paper": [None, None]}
     >>> panel = {"title": "rollout", "columns": ["1", "2"], "series": {"rollout": line}}
@@ -47,7 +47,7 @@ def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
 
 
 def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
-    """Panels side by side with one legend; with a path, written there too.
+    """Draw panels side by side with one legend; with a path, write them there too.
 
     >>> line = {"value": [0.1, 0.2], "low": [0.0, 0.1], "high": [0.2, 0.3], "paper": [None, None]}
     >>> panel = {"title": "rollout", "columns": ["1", "2"], "series": {"rollout": line}}
@@ -66,6 +66,46 @@ def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path | None = None) 
         handles.append(pyplot().Line2D([], [], color="black", linestyle="--", linewidth=1))
         labels.append("dashed: the paper")
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    if path is not None:
+        save_figure(figure, path)
+    return figure
+
+
+def intervals(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
+    """Draw a dot for each row's mean and a bar for its interval; what is undefined is left out.
+
+    >>> panel = {"title": "compr.", "names": ["rollout"], "cells": [(0.3, 0.2, 0.4)]}
+    >>> intervals(panel, ax=pyplot().subplots()[1]).get_title()
+    'compr.'
+    """
+    values = np.array(panel["cells"], dtype=np.float64).reshape(-1, 3)
+    places = np.arange(len(values))
+    known = np.isfinite(values).all(axis=1)
+    mean, low, high = values[known].T
+    ax.hlines(places[known], low, high, color=BLUE, linewidth=2, alpha=0.5)
+    ax.plot(mean, places[known], "o", color=BLUE, markersize=4)
+    ax.set_title(panel["title"], fontsize=10)
+    ax.set_yticks(places, panel["names"])
+    ax.set_ylim(len(values) - 0.5, -0.5)
+    ax.grid(axis="x", linewidth=0.4)
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    return ax
+
+
+def interval_panels(panels: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
+    """Draw panels side by side over the same rows; with a path, write them there too.
+
+    >>> panel = {"title": "compr.", "names": ["rollout"], "cells": [(0.3, 0.2, 0.4)]}
+    >>> len(interval_panels([panel, panel]).axes)
+    2
+    """
+    size = (2.2 + 2.6 * len(panels), 0.9 + 0.27 * len(panels[0]["names"]))
+    figure, axes = pyplot().subplots(
+        1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    for panel, ax in zip(panels, axes[0], strict=True):
+        intervals(panel, ax=ax)
     if path is not None:
         save_figure(figure, path)
     return figure
