@@ -31,7 +31,8 @@ MANAGERS = (
 # Files without which the package is installed and useless.
 NEEDED = (
     *("attnflow/py.typed", "attnflow/models/verb_number.safetensors"),
-    *("attnflow/show/viewer/viewer.js", "attnflow/web/page/index.html"),
+    *("attnflow/show/viewer/viewer.js", "attnflow/show/templates/page.html.j2"),
+    "attnflow/web/page/index.html.j2",
     "attnflow_experiments/commands.py",
 )
 

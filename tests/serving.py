@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import uvicorn
 
 from attnflow.web.app import guarded_app
-from attnflow.web.connections import server_settings
-from attnflow.web.models import OfferedModel
-from attnflow.web.requests import Limits
+from attnflow.web.guard import server_settings
+from attnflow.web.models import Limits, OfferedModel
 
 JSON = {"content-type": "application/json"}
 

@@ -20,8 +20,7 @@ from attnflow.hosts.model import Model
 from attnflow.hosts.transformers import inputs
 from attnflow.show.view import results_of, unpack_values
 from attnflow.testing import tiny_vision_model
-from attnflow.web.models import OfferedModel, embedded_models
-from attnflow.web.requests import Limits
+from attnflow.web.models import Limits, OfferedModel, embedded_models
 from attnflow_experiments.scenes.drawn_scenes import random_scene
 from browser import Page
 from serving import Client, serving
@@ -162,7 +161,7 @@ def test_a_question_about_an_image_is_answered_as_the_library_does(client: Clien
         ({"image": ""}, "There is no image"),
         ({"model": "tiny-eye"}, "There is no model 'tiny-eye' here to answer a question about"),
         ({"tokens": 0}, "'tokens' is from 1 to 64"),
-        ({"methods": ["alti"]}, "Unknown method 'alti'"),
+        ({"methods": ["altai"]}, "Unknown method 'altai'"),
     ],
 )
 def test_questions_that_cannot_be_asked_get_a_sentence(

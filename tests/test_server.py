@@ -25,10 +25,8 @@ from attnflow.errors.progress import Progress, relaying
 from attnflow.hosts.model import Model
 from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_encoder
-from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError
-from attnflow.web.models import OfferedModel, embedded_models, named_models
-from attnflow.web.requests import Limits
-from attnflow.web.results import Results
+from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError, Results
+from attnflow.web.models import Limits, OfferedModel, embedded_models, named_models
 from hostile_surface import try_raw_requests, try_request_bodies
 from serving import JSON, Client, serving
 
@@ -158,7 +156,7 @@ def test_the_page_and_its_files_are_served_and_nothing_else(client: Client) -> N
         ({"methods": [["raw"]]}, "Unknown method ['raw']"),
         ({"methods": ["raw"] * 7}, "up to 6 methods; got 7"),
         ({"methods": "raw"}, "'methods' must be a list"),
-        ({"path": "/etc/passwd"}, "Unknown field 'path'; the fields are model, text, methods"),
+        ({"path": "/etc/passwd"}, "Unknown field 'path'; the fields are model, methods, text"),
     ],
 )
 def test_bad_requests_are_told_why(client: Client, fields: dict[str, Any], said: str) -> None:
@@ -173,7 +171,7 @@ def test_bad_requests_are_told_why(client: Client, fields: dict[str, Any], said:
         ({"prompt": "a", "tokens": 17}, "from 1 to 16; got 17"),
         ({"prompt": "a", "tokens": True}, "'tokens' must be a whole number"),
         ({"prompt": "a", "model": "verb-number"}, "to continue a prompt; this server offers tiny"),
-        ({"prompt": "a", "methods": ["alti"]}, "allowed: default, gradient-rollout, rollout, raw"),
+        ({"prompt": "a", "methods": ["altai"]}, "allowed: default, raw, rollout"),
     ],
 )
 def test_bad_prompts_are_told_why(client: Client, fields: dict[str, Any], said: str) -> None:

@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torture_corpus
 import torture_evaluation
 from attnflow.testing import tiny_decoder, tiny_encoder
-from attnflow.web.models import OfferedModel, embedded_models
-from attnflow.web.requests import Limits
+from attnflow.web.models import Limits, OfferedModel, embedded_models
 from full_disk import full_disks
 from hostile_surface import try_command_lines, try_raw_requests, try_request_bodies
 from interrupts import interrupted_captures, threaded_captures

@@ -37,7 +37,7 @@ def serve(
     uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")
     os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn outside the main thread
     from attnflow.web.app import guarded_app
-    from attnflow.web.connections import server_settings
+    from attnflow.web.guard import server_settings
     from attnflow.web.models import embedded_models, named_models
 
     with _listen(port) as listening:

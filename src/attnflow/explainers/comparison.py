@@ -118,7 +118,7 @@ def continued(
     prompt: Any,
     methods: Sequence[Method | None] = (None,),
     *,
-    max_new_tokens: int,
+    max_new_tokens: int = 20,
     images: Sequence[Any] | None = None,
     chat: bool = False,
     careful: bool = False,

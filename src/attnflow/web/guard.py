@@ -1,4 +1,9 @@
-"""What stands before every request: who may call, how much may be sent, what a page may do."""
+"""What stands before every request: who may call, how much may be sent, how long it may take.
+
+uvicorn waits for the rest of half-sent headers for ever. A visitor who opens many such connections
+takes every file handle the process may have, and nobody else is answered: `DeadlineProtocol` gives
+up. The body of a request has its deadline in the `Guard`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,13 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from attnflow.web.requests import Limits
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["Guard"]
+from attnflow.web.models import Limits
+
+__all__ = ["DeadlineProtocol", "Guard", "server_settings"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -55,7 +64,7 @@ class Guard:
         self._limits = limits
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One request, or the server's own start and stop."""
+        """Answer one request, or the server's own start and stop."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -71,7 +80,7 @@ class Guard:
         await self._app(scope, _replaying(body, receive), guarded)
 
     def _largest(self, path: str) -> int:
-        """How many bytes may be sent: an image has more than a text."""
+        """Return how many bytes may be sent: an image has more than a text."""
         return self._limits.image_bytes if path in _IMAGES else self._limits.body_bytes
 
     async def _body(
@@ -159,3 +168,55 @@ async def _refuse(send: Send, refused: _RefusedError) -> None:
     start = {"type": "http.response.start", "status": refused.status, "headers": headers}
     await send(start)
     await send({"type": "http.response.body", "body": body})
+
+
+class DeadlineProtocol(H11Protocol):
+    """One connection; it is closed when the headers of a request are not there in time.
+
+    The clock starts when a connection opens and when the first bytes of a later request come, and
+    stops when the headers are read. Between requests uvicorn's own keep-alive limit holds.
+    """
+
+    seconds_to_send = Limits.seconds_to_send
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock: a visitor has come."""
+        super().connection_made(transport)
+        self._start_clock()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes: of headers, until h11 has read them all."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._start_clock()
+        else:
+            self._stop_clock()
+
+    def on_response_complete(self) -> None:
+        """Start the clock if the next request's first bytes are in h11's buffer already."""
+        super().on_response_complete()
+        waiting = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if waiting:
+            self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock: the visitor has gone."""
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def _start_clock(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.seconds_to_send, self.transport.close)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def server_settings(app: Any, limits: Limits | None = None) -> uvicorn.Config:
+    """Return what `uvicorn.Server` is started with."""
+    seconds = (limits or Limits()).seconds_to_send
+    protocol = type("Protocol", (DeadlineProtocol,), {"seconds_to_send": seconds})
+    return uvicorn.Config(app, log_level="warning", http=protocol, ws="none", lifespan="on")

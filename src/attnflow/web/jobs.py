@@ -1,26 +1,35 @@
-"""Work that takes a while: one thread does it in order, everyone can see how far it is and stop it.
+"""Work that takes a while, and its results.
 
-One thread, because the work fills the machine by itself and a model is not made for two at once.
-The queue is short: whoever comes when it is full is told so at once, instead of waiting for ever.
+One thread does the work in order, and everyone can see how far it is and stop it. One thread,
+because the work fills the machine by itself and a model is not made for two at once. The queue is
+short: whoever comes when it is full is told so at once, instead of waiting for ever. Results are
+kept by id, to be linked and downloaded; the oldest are given up.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import secrets
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from queue import Queue
 from threading import Event, Lock, Thread
 from typing import Any, Literal
 
-from attnflow.errors import AttnflowError, AttributionWarning
+from attnflow.errors import AttnflowError, AttributionWarning, InputError
 from attnflow.errors.progress import Progress, listening
+from attnflow.explainers.comparison import Comparison
+from attnflow.show.page import page
+from attnflow.show.view import View
 
-__all__ = ["CancelledJobError", "Job", "Jobs", "QueueFullError"]
+__all__ = ["CancelledJobError", "Job", "Jobs", "QueueFullError", "Results", "StoredResult"]
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
+_DRAWING = Lock()  # pyplot keeps a state of its own, for one thread at a time
 _REMEMBERED = 512  # finished jobs that can still be asked about
 
 
@@ -83,7 +92,7 @@ class Job:
             self.state = "failed"
 
     def to_dict(self, ahead: int) -> dict[str, Any]:
-        """Plain values, for JSON; `ahead` is how many jobs come first."""
+        """Return plain values, for JSON; `ahead` is how many jobs come first."""
         names = ("id", "state", "stage", "done", "total", "text", "error", "result")
         return {**{name: getattr(self, name) for name in names}, "ahead": ahead}
 
@@ -111,11 +120,11 @@ class Jobs:
         return job
 
     def get(self, name: str) -> Job | None:
-        """A job by its id, or None if there is none, or none any more."""
+        """Return a job by its id, or None if there is none, or none any more."""
         return self._known.get(name)
 
     def ahead_of(self, job: Job) -> int:
-        """How many jobs come before this one."""
+        """Return how many jobs come before this one."""
         with self._lock:
             waiting = self._waiting()
             running = any(other.state == "running" for other in self._known.values())
@@ -140,3 +149,82 @@ class Jobs:
         ended = [j for j in self._known.values() if j.state in ("done", "failed", "cancelled")]
         for job in ended[: max(0, len(self._known) - _REMEMBERED)]:
             del self._known[job.id]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredResult:
+    """One finished piece of work, in the forms it can be downloaded in."""
+
+    comparison: Comparison
+    document: View
+    generated: bool
+
+    @cached_property
+    def json(self) -> bytes:
+        """The view document."""
+        return json.dumps(self.document, ensure_ascii=True, allow_nan=False).encode("ascii")
+
+    @cached_property
+    def html(self) -> bytes:
+        """The self-contained page."""
+        return page(self.document).encode("utf-8")
+
+    def png(self, result: int = 0, target: int | None = None) -> bytes:
+        """Draw one result: the whole completion, or one target by its index."""
+        results = self.comparison.results
+        if not 0 <= result < len(results):
+            raise InputError(f"There are results 0 to {len(results) - 1}; got {result}.")
+        attribution = results[result]
+        index = self.document["start"] if target is None else target
+        if not 0 <= index < len(attribution.targets):
+            raise InputError(f"There are targets 0 to {len(attribution.targets) - 1}; got {index}.")
+        position = attribution.targets.positions[index]
+        with _DRAWING:
+            return _draw(attribution, position, self.generated)
+
+
+class Results:
+    """The results that are still kept, by id."""
+
+    def __init__(self, *, most: int) -> None:
+        self._most = most
+        self._results: OrderedDict[str, StoredResult] = OrderedDict()
+        self._lock = Lock()
+
+    def add(self, result: StoredResult) -> str:
+        """Keep a result and give it an id that cannot be guessed."""
+        name = secrets.token_urlsafe(9)
+        with self._lock:
+            self._results[name] = result
+            while len(self._results) > self._most:
+                self._results.popitem(last=False)
+        return name
+
+    def get(self, name: str) -> StoredResult | None:
+        """Return a result by its id; looking at it keeps it longer."""
+        with self._lock:
+            result = self._results.get(name)
+            if result is not None:
+                self._results.move_to_end(name)
+        return result
+
+
+def _draw(result: Any, position: int, generated: bool) -> bytes:
+    from attnflow.show import plots
+    from attnflow.show.plots.canvas import pyplot
+
+    figure: Any
+    if result.sources.grid is not None and result.provenance.get("images"):
+        figure = plots.image_overlay(result, target=position).get_figure(root=True)
+    elif result.sources.images:
+        figure = plots.image_words_figure(result)
+    elif generated:
+        figure = plots.completion_figure(result, position)
+    else:
+        figure = result.plot(target=position).get_figure(root=True)
+    image = io.BytesIO()
+    try:
+        figure.savefig(image, format="png", dpi=160)
+    finally:
+        pyplot().close(figure)
+    return image.getvalue()

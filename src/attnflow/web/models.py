@@ -1,4 +1,4 @@
-"""The models a server offers: those that ship with attnflow, and those named when it started.
+"""What a server offers: models, those that ship and those named at its start, within limits.
 
 A visitor chooses one of these by its name and can reach no other.
 """
@@ -18,10 +18,26 @@ from attnflow.errors import InputError
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
-__all__ = ["OfferedModel", "embedded_models", "named_models"]
+__all__ = ["Limits", "OfferedModel", "embedded_models", "named_models"]
 
 # The drawing that visitors may try: scene 7 of those that nothing was chosen by.
 _PICTURE = "example.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much one visitor, and all together, may ask for."""
+
+    body_bytes: int = 64 * 1024
+    image_bytes: int = 4 * 1024 * 1024
+    characters: int = 20_000
+    tokens: int = 512
+    flow_tokens: int = 128
+    ask_tokens: int = 2_048
+    new_tokens: int = 64
+    waiting: int = 32
+    results: int = 64
+    seconds_to_send: float = 15.0
 
 
 @dataclass(frozen=True)

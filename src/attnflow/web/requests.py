@@ -1,41 +1,46 @@
-"""What a visitor may ask for: a pydantic model of each request, every refusal a sentence."""
+"""What a visitor may ask for: a pydantic model of each request, every refusal a sentence.
+
+A request is read once, and carries itself out: it hands the model and what was sent to
+`explainers.comparison`, as `attnflow report` does. It decides nothing: which method is the default,
+which rows are the answer and how many tokens are written are the explainers' decisions.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import inspect
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from attnflow.errors import InputError
+from attnflow.explainers.comparison import Comparison, answered, compare, continued
 from attnflow.methods import METHODS, Method, make_method
+from attnflow.show.view import View
 from attnflow.tokens.documents import named_documents
-from attnflow.web.models import OfferedModel
+from attnflow.web.models import Limits, OfferedModel
 
-__all__ = [
-    "DEFAULT",
-    "EXPLANATION_METHODS",
-    "AskRequest",
-    "BaseRequest",
-    "ChatRequest",
-    "GENERATION_METHODS",
-    "ExplainRequest",
-    "GenerateRequest",
-    "Limits",
-    "offer_of",
-    "read_request",
-]
+if TYPE_CHECKING:
+    from attnflow.hosts.model import Model
+
+__all__ = ["DEFAULT", "METHOD_NAMES", "REQUESTS", "BaseRequest", "read_request"]
 
 DEFAULT = "default"
-GENERATION_METHODS = (DEFAULT, "gradient-rollout", "rollout", "raw", "flow")
-EXPLANATION_METHODS = (DEFAULT, *METHODS)
+METHOD_NAMES = (DEFAULT, *METHODS)
 _ROLES = ("system", "user", "assistant")
 _MOST_MESSAGES = 40
 _MOST_METHODS = 6
 _MOST_DOCUMENTS = 24
+_LONGEST_NAME = 120
+_LONGEST_TITLE = 90
+_STRICT = ConfigDict(
+    extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=()
+)
 _KINDS = {
     "string_type": "a text",
     "missing": "there",
@@ -46,22 +51,6 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How much one visitor, and all together, may ask for."""
-
-    body_bytes: int = 64 * 1024
-    image_bytes: int = 4 * 1024 * 1024
-    characters: int = 20_000
-    tokens: int = 512
-    flow_tokens: int = 128
-    ask_tokens: int = 2_048
-    new_tokens: int = 64
-    waiting: int = 32
-    results: int = 64
-    seconds_to_send: float = 15.0
-
-
 @dataclass(frozen=True)
 class _Offer:
     """What the validators check against: the models there are, and the limits."""
@@ -70,133 +59,121 @@ class _Offer:
     models: Mapping[str, OfferedModel] = field(default_factory=dict)
 
 
+def _usual_count(function: Callable[..., Any]) -> int:
+    """Return how many tokens a function writes when nobody says."""
+    return int(inspect.signature(function).parameters["max_new_tokens"].default)
+
+
 class BaseRequest(BaseModel):
     """What all requests share. Values are taken as they are sent, none is converted."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=()
-    )
+    model_config = _STRICT
     task: ClassVar[str]
     ability: ClassVar[str]
     purpose: ClassVar[str]
-    method_names: ClassVar[Collection[str]]
+    subject: ClassVar[str] = ""  # the field that the model reads
+    limit: ClassVar[str] = "tokens"
+    usual_tokens: ClassVar[int] = 0  # that are written when nobody says; 0 writes none
 
     model: str = ""
+    methods: list[Any] = []
 
     @field_validator("model")
     @classmethod
     def _model_is_offered(cls, name: str, info: ValidationInfo) -> str:
-        models = offer_of(info).models.values()
+        models = _offer_of(info).models.values()
         able = [model.name for model in models if getattr(model, cls.ability)]
         if name not in able:
             raise InputError(
-                f"There is no model {_abridged(name)} here to {cls.purpose}; this server offers "
+                f"There is no model {_abridge(name)} here to {cls.purpose}; this server offers "
                 f"{', '.join(able) or 'none'}."
             )
         return name
 
-    @field_validator("text", "prompt", "question", check_fields=False)
-    @classmethod
-    def _text_can_be_read(cls, text: str, info: ValidationInfo) -> str:
-        limit = offer_of(info).limits.characters
-        if not text.strip():
-            raise InputError("There is nothing to explain: the text is empty.")
-        if len(text) > limit:
-            raise InputError(
-                f"The text has {len(text):,} characters; this server takes up to {limit:,}. "
-                "Shorten it, or use attnflow on the command line."
-            )
-        if any("\ud800" <= sign <= "\udfff" for sign in text):
-            raise InputError("The text is not valid Unicode: it holds half of a surrogate pair.")
-        return text
-
-    @field_validator("methods", check_fields=False)
+    @field_validator("methods")
     @classmethod
     def _methods_are_known(cls, names: list[Any]) -> list[str]:
         if len(names) > _MOST_METHODS:
             raise InputError(f"Choose up to {_MOST_METHODS} methods; got {len(names)}.")
         for name in names:
-            if not isinstance(name, str) or name not in cls.method_names:
+            if not isinstance(name, str) or name not in METHOD_NAMES:
                 raise InputError(
-                    f"Unknown method {_abridged(name)}; allowed: {', '.join(cls.method_names)}."
+                    f"Unknown method {_abridge(name)}; allowed: {', '.join(METHOD_NAMES)}."
                 )
         return list(dict.fromkeys(names))
+
+    @field_validator("text", "prompt", "question", check_fields=False)
+    @classmethod
+    def _text_can_be_read(cls, text: str, info: ValidationInfo) -> str:
+        if not text.strip():
+            raise InputError("There is nothing to explain: the text is empty.")
+        _check_length("The text has", len(text), "it", info)
+        if any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise InputError("The text is not valid Unicode: it holds half of a surrogate pair.")
+        return text
 
     @field_validator("tokens", check_fields=False)
     @classmethod
     def _tokens_are_few(cls, count: int, info: ValidationInfo) -> int:
-        limit = offer_of(info).limits.new_tokens
+        limit = _offer_of(info).limits.new_tokens
         if not 1 <= count <= limit:
-            raise InputError(f"'tokens' is from 1 to {limit}; got {_abridged(count)}.")
+            raise InputError(f"'tokens' is from 1 to {limit}; got {_abridge(count)}.")
         return count
+
+    @property
+    def wording(self) -> str:
+        """The words that the model reads, for its tokens to be counted; a picture has none."""
+        return str(getattr(self, self.subject)) if self.subject else ""
+
+    @property
+    def title(self) -> str | None:
+        """The heading of the result; None takes the text's."""
+        return _shorten_title(self.wording.strip())
+
+    def chosen(self) -> tuple[Method | None, ...]:
+        """Return the methods, in the order they were sent; None is the default."""
+        return tuple(None if name == DEFAULT else make_method(name) for name in self.methods)
+
+    def options(self) -> dict[str, Any]:
+        """Return the fields that are called as the explainers call them."""
+        return self.model_dump(include={"careful", "chat", "confirm"})
+
+    def compare(self, model: Model) -> Comparison:
+        """Carry out the request."""
+        raise NotImplementedError
+
+    def carry_out(self, model: Model) -> tuple[Comparison, View]:
+        """Carry out the request; return the results and the document that shows them."""
+        comparison = self.compare(model)
+        return comparison, comparison.view(title=self.title)
+
+    def record(self) -> dict[str, Any]:
+        """Return what was asked, for a link to fill the form; a picture is in the result."""
+        return {"task": self.task, **self.model_dump(exclude={"image"})}
+
+
+# -- texts ------------------------------------------------------------------------------------
 
 
 class ExplainRequest(BaseRequest):
-    """Explain a text with these methods; none means the usual ones."""
+    """Explain a text; no methods means the usual ones."""
 
     task = "explain"
     ability = "explains"
     purpose = "explain a text"
-    method_names = EXPLANATION_METHODS
+    subject = "text"
 
     text: str = ""
-    methods: list[Any] = []
     careful: bool = False
     confirm: bool = True
 
-    def make_methods(self) -> tuple[Method | None, ...]:
-        """The methods, in the order they were sent; None is the model's default."""
-        return _methods(self.methods)
+    @property
+    def title(self) -> None:
+        """No heading but the text's."""
 
-
-class DocumentField(BaseModel):
-    """A document of a question: its name and its text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    name: str
-    text: str
-
-
-class AskRequest(BaseRequest):
-    """Answer a question from documents."""
-
-    task = "ask"
-    ability = "generates"
-    purpose = "answer a question"
-    method_names = GENERATION_METHODS
-
-    question: str = ""
-    documents: list[DocumentField] = []
-    methods: list[Any] = [DEFAULT]
-    tokens: int = 40
-    chat: bool | None = None
-    careful: bool = False
-    confirm: bool = False
-
-    def make_methods(self) -> tuple[Method | None, ...]:
-        """The methods, in the order they were sent; None is the default of ask()."""
-        return _methods(self.methods or [DEFAULT])
-
-    @field_validator("documents")
-    @classmethod
-    def _documents_can_be_read(
-        cls, documents: list[DocumentField], info: ValidationInfo
-    ) -> list[DocumentField]:
-        limit = offer_of(info).limits.characters
-        if len(documents) > _MOST_DOCUMENTS:
-            raise InputError(f"Give up to {_MOST_DOCUMENTS} documents; got {len(documents)}.")
-        length = sum(len(document.text) for document in documents)
-        if length > limit:
-            raise InputError(
-                f"The documents have {length:,} characters; this server takes up to {limit:,}. "
-                "Shorten them, or use attnflow on the command line."
-            )
-        named_documents([(document.name, document.text) for document in documents])
-        return documents
-
-    def named(self) -> list[tuple[str, str]]:
-        """The documents as pairs of a name and a text."""
-        return [(document.name, document.text) for document in self.documents]
+    def compare(self, model: Model) -> Comparison:
+        """Apply every method to the text."""
+        return compare(model, self.text, self.chosen() or None, **self.options())
 
 
 class GenerateRequest(BaseRequest):
@@ -205,26 +182,23 @@ class GenerateRequest(BaseRequest):
     task = "generate"
     ability = "generates"
     purpose = "continue a prompt"
-    method_names = GENERATION_METHODS
+    subject = "prompt"
+    usual_tokens = _usual_count(continued)
 
     prompt: str = ""
-    methods: list[Any] = [DEFAULT]
-    tokens: int = 12
+    tokens: int
     chat: bool = False
     careful: bool = False
     confirm: bool = True
 
-    def make_methods(self) -> tuple[Method | None, ...]:
-        """The methods, in the order they were sent; None is the default of generate()."""
-        return _methods(self.methods or [DEFAULT])
+    @property
+    def title(self) -> str:
+        """The prompt, which goes on."""
+        return _shorten_title(f"{self.prompt.strip()} …")
 
-
-class MessageField(BaseModel):
-    """A turn of a conversation."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    role: str
-    content: str
+    def compare(self, model: Model) -> Comparison:
+        """Continue the prompt and explain every token."""
+        return _continue(self, model, self.prompt)
 
 
 class ChatRequest(BaseRequest):
@@ -233,45 +207,179 @@ class ChatRequest(BaseRequest):
     task = "chat"
     ability = "chats"
     purpose = "talk with"
-    method_names = GENERATION_METHODS
+    usual_tokens = _usual_count(continued)
 
-    messages: list[MessageField] = []
-    methods: list[Any] = [DEFAULT]
-    tokens: int = 40
+    class Message(BaseModel):
+        """A turn of a conversation."""
+
+        model_config = _STRICT
+        role: str
+        content: str
+
+    messages: list[Message] = []
+    tokens: int
     careful: bool = False
     confirm: bool = True
 
     @field_validator("messages")
     @classmethod
-    def _messages_can_be_read(
-        cls, messages: list[MessageField], info: ValidationInfo
-    ) -> list[MessageField]:
-        limit = offer_of(info).limits.characters
+    def _messages_can_be_read(cls, messages: list[Message], info: ValidationInfo) -> list[Message]:
         if not 1 <= len(messages) <= _MOST_MESSAGES:
             raise InputError(f"Give 1 to {_MOST_MESSAGES} messages; got {len(messages)}.")
         for message in messages:
             if message.role not in _ROLES:
                 raise InputError(
-                    f"A role is one of {', '.join(_ROLES)}; got {_abridged(message.role)}."
+                    f"A role is one of {', '.join(_ROLES)}; got {_abridge(message.role)}."
                 )
             if not message.content.strip():
                 raise InputError("A message is empty: type something, or remove it.")
         length = sum(len(message.content) for message in messages)
-        if length > limit:
-            raise InputError(
-                f"The messages have {length:,} characters; this server takes up to {limit:,}. "
-                "Shorten them, or use attnflow on the command line."
-            )
+        _check_length("The messages have", length, "them", info)
         return messages
 
-    def make_methods(self) -> tuple[Method | None, ...]:
-        """The methods, in the order they were sent; None is the default of generate()."""
-        return _methods(self.methods or [DEFAULT])
+    @property
+    def title(self) -> str:
+        """The last message."""
+        return _shorten_title(self.messages[-1].content.strip())
 
-    def turns(self) -> list[dict[str, str]]:
-        """The messages as chat templates take them."""
-        return [message.model_dump() for message in self.messages]
+    @property
+    def wording(self) -> str:
+        """All messages."""
+        return "\n".join(message.content for message in self.messages)
 
+    def compare(self, model: Model) -> Comparison:
+        """Answer the last message and explain every token."""
+        return _continue(self, model, [message.model_dump() for message in self.messages])
+
+
+class AskRequest(BaseRequest):
+    """Answer a question from documents."""
+
+    task = "ask"
+    ability = "generates"
+    purpose = "answer a question"
+    limit = "ask_tokens"
+    usual_tokens = _usual_count(answered)
+
+    class Document(BaseModel):
+        """A document: its name and its text."""
+
+        model_config = _STRICT
+        name: str
+        text: str
+
+    question: str = ""
+    documents: list[Document] = []
+    tokens: int
+    chat: bool | None = None
+    careful: bool = False
+    confirm: bool = False
+
+    @field_validator("documents")
+    @classmethod
+    def _documents_can_be_read(
+        cls, documents: list[Document], info: ValidationInfo
+    ) -> list[Document]:
+        if len(documents) > _MOST_DOCUMENTS:
+            raise InputError(f"Give up to {_MOST_DOCUMENTS} documents; got {len(documents)}.")
+        length = sum(len(document.text) for document in documents)
+        _check_length("The documents have", length, "them", info)
+        named_documents([(document.name, document.text) for document in documents])
+        return documents
+
+    @property
+    def wording(self) -> str:
+        """The documents and the question."""
+        return "\n\n".join([*(document.text for document in self.documents), self.question])
+
+    def carry_out(self, model: Model) -> tuple[Comparison, View]:
+        """Answer the question; the view has a line for each statement."""
+        documents = [(document.name, document.text) for document in self.documents]
+        methods, options = self.chosen() or (None,), self.options()
+        answer, comparison = answered(
+            model, self.question, documents, methods, max_new_tokens=self.tokens, **options
+        )
+        return comparison, {**comparison.view(title=self.question), "lines": answer.lines}
+
+
+# -- images -----------------------------------------------------------------------------------
+
+
+class ImageRequest(BaseRequest):
+    """Say what is in an image and which of its parts that came from.
+
+    The image is the bytes of a file in base64, with or without a `data:` address.
+    """
+
+    task = "image"
+    ability = "sees"
+    purpose = "look at an image"
+
+    image: str = ""
+    name: str = "image"
+
+    @field_validator("image")
+    @classmethod
+    def _image_can_be_read(cls, text: str, info: ValidationInfo) -> str:
+        most = _offer_of(info).limits.image_bytes
+        if not text.strip():
+            raise InputError("There is no image: drop one on the page, or choose a file.")
+        if len(text) > most:
+            raise InputError(f"The image is larger than {most // 2**20} MB. Make it smaller first.")
+        _decode(text)
+        return text
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_short(cls, name: str) -> str:
+        return name[:_LONGEST_NAME] or "image"
+
+    @property
+    def title(self) -> str:
+        """The name of the file."""
+        return self.name
+
+    def compare(self, model: Model) -> Comparison:
+        """Apply every method to the image."""
+        return compare(model, _decode(self.image), self.chosen() or None)
+
+
+class ImageQuestionRequest(ImageRequest):
+    """Answer a question about an image and say which of its parts each word came from."""
+
+    task = "image-question"
+    ability = "answers"
+    purpose = "answer a question about an image"
+    subject = "question"
+    usual_tokens = _usual_count(continued)
+
+    question: str = ""
+    tokens: int
+
+    @property
+    def title(self) -> str:
+        """The question."""
+        return _shorten_title(self.question.strip())
+
+    def compare(self, model: Model) -> Comparison:
+        """Answer the question and explain every word."""
+        return _continue(self, model, self.question, images=[_decode(self.image)])
+
+
+def _continue(
+    request: GenerateRequest | ChatRequest | ImageQuestionRequest,
+    model: Model,
+    prompt: Any,
+    **options: Any,
+) -> Comparison:
+    options |= {"max_new_tokens": request.tokens, **request.options()}
+    return continued(model, prompt, request.chosen() or (None,), **options)
+
+
+REQUESTS: tuple[type[BaseRequest], ...] = (
+    *(ExplainRequest, GenerateRequest, ChatRequest, AskRequest),
+    *(ImageRequest, ImageQuestionRequest),
+)
 
 R = TypeVar("R", bound=BaseRequest)
 
@@ -279,7 +387,7 @@ R = TypeVar("R", bound=BaseRequest)
 def read_request(
     body: bytes, kind: type[R], models: Mapping[str, OfferedModel], limits: Limits
 ) -> R:
-    """The request in a body, or an InputError that says what is wrong with it.
+    """Read the request in a body, or raise an InputError that says what is wrong with it.
 
     >>> read_request(b"[1]", ExplainRequest, {}, Limits())
     Traceback (most recent call last):
@@ -290,35 +398,52 @@ def read_request(
     except (ValueError, RecursionError) as error:
         raise InputError(f"The request is not JSON ({_first_line(error)}).") from None
     if not isinstance(record, dict):
-        raise InputError(f"The request must be a JSON object; got {_abridged(record)}.")
+        raise InputError(f"The request must be a JSON object; got {_abridge(record)}.")
+    if kind.usual_tokens:
+        record.setdefault("tokens", min(kind.usual_tokens, limits.new_tokens))
     try:
         return kind.model_validate(record, context=_Offer(limits, models))
     except ValidationError as error:
         raise InputError(_sentence(error.errors()[0], kind.model_fields)) from None
 
 
-def _methods(names: Iterable[str]) -> tuple[Method | None, ...]:
-    return tuple(None if name == DEFAULT else make_method(name) for name in names)
-
-
-def offer_of(info: ValidationInfo) -> _Offer:
-    """What a validator checks against."""
+def _offer_of(info: ValidationInfo) -> _Offer:
     assert isinstance(info.context, _Offer)  # `read_request` is the only way in
     return info.context
 
 
+def _check_length(subject: str, length: int, pronoun: str, info: ValidationInfo) -> None:
+    limit = _offer_of(info).limits.characters
+    if length > limit:
+        raise InputError(
+            f"{subject} {length:,} characters; this server takes up to {limit:,}. Shorten "
+            f"{pronoun}, or use attnflow on the command line."
+        )
+
+
+def _decode(image: str) -> bytes:
+    try:
+        return base64.b64decode(image.rpartition(",")[2], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(f"The image is not in base64 ({error}).") from error
+
+
+def _shorten_title(text: str) -> str:
+    return text if len(text) <= _LONGEST_TITLE else f"{text[: _LONGEST_TITLE - 2]}…"
+
+
 def _sentence(error: ErrorDetails, names: Iterable[str]) -> str:
-    """pydantic's first objection in our words; an InputError of a validator speaks for itself."""
+    """Put pydantic's first objection in our words; an InputError speaks for itself."""
     name = str(error["loc"][0]) if error["loc"] else ""
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     if error["type"] == "extra_forbidden":
-        return f"Unknown field {_abridged(name)}; the fields are {', '.join(names)}."
+        return f"Unknown field {_abridge(name)}; the fields are {', '.join(names)}."
     kind = _KINDS.get(error["type"], error["msg"])
-    return f"{name!r} must be {kind}; got {_abridged(error['input'])}."
+    return f"{name!r} must be {kind}; got {_abridge(error['input'])}."
 
 
-def _abridged(value: Any) -> str:
+def _abridge(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -4,11 +4,9 @@
 
   const { make } = attnflow;
   const at = (id) => document.getElementById(id);
-  const USUAL = { explain: ["default", "rollout", "raw", "flow"], generate: ["default"], chat: ["default"], ask: ["default"] };
   const LABELS = { explain: "Text", generate: "Prompt", ask: "Question" };
   const GO = { explain: "Explain", generate: "Continue", chat: "Send", ask: "Ask" };
   const ABILITY = { explain: "explains", generate: "generates", chat: "chats", ask: "generates" };
-  const NEW_TOKENS = { generate: 12, chat: 40, ask: 40 };
   const ROLES = ["system", "user", "assistant"];
 
   class Form {
@@ -49,7 +47,7 @@
       at("text-label").textContent = LABELS[task] ?? "";
       for (const block of document.querySelectorAll("[data-for]")) block.hidden = !block.dataset.for.split(" ").includes(task);
       at("tokens").max = String(this.offers.limits.new_tokens);
-      at("tokens").value = String(Math.min(NEW_TOKENS[task] ?? 12, this.offers.limits.new_tokens));
+      at("tokens").value = String(Math.min(this.offers.new_tokens[task] ?? 1, this.offers.limits.new_tokens));
       if (task === "ask" && !at("document-list").children.length) this.addDocument();
       if (task === "chat" && !at("message-list").children.length) this.addMessage("user");
       this.fillMethods();
@@ -57,15 +55,24 @@
       return able.length > 0;
     }
 
+    get usual() {
+      return this.offers.usual[this.task];
+    }
+
+    // The methods that a text is explained by stand in sight, all others are folded away.
     fillMethods() {
-      const { task } = this;
-      const boxes = (this.offers.methods[task] ?? []).map((name) => {
-        const box = make("input", { type: "checkbox", name: "method", value: name });
-        box.checked = USUAL[task].includes(name);
-        return make("label", {}, box, this.offers.titles[name] ?? (task === "explain" ? "The model’s default" : "Default (gradient attention)"));
-      });
-      at("methods").replaceChildren(make("legend", {}, "Methods"), ...boxes);
+      const boxes = new Map(this.offers.methods.map((name) => [name, this.methodBox(name)]));
+      const inSight = this.offers.usual.explain;
+      const others = this.offers.methods.filter((name) => !inSight.includes(name));
+      const more = make("details", { class: "more" }, make("summary", {}, "More methods"), ...others.map((name) => boxes.get(name)));
+      at("methods").replaceChildren(make("legend", {}, "Methods"), ...inSight.map((name) => boxes.get(name)), more);
       this.markCareful();
+    }
+
+    methodBox(name) {
+      const box = make("input", { type: "checkbox", name: "method", value: name });
+      box.checked = this.usual.includes(name);
+      return make("label", {}, box, this.offers.titles[name] ?? "The model’s default");
     }
 
     // The careful method explains words: it stands alone, and the others wait.
@@ -178,13 +185,13 @@
       const careful = at("careful").checked && !at("careful-choice").hidden;
       if (careful) return { methods: [], careful };
       const checked = [...document.querySelectorAll("[name=method]:checked")].map((box) => box.value);
-      const usual = USUAL[this.task].filter((name) => checked.includes(name)); // the usual one opens
+      const usual = this.usual.filter((name) => checked.includes(name)); // the usual one opens
       return { methods: [...new Set([...usual, ...checked])], careful };
     }
 
     // Fill the form with what a stored result was asked.
     restore(request) {
-      if (!request || !(request.task in USUAL)) return;
+      if (!request || !(request.task in ABILITY)) return;
       this.task = request.task;
       at("document-list").replaceChildren();
       for (const { name, text } of request.documents ?? []) this.addDocument(name, text);
@@ -200,7 +207,9 @@
       at("careful").checked = Boolean(request.careful);
       this.markCareful();
       for (const box of document.querySelectorAll("[name=method]")) {
-        box.checked = request.methods?.length ? request.methods.includes(box.value) : USUAL[this.task].includes(box.value);
+        box.checked = request.methods?.length ? request.methods.includes(box.value) : this.usual.includes(box.value);
+        const more = box.closest("details");
+        if (more && box.checked) more.open = true;
       }
     }
   }
