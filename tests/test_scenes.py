@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import attnflow
+from attnflow import capture
 from attnflow.cli.app import _run, app
 from attnflow.errors import FileError, InputError, ModelError
 from attnflow.explainers.request import IMAGE_METHOD
@@ -29,7 +30,7 @@ from attnflow_experiments.scenes.drawn_scenes import (
     scenes,
 )
 from attnflow_experiments.scenes.experiment import DEFAULT, Scenes
-from attnflow_experiments.scenes.observe import SceneQuestion, _mass, _points_at
+from attnflow_experiments.scenes.observe import SceneQuestion, _map, _mass, _points_at
 
 PAIR = Scene(
     (SceneObject("circle", "red", (0, 16, 16, 32)), SceneObject("cross", "blue", (32, 16, 48, 32))),
@@ -302,12 +303,12 @@ def test_a_model_without_a_vision_tower_takes_no_images() -> None:
 
 def test_the_experiment_goes_on_from_its_journal(small: tuple[Any, Any], tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
-    report = Scenes(scenes=4)(*small, journal=journal)
+    report = Scenes(scenes=2)(*small, journal=journal)
     lines = journal.read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 3
     assert set(report.table("scenes").rows) > set(CONTENDERS)
-    journal.write_text("\n".join(lines[:3]) + "\n", encoding="utf-8")
-    again = Scenes(scenes=4)(*small, journal=journal)
+    journal.write_text("\n".join(lines[:2]) + "\n", encoding="utf-8")
+    again = Scenes(scenes=2)(*small, journal=journal)
     assert again.to_csv() == report.to_csv()
     assert json.loads(lines[1])["scores"].keys() == report.table("scenes").rows.keys()
 
@@ -317,5 +318,14 @@ def test_the_default_is_among_the_contenders() -> None:
 
 
 def test_the_default_points_at_the_true_object(small: tuple[Any, Any]) -> None:
-    report = Scenes(scenes=24)(*small)
-    assert report.table("scenes").rows[DEFAULT][0].value >= 0.8
+    """By the default alone: what other methods and hidden patches say takes minutes."""
+    points = []
+    for case in Scenes(scenes=24)._questions(*small, start=0):
+        tokenizer = case.processor.tokenizer
+        options: Any = {"tokenizer": tokenizer, "answer": case.answer}
+        trace = capture(case.model, case.inputs, methods=[IMAGE_METHOD], **options)
+        assert trace.prediction is not None
+        if trace.prediction.label == case.question.answer.split()[0]:
+            points.append(_points_at(_map(IMAGE_METHOD, trace), trace.tokens.images[0], case))
+    assert len(points) >= 12
+    assert np.mean(points) >= 0.8

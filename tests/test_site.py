@@ -21,7 +21,7 @@ import pytest
 
 import attnflow
 from public_surface import PUBLIC_MODULES
-from test_docs import small_models
+from test_docs import page_files, small_models
 
 DOCS = Path(__file__).parent.parent / "docs"
 sys.path.insert(0, str(DOCS))
@@ -29,7 +29,7 @@ sys.path.insert(0, str(DOCS))
 import docstrings  # noqa: E402
 import reference_pages  # noqa: E402
 
-__all__ = ["small_models"]  # a fixture
+__all__ = ["page_files", "small_models"]  # fixtures
 
 FOLDERS = ("start", "how", "reference")
 PAGES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md"))
