@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,22 +104,25 @@ def throughput(loaded: Any, texts: list[str], folder: Path) -> dict[str, list[fl
     """Processor seconds of every shard, by hand and with each method."""
     import torch
 
-    from attnflow.corpus.files import DataFile
+    from attnflow.corpus import Settings
+    from attnflow.corpus.engines import JobSpec
     from attnflow.corpus.plan import Plan
-    from attnflow.corpus.settings import Settings
-    from attnflow.corpus.shard_worker import ShardWorker, load_explainer
+    from attnflow.corpus.settings import Columns
+    from attnflow.corpus.worker import ShardWorker
+    from attnflow.data import DataFile
 
     torch.set_num_threads(1)
     path = write_lines(folder / "texts.txt", texts)
-    plan = Plan.of([DataFile(path)], SHARD)
+    plan = Plan.make([DataFile(path)], SHARD)
     ways: dict[str, Callable[[Any], object]] = {
         "by hand": lambda shard: forward_by_hand(
             loaded, texts[shard.first : shard.first + shard.count]
         )
     }
     for method in BARS:
-        settings = Settings(methods=(method,), tokens_per_batch=TOKENS, shard_size=SHARD)  # type: ignore[arg-type]
-        ways[method] = ShardWorker(load_explainer(settings, loaded), [str(path)], folder, {}).run
+        settings = Settings(methods=[method], batch_tokens=TOKENS, shard_size=SHARD)
+        job = JobSpec(None, settings, Columns(text="text"), (str(path),), folder)
+        ways[method] = partial(ShardWorker(job, loaded).run, about={})
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         way(replace(plan.shards[0], count=min(20, plan.shards[0].count)))  # warms up
@@ -145,8 +149,7 @@ from pathlib import Path
 from attnflow import corpus
 from attnflow.models.verb_number import load_verb_number
 data, output = sys.argv[1:]
-model, tokenizer = load_verb_number()
-corpus.run(model, data, tokenizer=tokenizer, output=output, methods=["rollout"])
+corpus.run(load_verb_number(), data, output, settings=corpus.Settings(methods=["rollout"]))
 lines = Path("/proc/self/status").read_text().splitlines()
 print(next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")))
 """
@@ -181,6 +184,7 @@ class Pace(NamedTuple):
 def engine_pace(engine: str, data: Path, count: int, output: Path) -> Pace:
     """Of the second half of a run, when all workers have started."""
     from attnflow import corpus
+    from attnflow.errors.progress import listening
 
     states: list[tuple[int, float, float]] = []
 
@@ -189,8 +193,13 @@ def engine_pace(engine: str, data: Path, count: int, output: Path) -> Pace:
         if parts >= count // 2 and (not states or parts > states[-1][0]):
             states.append((parts, time.perf_counter(), processor_seconds()))
 
-    options: Any = {"engine": engine, "methods": ["rollout"], "threads": 1, "shard_size": SHARD}
-    corpus.run(None, data, output=output, processes=2, actors=2, progress=note, **options)
+    engines: dict[str, Any] = {
+        "local": corpus.Local(processes=2, threads=1),
+        "ray": corpus.Ray(actors=2),
+    }
+    settings = corpus.Settings(methods=["rollout"], shard_size=SHARD)
+    with listening(note):
+        corpus.run(None, data, output, settings=settings, engine=engines[engine])
     (first, clock, processor), (last, *ends) = states[0], states[-1]
     return Pace((last - first) / (ends[0] - clock), (last - first) / (ends[1] - processor))
 

@@ -236,7 +236,7 @@ def evaluate_images(model: Any, images: Sequence[Any], journal: Path, **options:
 
 def run_corpus(model: Any, data: Path, output: Path, **options: Any) -> Any:
     """Explain a corpus in this process."""
-    return call(corpus.run, model, data, output=output, **options)
+    return corpus.run(model, data, output, settings=corpus.Settings(**options))
 
 
 def served_models(folders: Mapping[str, Path]) -> list[Any]:
@@ -494,7 +494,7 @@ def on_corpora(folder: Path) -> Iterator[tuple[str, Array]]:
         )
     for targets in ("all", [2], ["the"]):
         for kind, loaded in kinds.items():
-            options = {"targets": targets, "methods": ["rollout", "raw"], "layer": 1}
+            options = {"targets": targets, "methods": ["rollout", "raw"], "layers": 1}
             cases.append((f"{kind}-{targets}", loaded, texts, options))
     for name, loaded, data, options in cases:
         result = run_corpus(loaded, data, folder / name, shard_size=2, **options)

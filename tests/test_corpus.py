@@ -21,20 +21,20 @@ import transformers
 import torture_corpus
 from attnflow import corpus, explain, explain_completion, generate
 from attnflow.cli.app import _run
-from attnflow.corpus import place
+from attnflow.corpus import Local, Ray, Settings
+from attnflow.corpus.corpus_run import ProgressCounter
 from attnflow.corpus.dataset import Corpus
-from attnflow.corpus.engine import BatchBegun, PartDone
-from attnflow.corpus.files import DataFile, Problem
-from attnflow.corpus.find_files import find_files
-from attnflow.corpus.local_engine import InlineEngine, _Assignments
-from attnflow.corpus.output_folder import PartNotes
+from attnflow.corpus.engines import BatchBegun, InlineEngine, JobSpec, PartDone
+from attnflow.corpus.folder import PartNotes
+from attnflow.corpus.local_engine import _Assignments
 from attnflow.corpus.plan import Plan, Shard, ShardReader
-from attnflow.corpus.progress_report import Tally
-from attnflow.corpus.settings import Columns, Settings
-from attnflow.corpus.shard_worker import ShardWorker, load_explainer
+from attnflow.corpus.settings import Columns
+from attnflow.corpus.worker import ShardWorker
+from attnflow.data import DataFile, find_files
 from attnflow.errors import FileError, InputError, ModelError, StoppedError
+from attnflow.errors.progress import Progress, listening
 from attnflow.explainers.writer import Writer
-from attnflow.hosts.load import load
+from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
 from attnflow.methods import quiet_about_limits
 from attnflow.methods.rows import ALL_POSITIONS
@@ -67,6 +67,10 @@ def write_jsonl(folder: Path, rows: list[Any]) -> Path:
     return path
 
 
+def run(model: Any, data: Path, output: Path, engine: Any = None, **settings: Any) -> Corpus:
+    return corpus.run(model, data, output, settings=Settings(**settings), engine=engine)
+
+
 def rows_of(result: Corpus) -> list[dict[str, Any]]:
     return result.to_arrow().to_pylist()
 
@@ -94,9 +98,9 @@ def same_top(row: dict[str, Any], result: Any, k: int) -> None:
 
 def test_each_text_gets_what_explain_gives_it_alone(tmp_path: Path) -> None:
     model, tokenizer = tiny_encoder()
-    options: Any = {"tokenizer": tokenizer, "output": tmp_path / "out", "top": 3}
-    methods = ["rollout", "raw:heads=max", "flow"]
-    result = corpus.run(model, write_texts(tmp_path), methods=methods, shard_size=3, **options)
+    methods, data = ["rollout", "raw:heads=max", "flow"], write_texts(tmp_path)
+    options: Any = {"methods": methods, "shard_size": 3, "top": 3}
+    result = run((model, tokenizer), data, tmp_path / "out", **options)
     rows = rows_of(result)
     assert [(row["text"], row["method"]) for row in rows] == [
         (number, method) for number in range(len(TEXTS)) for method in methods
@@ -118,7 +122,7 @@ def test_each_text_gets_what_explain_gives_it_alone(tmp_path: Path) -> None:
 def test_gradient_attention_of_a_language_model_is_that_of_explain(tmp_path: Path) -> None:
     model, tokenizer = tiny_decoder()
     data = write_texts(tmp_path)
-    result = corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out", values=True)
+    result = run((model, tokenizer), data, tmp_path / "out", values=True)
     assert result.methods == ("gradient-attention",)
     for row in rows_of(result):
         with quiet_about_limits():
@@ -136,8 +140,8 @@ def test_completions_get_what_explain_completion_gives(tmp_path: Path, method: s
     model, tokenizer = tiny_decoder()
     pairs = [("the keys to", "the cabinets are"), ("the king", "saw"), ("a book of the", "key is")]
     data = write_jsonl(tmp_path, [{"prompt": p, "completion": c} for p, c in pairs])
-    options: Any = {"tokenizer": tokenizer, "methods": [method] if method else None}
-    rows = rows_of(corpus.run(model, data, output=tmp_path / "out", **options))
+    methods = [method] if method else []
+    rows = rows_of(run((model, tokenizer), data, tmp_path / "out", methods=methods))
     assert [row["text"] for row in rows] == [0, 0, 0, 1, 2, 2]
     for number, (prompt, completion) in enumerate(pairs):
         own = [row for row in rows if row["text"] == number]
@@ -157,7 +161,7 @@ def test_completions_are_made_where_there_are_none(
     model, tokenizer = tiny_decoder()
     prompts = ["the keys to", "a book about the cabinets of", "the king"]
     pairs = [{"prompt": p, "completion": "saw her" if p == "the king" else None} for p in prompts]
-    options: Any = {"tokenizer": tokenizer, "max_new_tokens": 3, "methods": ["rollout", "raw"]}
+    options: Any = {"max_new_tokens": 3, "methods": ["rollout", "raw"]}
     data, lengths = write_jsonl(tmp_path, pairs), list[int]()
     usual = Writer.write
 
@@ -166,7 +170,7 @@ def test_completions_are_made_where_there_are_none(
         return usual(self, batch, *more, **options)
 
     monkeypatch.setattr(Writer, "write", write)
-    rows = rows_of(corpus.run(model, data, output=tmp_path / "out", **options))
+    rows = rows_of(run((model, tokenizer), data, tmp_path / "out", **options))
     assert lengths == [2]  # written together
     for number, prompt in enumerate(prompts):
         for method in ("rollout", "raw"):
@@ -185,12 +189,12 @@ def test_completions_are_made_where_there_are_none(
 def test_all_targets_and_chosen_ones(tmp_path: Path) -> None:
     model, tokenizer = tiny_encoder()
     data = write_texts(tmp_path, ["the key", "the king"])
-    options: Any = {"tokenizer": tokenizer, "methods": ["raw", "rollout"]}
-    every = corpus.run(model, data, output=tmp_path / "all", targets="all", **options)
+    pair, methods = (model, tokenizer), ["raw", "rollout"]
+    every = run(pair, data, tmp_path / "all", targets="all", methods=methods)
     order = [(row["target_position"], row["method"]) for row in rows_of(every) if not row["text"]]
     length = len(order) // 2
     assert order == [(k, name) for k in range(length) for name in ("raw", "rollout")]
-    some = corpus.run(model, data, output=tmp_path / "some", targets=["key"], **options)
+    some = run(pair, data, tmp_path / "some", targets=["key"], methods=methods)
     by_text = {row["text"]: row["error"] for row in rows_of(some)}
     assert by_text[0] is None
     assert "'key'" in by_text[1]
@@ -201,8 +205,8 @@ def test_sources_are_grouped_to_words_and_documents(tmp_path: Path) -> None:
     documents = ["sara talked to the author", "The keys are HIS"]
     row = {"prompt": "the book of", "documents": documents, "completion": "her"}
     data = write_jsonl(tmp_path, [row])
-    options: Any = {"tokenizer": tokenizer, "methods": ["rollout"], "values": True}
-    result = corpus.run(model, data, output=tmp_path / "out", level="document", **options)
+    options: Any = {"methods": ["rollout"], "values": True, "level": "document"}
+    result = run((model, tokenizer), data, tmp_path / "out", **options)
     [grouped] = rows_of(result)
     assert grouped["source_texts"] == documents
     prompt = "\n\n".join([*documents, "the book of"])
@@ -232,8 +236,8 @@ def test_a_classifier_that_reads_the_mean_gets_the_row_of_all_positions(
         classifier_pooling="mean", initializer_range=0.3, reference_compile=False,
     )  # fmt: skip
     model = transformers.ModernBertForSequenceClassification(config).eval()
-    options: Any = {"tokenizer": tokenizer, "values": True, "methods": [method]}
-    rows = rows_of(corpus.run(model, write_texts(tmp_path), output=tmp_path / "out", **options))
+    data, pair = write_texts(tmp_path), (model, tokenizer)
+    rows = rows_of(run(pair, data, tmp_path / "out", values=True, methods=[method]))
     for row in rows:
         alone = explain(model, TEXTS[row["text"]], method, tokenizer=tokenizer, layers=-1)
         assert row["target"] == ALL_POSITIONS == alone.targets.text[0]
@@ -241,19 +245,16 @@ def test_a_classifier_that_reads_the_mean_gets_the_row_of_all_positions(
         assert row["prediction"] == alone.prediction.label
 
 
-@pytest.mark.parametrize("targets", ["prediction", [2]])
+@pytest.mark.parametrize("targets", [None, [2]])
 def test_a_token_classifier_is_explained_by_the_answer_of_the_target(
     tmp_path: Path, targets: Any
 ) -> None:
     model, tokenizer = tiny_encoder(head="TokenClassification")
-    options: Any = {"tokenizer": tokenizer, "values": True, "methods": ["gradient-attention"]}
-    data, out = write_texts(tmp_path), tmp_path / "out"
-    rows = rows_of(corpus.run(model, data, output=out, targets=targets, **options))
+    options: Any = {"values": True, "methods": ["gradient-attention"], "targets": targets}
+    rows = rows_of(run((model, tokenizer), write_texts(tmp_path), tmp_path / "out", **options))
     for row in rows:
-        own = {} if targets == "prediction" else {"targets": targets}
-        alone = explain(
-            model, TEXTS[row["text"]], "gradient-attention", tokenizer=tokenizer, layers=-1, **own
-        )
+        options = {"targets": targets, "tokenizer": tokenizer, "layers": -1}
+        alone = explain(model, TEXTS[row["text"]], "gradient-attention", **options)
         assert row["target_position"] == alone.targets.positions[0]
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-3, abs=1e-6)
 
@@ -261,7 +262,7 @@ def test_a_token_classifier_is_explained_by_the_answer_of_the_target(
 def test_the_default_is_that_of_explain(tmp_path: Path) -> None:
     model, tokenizer = tiny_encoder(head="SequenceClassification")
     data = write_texts(tmp_path)
-    result = corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out", values=True)
+    result = run((model, tokenizer), data, tmp_path / "out", values=True)
     for row in rows_of(result):
         alone = explain(model, TEXTS[row["text"]], tokenizer=tokenizer, layers=-1)
         assert row["method"] == alone.method.name
@@ -271,10 +272,10 @@ def test_the_default_is_that_of_explain(tmp_path: Path) -> None:
 def test_without_an_answer_the_last_position_of_a_causal_model_is_explained(tmp_path: Path) -> None:
     decoder, words = tiny_decoder()
     encoder, pieces = tiny_encoder(head="")
-    for model, tokenizer, from_end in ((decoder.module, words, 1), (encoder, pieces, None)):
+    for model, tokenizer, from_end in ((decoder.model, words, 1), (encoder, pieces, None)):
         out = tmp_path / str(from_end)
-        options: Any = {"tokenizer": tokenizer, "methods": ["rollout"], "output": out}
-        for row in rows_of(corpus.run(model, write_texts(tmp_path), **options)):
+        data = write_texts(tmp_path)
+        for row in rows_of(run((model, tokenizer), data, out, methods=["rollout"])):
             assert row["prediction"] is None
             assert row["target_position"] == (0 if from_end is None else row["tokens"] - from_end)
 
@@ -292,7 +293,7 @@ def vision_model(folder: Path) -> Path:
     return folder / "vit"
 
 
-def test_images_are_explained_from_paths_and_from_bytes(tmp_path: Path) -> None:
+def test_images_from_paths_bytes_and_a_folder_get_what_explain_gives(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)
     pictures = [
@@ -306,17 +307,19 @@ def test_images_are_explained_from_paths_and_from_bytes(tmp_path: Path) -> None:
     write_jsonl(tmp_path, [{"image": path} for path in paths])
     structs = [{"bytes": content, "path": None} for content in contents]
     pq.write_table(pa.table({"image": structs, "id": [7, 8, 9]}), tmp_path / "images.parquet")
-    loaded = load(model)
-    processor = transformers.AutoImageProcessor.from_pretrained(model)
-    for name, errors in (("rows.jsonl", 2), ("images.parquet", 0)):
+    module = as_model(model).module
+    (tmp_path / "folder").mkdir()
+    for k, content in enumerate(contents):
+        (tmp_path / "folder" / f"{k}.png").write_bytes(content)
+    for name, errors in (("rows.jsonl", 2), ("images.parquet", 0), ("folder", 0)):
         out = tmp_path / f"out-{name}"
-        result = corpus.run(loaded.module, tmp_path / name, output=out, values=True)
+        result = run(module, tmp_path / name, out, values=True)
         assert (result.errors, result.methods) == (errors, ("gradient-attention",))
         rows = rows_of(result)
-        assert [row["id"] for row in rows[:3]] == ([None] * 3 if errors else ["7", "8", "9"])
+        ids = ["7", "8", "9"] if name == "images.parquet" else [None] * 3
+        assert [row["id"] for row in rows[:3]] == ids
         for row, picture in zip(rows, pictures, strict=False):
-            pixels = processor(picture, return_tensors="pt")
-            alone = explain(loaded.module, dict(pixels), layers=-1)
+            alone = explain(module, picture, layers=-1)
             assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
             assert row["source_texts"] == list(alone.sources.text)
             assert row["prediction"] == alone.prediction.label
@@ -336,7 +339,7 @@ def test_a_bad_text_becomes_a_row_with_its_sentence(tmp_path: Path) -> None:
     )
     with data.open("ab") as file:
         file.write(b'{"text": "half\n\xff\xfe\n')
-    result = corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out")
+    result = run((model, tokenizer), data, tmp_path / "out")
     rows = rows_of(result)
     assert (result.texts, result.errors) == (6, 5)
     assert [row["id"] for row in rows] == ["7", "8", None, None, None, None]
@@ -347,6 +350,15 @@ def test_a_bad_text_becomes_a_row_with_its_sentence(tmp_path: Path) -> None:
     assert "neither a text nor an object" in sentences[3]
     assert "not JSON" in sentences[4]
     assert "not UTF-8" in sentences[5]
+
+
+def test_a_table_that_is_not_utf8_says_so_in_the_row(tmp_path: Path) -> None:
+    data = tmp_path / "old.csv"
+    data.write_bytes("text,label\nthe key,1\nthe café,0\nthe king,1\n".encode("latin-1"))
+    result = run(tiny_encoder(), data, tmp_path / "out")
+    sentences = [row["error"] for row in rows_of(result)]
+    assert [sentence is None for sentence in sentences] == [True, False, True]
+    assert "is not UTF-8 text: byte 28 of it is 0xe9. Save it as UTF-8" in sentences[1]
 
 
 def test_a_batch_that_fails_is_run_text_by_text(tmp_path: Path) -> None:
@@ -361,7 +373,7 @@ def test_a_batch_that_fails_is_run_text_by_text(tmp_path: Path) -> None:
 
     type(model).forward = forward
     try:
-        result = corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out")
+        result = run((model, tokenizer), data, tmp_path / "out")
     finally:
         type(model).forward = usual
     rows = rows_of(result)
@@ -374,9 +386,9 @@ def test_a_batch_that_fails_is_run_text_by_text(tmp_path: Path) -> None:
 # -- resume -----------------------------------------------------------------------------------
 
 
-def stop_after(parts: int) -> Callable[[Any], None]:
-    def stop(state: Any) -> None:
-        if state.texts >= parts:
+def stop_after(texts: int) -> Callable[[Progress], None]:
+    def stop(state: Progress) -> None:
+        if state.stage == "texts" and state.done >= texts:
             raise KeyboardInterrupt
 
     return stop
@@ -385,16 +397,16 @@ def stop_after(parts: int) -> Callable[[Any], None]:
 def test_a_stopped_run_goes_on_and_gives_the_same_bytes(tmp_path: Path) -> None:
     model, tokenizer = tiny_encoder()
     data = write_texts(tmp_path)
-    options: Any = {"tokenizer": tokenizer, "methods": ["rollout"], "shard_size": 2}
-    corpus.run(model, data, output=tmp_path / "one", **options)
+    pair, options = (model, tokenizer), dict[str, Any](methods=["rollout"], shard_size=2)
+    run(pair, data, tmp_path / "one", **options)
     out = tmp_path / "two"
-    with pytest.raises(StoppedError, match="4 of 7 texts are kept"):
-        corpus.run(model, data, output=out, progress=stop_after(4), **options)
+    with pytest.raises(StoppedError, match="4 of 7 texts are kept"), listening(stop_after(4)):
+        run(pair, data, out, **options)
     half = corpus.read(out)
     assert (half.texts, half.complete) == (4, False)
     (out / ".attnflow-1-abc.parquet").write_bytes(b"what a killed run leaves")
     (out / "part-00000000.parquet").write_bytes(b"damaged")
-    result = corpus.run(model, data, output=out, **options)
+    result = run(pair, data, out, **options)
     assert result.complete
     assert parts_of(out) == parts_of(tmp_path / "one")
     assert not list(out.glob(".attnflow-*"))
@@ -403,19 +415,19 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
     model, tokenizer = tiny_encoder()
     data = write_texts(tmp_path)
-    options: Any = {"tokenizer": tokenizer, "output": tmp_path / "out"}
-    corpus.run(model, data, methods=["rollout"], **options)
+    place: Any = ((model, tokenizer), data, tmp_path / "out")
+    run(*place, methods=["rollout"])
     before = parts_of(tmp_path / "out")
     with pytest.raises(InputError, match="top was 5 and is 3"):
-        corpus.run(model, data, methods=["rollout"], top=3, **options)
+        run(*place, methods=["rollout"], top=3)
     with pytest.raises(InputError, match=r"methods was \['rollout'\] and is \['raw'\]"):
-        corpus.run(model, data, methods=["raw"], **options)
+        run(*place, methods=["raw"])
     model.get_input_embeddings().weight.data[0, 0] += 1
     with pytest.raises(InputError, match="weights was"):
-        corpus.run(model, data, methods=["rollout"], **options)
+        run(*place, methods=["rollout"])
     write_texts(tmp_path, [*TEXTS[:-1], "the city"])
     with pytest.raises(InputError, match="data was"):
-        corpus.run(model, data, methods=["rollout"], **options)
+        run(*place, methods=["rollout"])
     assert parts_of(tmp_path / "out") == before
 
 
@@ -424,7 +436,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "diary.txt").write_text("mine")
     with pytest.raises(InputError, match="not empty and holds no run"):
-        corpus.run(model, write_texts(tmp_path), tokenizer=tokenizer, output=tmp_path / "out")
+        run((model, tokenizer), write_texts(tmp_path), tmp_path / "out")
     with pytest.raises(FileError, match=r"holds no corpus: there is no _manifest\.json"):
         corpus.read(tmp_path / "out")
 
@@ -434,12 +446,14 @@ def test_two_runs_into_one_folder_are_told(tmp_path: Path) -> None:
     data = write_texts(tmp_path)
     messages: list[str] = []
 
-    def meanwhile(state: Any) -> None:
-        with pytest.raises(FileError, match="is being written by another run") as refusal:
-            corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out")
+    def meanwhile(state: Progress) -> None:
+        refused = pytest.raises(FileError, match="is being written by another run")
+        with refused as refusal, listening(None):
+            run((model, tokenizer), data, tmp_path / "out")
         messages.append(str(refusal.value))
 
-    corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "out", progress=meanwhile)
+    with listening(meanwhile):
+        run((model, tokenizer), data, tmp_path / "out")
     assert messages
 
 
@@ -465,116 +479,101 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     (dataset / "state.json").write_text(json.dumps(state))
     for name in ("a.parquet", "a.csv", "quoted.tsv", "a.jsonl", "dataset"):
         files = find_files(tmp_path / name)
-        plan = Plan.of(files, 3)
+        plan = Plan.make(files, 3)
         assert plan.rows == 4, name
-        reader = ShardReader([file.path for file in plan.files], ["text"])
+        reader = ShardReader([file.path for file in plan.files], Columns(text="text"))
         for shards in (plan.shards, plan.shards[::-1]):
             rows = {shard.number: reader.read(shard) for shard in shards}
-            assert [row["text"] for row in rows[0] + rows[1]] == texts, name  # type: ignore[index]
-
-
-def test_in_a_tsv_quotes_are_text_unless_a_writer_put_them(tmp_path: Path) -> None:
-    lines = ["text\tlabel", '"open\t1', 'a "b" c\t0', '"he said ""no"""\t1', "\t", "one\ttwo\t3"]
-    path = tmp_path / "a.tsv"
-    path.write_text("\r\n".join(lines), encoding="utf-8")
-    rows = list(DataFile(path).rows())
-    assert [row["text"] for row in rows[:4]] == ['"open', 'a "b" c', 'he said "no"', ""]  # type: ignore[index]
-    assert isinstance(rows[4], Problem)
-    assert Plan.of(find_files(path), 2).rows == 5
-
-
-def test_a_long_field_of_a_table_is_a_row(tmp_path: Path) -> None:
-    long = "the " * 50_000
-    (tmp_path / "a.csv").write_text(f"text\n{long}\nthe key\n", encoding="utf-8")
-    assert [len(row["text"]) for row in DataFile(tmp_path / "a.csv").rows()] == [len(long), 7]  # type: ignore[index]
+            assert [row.text for row in rows[0] + rows[1]] == texts, name
 
 
 def test_shards_go_over_the_ends_of_files(tmp_path: Path) -> None:
     for name, count in (("a", 3), ("b", 1), ("c", 4)):
         lines = [f"{name}{k}" for k in range(count)]
         (tmp_path / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
-    plan = Plan.of(find_files(str(tmp_path / "*.txt")), 5)
-    reader = ShardReader([file.path for file in plan.files], ["text"])
-    rows = [[row["text"] for row in reader.read(shard)] for shard in plan.shards]  # type: ignore[index]
+    plan = Plan.make(find_files(str(tmp_path / "*.txt")), 5)
+    reader = ShardReader([file.path for file in plan.files], Columns(text="text"))
+    rows = [[row.text for row in reader.read(shard)] for shard in plan.shards]
     assert rows == [["a0", "a1", "a2", "b0", "c0"], ["c1", "c2", "c3"]]
 
 
-def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('text\n"open\n', encoding="utf-8")
-    with pytest.raises(InputError, match="no part of a table"):
-        Plan.of(find_files(tmp_path / "a.csv"), 5)
-    (tmp_path / "b.csv").write_text("text,label\none,1\ntwo\n", encoding="utf-8")
-    assert [isinstance(row, Problem) for row in DataFile(tmp_path / "b.csv").rows()] == [0, 1]
-    (tmp_path / "a.parquet").write_bytes(b"no")
-    with pytest.raises(FileError, match="cannot be read as Parquet"):
-        Plan.of(find_files(tmp_path / "a.parquet"), 5)
-    (tmp_path / "a.md").touch()
-    with pytest.raises(InputError, match=r"ends in '\.md'"):
-        find_files(tmp_path / "a.md")
-    with pytest.raises(FileError, match="There is no file or folder"):
-        find_files(tmp_path / "nowhere")
-    with pytest.raises(FileError, match="No file matches"):
-        find_files(tmp_path / "*.nothing")
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(InputError, match="holds the splits 'train', 'test'"):
-        find_files(tmp_path / "d")
-
-
 def test_columns_are_found_or_named() -> None:
-    assert Columns.of(["Sentence", "label"]).text == "Sentence"
-    assert Columns.of(["prompt", "completion", "documents"]).completion == "completion"
-    assert Columns.of(["body", "prompt"], text="body").prompt is None
+    assert Columns.find(["Sentence", "label"], {}).text == "Sentence"
+    assert Columns.find(["prompt", "completion", "documents"], {}).completion == "completion"
+    assert Columns.find(["body", "prompt"], {"text": "body"}).prompt is None
     with pytest.raises(InputError, match="Did you mean 'body'"):
-        Columns.of(["body"], text="bodi")
+        Columns.find(["body"], {"text": "bodi"})
     with pytest.raises(InputError, match="no column 'text', 'sentence', 'prompt' or 'image'"):
-        Columns.of(["body"])
+        Columns.find(["body"], {})
+    with pytest.raises(InputError, match="A completion follows a prompt"):
+        Columns.find(["text", "end"], {"completion": "end"})
     with pytest.raises(InputError, match="one of text, prompt and image"):
-        Columns.of(["a", "b"], text="a", prompt="b")
+        Settings(columns={"text": "a", "prompt": "b"})
+    with pytest.raises(InputError, match=r"A column is one of text, .*Did you mean 'prompt'"):
+        Settings(columns={"promt": "b"})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Local(processes=0), "processes is a whole number of at least 1; got 0"),
+        (lambda: Local(threads=-1), "threads is a whole number of at least 1; got -1"),
+        (lambda: Ray(gpus=-1), "gpus is a number of at least 0; got -1"),
+        (lambda: Ray(actors=0), "actors is a whole number of at least 1; got 0"),
+    ],
+)
+def test_an_engine_checks_its_numbers(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "rai"}, "engine is 'local' or 'ray'; got 'rai'. Did you mean 'ray'"),
-        ({"processes": 0}, "processes is a whole number of at least 1; got 0"),
-        ({"threads": -1}, "threads is a whole number of at least 1; got -1"),
-        ({"engine": "ray", "gpus": -1}, "gpus is a number of at least 0; got -1"),
-        ({"address": "head:6379"}, r"address='head:6379' is for engine='ray' \(--engine ray\)"),
+        (["--engine", "rai"], "engine is 'local' or 'ray'; got 'rai'. Did you mean 'ray'"),
+        (["--address", "head:6379"], "--address 'head:6379' is for --engine ray"),
+        (["--engine", "ray", "--processes", "2"], "--processes 2 is for --engine local"),
     ],
 )
 def test_where_the_work_is_done_is_checked_first(
-    tmp_path: Path, options: dict[str, Any], message: str
+    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(InputError, match=message):
-        corpus.run(None, write_texts(tmp_path), output=tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
+    data, out = str(write_texts(tmp_path)), tmp_path / "out"
+    assert _run(["corpus", "run", "--data", data, "--output", str(out), *options]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
 
 
-@pytest.mark.parametrize("options", [{"processes": 2}, {"engine": "ray"}, {"threads": 2}])
-def test_a_loaded_model_runs_here_alone(tmp_path: Path, options: dict[str, Any]) -> None:
-    model, tokenizer = tiny_encoder()
+@pytest.mark.parametrize("engine", [Local(processes=2), Ray(), Local(threads=2)])
+def test_a_loaded_model_runs_here_alone(tmp_path: Path, engine: Any) -> None:
     with pytest.raises(InputError, match="loaded model"):
-        corpus.run(
-            model, write_texts(tmp_path), tokenizer=tokenizer, output=tmp_path / "o", **options
-        )
+        run(tiny_encoder(), write_texts(tmp_path), tmp_path / "o", engine)
+
+
+def test_an_engine_or_settings_of_another_kind_are_refused(tmp_path: Path) -> None:
+    options: Any = {"engine": "ray"}
+    with pytest.raises(InputError, match=r"engine is attnflow\.corpus\.Local\(\.\.\.\) or"):
+        corpus.run(None, write_texts(tmp_path), tmp_path / "o", **options)
+    options = {"settings": {"top": 3}}
+    with pytest.raises(InputError, match=r"settings is attnflow\.corpus\.Settings\(\.\.\.\)"):
+        corpus.run(None, write_texts(tmp_path), tmp_path / "o", **options)
 
 
 def test_settings_travel_as_json() -> None:
     settings = Settings(
-        model="m", methods=("rollout:drop=0,the", "flow"), targets=(0, "key"), level="word"
+        methods=["rollout:drop=0,the", "flow"], targets=(0, "key"), columns={"text": "body"}
     )
     assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
     with pytest.raises(InputError, match="top is a whole number of at least 1"):
         Settings(top=0)
     with pytest.raises(InputError, match="each method once"):
-        Settings(methods=("raw", "raw"))
+        Settings(methods=["raw", "raw"])
 
 
 def test_the_result_is_read_by_pandas_as_it_is(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     model, tokenizer = tiny_encoder()
-    result = corpus.run(model, write_texts(tmp_path), tokenizer=tokenizer, output=tmp_path / "out")
+    result = run((model, tokenizer), write_texts(tmp_path), tmp_path / "out")
     table = pandas.read_parquet(tmp_path / "out")
     assert len(table) == len(TEXTS) == len(result.to_pandas())
     metadata = pq.read_schema(result.parts[0]).metadata
@@ -587,19 +586,19 @@ def test_the_result_is_read_by_pandas_as_it_is(tmp_path: Path) -> None:
 def test_processes_give_the_rows_of_one_and_survive_their_deaths(tmp_path: Path) -> None:
     data = write_texts(tmp_path, TEXTS * 4)
     options: Any = {"methods": ["rollout"], "shard_size": 4, "top": 50}
-    model, tokenizer = load_verb_number()
-    corpus.run(model, data, tokenizer=tokenizer, output=tmp_path / "one", **options)
+    run(load_verb_number(), data, tmp_path / "one", **options)
     victims: list[int] = []
 
-    def kill_one(state: Any) -> None:
-        if not victims and state.texts > state.resumed:
+    def kill_one(state: Progress) -> None:
+        if not victims and state.stage == "texts" and state.done:
             victims.extend(_children(os.getpid())[:1])
             os.kill(victims[0], signal.SIGKILL)
 
-    options |= {"processes": 2, "threads": 1, "progress": kill_one}
+    engine = Local(processes=2, threads=1)
     with pytest.raises(InputError, match="model was 'VerbNumberModel' and is None"):
-        corpus.run(None, data, output=tmp_path / "one", **options)
-    result = corpus.run(None, data, output=tmp_path / "two", **options)
+        run(None, data, tmp_path / "one", engine, **options)
+    with listening(kill_one):
+        result = run(None, data, tmp_path / "two", engine, **options)
     assert victims
     assert result.complete
     same = ["text", "method", "sources", "prediction", "probability"]
@@ -623,15 +622,20 @@ def _children(parent: int) -> list[int]:
 
 def test_a_model_that_cannot_be_loaded_is_said_as_it_is_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="There is no folder"):
-        corpus.run("./nowhere", write_texts(tmp_path), output=tmp_path / "out", processes=1)
+        run("./nowhere", write_texts(tmp_path), tmp_path / "out", Local(processes=1))
 
 
 def test_progress_counts_what_is_done() -> None:
-    tally = Tally(total=10, resumed=2, errors=1)
-    assert tally.add(BatchBegun(0, texts=3, tokens=30)).texts == 5
-    assert tally.add(BatchBegun(0, texts=1, tokens=5)).tokens == 35
-    state = tally.add(PartDone(PartNotes(shard=0, texts=5, errors=1, tokens=40)))
-    assert (state.texts, state.tokens, state.errors, state.resumed) == (7, 40, 2, 2)
+    counter = ProgressCounter(total=10, texts=2, errors=1)
+    told: dict[str, int] = {}
+    with listening(lambda state: told.update({state.stage: state.done})):
+        counter.add(BatchBegun(0, texts=3, tokens=30))
+        counter.tell()
+        assert told == {"texts": 5, "tokens": 30, "texts without a result": 1}
+        counter.add(BatchBegun(0, texts=1, tokens=5))
+        counter.add(PartDone(PartNotes(shard=0, texts=5, errors=1, tokens=40)))
+        counter.tell()
+    assert told == {"texts": 7, "tokens": 40, "texts without a result": 2}
 
 
 class _FakeProcess:
@@ -663,27 +667,24 @@ def test_a_text_that_ends_processes_becomes_an_error_row_in_the_end() -> None:
         die_in(())
     assignments = _Assignments(shards, {})
     message = die_in((1, 2))
-    assert (sorted(message["careful"]), message["lethal"]) == ([1, 2], {})
+    assert (sorted(message["suspects"]), message["fatal"]) == ([1, 2], {})
     assignments.give_back(process, "ended before any batch")
     message = die_in((2,))
-    assert "was ended by SIGKILL, 3 times" in message["lethal"][2]
+    assert "was ended by SIGKILL, 3 times" in message["fatal"][2]
     assignments.finish(process, PartNotes(0, 4, 1, 9))
     assert process.shard == shards[1]
-    assert process.messages[-1]["careful"] == []
+    assert process.messages[-1]["suspects"] == []
 
 
-def test_texts_under_suspicion_are_run_alone_and_lethal_ones_not_at_all(tmp_path: Path) -> None:
-    data, settings = write_texts(tmp_path), Settings(methods=("rollout",))  # type: ignore[arg-type]
-    plan = Plan.of([DataFile(data)], 10)
+def test_texts_under_suspicion_are_run_alone_and_fatal_ones_not_at_all(tmp_path: Path) -> None:
+    data, settings = write_texts(tmp_path), Settings(methods=["rollout"])
+    plan = Plan.make([DataFile(data)], 10)
     batches: list[list[int]] = []
+    job = JobSpec(None, settings, Columns(text="text"), (str(data),), tmp_path)
     worker = ShardWorker(
-        load_explainer(settings, tiny_encoder()),
-        [str(data)],
-        tmp_path,
-        {},
-        report=lambda report: batches.append(report.texts),
+        job, Model(*tiny_encoder()), report=lambda *batch: batches.append([*batch[0]])
     )
-    notes = worker.run(plan.shards[0], {2: "It ended the process."}, careful=[0])
+    notes = worker.run(plan.shards[0], {}, {2: "It ended the process."}, suspects=[0])
     rows = pq.read_table(tmp_path / "part-00000000.parquet").to_pylist()
     assert notes.errors == 1
     assert rows[2]["error"] == "It ended the process."
@@ -696,8 +697,8 @@ def test_a_full_disk_ends_the_run_and_the_next_goes_on(
 ) -> None:
     model, tokenizer = tiny_encoder()
     data = write_texts(tmp_path)
-    options: Any = {"tokenizer": tokenizer, "methods": ["raw"], "shard_size": 3}
-    corpus.run(model, data, output=tmp_path / "one", **options)
+    pair, options = (model, tokenizer), dict[str, Any](methods=["raw"], shard_size=3)
+    run(pair, data, tmp_path / "one", **options)
     usual, written = pq.write_table, list[Path]()
 
     def write(table: Any, path: Path, **more: Any) -> None:
@@ -708,10 +709,10 @@ def test_a_full_disk_ends_the_run_and_the_next_goes_on(
 
     monkeypatch.setattr(pq, "write_table", write)
     with pytest.raises(FileError, match="the disk is full"):
-        corpus.run(model, data, output=tmp_path / "two", **options)
+        run(pair, data, tmp_path / "two", **options)
     assert len(parts_of(tmp_path / "two")) == 1
     monkeypatch.undo()
-    corpus.run(model, data, output=tmp_path / "two", **options)
+    run(pair, data, tmp_path / "two", **options)
     assert parts_of(tmp_path / "two") == parts_of(tmp_path / "one")
 
 
@@ -721,8 +722,8 @@ def test_a_full_disk_ends_the_run_and_the_next_goes_on(
 def test_the_summary_counts_what_the_rows_say(tmp_path: Path) -> None:
     model, tokenizer = tiny_encoder()
     data = write_texts(tmp_path, [*TEXTS, "the " * 2000])
-    options: Any = {"tokenizer": tokenizer, "methods": ["rollout", "raw"], "level": "word"}
-    result = corpus.run(model, data, output=tmp_path / "out", shard_size=3, **options)
+    options: Any = {"methods": ["rollout", "raw"], "level": "word", "shard_size": 3}
+    result = run((model, tokenizer), data, tmp_path / "out", **options)
     summary = corpus.summarize(tmp_path / "out")
     rows = [row for row in rows_of(result) if row["error"] is None]
     tops = {
@@ -752,11 +753,11 @@ def test_the_summary_counts_what_the_rows_say(tmp_path: Path) -> None:
 def test_the_command_runs_and_sums_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def engine(work: Any, processes: int | None, threads: int | None) -> InlineEngine:
-        assert (processes, threads) == (2, 1)
-        return InlineEngine(work, Model(*load_verb_number()))
+    def start(engine: Local, job: JobSpec) -> InlineEngine:
+        assert engine == Local(processes=2, threads=1)
+        return InlineEngine(job, Model(*load_verb_number()))
 
-    monkeypatch.setattr(place, "LocalEngine", engine)
+    monkeypatch.setattr(Local, "start", start)
     data, out = write_texts(tmp_path), tmp_path / "out"
     command = ["corpus", "run", "--data", str(data), "--output", str(out), "--method", "rollout"]
     command += ["--method", "raw:heads=max", "--processes", "2", "--threads", "1", "--top", "2"]
@@ -767,8 +768,8 @@ def test_the_command_runs_and_sums_up(
     assert states[-1]["tokens_per_second"] > 0
     assert _run(command) == 0
     assert json.loads(capsys.readouterr().err.splitlines()[0])["resumed"] == len(TEXTS)
-    assert _run([*command, "--layer", "2"]) == 2
-    assert "layer was -1 and is 2" in capsys.readouterr().err
+    assert _run([*command, "--layers", "2"]) == 2
+    assert "layers was -1 and is 2" in capsys.readouterr().err
     assert _run(["corpus", "summary", str(out)]) == 0
     assert "the first token is the strongest" in capsys.readouterr().out
     assert (out / "_summary.html").is_file()

@@ -116,11 +116,16 @@ def test_files_are_found_in_a_fixed_order(tmp_path: Path) -> None:
         find_files(tmp_path / "notes.md")
     with pytest.raises(InputError, match="twice"):
         find_files([tmp_path / "b.txt", tmp_path])
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(InputError, match="holds the splits 'train', 'test'"):
+        find_files(tmp_path)
 
 
 def test_a_folder_of_images_has_a_row_for_each(tmp_path: Path) -> None:
     (tmp_path / "cat.png").touch()
     assert [row.values["image"] for row in rows(tmp_path)] == [tmp_path / "cat.png"]
+    file = find_files(tmp_path)[0]
+    assert (file.columns(), file.scan(lambda _: True).rows) == (["image"], 1)
     assert name_subject(tmp_path) == "image"
 
 

@@ -425,14 +425,11 @@ def test_the_page_on_corpora_runs(
     pytest.importorskip("pandas")
     shutil.rmtree(small_models / "out", ignore_errors=True)  # the page begins with an empty folder
     write_corpora(small_models)
-    from attnflow.corpus import place
-    from attnflow.corpus.local_engine import InlineEngine
-    from attnflow.corpus.shard_worker import load_for
+    from attnflow.corpus import Local
+    from attnflow.corpus.engines import InlineEngine
+    from attnflow.corpus.worker import load_for
 
-    def inline(work: Any, processes: int | None, threads: int | None) -> InlineEngine:
-        return InlineEngine(work, load_for(work.settings))
-
-    monkeypatch.setattr(place, "LocalEngine", inline)
+    monkeypatch.setattr(Local, "start", lambda _, job: InlineEngine(job, load_for(job)))
     page = ROOT / "docs" / "corpora.md"
     lines = commands(page)
     assert len(lines) >= 5

@@ -58,14 +58,13 @@ def _write_texts(path: Path, count: int) -> None:
     path.write_text("\n".join(lines), encoding="utf-8")
 
 
-def _run(data: Path, output: Path, loaded: Any = None, **options: Any) -> None:
+def _run(
+    data: Path, output: Path, model: Any = None, engine: Any = None, shard_size: int = SHARD
+) -> None:
     from attnflow import corpus
 
-    model, tokenizer = loaded or (None, None)
-    options = {"shard_size": SHARD, **options}
-    corpus.run(
-        model, data, output=output, tokenizer=tokenizer, methods=["rollout", "raw"], **options
-    )
+    settings = corpus.Settings(methods=["rollout", "raw"], shard_size=shard_size)
+    corpus.run(model, data, output, settings=settings, engine=engine)
 
 
 def _parts(folder: Path) -> dict[str, bytes]:
@@ -123,12 +122,15 @@ def local(count: int, seed: int, folder: Path) -> Tally:
 
 def _kill_processes(count: int, rng: random.Random, data: Path, folder: Path) -> list[str]:
     """The same with worker processes: one of them is killed, or the process that started them."""
-    _run(data, folder / "processes", processes=1, threads=1)
+    from attnflow.corpus import Local
+
+    single, double = Local(processes=1, threads=1), Local(processes=2, threads=1)
+    _run(data, folder / "processes", engine=single)
     expected = _parts(folder / "processes")
     wrong: list[str] = []
     for number in range(count):
         output, whole_run = folder / f"p{number}", number % 2 == 1
-        child = _start(lambda output=output: _run(data, output, processes=2, threads=1))  # type: ignore[misc]
+        child = _start(lambda output=output: _run(data, output, engine=double))  # type: ignore[misc]
         _wait(lambda output=output: len(_parts(output)) > rng.randint(0, 8))  # type: ignore[misc]
         victims = [child] if whole_run else descendants(child, b"worker_process")[:1]
         for victim in victims:
@@ -139,7 +141,7 @@ def _kill_processes(count: int, rng: random.Random, data: Path, folder: Path) ->
             wrong.append(f"process {number}: the run ended with {status}")
         wrong += [f"process {number}: {each}" for each in _problems(output, expected, set())]
         if whole_run:
-            _run(data, output, processes=1, threads=1)
+            _run(data, output, engine=single)
         if _parts(output) != expected:
             wrong.append(f"process {number}: the rows are not those of an unbroken run")
     return wrong
@@ -175,10 +177,12 @@ def ray(count: int, seed: int, folder: Path) -> Tally:
     import ray as library
     from ray.cluster_utils import Cluster
 
+    from attnflow.corpus import Local, Ray
+    from attnflow.errors.progress import listening
+
     rng, data = random.Random(seed), folder / "texts.txt"
     _write_texts(data, RAY_TEXTS)
-    options: dict[str, Any] = {"shard_size": RAY_SHARD, "threads": 1}
-    _run(data, folder / "whole", processes=2, **options)
+    _run(data, folder / "whole", engine=Local(processes=2, threads=1), shard_size=RAY_SHARD)
     expected = _parts(folder / "whole")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     nodes = [_add_node(cluster) for _ in range(2)]
@@ -188,7 +192,8 @@ def ray(count: int, seed: int, folder: Path) -> Tally:
         while tried < count:
             killer = _RayKiller(cluster, nodes, rng, first=tried, most=min(10, count - tried))
             output = folder / f"r{tried}"
-            _run(data, output, engine="ray", actors=2, progress=killer, **options)
+            with listening(killer):
+                _run(data, output, engine=Ray(actors=2), shard_size=RAY_SHARD)
             if _parts(output) != expected:
                 wrong.append(f"after {killer.kills} kills: the rows are not those of a local run")
             if not killer.kills:
@@ -220,7 +225,7 @@ class _RayKiller:
         self._due = rng.randint(1, RAY_TEXTS // 10)
 
     def __call__(self, state: Any) -> None:
-        if state.texts < self._due or self.kills == self._most:
+        if state.stage != "texts" or state.done < self._due or self.kills == self._most:
             return
         time.sleep(self._rng.uniform(0, 0.3))  # the workers go on meanwhile
         if (self._first + self.kills) % 4 == 1:
@@ -232,7 +237,7 @@ class _RayKiller:
                 return  # they are being started anew
             os.kill(actors[0], signal.SIGKILL)
         self.kills += 1
-        self._due = state.texts + self._rng.randint(1, RAY_TEXTS // 10)
+        self._due = state.done + self._rng.randint(1, RAY_TEXTS // 10)
 
 
 def main() -> None:

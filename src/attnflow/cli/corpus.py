@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,11 +27,13 @@ from attnflow.cli.options import (
     prepare_models,
 )
 from attnflow.cli.output import print_json, tell_written
-from attnflow.errors import optional_import
+from attnflow.errors import InputError, did_you_mean, optional_import, shorten
 from attnflow.errors.percent import percent
+from attnflow.errors.progress import Progress as StageProgress
+from attnflow.errors.progress import listening
 
 if TYPE_CHECKING:
-    from attnflow.corpus import CorpusProgress, Summary
+    from attnflow.corpus import Local, Ray, Summary
 
 __all__ = ["app"]
 
@@ -80,11 +83,11 @@ def run(
         typer.Option(
             "--targets",
             metavar="TARGET",
-            help="'prediction' (where the answer is read), 'all', a position or a token. May be "
-            "repeated.",
+            help="'all', a position or a token. May be repeated. Default: where the answer is "
+            "read.",
         ),
     ] = None,
-    layer: Annotated[int, typer.Option(help="The layer that is read. -1 is the highest.")] = -1,
+    layers: Annotated[int, typer.Option(help="The layer that is read. -1 is the highest.")] = -1,
     level: Annotated[
         str, typer.Option(help="What a source is: token, word, sentence or document.")
     ] = "token",
@@ -92,11 +95,11 @@ def run(
     values: Annotated[
         bool, typer.Option("--values", help="Keep the values of all sources, too.")
     ] = False,
-    chat: ChatOption = False,
     max_new_tokens: Annotated[
         int, typer.Option(help="Where a prompt has no completion, write one of this many tokens.")
     ] = 0,
-    tokens_per_batch: Annotated[
+    chat: ChatOption = False,
+    batch_tokens: Annotated[
         int, typer.Option(help="How many tokens go through the model at once, with padding.")
     ] = 2048,
     shard_size: Annotated[int, typer.Option(help="How many texts are written together.")] = 512,
@@ -115,9 +118,10 @@ def run(
         typer.Option(help="How many threads a process has. Default: its share of the cores."),
     ] = None,
     actors: Annotated[
-        int, typer.Option(help="How many actors Ray starts, each with a copy of the model.")
-    ] = 2,
-    gpus: Annotated[float, typer.Option(help="How many GPUs an actor of Ray has.")] = 0,
+        int | None,
+        typer.Option(help="How many actors Ray starts, each with a copy of the model. Default: 2."),
+    ] = None,
+    gpus: Annotated[float | None, typer.Option(help="How many GPUs an actor of Ray has.")] = None,
     address: Annotated[
         str | None, typer.Option(help="The address of a Ray cluster. Default: one on this machine.")
     ] = None,
@@ -126,44 +130,55 @@ def run(
 
     If a run was stopped, the same command goes on with it.
     """
-    methods = None if method is None else [parse_method(name) for name in method]
-    target_refs: Any = [parse_target(target) for target in targets or ["prediction"]]
+    methods = [parse_method(name) for name in method or ()]
+    target_refs: Any = [parse_target(target) for target in targets or ()] or None
     optional_import("pyarrow", extra="corpus", purpose="Explaining a corpus")
+    local: dict[str, Any] = {"processes": processes, "threads": threads}
+    cluster: dict[str, Any] = {"actors": actors, "gpus": gpus, "address": address}
+    place = _engine(engine, {**local, **cluster})
     prepare_models()
     from attnflow import corpus
 
-    with _progress() as tell:
-        result = corpus.run(
-            model,
-            data,
-            output=output,
-            methods=methods,
-            text=text,
-            prompt=prompt,
-            completion=completion,
-            documents=documents,
-            image=image,
-            id=key,
-            targets=target_refs[0] if target_refs in (["prediction"], ["all"]) else target_refs,
-            layer=layer,
-            level=level,  # type: ignore[arg-type]  # checked there
-            top=top,
-            values=values,
-            chat=chat,
-            max_new_tokens=max_new_tokens,
-            tokens_per_batch=tokens_per_batch,
-            shard_size=shard_size,
-            engine=engine,  # type: ignore[arg-type]  # checked there
-            processes=processes,
-            threads=threads,
-            actors=actors,
-            gpus=gpus,
-            address=address,
-            progress=tell,
-        )
+    roles = {"text": text, "prompt": prompt, "completion": completion, "documents": documents}
+    roles |= {"image": image, "id": key}
+    settings = corpus.Settings(
+        methods=methods,
+        columns={role: name for role, name in roles.items() if name is not None},
+        targets="all" if target_refs == ["all"] else target_refs,
+        layers=layers,
+        level=level,  # type: ignore[arg-type]  # checked there
+        top=top,
+        values=values,
+        max_new_tokens=max_new_tokens,
+        chat=chat,
+        batch_tokens=batch_tokens,
+        shard_size=shard_size,
+    )
+    with _progress() as state, listening(state.hear):
+        result = corpus.run(model, data, output, settings=settings, engine=place)
     failed = f", {result.errors:,} of them without a result" if result.errors else ""
     typer.echo(f"{result.texts:,} texts in {str(output)!r}{failed}", err=True)
     typer.echo(f"What they say: attnflow corpus summary {output}", err=True)
+
+
+def _engine(name: str, options: Mapping[str, Any]) -> Local | Ray:
+    """Return the engine of this name; an option of the other one is refused."""
+    from attnflow import corpus
+
+    engines: dict[str, Any] = {"local": corpus.Local, "ray": corpus.Ray}
+    if name not in engines:
+        hint = did_you_mean(name, list(engines))
+        raise InputError(f"engine is 'local' or 'ray'; got {shorten(name)}.{hint}")
+    options = {option: value for option, value in options.items() if value is not None}
+    known = [field.name for field in fields(engines[name])]
+    other = next((option for option in options if option not in known), None)
+    if other is not None:
+        owner = "ray" if name == "local" else "local"
+        why = {"local": "the local engine takes the GPUs that there are", "ray": "Ray has actors"}
+        raise InputError(
+            f"--{other} {shorten(options[other])} is for --engine {owner}; {why[name]}."
+        )
+    return engines[name](**options)
 
 
 @app.command()
@@ -208,38 +223,80 @@ def _show(summary: Summary, console: Console) -> None:
         )
 
 
+@dataclass
+class _State:
+    """The state of a run, from what it tells. `resumed` texts were there already."""
+
+    show: Callable[[_State], None]
+    texts: int = 0
+    total: int = 0
+    resumed: int | None = None
+    errors: int = 0
+    tokens: int = 0
+    begin: float = field(default_factory=time.monotonic)
+
+    def hear(self, progress: StageProgress) -> None:
+        """Take a stage of the run; texts come last."""
+        if progress.stage == "tokens":
+            self.tokens = progress.done
+        elif progress.stage == "texts without a result":
+            self.errors = progress.done
+        elif progress.stage == "texts":
+            if self.resumed is None:
+                self.resumed, self.begin = progress.done, time.monotonic()
+            self.texts, self.total = progress.done, progress.total
+            self.show(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, paces and times rounded."""
+        seconds = time.monotonic() - self.begin
+        pace = (self.texts - (self.resumed or 0)) / seconds if seconds else 0.0
+        return {
+            "texts": self.texts,
+            "total": self.total,
+            "resumed": self.resumed or 0,
+            "errors": self.errors,
+            "tokens_per_second": round(self.tokens / seconds if seconds else 0.0, 1),
+            "texts_per_second": round(pace, 2),
+            "seconds": round(seconds, 1),
+            "seconds_left": round((self.total - self.texts) / pace, 1) if pace else None,
+        }
+
+
 @contextmanager
-def _progress() -> Iterator[Any]:
-    """A bar in a terminal; elsewhere one JSON line a minute, and one at the end."""
+def _progress() -> Iterator[_State]:
+    """Show a bar in a terminal; elsewhere write one JSON line a minute, and one at the end."""
     console = Console(stderr=True)
     if not console.is_terminal:
         lines = _Lines()
-        yield lines
-        lines.finish()
+        state = _State(lines)
+        yield state
+        if state.resumed is not None:
+            lines.write(state)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task("starting", total=None, state="")
 
-        def show(state: CorpusProgress) -> None:
+        def show(state: _State) -> None:
             bars.update(
                 task,
                 description="texts",
                 completed=state.texts,
                 total=state.total,
-                state=_sentence(state),
+                state=_sentence(state.to_dict()),
             )
 
-        yield show
+        yield _State(show)
 
 
-def _sentence(state: CorpusProgress) -> str:
-    parts = [f"{state.texts:,} of {state.total:,}"]
-    if state.seconds_left is not None:
-        parts.append(f"{state.tokens_per_second:,.0f} tokens/s")
-        parts.append(f"{_duration(state.seconds_left)} left")
-    parts += [f"{state.errors:,} failed"] if state.errors else []
-    return " · ".join(parts)
+def _sentence(state: Mapping[str, Any]) -> str:
+    sentence = [f"{state['texts']:,} of {state['total']:,}"]
+    if state["seconds_left"] is not None:
+        sentence.append(f"{state['tokens_per_second']:,.0f} tokens/s")
+        sentence.append(f"{_duration(state['seconds_left'])} left")
+    sentence += [f"{state['errors']:,} failed"] if state["errors"] else []
+    return " · ".join(sentence)
 
 
 def _duration(seconds: float) -> str:
@@ -253,18 +310,12 @@ class _Lines:
 
     def __init__(self) -> None:
         self._last = -_SECONDS_BETWEEN_LINES
-        self._state: CorpusProgress | None = None
 
-    def __call__(self, state: CorpusProgress) -> None:
-        self._state = state
+    def __call__(self, state: _State) -> None:
         if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
-            self._write(state)
+            self.write(state)
 
-    def finish(self) -> None:
-        """The state at the end."""
-        if self._state is not None:
-            self._write(self._state)
-
-    def _write(self, state: CorpusProgress) -> None:
+    def write(self, state: _State) -> None:
+        """Write a line now."""
         self._last = time.monotonic()
         print(json.dumps(state.to_dict()), file=sys.stderr, flush=True)  # noqa: T201

@@ -1,9 +1,10 @@
 """Many texts: a corpus explained into a folder, on one machine or on a cluster.
 
 `run` explains every text of some files with a model and writes rows of Parquet, shard by shard. A
-run that was stopped or killed goes on with the same call. `read` gives the rows back, and
-`summarize` answers the usual questions about them on one page. docs/corpora.md shows the way from a
-file to an answer; `attnflow.corpus.rows` says what the columns mean.
+run that was stopped or killed goes on with the same call. `Settings` say what is asked of each
+text, `Local` and `Ray` where the work is done. `read` gives the rows back, and `summarize` answers
+the usual questions about them on one page. docs/corpora.md shows the way from a file to an answer;
+`attnflow.corpus.rows` says what the columns mean.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from attnflow.corpus.corpus_run import run
     from attnflow.corpus.dataset import Corpus, read
-    from attnflow.corpus.progress_report import CorpusProgress
+    from attnflow.corpus.engines import Local, Ray
     from attnflow.corpus.settings import Settings
     from attnflow.corpus.summary import Summary, summarize
 
-__all__ = ["Corpus", "CorpusProgress", "Settings", "Summary", "read", "run", "summarize"]
+__all__ = ["Corpus", "Local", "Ray", "Settings", "Summary", "read", "run", "summarize"]
 
 _HOME = {
     "Corpus": "dataset",
-    "CorpusProgress": "progress_report",
+    "Local": "engines",
+    "Ray": "engines",
     "Settings": "settings",
     "Summary": "summary",
     "read": "dataset",
@@ -32,7 +34,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    """The public names, each loaded when it is used: pyarrow and torch take a second."""
+    """Load a public name when it is used: pyarrow and torch take a second."""
     if name not in _HOME:
         raise AttributeError(f"module 'attnflow.corpus' has no attribute {name!r}")
     return getattr(importlib.import_module(f"attnflow.corpus.{_HOME[name]}"), name)

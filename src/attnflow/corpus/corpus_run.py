@@ -4,169 +4,179 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from attnflow._version import __version__
 from attnflow.corpus.dataset import Corpus, read
-from attnflow.corpus.engine import Engine, Work
-from attnflow.corpus.find_files import find_files
-from attnflow.corpus.output_folder import OutputFolder
-from attnflow.corpus.place import Place
+from attnflow.corpus.engines import BatchBegun, Engine, InlineEngine, JobSpec, Local, PartDone, Ray
+from attnflow.corpus.folder import OutputFolder, PartNotes
 from attnflow.corpus.plan import Plan
-from attnflow.corpus.progress_report import CorpusProgressCallback, Tally
-from attnflow.corpus.settings import Columns, Settings
-from attnflow.errors import StoppedError
-from attnflow.methods import Method
-from attnflow.tokens import TokenRef
-from attnflow.tokens.units import Level
+from attnflow.corpus.settings import Settings
+from attnflow.data import find_files
+from attnflow.errors import InputError, StoppedError, shorten
+from attnflow.errors.progress import tell
 
 if TYPE_CHECKING:
-    from torch import nn
+    from attnflow.hosts.load import ModelLike
+    from attnflow.hosts.model import Model
 
-__all__ = ["run"]
+__all__ = ["ProgressCounter", "run"]
 
 Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def run(
-    model: nn.Module | str | os.PathLike[str] | None,
+    model: ModelLike,
     data: Data,
-    *,
     output: str | os.PathLike[str],
-    methods: Sequence[str | Method] | None = None,
-    tokenizer: Any = None,
-    text: str | None = None,
-    prompt: str | None = None,
-    completion: str | None = None,
-    documents: str | None = None,
-    image: str | None = None,
-    id: str | None = None,  # the name of the column in most data
-    targets: Literal["prediction", "all"] | Sequence[TokenRef] = "prediction",
-    layer: int = -1,
-    level: Level = "token",
-    top: int = 5,
-    values: bool = False,
-    chat: bool = False,
-    max_new_tokens: int = 0,
-    tokens_per_batch: int = 2048,
-    shard_size: int = 512,
-    engine: Literal["local", "ray"] = "local",
-    processes: int | None = None,
-    threads: int | None = None,
-    actors: int = 2,
-    gpus: float = 0,
-    address: str | None = None,
-    progress: CorpusProgressCallback | None = None,
+    *,
+    settings: Settings | None = None,
+    engine: Local | Ray | None = None,
 ) -> Corpus:
     """Explain every text of a corpus, and go on where an earlier run into `output` ended.
 
     model: a Hugging Face name, a folder, or None for a model that ships with attnflow; a loaded
-        model (with its `tokenizer`) runs in this process alone.
-    data: a file, a folder, a pattern, or several: .parquet, .jsonl, .csv, .tsv, .txt, .arrow, or a
-        folder that `datasets` saved.
-    text, prompt, completion, documents, image, id: the names of the columns, where they are not
-        called so.
-    methods, targets, layer, level, top, values, chat, max_new_tokens, tokens_per_batch,
-        shard_size: see `Settings`. With any of them changed, `output` must be another folder.
-    engine: "local" with so many `processes` of so many `threads` (by default all cores, or one for
-        each GPU); "ray" with so many `actors`, `gpus` for each, on the cluster at `address`.
-    progress: told how far the run is.
+        model runs in this process alone.
+    data: a file, a folder, a pattern, or several: .parquet, .jsonl, .json, .csv, .tsv, .txt,
+        .arrow, images, or a folder that `datasets` saved.
+    settings: what is asked of each text. With any of it changed, `output` must be another folder.
+    engine: where the work is done: `Local(processes=4)`, which is the default, or `Ray(actors=16)`.
 
     >>> import tempfile
     >>> from attnflow.testing import tiny_encoder
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "texts.txt").write_text("the key\\nthe keys to the cabinet\\n")
-    >>> model, tokenizer = tiny_encoder()
-    >>> corpus = run(model, folder / "texts.txt", tokenizer=tokenizer, output=folder / "out",
-    ...     methods=["rollout"])
+    >>> settings = Settings(methods=["rollout"])
+    >>> corpus = run(tiny_encoder(), folder / "texts.txt", folder / "out", settings=settings)
     >>> corpus.texts, corpus.errors
     (2, 0)
     """
-    place = Place(engine, processes, threads, actors, gpus, address)
-    files = find_files(_paths(data))
-    roles = {"text": text, "prompt": prompt, "completion": completion, "documents": documents}
-    settings = Settings(
-        model=_name_of(model),
-        columns=Columns.of(files[0].columns(), **roles, image=image, id=id),
-        methods=tuple(methods or ()),  # type: ignore[arg-type]  # names are made methods there
-        targets=targets,  # type: ignore[arg-type]  # checked there
-        layer=layer,
-        level=level,
-        top=top,
-        values=values,
-        chat=chat,
-        max_new_tokens=max_new_tokens,
-        tokens_per_batch=tokens_per_batch,
-        shard_size=shard_size,
+    settings, engine = settings or Settings(), engine or Local()
+    loaded = _loaded_model(model, settings, engine)
+    files = find_files(data)
+    job = JobSpec(
+        _model_name(model if loaded is None else loaded.module),
+        settings,
+        settings.find_columns(files[0].columns()),
+        tuple(str(file.path.absolute()) for file in files),
+        Path(output).absolute(),
     )
-    paths = tuple(str(file.path.absolute()) for file in files)
-    work = Work(settings, paths, Path(output).absolute())
-    with OutputFolder(work.output) as folder:
-        plan = Plan.of(files, shard_size)
-        record = _record(settings, plan)
+    with OutputFolder(job.output) as folder:
+        plan = Plan.make(files, settings.shard_size)
+        record = _record(job, plan)
         folder.check(record)
-        with place.open(work, model, tokenizer) as started:
-            _finish(folder, plan, record, started, progress)
-    return read(work.output)
+        with engine.start(job) if loaded is None else InlineEngine(job, loaded) as started:
+            _finish(folder, plan, record, started)
+    return read(job.output)
 
 
-def _finish(
-    folder: OutputFolder,
-    plan: Plan,
-    record: dict[str, Any],
-    engine: Engine,
-    progress: CorpusProgressCallback | None,
-) -> None:
+def _finish(folder: OutputFolder, plan: Plan, record: dict[str, Any], engine: Engine) -> None:
     """Have all shards done that are not."""
     identity = engine.identity()
     manifest = folder.begin({**record, **identity.settings}, identity.provenance)
     about = {name: manifest[name] for name in ("fingerprint", "settings", "provenance")}
     parts = folder.parts(manifest["fingerprint"])
     missing = [shard for shard in plan.shards if shard.number not in parts]
-    tally = Tally(
-        plan.rows, sum(n.texts for n in parts.values()), sum(n.errors for n in parts.values())
-    )
-    if progress is not None:
-        progress(tally.progress())
+    counter = ProgressCounter(plan.rows)
+    for notes in parts.values():
+        counter.finish(notes, new=False)
+    counter.tell()
     try:
         for event in engine.run(missing, about) if missing else ():
-            state = tally.add(event)
-            if progress is not None:
-                progress(state)
+            counter.add(event)
+            counter.tell()
     except KeyboardInterrupt:
-        done = tally.resumed + tally.texts
         raise StoppedError(
-            f"interrupted; {done:,} of {plan.rows:,} texts are kept in {str(folder.path)!r}, and "
-            "the same command goes on from there."
+            f"interrupted; {counter.texts:,} of {plan.rows:,} texts are kept in "
+            f"{str(folder.path)!r}, and the same command goes on from there."
         ) from None
 
 
-def _record(settings: Settings, plan: Plan) -> dict[str, Any]:
-    """What the result depends on, as far as it is known before the model is loaded."""
-    record = settings.to_dict()
+@dataclass
+class ProgressCounter:
+    """Adds up what an engine tells, and tells it to whoever listens.
+
+    A batch counts when it begins, which is never far off; when the part is done, or its shard is
+    begun again, what counts is exact. Tokens are those of this run, padding left out.
+    """
+
+    total: int
+    texts: int = 0
+    errors: int = 0
+    tokens: int = 0
+    _open: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, event: BatchBegun | PartDone) -> None:
+        """Count an event."""
+        if isinstance(event, PartDone):
+            self.finish(event.notes)
+        else:
+            texts, tokens = self._open.get(event.shard, (0, 0))
+            self._open[event.shard] = (texts + event.texts, tokens + event.tokens)
+
+    def finish(self, notes: PartNotes, *, new: bool = True) -> None:
+        """Count a part that is there; one of an earlier run took no tokens of this one."""
+        self._open.pop(notes.shard, None)
+        self.texts += notes.texts
+        self.errors += notes.errors
+        self.tokens += notes.tokens if new else 0
+
+    def tell(self) -> None:
+        """Tell three stages: tokens, texts without a result, and last the texts."""
+        texts = self.texts + sum(texts for texts, _ in self._open.values())
+        tell("tokens", self.tokens + sum(tokens for _, tokens in self._open.values()), 0)
+        tell("texts without a result", self.errors, self.total)
+        tell("texts", min(self.total, texts), self.total)
+
+
+def _record(job: JobSpec, plan: Plan) -> dict[str, Any]:
+    """Return what the result depends on, as far as it is known before the model is loaded."""
+    record = job.settings.to_dict()
     del record["methods"]  # the model's identity names them, the default resolved
-    model = record["model"]
+    model = job.model
     if model is not None and Path(model).exists():
-        record["model"] = Path(model).name  # it may be moved: its weights say which it is
-    columns = {role: name for role, name in record.pop("columns").items() if name is not None}
+        model = Path(model).name  # it may be moved: its weights say which it is
+    columns = {role: name for role, name in asdict(job.columns).items() if name is not None}
     return {
         "attnflow": __version__,
         **record,
+        "model": model,
         "columns": columns,
         "data": plan.digest,
         "texts": plan.rows,
     }
 
 
-def _paths(data: Data) -> list[str | Path]:
-    if isinstance(data, (str, os.PathLike)):
-        return [os.fspath(data)]
-    return [os.fspath(each) for each in data]
+def _loaded_model(model: ModelLike, settings: object, engine: object) -> Model | None:
+    """Return a model that is loaded already, which runs here; refuse what cannot go with it."""
+    if not isinstance(settings, Settings):
+        raise InputError(f"settings is attnflow.corpus.Settings(...); got {shorten(settings)}.")
+    if not isinstance(engine, (Local, Ray)):
+        raise InputError(
+            "engine is attnflow.corpus.Local(...) or attnflow.corpus.Ray(...); got "
+            f"{shorten(engine)}."
+        )
+    if model is None or isinstance(model, (str, os.PathLike)):
+        return None
+    if isinstance(engine, Ray) or (engine.processes or 1) != 1:
+        raise InputError(
+            "A loaded model runs in this process alone; give its name or its folder to run it in "
+            "several processes or on Ray."
+        )
+    if engine.threads is not None:
+        raise InputError(
+            f"threads={engine.threads} is for processes; a loaded model has those of this process: "
+            "torch.set_num_threads(...)."
+        )
+    from attnflow.hosts.load import as_model
+
+    return as_model(model)
 
 
-def _name_of(model: Any) -> str | None:
-    """A name, or a path that leads to the model from anywhere on this machine."""
+def _model_name(model: Any) -> str | None:
+    """Return a name, or a path that leads to the model from anywhere on this machine."""
     if model is None:
         return None
     if isinstance(model, (str, os.PathLike)):

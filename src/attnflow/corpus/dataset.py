@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attnflow.corpus.output_folder import read_manifest, read_notes
+from attnflow.corpus.folder import read_manifest, read_notes
 from attnflow.corpus.rows import SCHEMA
 from attnflow.errors import FileError, optional_import, shorten
 
@@ -37,12 +37,12 @@ class Corpus:
     @cached_property
     def _notes(self) -> list[dict[str, Any]]:
         notes = [(path, read_notes(path)) for path in self.parts]
-        broken = next((path for path, own in notes if own is None), None)
+        broken = next((path for path, record in notes if record is None), None)
         if broken is not None:
             raise FileError(
                 f"{shorten(str(broken))} is damaged. Run the same command again: it is made anew."
             )
-        return [own for _, own in notes if own is not None]
+        return [record for _, record in notes if record is not None]
 
     @property
     def parts(self) -> list[Path]:
@@ -51,49 +51,49 @@ class Corpus:
 
     @property
     def texts(self) -> int:
-        """How many texts are done."""
-        return sum(int(own["texts"]) for own in self._notes)
+        """The number of texts that are done."""
+        return sum(int(record["texts"]) for record in self._notes)
 
     @property
     def errors(self) -> int:
-        """How many of them have no result but a sentence."""
-        return sum(int(own["errors"]) for own in self._notes)
+        """The number of them that have no result but a sentence."""
+        return sum(int(record["errors"]) for record in self._notes)
 
     @property
     def complete(self) -> bool:
-        """Whether all texts of the data are done."""
+        """True when all texts of the data are done."""
         return self.texts == int(self.settings["texts"])
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """As the column `method` names them."""
+        """The methods as the column `method` names them."""
         return tuple(self.settings["methods"])
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows, a part at a time: a corpus may be larger than the memory."""
+        """Yield the rows, a part at a time: a corpus may be larger than the memory."""
         for path in self.parts:
             yield pq.read_table(path, columns=None if columns is None else list(columns))
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows as one table of pyarrow, in the order of the texts."""
+        """Return all rows as one table of pyarrow, in the order of the texts."""
         tables = [table.replace_schema_metadata() for table in self.tables(columns)]
         if tables:
             return pa.concat_tables(tables)
         return SCHEMA.empty_table().select(columns or SCHEMA.names)
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """All rows as a table of pandas."""
+        """Return all rows as a table of pandas."""
         optional_import("pandas", extra="pandas", purpose="to_pandas()")
         return self.to_arrow(columns).to_pandas()
 
     def __repr__(self) -> str:
-        of = "" if self.complete else f" of {int(self.settings['texts']):,}"
+        total = "" if self.complete else f" of {int(self.settings['texts']):,}"
         failed = f", {self.errors:,} failed" if self.errors else ""
-        return f"<Corpus {self.texts:,}{of} texts{failed}, {', '.join(self.methods)}>"
+        return f"<Corpus {self.texts:,}{total} texts{failed}, {', '.join(self.methods)}>"
 
 
 def read(path: str | os.PathLike[str]) -> Corpus:
-    """The result that `run` wrote into a folder, complete or not.
+    """Open the result that `run` wrote into a folder, complete or not.
 
     Anything that reads Parquet reads it too: `pandas.read_parquet(path)`, `SELECT * FROM
     'path/*.parquet'` in DuckDB, `polars.read_parquet("path/*.parquet")`.

@@ -1,4 +1,4 @@
-"""This machine: a loaded model in this process, or processes with a copy of the model each.
+"""Processes on this machine, with a copy of the model each.
 
 A process that dies (it was killed, or the memory was used up) costs its shard, which is done again.
 Where a batch has ended three processes, its texts are run alone, and a text that has ended three
@@ -23,12 +23,12 @@ from typing import Any
 
 import attnflow
 from attnflow import errors
-from attnflow.corpus.engine import BatchBegun, Engine, Identity, PartDone, Work
-from attnflow.corpus.output_folder import PartNotes
+from attnflow.corpus.engines import BatchBegun, Engine, Identity, JobSpec, PartDone
+from attnflow.corpus.folder import PartNotes
 from attnflow.corpus.plan import Shard
 from attnflow.errors import AttnflowError, ModelError
 
-__all__ = ["InlineEngine", "LocalEngine", "cores", "gpus"]
+__all__ = ["ProcessPool"]
 
 _DEATHS = 3  # of processes in one batch before its texts are run alone
 _STARTS = 3  # of processes that die before they are ready, before the run gives up
@@ -36,44 +36,20 @@ _SECONDS_TO_END = 5.0
 _THREADS = ("OMP", "MKL", "OPENBLAS", "NUMBA", "RAYON", "VECLIB")
 
 
-def cores() -> int:
-    """How many cores this process may use."""
+def _count_cores() -> int:
+    """Count the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def gpus() -> int:
-    """How many NVIDIA devices there are, asked without loading torch."""
+def _count_gpus() -> int:
+    """Count the NVIDIA devices without loading torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     folder = Path("/proc/driver/nvidia/gpus")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
-
-
-class InlineEngine(Engine):
-    """A model that is loaded already, in this process."""
-
-    def __init__(self, work: Work, loaded: Any) -> None:
-        from attnflow.corpus.shard_worker import load_explainer
-
-        self._work = work
-        self._explainer = load_explainer(work.settings, loaded)
-
-    def identity(self) -> Identity:
-        """Of the model as it is."""
-        return Identity(self._explainer.identity(), self._explainer.provenance())
-
-    def run(
-        self, shards: Sequence[Shard], about: dict[str, Any]
-    ) -> Iterator[BatchBegun | PartDone]:
-        """One after the other."""
-        from attnflow.corpus.shard_worker import ShardWorker
-
-        worker = ShardWorker(self._explainer, self._work.paths, self._work.output, about)
-        for shard in shards:
-            yield PartDone(worker.run(shard))
 
 
 class _Process:
@@ -96,7 +72,7 @@ class _Process:
         threading.Thread(target=self._read, args=(inbox,), daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
-        """A process that has died is noticed where its end is read."""
+        """Write a line to it; a process that has died is noticed where its end is read."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -126,7 +102,7 @@ class _Process:
         return _ending(status)
 
     def _last_line(self) -> str:
-        """What it wrote to standard error last."""
+        """Return what it wrote to standard error last."""
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         return lines[-1][:300] if lines else "nothing"
@@ -140,7 +116,7 @@ def _ending(status: int) -> str:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Each library's own pool of threads as large as the share of cores that a process has."""
+    """Give each library as many threads as a process has cores."""
     root = str(Path(attnflow.__file__).parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {
@@ -151,15 +127,13 @@ def _environment(threads: int) -> dict[str, str]:
     }
 
 
-class LocalEngine(Engine):
+class ProcessPool(Engine):
     """Processes on this machine, each with a copy of the model and a share of the cores."""
 
-    def __init__(
-        self, work: Work, processes: int | None = None, threads: int | None = None
-    ) -> None:
-        self._devices = gpus()
-        self._count = processes or self._devices or cores()
-        self._start = {**work.to_dict(), "threads": threads or max(1, cores() // self._count)}
+    def __init__(self, job: JobSpec, processes: int | None, threads: int | None) -> None:
+        self._devices, cores = _count_gpus(), _count_cores()
+        self._count = processes or self._devices or cores
+        self._start = {"job": job.to_dict(), "threads": threads or max(1, cores // self._count)}
         self._inbox: queue.Queue[tuple[_Process, Any]] = queue.Queue()
         self._processes: list[_Process] = []
         self._started = 0
@@ -167,7 +141,7 @@ class LocalEngine(Engine):
         self._identity: Identity | None = None
 
     def identity(self) -> Identity:
-        """Of the first process that is ready."""
+        """Return what the first process that is ready says."""
         self._add_process()
         while self._identity is None:
             process, message = self._inbox.get()
@@ -177,7 +151,7 @@ class LocalEngine(Engine):
     def run(
         self, shards: Sequence[Shard], about: dict[str, Any]
     ) -> Iterator[BatchBegun | PartDone]:
-        """Each process gets the next shard when it has done one."""
+        """Give each process the next shard when it has done one."""
         if self._identity is None:
             self.identity()
         run = _Assignments(shards, about)
@@ -213,7 +187,7 @@ class LocalEngine(Engine):
         self._processes.append(_Process({**self._start, "device": device}, self._inbox))
 
     def _take_start(self, process: _Process, message: Any) -> None:
-        """A process is ready, or has failed for a reason that the next would fail for too."""
+        """Note that a process is ready, or raise why it and every other would fail."""
         if message is None:
             self._replace(process, None)
         elif "failed" in message:
@@ -226,7 +200,7 @@ class LocalEngine(Engine):
             self._failed_starts = 0
 
     def _replace(self, process: _Process, run: _Assignments | None) -> None:
-        """A process has died: its shard goes back, another takes its place."""
+        """Give back the shard of a process that has died, and put another in its place."""
         ending = process.end()
         self._processes.remove(process)
         if not process.ready:
@@ -242,7 +216,7 @@ class LocalEngine(Engine):
 
 
 class _Assignments:
-    """Which shards are to be done, which process does which, and what has ended processes."""
+    """The shards that are to be done, the process that does each, and what has ended processes."""
 
     def __init__(self, shards: Sequence[Shard], about: dict[str, Any]) -> None:
         self._about = about
@@ -250,11 +224,11 @@ class _Assignments:
         self.unfinished = {shard.number for shard in shards}
         self._deaths: Counter[tuple[int, ...]] = Counter()
         self._unread: Counter[int] = Counter()
-        self._careful: set[int] = set()
-        self._lethal: dict[int, str] = {}
+        self._suspects: set[int] = set()
+        self._fatal: dict[int, str] = {}
 
     def assign(self, process: _Process) -> None:
-        """The next shard, if there is one."""
+        """Send the next shard, if there is one."""
         process.shard, process.batch = None, ()
         if not self._waiting:
             return
@@ -262,20 +236,20 @@ class _Assignments:
         rows = range(shard.first, shard.first + shard.count)
         process.send(
             {
-                "shard": shard.to_dict(),
+                "shard": vars(shard),
                 "about": self._about,
-                "careful": [number for number in self._careful if number in rows],
-                "lethal": {k: why for k, why in self._lethal.items() if k in rows},
+                "suspects": [number for number in self._suspects if number in rows],
+                "fatal": {k: why for k, why in self._fatal.items() if k in rows},
             }
         )
 
     def finish(self, process: _Process, notes: PartNotes) -> None:
-        """A part is there."""
+        """Note that a part is there."""
         self.unfinished.discard(notes.shard)
         self.assign(process)
 
     def give_back(self, process: _Process, ending: str) -> None:
-        """The shard of a process that died is the next to be done."""
+        """Make the shard of a process that died the next to be done."""
         if process.shard is None:
             return
         self._waiting.appendleft(process.shard)
@@ -286,15 +260,15 @@ class _Assignments:
         if self._deaths[process.batch] < _DEATHS:
             return
         if len(process.batch) > 1:
-            self._careful |= set(process.batch)
+            self._suspects |= set(process.batch)
         else:
-            self._lethal[process.batch[0]] = (
+            self._fatal[process.batch[0]] = (
                 f"The process that explained this text {ending}, {_DEATHS} times. The text may "
                 "need more memory than there is."
             )
 
     def _count_unread(self, shard: Shard, ending: str, last_words: str) -> None:
-        """What ends every process that reads a shard would do so for ever."""
+        """Give up on what ends every process that reads a shard: it would do so for ever."""
         self._unread[shard.number] += 1
         if self._unread[shard.number] >= _DEATHS:
             raise ModelError(
@@ -304,6 +278,6 @@ class _Assignments:
 
 
 def _error_of(record: dict[str, str]) -> AttnflowError:
-    """The error a process told of, as one of ours of the same kind."""
+    """Return the error a process told of, as one of ours of the same kind."""
     kind = getattr(errors, record["kind"], ModelError)
     return kind(record["message"])

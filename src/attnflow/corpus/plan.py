@@ -1,17 +1,28 @@
-"""A corpus divided into shards: the same rows in the same shards, whoever does them and when."""
+"""A corpus divided into shards, and the texts of a shard.
+
+The same rows are in the same shards, whoever does them and when.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from attnflow.corpus.files import DataFile, Problem, RawRow
-from attnflow.errors import FileError, InputError
+from attnflow.corpus.settings import Columns
+from attnflow.data import DataFile, Row
+from attnflow.errors import FileError, InputError, TokensError, shorten
 from attnflow.errors.progress import tell
 from attnflow.evaluation.fingerprint import digest_of
+from attnflow.hosts.inputs import checked_text
 
-__all__ = ["Plan", "Shard", "ShardReader"]
+__all__ = ["CorpusText", "Plan", "Shard", "ShardReader", "make_text"]
+
+
+_BETWEEN = "\n\n"  # documents, and before the text
 
 
 @dataclass(frozen=True)
@@ -29,10 +40,6 @@ class Shard:
     row: int
     offset: int
 
-    def to_dict(self) -> dict[str, int]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -41,7 +48,7 @@ class Plan:
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "texts.txt"
     >>> _ = path.write_text("one\\ntwo\\nthree\\n", encoding="utf-8")
-    >>> plan = Plan.of([DataFile(path)], shard_size=2)
+    >>> plan = Plan.make([DataFile(path)], shard_size=2)
     >>> [(shard.first, shard.count) for shard in plan.shards]
     [(0, 2), (2, 1)]
     """
@@ -52,14 +59,13 @@ class Plan:
     digest: str
 
     @classmethod
-    def of(cls, files: Sequence[DataFile], shard_size: int) -> Plan:
-        """One pass over all files."""
+    def make(cls, files: Sequence[DataFile], shard_size: int) -> Plan:
+        """Divide the files in one pass over all of them."""
         starts: list[tuple[int, int, int]] = []
         digests: list[bytes] = []
         total = 0
         for number, file in enumerate(files):
-            before = total
-            scan = file.scan(_Marks(before, shard_size))
+            scan = file.scan(partial(_begins_shard, total, shard_size))
             starts += [(number, row, offset) for row, offset in scan.offsets.items()]
             digests.append(f"{scan.digest} {file.path.suffix.lower()}\n".encode())
             total += scan.rows
@@ -73,38 +79,31 @@ class Plan:
         return cls(tuple(files), shards, total, digest_of(digests))
 
 
-@dataclass(frozen=True)
-class _Marks:
-    """Whether a shard begins at a row of a file that has so many rows before it."""
-
-    before: int
-    shard_size: int
-
-    def __call__(self, row: int) -> bool:
-        return (self.before + row) % self.shard_size == 0
+def _begins_shard(rows_before: int, shard_size: int, row: int) -> bool:
+    return (rows_before + row) % shard_size == 0
 
 
 class ShardReader:
     """Reads the rows of shards; fastest when their numbers rise, as a table goes on from there."""
 
-    def __init__(self, paths: Sequence[str | Path], columns: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str | Path], columns: Columns) -> None:
         self._files = [DataFile(Path(path)) for path in paths]
-        self._columns = list(columns)
-        self._rows: Iterator[RawRow] = iter(())
+        self._columns = columns
+        self._rows: Iterator[Row] = iter(())
         self._place = (-1, 0)  # the file, and the row in it that comes next
 
-    def read(self, shard: Shard) -> list[RawRow]:
-        """Its rows, in order; the columns that are missing in a row are its own problem."""
+    def read(self, shard: Shard) -> list[CorpusText]:
+        """Return its texts, in order; what is wrong with one stands in its place."""
         self._go_to(shard)
-        rows: list[RawRow] = []
-        while len(rows) < shard.count:
+        texts: list[CorpusText] = []
+        while len(texts) < shard.count:
             row = next(self._rows, None)
             if row is None:
                 self._open(self._place[0] + 1, 0, 0)
                 continue
-            rows.append(self._checked(row))
+            texts.append(make_text(shard.first + len(texts), row, self._columns))
             self._place = (self._place[0], self._place[1] + 1)
-        return rows
+        return texts
 
     def _go_to(self, shard: Shard) -> None:
         file, row = self._place
@@ -118,10 +117,80 @@ class ShardReader:
     def _open(self, file: int, row: int, offset: int) -> None:
         if file >= len(self._files):
             raise FileError("The data have become shorter while they were read; start again.")
-        self._rows = self._files[file].rows(row, offset, self._columns)
+        self._rows = self._files[file].rows(row, offset, self._columns.names)
         self._place = (file, row)
 
-    def _checked(self, row: RawRow) -> RawRow:
-        if isinstance(row, Problem):
-            return row
-        return {name: row.get(name) for name in self._columns}
+
+@dataclass(frozen=True)
+class CorpusText:
+    """One text of a corpus.
+
+    number: counted from 0 over the whole corpus. text: with its documents before it. problem: why
+    it cannot be explained, where that is known before the model is asked.
+    """
+
+    number: int
+    id: str | None = None
+    text: str = ""
+    completion: str | None = None
+    documents: tuple[str, ...] = ()
+    image: Any = None
+    problem: str | None = None
+
+
+def make_text(number: int, row: Row, columns: Columns) -> CorpusText:
+    """Return the text of a row; one that cannot be used says why.
+
+    >>> values = {"prompt": "Who left?", "documents": ["Ann left.", "Bo stayed."]}
+    >>> row = Row(Path("questions.jsonl"), 0, values)
+    >>> make_text(0, row, Columns(prompt="prompt", documents="documents")).text
+    'Ann left.\\n\\nBo stayed.\\n\\nWho left?'
+    """
+    if row.problem is not None:
+        # The rows of a result do not depend on the folder that the data lie in.
+        return CorpusText(number, problem=str(row.problem).replace(str(row.file), row.file.name))
+    key = None if columns.id is None else row.values.get(columns.id)
+    key = None if key is None else str(key)
+    try:
+        return _read_text(number, key, row.values, columns)
+    except InputError as error:
+        return CorpusText(number, key, problem=str(error))
+
+
+def _read_text(
+    number: int, key: str | None, row: Mapping[str, Any], columns: Columns
+) -> CorpusText:
+    if columns.image is not None:
+        return CorpusText(number, key, image=_read_image(row.get(columns.image)))
+    name = columns.text or columns.prompt or ""
+    if row.get(name) is None:
+        raise TokensError(f"There is nothing to explain: the column {name!r} is empty here.")
+    text = checked_text(row[name], name=name)
+    documents = () if columns.documents is None else _read_documents(row.get(columns.documents))
+    completion = None if columns.completion is None else row.get(columns.completion)
+    if completion is not None and (not isinstance(completion, str) or not completion):
+        raise TokensError(f"The completion is a text that is not empty; got {shorten(completion)}.")
+    return CorpusText(number, key, _BETWEEN.join([*documents, text]), completion, documents)
+
+
+def _read_documents(value: Any) -> tuple[str, ...]:
+    """Read a list of texts, or one in JSON, as a CSV file holds it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            message = f"The documents are not a list in JSON: {shorten(value, 60)}."
+            raise InputError(message) from error
+    texts = value or ()
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(each, str) for each in texts):
+        raise InputError(f"The documents are a list of texts; got {shorten(value)}.")
+    return tuple(checked_text(each, name="document").strip() for each in texts)
+
+
+def _read_image(value: Any) -> Any:
+    """Return a path or the bytes of a file; Hugging Face's columns hold both in one object."""
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, (str, bytes, Path)) and value:
+        return value
+    raise InputError(f"An image is a path, or the bytes of a file; got {shorten(value)}.")

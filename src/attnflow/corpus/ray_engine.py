@@ -15,13 +15,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from attnflow.corpus.engine import BatchBegun, Engine, Identity, PartDone, Work
-from attnflow.corpus.output_folder import PartNotes, notes_of, part_path
+from attnflow.corpus.engines import BatchBegun, Engine, Identity, JobSpec, PartDone, Ray
+from attnflow.corpus.folder import PartNotes, part_path, read_counts
 from attnflow.corpus.plan import Shard
-from attnflow.corpus.shard_worker import ShardWorker, load_explainer
+from attnflow.corpus.worker import ShardWorker, load_for
 from attnflow.errors import AttnflowError, InputError, ModelError, optional_import
 
-__all__ = ["RayEngine", "ShardActor"]
+__all__ = ["RayActors", "ShardActor"]
 
 _MOST_BLOCKS = 2000  # of shards; a block is what Ray repeats when an actor dies
 
@@ -29,22 +29,20 @@ _MOST_BLOCKS = 2000  # of shards; a block is what Ray repeats when an actor dies
 class ShardActor:
     """What runs in an actor: one model, one shard at a time."""
 
-    def __init__(self, work: dict[str, Any], about: dict[str, Any], threads: int) -> None:
+    def __init__(self, job: dict[str, Any], about: dict[str, Any], threads: int) -> None:
         import torch
 
         torch.set_num_threads(threads)
-        self._work = Work.from_dict(work)
+        self._job, self._about = JobSpec.from_dict(job), about
         device = "cuda" if torch.cuda.is_available() else None
-        explainer = load_explainer(self._work.settings, device=device)
-        own = explainer.identity()
+        self._worker = ShardWorker(self._job, load_for(self._job, device))
         settings = about["settings"]
-        differing = [name for name in own if own[name] != settings[name]]
-        if differing:
-            raise ModelError(
-                f"The model on this node is another than that of the run: {differing[0]} is "
-                f"{own[differing[0]]!r} and was {settings[differing[0]]!r}."
-            )
-        self._worker = ShardWorker(explainer, self._work.paths, self._work.output, about)
+        for name, value in self._worker.identity().settings.items():
+            if value != settings[name]:
+                raise ModelError(
+                    f"The model on this node is another than that of the run: {name} is "
+                    f"{value!r} and was {settings[name]!r}."
+                )
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Explain the shards of a batch, which is one, and tell what their parts say."""
@@ -53,49 +51,51 @@ class ShardActor:
         return {name: [vars(each)[name] for each in notes] for name in vars(notes[0])}
 
     def _explain(self, shard: Shard) -> PartNotes:
-        present = notes_of(part_path(self._work.output, shard.number))
-        return self._worker.run(shard) if present is None else present
+        present = read_counts(part_path(self._job.output, shard.number))
+        return self._worker.run(shard, self._about) if present is None else present
 
 
 _FIELDS = ("number", "first", "count", "file", "row", "offset")
 
 
-class RayEngine(Engine):
+class RayActors(Engine):
     """A pool of actors on a Ray cluster, or on one that is started here."""
 
-    def __init__(
-        self, work: Work, *, actors: int, gpus: float, threads: int, address: str | None
-    ) -> None:
-        self._ray = optional_import("ray", extra="ray", purpose="engine='ray'")
-        self._data = optional_import("ray.data", extra="ray", purpose="engine='ray'")
-        self._work, self._actors, self._gpus, self._threads = work, actors, gpus, threads
+    def __init__(self, job: JobSpec, options: Ray) -> None:
+        self._ray = optional_import("ray", extra="ray", purpose="The engine Ray")
+        self._data = optional_import("ray.data", extra="ray", purpose="The engine Ray")
+        self._job, self._options = job, options
         self._started = not self._ray.is_initialized()
         if self._started:
-            self._start(address)
+            self._start()
 
-    def _start(self, address: str | None) -> None:
+    def _start(self) -> None:
         """Connect to the cluster at the address, or start one with a core for each actor."""
-        own = {"num_cpus": self._actors * self._threads + 1, "include_dashboard": False}
+        address, options = self._options.address, dict[str, Any]()
+        if not address:
+            cores = self._options.actors * self._options.threads + 1
+            options = {"num_cpus": cores, "include_dashboard": False}
         try:
             self._ray.init(
-                address=address,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                **({} if address else own),
+                address=address, logging_level=logging.ERROR, log_to_driver=False, **options
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise InputError(f"Ray cannot be reached at {address!r}: {error}.") from error
 
+    @property
+    def _needs(self) -> dict[str, float]:
+        """What each actor takes of the cluster."""
+        return {"num_cpus": self._options.threads, "num_gpus": self._options.gpus}
+
     def identity(self) -> Identity:
-        """Of the model as a node of the cluster loads it."""
-        options = {"num_cpus": self._threads, "num_gpus": self._gpus}
-        task = self._ray.remote(**options)(_identity)
-        return self._call(lambda: self._ray.get(task.remote(self._work.to_dict())))
+        """Describe the model as a node of the cluster loads it."""
+        task = self._ray.remote(**self._needs)(_identity)
+        return self._call(lambda: self._ray.get(task.remote(self._job.to_dict())))
 
     def run(
         self, shards: Sequence[Shard], about: dict[str, Any]
     ) -> Iterator[BatchBegun | PartDone]:
-        """A task for each shard; parts are told of as their blocks come back."""
+        """Make a task of each shard; parts are told of as their blocks come back."""
         context = self._data.DataContext.get_current()
         context.enable_progress_bars = False
         context.print_on_execution_start = False
@@ -104,11 +104,10 @@ class RayEngine(Engine):
         rows = self._data.from_items(items, override_num_blocks=min(len(items), _MOST_BLOCKS))
         parts = rows.map_batches(
             ShardActor,
-            fn_constructor_args=(self._work.to_dict(), about, self._threads),
+            fn_constructor_args=(self._job.to_dict(), about, self._options.threads),
             batch_size=1,
-            compute=self._data.ActorPoolStrategy(size=min(self._actors, len(items))),
-            num_cpus=self._threads,
-            num_gpus=self._gpus,
+            compute=self._data.ActorPoolStrategy(size=min(self._options.actors, len(items))),
+            **self._needs,
         )
         batches = iter(parts.iter_batches(batch_size=None))
         while (batch := self._call(lambda: next(batches, None))) is not None:
@@ -117,7 +116,7 @@ class RayEngine(Engine):
                 yield PartDone(PartNotes(*row))
 
     def _call(self, work: Any) -> Any:
-        """What Ray wraps around an error of ours is taken off again."""
+        """Call and take off what Ray wraps around an error of ours."""
         try:
             return work()
         except self._ray.exceptions.RayError as error:
@@ -138,6 +137,6 @@ class RayEngine(Engine):
             self._ray.shutdown()
 
 
-def _identity(work: dict[str, Any]) -> Identity:
-    explainer = load_explainer(Work.from_dict(work).settings)
-    return Identity(explainer.identity(), explainer.provenance())
+def _identity(job: dict[str, Any]) -> Identity:
+    spec = JobSpec.from_dict(job)
+    return ShardWorker(spec, load_for(spec)).identity()

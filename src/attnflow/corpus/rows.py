@@ -32,8 +32,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
+from attnflow.corpus.plan import CorpusText
 from attnflow.corpus.settings import Settings, method_label
-from attnflow.corpus.texts import CorpusText
 from attnflow.explainers.sources import Sources, content_spans
 
 __all__ = ["SCHEMA", "Row", "error_row", "result_rows"]
@@ -81,7 +81,7 @@ Members = list[list[int]]
 
 
 def error_row(text: CorpusText, sentence: str) -> Row:
-    """The row of a text that could not be explained."""
+    """Return the row of a text that could not be explained."""
     return {"text": text.number, "id": text.id, "error": sentence}
 
 
@@ -92,7 +92,7 @@ def result_rows(
     flags: Sequence[str] = (),
     documents: Members | None = None,
 ) -> list[Row]:
-    """The rows of one text: its targets in order, and for each its methods in order.
+    """Return the rows of one text: its targets in order, and for each its methods in order.
 
     documents: which tokens each document of the text is made of, where that is known.
     """
@@ -112,7 +112,7 @@ class _Grouped:
     def __init__(
         self, result: Attribution, text: CorpusText, settings: Settings, documents: Members | None
     ) -> None:
-        self.result = result.layer(settings.layer) if len(result.layers) > 1 else result
+        self.result = result.layer(settings.layers) if len(result.layers) > 1 else result
         self.settings = settings
         self.members: Members | None = None
         self.names = list(result.sources.text)
@@ -130,7 +130,7 @@ class _Grouped:
         return list(units.names), [list(each) for each in units.positions]
 
     def row(self, target: int, flags: Sequence[str]) -> Row:
-        """The columns of one target."""
+        """Return the columns of one target."""
         result = self.result
         values = result.values[0, target]
         grouped, prediction = self._sums(values), result.prediction
@@ -153,7 +153,7 @@ class _Grouped:
         }
 
     def _probability(self, target: int) -> float | None:
-        """Of the prediction; of a completion's token where the pass that explained it tells."""
+        """Return how likely the prediction is, or a completion's token where that is known."""
         likely = self.result.provenance.get(_LOG_PROBS)
         if self.result.prediction is not None:
             return self.result.prediction.probability
@@ -191,13 +191,13 @@ class _Grouped:
         return bool(self.result.saturated[0, target, members].all())
 
     def _elsewhere(self, target: int, values: Values, grouped: Values) -> float | None:
-        """What the method itself puts elsewhere, and what lies in no unit of the level."""
+        """Sum what the method itself puts elsewhere and what lies in no unit of the level."""
         rest = 0.0
         if self.members is not None:
             inside = sorted({k for each in self.members for k in each})
             rest = float(np.delete(values, inside).sum())
-        own = self.result.elsewhere
-        return rest if own is None else rest + float(own[0, target])
+        elsewhere = self.result.elsewhere
+        return rest if elsewhere is None else rest + float(elsewhere[0, target])
 
     def _limits(self, target: int) -> list[str]:
         result = self.result

@@ -1,41 +1,45 @@
-"""What is asked of a corpus: everything its rows depend on, as one frozen value.
+"""Everything the rows of a corpus depend on beside the model and the data, as one frozen value.
 
-How the work is carried out (the engine, how many processes, where) is no part of it, so that a run
-may be gone on with on another machine.
+Where the work is done (`Local`, `Ray`) is no part of it, so that a run may be gone on with on
+another machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from attnflow.data import find_column
 from attnflow.errors import InputError, did_you_mean, shorten, whole_number
 from attnflow.methods import Method, make_method, method_from_dict
 from attnflow.tokens import TokenRef
 from attnflow.tokens.units import Level, check_level
 
-__all__ = ["ALL", "PREDICTION", "Columns", "Settings", "method_label"]
+__all__ = ["ROLES", "Columns", "Settings", "method_label"]
 
-PREDICTION = "prediction"
-ALL = "all"
-Targets = Literal["prediction", "all"] | tuple[TokenRef, ...]
-
-_USUAL_TEXT = ("text", "sentence")
-_ROLES = ("text", "prompt", "completion", "documents", "image", "id")
+ROLES = ("text", "prompt", "completion", "documents", "image", "id")
+"""The parts that a column of the data may play."""
+_SUBJECTS = ("text", "prompt", "image")
+_COMPANIONS = {
+    "text": ("documents", "id"),
+    "prompt": ("completion", "documents", "id"),
+    "image": ("id",),
+}
+_LEAST = {"top": 1, "max_new_tokens": 0, "batch_tokens": 1, "shard_size": 1, "layers": -1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Which column plays which part; None where there is none.
+    """The column of the data that plays each part; None where there is none.
 
     text: what is explained. prompt: what a language model continues, with its `completion` where
     there is one. documents: a list of texts that stand before it, divided by blank lines. image: a
     path, or the bytes of a file. id: what a row of the result is found again by.
 
-    >>> Columns.of(["id", "question", "completion"], prompt="question")
-    Columns(text=None, prompt='question', completion='completion', documents=None, image=None, \
-id='id')
+    >>> columns = Columns.find(["id", "question", "completion"], {"prompt": "question"})
+    >>> columns.names
+    ['question', 'completion', 'id']
     """
 
     text: str | None = None
@@ -46,52 +50,36 @@ id='id')
     id: str | None = None
 
     @classmethod
-    def of(cls, present: Sequence[str], **roles: str | None) -> Columns:
-        """The columns that are named, and those that bear the usual name of a part."""
-        for role, name in roles.items():
-            if name is not None and name not in present:
-                raise InputError(
-                    f"There is no column {shorten(name)} for the {role}."
-                    f"{did_you_mean(name, present)} The columns are "
-                    f"{', '.join(map(repr, present)) or 'none'}."
-                )
-        by_role = {role: name for role, name in roles.items() if name is not None}
-        if not {"text", "prompt", "image"} & by_role.keys():
-            by_role |= _subject(present)
-        subject = next(role for role in ("text", "prompt", "image") if role in by_role)
-        others = {"text": ("documents", "id"), "image": ("id",)}
-        for role in others.get(subject, ("completion", "documents", "id")):
-            if role in present and role not in by_role and role not in by_role.values():
-                by_role[role] = role
-        columns = cls(**by_role)
-        columns._check_together()
-        return columns
-
-    def _check_together(self) -> None:
-        subjects = [r for r in ("text", "prompt", "image") if getattr(self, r) is not None]
-        if len(subjects) > 1:
-            raise InputError(
-                f"A corpus is explained by one of text, prompt and image; got {subjects}."
-            )
-        if self.completion is not None and self.prompt is None:
+    def find(cls, names: Sequence[str], roles: Mapping[str, str]) -> Columns:
+        """Return the columns that are named, and those that bear the usual name of a part."""
+        by_role = {role: find_column(names, role, name) for role, name in roles.items()}
+        subject = next((role for role in _SUBJECTS if role in by_role), None)
+        if subject is None:
+            subject = _find_subject(names)
+            by_role[subject] = find_column(names, subject)
+        if "completion" in by_role and subject != "prompt":
             raise InputError("A completion follows a prompt: name the column of the prompts too.")
+        for role in _COMPANIONS[subject]:
+            column = find_column(names, role)
+            if role not in by_role and column not in by_role.values():
+                by_role[role] = column
+        return cls(**by_role)
 
     @property
     def names(self) -> list[str]:
         """The columns that are read."""
-        return [name for role in _ROLES if (name := getattr(self, role)) is not None]
+        return [name for role in ROLES if (name := getattr(self, role)) is not None]
 
 
-def _subject(present: Sequence[str]) -> dict[str, str]:
-    """What is explained when no column is named: the first that bears a usual name."""
-    for usual in (*_USUAL_TEXT, "prompt", "image"):
-        for name in present:
-            if name.lower() == usual:
-                return {"text" if usual in _USUAL_TEXT else usual: name}
+def _find_subject(names: Sequence[str]) -> str:
+    """Return what is explained when no column is named: the first part that has a usual name."""
+    for role in _SUBJECTS:
+        if find_column(names, role) is not None:
+            return role
     raise InputError(
         f"The data have no column 'text', 'sentence', 'prompt' or 'image'; theirs are "
-        f"{', '.join(map(repr, present)) or 'none'}. Say which to explain: text=..., prompt=... or "
-        "image=... (--text, --prompt, --image)."
+        f"{', '.join(map(repr, names)) or 'none'}. Say which to explain: "
+        "Settings(columns={'text': ...}), 'prompt' or 'image' (--text, --prompt, --image)."
     )
 
 
@@ -99,31 +87,32 @@ def _subject(present: Sequence[str]) -> dict[str, str]:
 class Settings:
     """What is asked of every text of a corpus.
 
-    model: a name or a folder; None is the model that ships with attnflow.
-    methods: none stands for the default of `explain`, or of `explain_completion`.
-    targets: "prediction" (where the answer is read from; every token of a completion), "all", or
-        some positions and tokens. layer: the layer that is read; -1 is the highest.
+    methods: methods or their names; none stands for the default of `explain` or `generate`.
+    columns: the names of columns that are not called like their part: {"text": "body"}. The parts
+        are text, prompt, completion, documents, image and id.
+    targets: None (where the answer is read; every token of a completion), "all", or some positions
+        and tokens. layers: the layer that is read; -1 is the highest.
     level: what a source is, a token, a word, a sentence or a document. top: how many of them.
     values: keep the values of all sources too.
     max_new_tokens: where there is no completion, one of so many tokens is made; 0 makes none.
-    tokens_per_batch: how many tokens go through the model at once, padding included.
+    chat: whether prompts go through the model's chat template.
+    batch_tokens: how many tokens go through the model at once, padding included.
     shard_size: how many texts are committed together.
 
-    >>> Settings(methods=("rollout",), top=3).methods[0].name
+    >>> Settings(methods=["rollout"], top=3).methods[0].name
     'rollout'
     """
 
-    model: str | None = None
-    columns: Columns = field(default_factory=lambda: Columns(text="text"))
-    methods: tuple[Method, ...] = ()
-    targets: Targets = "prediction"
-    layer: int = -1
+    methods: Sequence[Method | str] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    targets: Sequence[TokenRef] | TokenRef | Literal["all"] | None = None
+    layers: int = -1
     level: Level = "token"
     top: int = 5
     values: bool = False
-    chat: bool = False
     max_new_tokens: int = 0
-    tokens_per_batch: int = 2048
+    chat: bool = False
+    batch_tokens: int = 2048
     shard_size: int = 512
 
     def __post_init__(self) -> None:
@@ -132,7 +121,8 @@ class Settings:
         if len(set(labels)) < len(labels):
             raise InputError(f"methods={labels}: name each method once.")
         object.__setattr__(self, "methods", methods)
-        object.__setattr__(self, "targets", _checked_targets(self.targets))
+        object.__setattr__(self, "columns", _check_roles(self.columns))
+        object.__setattr__(self, "targets", _list_targets(self.targets))
         check_level(self.level)
         for name, least in _LEAST.items():
             number = whole_number(getattr(self, name))
@@ -141,48 +131,62 @@ class Settings:
                     f"{name} is a whole number of at least {least}; got "
                     f"{shorten(getattr(self, name))}."
                 )
-        if self.columns.prompt is not None and self.targets != PREDICTION:
+
+    def find_columns(self, names: Sequence[str]) -> Columns:
+        """Return which of the data's columns play which part; refuse what cannot go with them."""
+        columns = Columns.find(names, self.columns)
+        if columns.prompt is not None and self.targets is not None:
             raise InputError("Of a completion every token is a target; leave targets out.")
-        if self.max_new_tokens and self.columns.prompt is None:
+        if self.max_new_tokens and columns.prompt is None:
             raise InputError("max_new_tokens is for prompts: name the column they are in.")
+        return columns
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        record = {f.name: getattr(self, f.name) for f in fields(self)}
-        methods = [method.to_dict() for method in self.methods]
-        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
-        return {**record, "columns": asdict(self.columns), "methods": methods, "targets": targets}
+        """Return plain values, for JSON."""
+        record = {each.name: getattr(self, each.name) for each in fields(self)}
+        methods = [make_method(method).to_dict() for method in self.methods]
+        return {**record, "methods": methods}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Settings:
-        """The inverse of `to_dict`."""
-        targets = record["targets"]
-        return cls(
-            **{
-                **record,
-                "columns": Columns(**record["columns"]),
-                "methods": tuple(method_from_dict(each) for each in record["methods"]),
-                "targets": targets if isinstance(targets, str) else tuple(targets),
-            }
+        """Return what `to_dict` was called on."""
+        return cls(**{**record, "methods": [method_from_dict(m) for m in record["methods"]]})
+
+
+def _check_roles(columns: Any) -> dict[str, str]:
+    if not isinstance(columns, Mapping):
+        raise InputError(
+            f"columns names columns by their part, such as {{'text': 'body'}}; got "
+            f"{shorten(columns)}."
         )
+    for role in columns:
+        if role not in ROLES:
+            raise InputError(
+                f"A column is one of {', '.join(ROLES)}; got {shorten(role)}."
+                f"{did_you_mean(str(role), ROLES)}"
+            )
+    by_role = {role: name for role, name in columns.items() if name is not None}
+    subjects = [role for role in _SUBJECTS if role in by_role]
+    if len(subjects) > 1:
+        raise InputError(f"A corpus is explained by one of text, prompt and image; got {subjects}.")
+    return by_role
 
 
-_LEAST = {"top": 1, "max_new_tokens": 0, "tokens_per_batch": 1, "shard_size": 1, "layer": -1}
-
-
-def _checked_targets(targets: Any) -> Targets:
-    if isinstance(targets, str) and targets in (PREDICTION, ALL):
-        return targets  # type: ignore[return-value]  # one of the two
+def _list_targets(targets: Any) -> Literal["all"] | list[TokenRef] | None:
+    if targets is None:
+        return None
+    if isinstance(targets, str) and targets == "all":
+        return "all"
     several = [targets] if isinstance(targets, (str, int)) else list(targets)
     if not several or not all(isinstance(each, (str, int)) for each in several):
         raise InputError(
-            f"targets is 'prediction', 'all', or positions and tokens; got {shorten(targets)}."
+            f"targets is None, 'all', or positions and tokens; got {shorten(targets)}."
         )
-    return tuple(several)
+    return several
 
 
 def method_label(method: Method) -> str:
-    """A method as the command line writes it: its name, and every option that is not the default.
+    """Write a method as the command line does: its name, and every option that is not the default.
 
     >>> from attnflow import Rollout
     >>> method_label(Rollout(residual=0.4))
@@ -190,12 +194,12 @@ def method_label(method: Method) -> str:
     """
     # `label_of` of evaluation is for people, this one can be typed again: values differ.
     options = [
-        f"{f.name}={_written(getattr(method, f.name))}"
-        for f in fields(method)
-        if getattr(method, f.name) != f.default
+        f"{each.name}={_write_value(getattr(method, each.name))}"
+        for each in fields(method)
+        if getattr(method, each.name) != each.default
     ]
     return f"{method.name}:{','.join(options)}" if options else method.name
 
 
-def _written(value: Any) -> str:
+def _write_value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)

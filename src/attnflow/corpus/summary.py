@@ -12,14 +12,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, groupby
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from attnflow.corpus.dataset import Corpus, read
 from attnflow.errors import InputError
+from attnflow.errors.percent import percent
 
-__all__ = ["BINS", "Disagreement", "MethodSummary", "PairSummary", "Summary", "summarize"]
+__all__ = ["Disagreement", "MethodSummary", "PairSummary", "Summary", "summarize"]
 
-BINS = 10
+_BINS = 10
 _SOURCES = 15  # that are named for each method
 _EXAMPLES = 10  # of texts on which two methods disagree
 _SENTENCES = 5
@@ -28,6 +33,12 @@ _COLUMNS = (
     *("text", "id", "method", "target", "target_position", "prediction"),
     *("sources", "source_count", "flags", "error"),
 )
+_TEMPLATE = Path(__file__).parent / "templates" / "summary.html.j2"
+_FLAGS = {
+    "collapsed": "the row is nearly the same for every target",
+    "saturated": "most of its values no longer depend on the target",
+    "alone": "a batch failed, and its texts were run one by one",
+}
 Row = Mapping[str, Any]
 
 
@@ -46,7 +57,7 @@ class MethodSummary:
     first: int = 0
     total_share: float = 0.0
     strongest: Counter[str] = field(default_factory=Counter)
-    places: list[int] = field(default_factory=lambda: [0] * BINS)
+    places: list[int] = field(default_factory=lambda: [0] * _BINS)
     flags: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -56,24 +67,48 @@ class MethodSummary:
 
     @property
     def first_wins(self) -> float | None:
-        """How often the first of several sources is the strongest."""
+        """The share of rows in which the first of several sources is the strongest."""
         return self.first / self.several if self.several else None
 
-    def add(self, row: Row) -> None:
-        """Count one row."""
-        self.rows += 1
-        self.flags.update(row["flags"] or ())
-        if not row["sources"]:
-            return
-        best, count = row["sources"][0], int(row["source_count"])
-        self.total_share += best["share"]
-        self.strongest[best["text"]] += 1
-        if len(self.strongest) > _MOST_COUNTED:
-            self.strongest = Counter(dict(self.strongest.most_common(_MOST_COUNTED // 2)))
-        if count > 1:
-            self.several += 1
-            self.first += best["number"] == 0
-            self.places[min(BINS - 1, best["number"] * BINS // count)] += 1
+    def add(self, table: pa.Table) -> None:
+        """Count the rows of a table."""
+        self.rows += len(table)
+        _count(self.flags, pc.list_flatten(table["flags"]))
+        table = table.filter(pc.greater(pc.list_value_length(table["sources"]), 0))
+        strongest = pc.list_element(table["sources"], 0)
+        # One after the other: pyarrow adds in pairs, and the last digit would depend on the parts.
+        shares = pc.struct_field(strongest, "share").to_pylist()
+        self.total_share = sum(shares, self.total_share)
+        _count(self.strongest, pc.struct_field(strongest, "text"))
+        several = pc.greater(table["source_count"], 1)
+        numbers = pc.struct_field(strongest, "number").filter(several)
+        counts = table["source_count"].filter(several)
+        self.several += len(numbers)
+        self.first += pc.sum(pc.equal(numbers, 0)).as_py() or 0
+        tenths = pc.divide(pc.multiply(numbers, _BINS), counts)
+        for entry in pc.value_counts(pc.min_element_wise(tenths, _BINS - 1)).to_pylist():
+            self.places[entry["values"]] += entry["counts"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "rows": self.rows,
+            "share": self.share,
+            "first_wins": self.first_wins,
+            "places": self.places,
+            "strongest": dict(self.strongest.most_common(_SOURCES)),
+            "flags": dict(self.flags),
+        }
+
+
+def _count(counter: Counter[str], values: Any) -> None:
+    """Count values; where there are too many kinds, the rarer half is forgotten."""
+    for entry in pc.value_counts(values.drop_null()).to_pylist():
+        counter[entry["values"]] += entry["counts"]
+    if len(counter) > _MOST_COUNTED:
+        frequent = counter.most_common(_MOST_COUNTED // 2)
+        counter.clear()
+        counter.update(dict(frequent))
 
 
 @dataclass(frozen=True)
@@ -102,17 +137,18 @@ class PairSummary:
 
     @property
     def agreement(self) -> float:
-        """How often both name the same strongest source."""
+        """The share of rows in which both name the same strongest source."""
         return self.same / self.rows if self.rows else 0.0
 
     @property
     def overlap(self) -> float:
-        """How much of what one lists the other lists too."""
+        """The share of what one lists that the other lists too."""
         return self.total_overlap / self.rows if self.rows else 0.0
 
-    def add(self, one: Row, other: Row) -> None:
+    # By hand: pyarrow has no function for what two lists have in common.
+    def add(self, row: Row, other: Row) -> None:
         """Count the two rows of one target."""
-        first, second = ([s["number"] for s in row["sources"]] for row in (one, other))
+        first, second = ([source["number"] for source in r["sources"]] for r in (row, other))
         if not first or not second:
             return
         overlap = len(set(first) & set(second)) / max(len(first), len(second))
@@ -121,19 +157,27 @@ class PairSummary:
         self.total_overlap += overlap
         if first[0] == second[0]:
             return
-        worst = max((each.overlap for each in self.examples), default=0.0)
+        worst = max((example.overlap for example in self.examples), default=0.0)
         if len(self.examples) < _EXAMPLES or overlap < worst:
-            names = (one["sources"][0]["text"], other["sources"][0]["text"])
+            names = (row["sources"][0]["text"], other["sources"][0]["text"])
             self.examples.append(
-                Disagreement(one["text"], one["id"], one["target"], names, overlap)
+                Disagreement(row["text"], row["id"], row["target"], names, overlap)
             )
-            self.examples.sort(key=lambda each: (each.overlap, each.text))
+            self.examples.sort(key=lambda example: (example.overlap, example.text))
             del self.examples[_EXAMPLES:]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "agreement": self.agreement,
+            "overlap": self.overlap,
+            "examples": [vars(example) for example in self.examples],
+        }
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a corpus says as a whole."""
+    """A corpus as a whole: its methods, pairs of them, what the model says, and what failed."""
 
     corpus: Corpus
     methods: Mapping[str, MethodSummary]
@@ -142,86 +186,72 @@ class Summary:
     errors: Counter[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "texts": self.corpus.texts,
             "complete": self.corpus.complete,
             "errors": dict(self.errors.most_common(_SENTENCES)),
             "level": self.corpus.settings["level"],
             "predictions": dict(self.predictions.most_common(_SOURCES)),
-            "methods": {name: _method(each) for name, each in self.methods.items()},
+            "methods": {name: method.to_dict() for name, method in self.methods.items()},
             "pairs": [
-                {
-                    "methods": list(names),
-                    "agreement": pair.agreement,
-                    "overlap": pair.overlap,
-                    "examples": [vars(example) for example in pair.examples],
-                }
-                for names, pair in self.pairs.items()
+                {"methods": list(names), **pair.to_dict()} for names, pair in self.pairs.items()
             ],
         }
 
     def to_html(self) -> str:
-        """One page that fetches nothing."""
-        from attnflow.corpus.summary_page import summary_page
+        """Return one page that fetches nothing."""
+        import jinja2  # here, because reading a summary as JSON need not wait for it
 
-        return summary_page(self.to_dict(), self.corpus)
-
-
-def _method(each: MethodSummary) -> dict[str, Any]:
-    return {
-        "rows": each.rows,
-        "share": each.share,
-        "first_wins": each.first_wins,
-        "places": each.places,
-        "strongest": dict(each.strongest.most_common(_SOURCES)),
-        "flags": dict(each.flags),
-    }
+        environment = jinja2.Environment(
+            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        environment.filters["percent"] = percent
+        template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+        record = {**self.corpus.provenance, **self.corpus.settings}
+        values = {name: str(record[name]) for name in sorted(record) if record[name] is not None}
+        return template.render(**self.to_dict(), corpus=self.corpus, record=values, meanings=_FLAGS)
 
 
 def summarize(corpus: Corpus | str | os.PathLike[str]) -> Summary:
     """Answer the usual questions about what `run` wrote.
 
     >>> import tempfile
-    >>> from pathlib import Path
-    >>> from attnflow.corpus import run
+    >>> from attnflow.corpus import Settings, run
     >>> from attnflow.testing import tiny_encoder
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "texts.txt").write_text("the key\\nthe keys to the cabinet\\n")
-    >>> model, tokenizer = tiny_encoder()
-    >>> corpus = run(model, folder / "texts.txt", tokenizer=tokenizer, output=folder / "out",
-    ...     methods=["rollout", "raw"])
+    >>> settings = Settings(methods=["rollout", "raw"])
+    >>> corpus = run(tiny_encoder(), folder / "texts.txt", folder / "out", settings=settings)
     >>> summarize(corpus).pairs["rollout", "raw"].rows
     2
     """
     corpus = corpus if isinstance(corpus, Corpus) else read(corpus)
     methods: dict[str, MethodSummary] = {}
     pairs: dict[tuple[str, str], PairSummary] = {}
-    predictions: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
-    for rows in _by_target(corpus):
-        if rows[0]["error"] is not None:
-            errors[rows[0]["error"]] += 1
-            continue
-        label = rows[0]["prediction"]
-        if label is not None and (label in predictions or len(predictions) < _MOST_COUNTED):
-            predictions[label] += 1
-        for row in rows:
-            methods.setdefault(row["method"], MethodSummary()).add(row)
-        for one, other in combinations(rows, 2):
-            pairs.setdefault((one["method"], other["method"]), PairSummary()).add(one, other)
+    predictions, errors = Counter[str](), Counter[str]()
+    for table in corpus.tables(_COLUMNS):
+        _count(errors, table["error"])
+        table = table.filter(pc.is_null(table["error"]))
+        targets = table.group_by(["text", "target_position"], use_threads=False)
+        _count(predictions, targets.aggregate([("prediction", "first")])["prediction_first"])
+        for name in pc.unique(table["method"]).to_pylist():
+            rows = table.filter(pc.equal(table["method"], name))
+            methods.setdefault(name, MethodSummary()).add(rows)
+        if len(corpus.methods) > 1:
+            for rows in _by_target(table):
+                for row, other in combinations(rows, 2):
+                    pair = pairs.setdefault((row["method"], other["method"]), PairSummary())
+                    pair.add(row, other)
     if not methods and not errors:
         raise InputError(f"{str(corpus.path)!r} holds no rows yet.")
     return Summary(corpus, methods, pairs, predictions, errors)
 
 
-def _by_target(corpus: Corpus) -> Iterator[Sequence[Row]]:
-    """The rows of all methods for one text and target, which follow each other in a part."""
+def _by_target(table: pa.Table) -> Iterator[Sequence[Row]]:
+    """Yield the rows of all methods for one text and target, which follow each other in a part."""
     rows: Iterator[Row] = (
-        row
-        for table in corpus.tables(_COLUMNS)
-        for batch in table.to_batches(max_chunksize=1000)
-        for row in batch.to_pylist()
+        row for batch in table.to_batches(max_chunksize=1000) for row in batch.to_pylist()
     )
     for _, group in groupby(rows, key=lambda row: (row["text"], row["target_position"])):
         yield list(group)

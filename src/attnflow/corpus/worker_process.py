@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import IO, Any
 
 __all__ = ["main"]
@@ -39,29 +40,24 @@ def main() -> None:
 def _serve(start: dict[str, Any], out: IO[bytes]) -> None:
     import torch
 
-    from attnflow.corpus.engine import Work
+    from attnflow.corpus.engines import JobSpec
     from attnflow.corpus.plan import Shard
-    from attnflow.corpus.shard_worker import BatchReport, ShardWorker, load_explainer
+    from attnflow.corpus.worker import ShardWorker, load_for
     from attnflow.hosts.load import quiet_hosts
+
+    def report_batch(texts: Sequence[int], tokens: int) -> None:
+        _send(out, {"batch": texts, "tokens": tokens})
 
     quiet_hosts()
     torch.set_num_threads(int(start["threads"]))
-    work = Work.from_dict(start)
+    job = JobSpec.from_dict(start["job"])
     device = start["device"] if torch.cuda.is_available() else None
-    explainer = load_explainer(work.settings, device=device)
-    ready = {"settings": explainer.identity(), "provenance": explainer.provenance()}
-    _send(out, {"ready": ready})
-
-    def report_batch(report: BatchReport) -> None:
-        _send(out, {"batch": report.texts, "tokens": report.tokens})
-
-    worker: ShardWorker | None = None
+    worker = ShardWorker(job, load_for(job, device), report_batch)
+    _send(out, {"ready": vars(worker.identity())})
     for line in sys.stdin:
         task = json.loads(line)
-        if worker is None:
-            worker = ShardWorker(explainer, work.paths, work.output, task["about"], report_batch)
-        lethal = {int(number): sentence for number, sentence in task["lethal"].items()}
-        notes = worker.run(Shard(**task["shard"]), lethal, task["careful"])
+        fatal = {int(number): sentence for number, sentence in task["fatal"].items()}
+        notes = worker.run(Shard(**task["shard"]), task["about"], fatal, task["suspects"])
         _send(out, {"part": vars(notes)})
 
 

@@ -8,6 +8,7 @@
                unless a csv writer must have put them (see `_is_quoted`)
     .parquet   a table
     .arrow     a table as Hugging Face's `save_to_disk` writes it
+    .png ...   an image: one row, with its path in a column called `image`
 
 A file is never held in memory (a .json is: it has no rows before its end). Its rows have an order,
 that of the file. What is wrong with one row (a line that is no JSON, bytes that are no UTF-8) is
@@ -29,10 +30,12 @@ from typing import Any, NamedTuple
 
 from attnflow.data import arrow
 from attnflow.errors import FileError, InputError, shorten
+from attnflow.tokens.pictures import PICTURE_ENDINGS
 
 __all__ = ["FORMATS", "DataFile", "FileScan", "Row"]
 
 TEXT = "text"  # what the one column of a file without columns is called
+IMAGE = "image"  # and that of an image
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -100,6 +103,8 @@ class DataFile:
 
     def columns(self) -> list[str]:
         """Return the names of its columns; of JSON, those of the first row that has some."""
+        if self.format in PICTURE_ENDINGS:
+            return [IMAGE]
         if self.format in arrow.FORMATS:
             return arrow.column_names(self.path)
         if self.format in _DELIMITERS:
@@ -115,6 +120,8 @@ class DataFile:
         offset: the byte at which row `start` begins, from a `scan`, so that nothing before it is
         read; without it the rows before `start` are read and dropped.
         """
+        if self.format in PICTURE_ENDINGS:
+            return iter([Row(self.path, 0, {IMAGE: self.path})][start:])
         if self.format in arrow.FORMATS:
             values = arrow.read_rows(self.path, start, columns)
             return (Row(self.path, number, row) for number, row in enumerate(values, start=start))
@@ -127,10 +134,9 @@ class DataFile:
 
     def scan(self, marks: Callable[[int], bool]) -> FileScan:
         """Count the rows and digest the bytes; `marks(row)` says whose offset to note."""
-        if self.format in arrow.FORMATS or self.format == ".json":
-            indexed = self.format == ".json"
-            count = len(self._json()) if indexed else arrow.count_rows(self.path)
-            return FileScan(count, self._digest(), {k: 0 for k in range(count) if marks(k)})
+        indexed = self._count_indexed()
+        if indexed is not None:
+            return FileScan(indexed, self._digest(), {k: 0 for k in range(indexed) if marks(k)})
         lines = _Lines(self.path)
         offsets: dict[int, int] = {}
         count = 0
@@ -139,6 +145,14 @@ class DataFile:
                 offsets[count] = begin
             count += 1
         return FileScan(count, lines.digest.hexdigest(), offsets)
+
+    def _count_indexed(self) -> int | None:
+        """Count the rows of a file that is read by their numbers; None where lines are read."""
+        if self.format in PICTURE_ENDINGS:
+            return 1
+        if self.format == ".json":
+            return len(self._json())
+        return arrow.count_rows(self.path) if self.format in arrow.FORMATS else None
 
     def _digest(self) -> str:
         lines = _Lines(self.path)

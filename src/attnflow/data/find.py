@@ -13,9 +13,8 @@ from attnflow.data.files import FORMATS, DataFile, Row
 from attnflow.errors import FileError, InputError, shorten
 from attnflow.tokens.pictures import PICTURE_ENDINGS
 
-__all__ = ["IMAGE", "find_files", "list_photos", "rows"]
+__all__ = ["find_files", "list_photos", "rows"]
 
-IMAGE = "image"  # the column of the rows that a folder of images has
 _GLOB = "*?["
 _IN_FOLDERS = tuple(ending for ending in FORMATS if ending != ".json")  # those are mostly settings
 
@@ -37,9 +36,6 @@ def rows(data: Data, *, columns: Sequence[str] | None = None, strict: bool = Tru
     [{'text': 'a "good film', 'label': '1'}]
     """
     for file in find_files(data):
-        if file.format in PICTURE_ENDINGS:
-            yield Row(file.path, 0, {IMAGE: file.path})
-            continue
         for row in file.rows(columns=columns):
             if strict and row.problem is not None:
                 raise row.problem

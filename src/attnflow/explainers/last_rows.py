@@ -20,7 +20,7 @@ from torch import Tensor
 from attnflow.attribution import Attribution
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.forward_pass import provenance_of
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.inputs import tokens_of
 from attnflow.hosts.transformers.row_gradients import (
@@ -47,45 +47,41 @@ class _LastRow(PredictingRows):
     logits: list[Tensor] = field(default_factory=list)
 
     def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
-        """That of the likeliest token, `(batch, rows)`."""
+        """Return that of the likeliest token, `(batch, rows)`."""
         self.logits.append(logits.detach()[:, -1])
         score = logit if name == "logit" else log_probability
         return score(logits, logits.argmax(dim=-1))
 
 
 def explain_last_rows(
-    model: Any,
-    tokenizer: Any,
-    texts: Sequence[str],
-    methods: Sequence[GradientAttention],
-    layer: int,
+    model: Model, texts: Sequence[str], methods: Sequence[GradientAttention], layers: int
 ) -> list[list[Attribution]]:
-    """For each method the result of every text: its last position at one layer.
+    """Return for each method the result of every text: its last position at one layer.
 
     The methods take gradients of the same score.
 
     >>> from attnflow.testing import tiny_decoder
-    >>> model, tokenizer = tiny_decoder()
-    >>> [[one, other]] = explain_last_rows(
-    ...     model, tokenizer, ["the key", "the keys to the"], [GradientAttention()], -1
+    >>> [[first, second]] = explain_last_rows(
+    ...     Model(*tiny_decoder()), ["the key", "the keys to the"], [GradientAttention()], -1
     ... )
-    >>> one.values.shape, other.values.shape  # layers, targets, sources
+    >>> first.values.shape, second.values.shape  # layers, targets, sources
     ((1, 1, 2), (1, 1, 4))
     """
-    batch = adapter_for(model).encode(model, tokenizer, texts)
+    module, tokenizer = model
+    batch = model.adapter.encode(module, tokenizer, texts)
     ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
     lengths = mask.sum(dim=1).tolist()
     padding = [ids.shape[1] - length for length in lengths]
     text = _LastRow(
-        ids=_moved(ids, padding),
-        mask=_moved(mask, padding),
+        ids=_pad_left(ids, padding),
+        mask=_pad_left(mask, padding),
         first=ids.shape[1] - 1,
         tokens=ids[:, :1],
     )
-    with at_rest(model):
-        rows = gradient_rows(model, text, methods[0].score)
-    values, weights = (part.double().cpu().numpy() for part in (rows.values, rows.weights))
-    about = provenance_of(model, str(model.dtype).removeprefix("torch."))
+    with at_rest(module):
+        rows = gradient_rows(module, text, methods[0].score)
+    values, weights = (array.double().cpu().numpy() for array in (rows.values, rows.weights))
+    about = provenance_of(module, str(module.dtype).removeprefix("torch."))
     results: list[list[Attribution]] = [[] for _ in methods]
     for k, (length, pad) in enumerate(zip(lengths, padding, strict=True)):
         tokens = tokens_of(tokenizer, ids[k, :length].tolist())
@@ -97,22 +93,22 @@ def explain_last_rows(
             "prediction": scores.prediction(),
             "provenance": {**about, "kind": "causal", "sink": sink},
         }
-        for method, own in zip(methods, results, strict=True):
-            own.append(_result(method, values[:, k, :, pad:], sink, layer, frame))
+        for method, column in zip(methods, results, strict=True):
+            column.append(_result(method, values[:, k, :, pad:], sink, layers, frame))
     return results
 
 
-def _moved(rows: Tensor, padding: Sequence[int]) -> Tensor:
-    """Padding to the left, so that all texts end together."""
+def _pad_left(rows: Tensor, padding: Sequence[int]) -> Tensor:
+    """Move the padding to the left, so that all texts end together."""
     return torch.stack([row.roll(pad) for row, pad in zip(rows, padding, strict=True)])
 
 
 def _result(
-    method: GradientAttention, rows: Any, sink: int | None, layer: int, frame: dict[str, Any]
+    method: GradientAttention, rows: Any, sink: int | None, layers: int, frame: dict[str, Any]
 ) -> Attribution:
     numbers = tuple(range(1, len(rows) + 1))
     available = layers_from(numbers, method.start_layer)
-    top = available[-1] if layer == -1 else layer
+    top = available[-1] if layers == -1 else layers
     sums = rows[available[0] - 1 : top].sum(axis=0, keepdims=True)
     values, elsewhere = method.without_sink(sums, np.zeros(sums.shape[:2]), sink)
     return Attribution(

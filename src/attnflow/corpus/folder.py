@@ -32,7 +32,7 @@ __all__ = [
     "METADATA",
     "OutputFolder",
     "PartNotes",
-    "notes_of",
+    "read_counts",
     "part_path",
     "read_manifest",
     "read_notes",
@@ -57,7 +57,7 @@ class PartNotes:
 
 
 def part_path(folder: Path, shard: int) -> Path:
-    """Where the rows of a shard stand."""
+    """Return where the rows of a shard stand."""
     return folder / f"part-{shard:08d}.parquet"
 
 
@@ -66,16 +66,16 @@ def write_part(folder: Path, table: pa.Table, notes: PartNotes, about: Mapping[s
     record = json.dumps({**about, **vars(notes)}, sort_keys=True, ensure_ascii=False)
     stamped = table.replace_schema_metadata({METADATA: record.encode()})
 
-    def write(beside: Path) -> None:
-        pq.write_table(stamped, beside, compression="zstd")
-        with beside.open("rb") as file:
+    def write(path: Path) -> None:
+        pq.write_table(stamped, path, compression="zstd")
+        with path.open("rb") as file:
             os.fsync(file.fileno())  # a name must never lead to a file whose content is not there
 
     storage.write_safely(part_path(folder, notes.shard), write)
 
 
 def read_notes(path: Path) -> dict[str, Any] | None:
-    """What a part says of itself; None where it is no whole part of ours."""
+    """Read what a part says of itself; None where it is no whole part of ours."""
     try:
         metadata = pq.read_metadata(path).metadata or {}
         notes = json.loads(metadata.get(METADATA, b"null"))
@@ -84,8 +84,8 @@ def read_notes(path: Path) -> dict[str, Any] | None:
     return notes if isinstance(notes, dict) else None
 
 
-def notes_of(path: Path) -> PartNotes | None:
-    """The counts of a part that is there and whole."""
+def read_counts(path: Path) -> PartNotes | None:
+    """Read the counts of a part; None where it is not there or not whole."""
     notes = read_notes(path) if path.exists() else None
     return None if notes is None else _counts(notes)
 
@@ -95,7 +95,7 @@ def _counts(notes: Mapping[str, Any]) -> PartNotes:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the run in this folder is."""
+    """Read what the run in this folder is."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -143,7 +143,7 @@ class OutputFolder:
 
     @property
     def manifest(self) -> dict[str, Any] | None:
-        """That of the run that is here, if there is one."""
+        """The manifest of the run that is here, if there is one."""
         return read_manifest(self.path) if (self.path / MANIFEST).exists() else None
 
     def check(self, settings: Mapping[str, Any]) -> None:
@@ -170,9 +170,9 @@ class OutputFolder:
     def begin(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
         """Write the manifest, or hold these settings against the one that is there."""
         self.check(settings)
-        for beside in self.path.glob(".attnflow-*"):  # what a killed run left; we hold the lock
+        for leftover in self.path.glob(".attnflow-*"):  # of a killed run; we hold the lock
             with suppress(OSError):
-                beside.unlink()
+                leftover.unlink()
         manifest = self.manifest
         if manifest is None:
             manifest = {
@@ -186,7 +186,7 @@ class OutputFolder:
         return manifest
 
     def parts(self, key: str) -> dict[int, PartNotes]:
-        """The shards that are done, with what their parts say; a damaged part is done again."""
+        """Return the shards that are done, with their counts; a damaged part is deleted."""
         parts: dict[int, PartNotes] = {}
         for path in sorted(self.path.glob("part-*.parquet")):
             notes = read_notes(path)

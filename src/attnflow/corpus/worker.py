@@ -1,0 +1,197 @@
+"""One shard explained with one model: what every engine runs, wherever it runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from attnflow.corpus.engines import Identity, JobSpec
+from attnflow.corpus.folder import PartNotes, write_part
+from attnflow.corpus.plan import CorpusText, Shard, ShardReader
+from attnflow.corpus.rows import SCHEMA, Row, error_row, result_rows
+from attnflow.corpus.settings import Columns, Settings, method_label
+from attnflow.errors import AttnflowError, InputError
+from attnflow.errors.progress import listening
+from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
+from attnflow.explainers.batches import (
+    Batches,
+    CompletionBatches,
+    ImageBatches,
+    PromptText,
+    TextBatches,
+    split_batches,
+)
+from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.load import as_model
+from attnflow.hosts.model import Model
+
+__all__ = ["ALONE", "ShardWorker", "load_for"]
+
+ALONE = "alone"
+"""The flag of a row whose text was explained alone, because its batch failed."""
+Report = Callable[[Sequence[int], int], None]
+"""Called before a batch is run with the numbers of its texts, and its tokens."""
+
+
+def load_for(job: JobSpec, device: str | None = None) -> Model:
+    """Load the model of a job: a language model where prompts are explained."""
+    model = as_model(job.model, default="verb-number" if job.columns.prompt is None else "smollm2")
+    return model if device is None else replace(model, module=model.module.to(device))
+
+
+def _open_batches(model: Model, settings: Settings, columns: Columns) -> Batches[Any]:
+    methods: Any = settings.methods  # made from their names there, as targets are made a list
+    if columns.prompt is not None:
+        return CompletionBatches(
+            model,
+            methods,
+            layers=settings.layers,
+            max_new_tokens=settings.max_new_tokens,
+            chat=settings.chat,
+        )
+    kind = TextBatches if columns.image is None else ImageBatches
+    targets: Any = settings.targets
+    return kind(model, methods, targets=targets, layers=settings.layers)
+
+
+class ShardWorker:
+    """A loaded model that explains shards and commits each as a part.
+
+    report: called before each batch.
+    """
+
+    def __init__(self, job: JobSpec, model: Model, report: Report | None = None) -> None:
+        self._job, self._model = job, model
+        self._batches = _open_batches(model, job.settings, job.columns)
+        self._reader = ShardReader(job.paths, job.columns)
+        self._report = report
+
+    def identity(self) -> Identity:
+        """Describe what a result depends on beside settings and data, and the model."""
+        module, tokenizer = self._model
+        weights = digest_of_weights(module)
+        if weights is None:
+            raise InputError(
+                "Some weights of the model are not in memory, so it cannot be told from another "
+                "when the run goes on. Load it without offloading."
+            )
+        parameter: Any = next(module.parameters(), None)
+        dtype = "" if parameter is None else str(parameter.dtype).removeprefix("torch.")
+        settings = {
+            "weights": weights,
+            "tokenizer": None if tokenizer is None else digest_of_tokenizer(tokenizer),
+            "methods": [method_label(method) for method in self._batches.methods],
+        }
+        return Identity(settings, provenance_of(module, dtype))
+
+    def run(
+        self,
+        shard: Shard,
+        about: Mapping[str, Any],
+        fatal: Mapping[int, str] | None = None,
+        suspects: Sequence[int] = (),
+    ) -> PartNotes:
+        """Explain all texts of a shard and write its part.
+
+        about: what the part says of the run. fatal: texts that have ended a process before, with
+        the sentence that stands in their place. suspects: texts of batches in which a process has
+        died; they are run alone.
+        """
+        texts = self._reader.read(shard)
+        rows: dict[int, list[Row]] = {}
+        tokens = 0
+        for batch, count in self._divide(texts, fatal or {}, suspects, rows):
+            if self._report is not None:
+                self._report([text.number for text in batch], count)
+            rows |= self._explain(batch, alone=len(batch) == 1 and batch[0].number in suspects)
+            tokens += count
+        ordered = [row for text in texts for row in rows[text.number]]
+        table = pa.Table.from_pylist(ordered, schema=SCHEMA)
+        errors = sum(result[0].get("error") is not None for result in rows.values())
+        notes = PartNotes(shard.number, len(texts), errors, tokens)
+        write_part(self._job.output, table, notes, about)
+        return notes
+
+    def _divide(
+        self,
+        texts: Sequence[CorpusText],
+        fatal: Mapping[int, str],
+        suspects: Sequence[int],
+        rows: dict[int, list[Row]],
+    ) -> Iterator[tuple[list[CorpusText], int]]:
+        """Yield batches of usable texts and their tokens; the errors of others go to `rows`."""
+        problems = {text.number: text.problem or fatal.get(text.number) for text in texts}
+        sound = [text for text in texts if not problems[text.number]]
+        usable: list[CorpusText] = []
+        lengths: list[int] = []
+        counts = self._batches.lengths([self._item(text) for text in sound])
+        for text, length in zip(sound, counts, strict=True):
+            if isinstance(length, Exception):
+                problems[text.number] = _sentence(length)
+            else:
+                usable.append(text)
+                lengths.append(length)
+        rows |= {
+            text.number: [error_row(text, problem)]
+            for text in texts
+            if (problem := problems[text.number])
+        }
+        for numbers in split_batches(lengths, self._job.settings.batch_tokens):
+            batch = [usable[k] for k in numbers]
+            if any(text.number in suspects for text in batch):
+                yield from (([usable[k]], lengths[k]) for k in numbers)
+            else:
+                yield batch, sum(lengths[k] for k in numbers)
+
+    def _explain(self, batch: Sequence[CorpusText], *, alone: bool) -> dict[int, list[Row]]:
+        flags = [ALONE] if alone else []
+        try:
+            with listening(None):  # the run tells how far it is, not each batch
+                results = self._batches.explain([self._item(text) for text in batch])
+            return {
+                text.number: result_rows(
+                    text, result, self._job.settings, flags, self._document_tokens(text)
+                )
+                for text, result in zip(batch, results, strict=True)
+            }
+        except Exception as error:  # one text, or the memory of one device, must not end the run
+            if len(batch) == 1:
+                return {batch[0].number: [error_row(batch[0], _sentence(error))]}
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        rows: dict[int, list[Row]] = {}
+        for text in batch:
+            rows |= self._explain([text], alone=True)
+        return rows
+
+    def _item(self, text: CorpusText) -> Any:
+        if self._job.columns.prompt is not None:
+            return PromptText(text.text, text.completion)
+        return text.text if self._job.columns.image is None else text.image
+
+    def _document_tokens(self, text: CorpusText) -> list[list[int]] | None:
+        """The tokens each document is made of, where the tokenizer tells the place of a token."""
+        settings, tokenizer = self._job.settings, self._model.tokenizer
+        if settings.level != "document" or not text.documents or settings.chat:
+            return None
+        if not getattr(tokenizer, "is_fast", False):
+            return None
+        spans = tokenizer(text.text, return_offsets_mapping=True)["offset_mapping"]
+        members: list[list[int]] = []
+        place = 0
+        for document in text.documents:
+            begin = text.text.index(document, place)
+            place = begin + len(document)
+            members.append([k for k, (a, b) in enumerate(spans) if a < b and begin < b <= place])
+        return members
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, AttnflowError):
+        return str(error)
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first.strip()[:300]}"

@@ -1,0 +1,390 @@
+"""Many inputs explained together: each gets what `explain` or `generate` gives it alone.
+
+Inputs of about equal length go through the model as one batch. Padding changes the last digits at
+most. `TextBatches` takes texts, `ImageBatches` images, `CompletionBatches` prompts with what
+followed them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from attnflow.attribution import Attribution
+from attnflow.errors import InputError, MethodError, TokensError
+from attnflow.explainers.answer_rows import apply_method, default_method
+from attnflow.explainers.gradient_rows import completion_rows
+from attnflow.explainers.last_rows import explain_last_rows
+from attnflow.explainers.prompts import Prompt, encode_prompts
+from attnflow.explainers.reader import Reader
+from attnflow.explainers.request import CompletionRequest, check_room, completion_ids
+from attnflow.explainers.writer import Writer
+from attnflow.hosts.capture import capture_batch
+from attnflow.hosts.images import prepare_images
+from attnflow.hosts.model import Model
+from attnflow.hosts.transformers.generate import checked_generator
+from attnflow.methods import GradientAttention, Method, quiet_about_limits, requirements_of
+from attnflow.methods.rows import pooled_row
+from attnflow.tokens import TokenRef
+from attnflow.trace import AttentionTrace
+from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
+
+__all__ = ["Batches", "CompletionBatches", "ImageBatches", "TextBatches", "split_batches"]
+
+Item = TypeVar("Item")
+Targets = Sequence[TokenRef] | str | None
+Results = list[list[Attribution]]
+"""Attributions in two dimensions; which comes first is said beside each use."""
+
+_COUNTED_AT_ONCE = 64  # texts whose lengths are taken together
+# Attention grows with the square of the length: a batch has at most this many weights for each
+# token of its budget, which bounds the memory of long texts as the budget does of short ones.
+_WEIGHTS_PER_TOKEN = 256
+
+
+def split_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Yield the numbers of the inputs in each batch, shortest first; padding counts.
+
+    An input that is too long for the budget goes alone.
+
+    >>> list(split_batches([9, 3, 8, 3], 18))
+    [[1, 3], [2, 0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda number: lengths[number])
+    batch: list[int] = []
+    for number in order:
+        longest, count = max(1, lengths[number]), len(batch) + 1
+        few_weights = count * longest**2 <= batch_tokens * _WEIGHTS_PER_TOKEN
+        if batch and not (few_weights and count * longest <= batch_tokens):
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+class Batches(ABC, Generic[Item]):
+    """A loaded model, and the methods that explain its inputs at one layer."""
+
+    def __init__(self, model: Model, layers: int) -> None:
+        count = model.adapter.expected_layers(model.module)
+        if count is not None and layers > count:
+            raise InputError(
+                f"layers={layers}: the model has {count} layers with attention; -1 is the highest."
+            )
+        self.model = model
+        self.layers = layers
+
+    @property
+    @abstractmethod
+    def methods(self) -> list[Method]:
+        """The methods, in the order of the results."""
+
+    @abstractmethod
+    def explain(self, items: Sequence[Item]) -> Results:
+        """Return for each input the results of all methods."""
+
+    @abstractmethod
+    def length(self, item: Item) -> int:
+        """Count the tokens of an input; raise where the model cannot take it."""
+
+    def lengths(self, items: Sequence[Item]) -> list[int | Exception]:
+        """Return the length of each input, or the reason why the model cannot take it."""
+        return [self._length_or_error(item) for item in items]
+
+    def _length_or_error(self, item: Item) -> int | Exception:
+        try:
+            return self.length(item)
+        except Exception as error:  # whatever is wrong with one input must not end the others
+            return error
+
+
+class TextBatches(Batches[Any]):
+    """Texts that are explained as they are: `explain` for many.
+
+    targets: as in `explain`: None for where the answer is read, "all", or positions and tokens.
+
+    >>> from attnflow import Raw, Rollout, load
+    >>> batches = TextBatches(load(), [Rollout(), Raw()])
+    >>> [[len(result.sources) for result in row] for row in batches.explain(["the key", "a"])]
+    [[4, 4], [3, 3]]
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        methods: Sequence[Method] = (),
+        *,
+        targets: Targets = None,
+        layers: int = -1,
+    ) -> None:
+        super().__init__(model, layers)
+        self._methods = list(methods) or [default_method(model.module)]
+        self._targets = targets
+        self._passes = self._divide()
+
+    @property
+    def methods(self) -> list[Method]:
+        """The methods as they are applied, the default included."""
+        return self._methods
+
+    def length(self, item: Any) -> int:
+        """Count as the model's tokenizer does, special tokens included."""
+        return self._lengths_together([item])[0]
+
+    def lengths(self, items: Sequence[Any]) -> list[int | Exception]:
+        """Count many at a time: asking the tokenizer and the model takes longer than counting.
+
+        Where one cannot be taken, those beside it are asked one by one.
+        """
+        lengths: list[int | Exception] = []
+        for start in range(0, len(items), _COUNTED_AT_ONCE):
+            several = items[start : start + _COUNTED_AT_ONCE]
+            try:
+                lengths += self._lengths_together(several)
+            except Exception:  # it is told of the input it belongs to
+                lengths += super().lengths(several)
+        return lengths
+
+    def _lengths_together(self, items: Sequence[Any]) -> list[int]:
+        batch = self.model.adapter.encode(self.model.module, self.model.tokenizer, list(items))
+        longest = int(batch.inputs["input_ids"].shape[1])
+        return [len(batch.positions_of(k, longest)) for k in range(len(items))]
+
+    def explain(self, items: Sequence[Any]) -> Results:
+        """Run one forward pass for all methods that can share it."""
+        results: dict[Method, list[Attribution]] = {}
+        with quiet_about_limits():
+            for explain_group, methods in self._passes:
+                results |= zip(methods, explain_group(items, methods), strict=True)
+        return [[results[method][k] for method in self._methods] for k in range(len(items))]
+
+    def _divide(self) -> list[tuple[Callable[[Sequence[Any], list[Any]], Results], list[Method]]]:
+        """Return which methods share a pass, and the function that makes it.
+
+        Such a function gives the results of every method for all inputs.
+        """
+        facts, adapter = self.model.facts, self.model.adapter
+        by_rows = self._targets is None and adapter.supports_row_gradients(self.model.module)
+        rows: list[Method] = [
+            m for m in self._methods if by_rows and isinstance(m, GradientAttention)
+        ]
+        gradients = {GRADIENTS}
+        if self._targets is not None and self._targets != "all":
+            gradients.add(GRADIENT_ATTENTION)
+        alone = [
+            method
+            for method in self._methods
+            if facts.answer == "each" and gradients & set(method.requires.record)
+        ]
+        shared = [m for m in self._methods if m not in rows and m not in alone]
+        return [
+            *((self._explain_last_rows, group) for group in _sharing(rows)),
+            *([(self._explain_alone, alone)] if alone else []),
+            *((self._explain_traces, group) for group in _sharing(shared)),
+        ]
+
+    def _explain_last_rows(
+        self, items: Sequence[Any], methods: Sequence[GradientAttention]
+    ) -> Results:
+        return explain_last_rows(self.model, items, methods, self.layers)
+
+    def _explain_alone(self, items: Sequence[Any], methods: Sequence[Method]) -> Results:
+        """A token classifier has one answer for each token, and a gradient for each answer."""
+        module, tokenizer = self.model
+        traces = capture_batch(module, items, tokenizer=tokenizer, heads="mean")
+        options: dict[str, Any] = {"tokenizer": tokenizer, "layers": self.layers}
+        return [
+            [
+                apply_method(method, module, text, targets=self._rows(trace), **options)
+                for text, trace in zip(items, traces, strict=True)
+            ]
+            for method in methods
+        ]
+
+    def _explain_traces(self, items: Sequence[Any], methods: Sequence[Method]) -> Results:
+        module, tokenizer = self.model
+        traces = capture_batch(module, self._inputs(items), tokenizer=tokenizer, methods=methods)
+        return [[self._apply(method, trace) for trace in traces] for method in methods]
+
+    def _apply(self, method: Method, trace: AttentionTrace) -> Attribution:
+        """The rows that are asked for; of an answer that all positions give, their one row."""
+        prediction = trace.prediction
+        if self._targets is None and prediction is not None and prediction.pooled:
+            return pooled_row(method(trace, layers=self.layers, threads=1))
+        return method(trace, targets=self._rows(trace), layers=self.layers, threads=1)
+
+    def _rows(self, trace: AttentionTrace) -> Any:
+        if self._targets == "all":
+            return None
+        if self._targets is None:
+            # Where there is no answer, the first position stands for a text, or the last of a
+            # causal model: no other has seen all of it.
+            without = -1 if trace.kind == "causal" else 0
+            return trace.prediction.position if trace.prediction else without
+        return list(self._targets)
+
+    def _inputs(self, items: Sequence[Any]) -> Any:
+        return list(items)
+
+
+class ImageBatches(TextBatches):
+    """Images of a vision model: its sources are patches, its target is where the class is read.
+
+    An image is a path, the bytes of a file, or whatever else `explain` takes for one.
+    """
+
+    def _lengths_together(self, items: Sequence[Any]) -> list[int]:
+        """All images have one size, and so one number of patches."""
+        module: Any = self.model.module
+        embedding = getattr(module, "patch_embed", None)
+        if embedding is not None:  # timm
+            return [int(embedding.num_patches) + 1] * len(items)
+        size, patch = (_side(module.config, name) for name in ("image_size", "patch_size"))
+        return [max(1, size // max(1, patch)) ** 2 + 1] * len(items)
+
+    def _inputs(self, items: Sequence[Any]) -> Any:
+        images = prepare_images(self.model.module, items, self.model.image_processor)
+        return {"pixel_values": torch.cat([image.inputs["pixel_values"] for image in images])}
+
+
+def _side(config: Any, name: str) -> int:
+    value = getattr(config, name, 1)
+    return int(value[0] if isinstance(value, (tuple, list)) else value)
+
+
+def _sharing(methods: Sequence[Method]) -> list[list[Method]]:
+    """Group methods whose requirements one forward pass can meet.
+
+    Heads are mixed as they are seen wherever possible, so methods that mix them alike stay together
+    and apart from those that need every head: a second pass costs less than all heads in memory.
+    """
+    groups: list[list[Method]] = []
+    for method in methods:
+        for group in groups:
+            try:
+                both = requirements_of([*group, method])
+            except MethodError:
+                continue
+            if both.heads == group[0].requires.heads == method.requires.heads:
+                group.append(method)
+                break
+        else:
+            groups.append([method])
+    return groups
+
+
+class PromptText(NamedTuple):
+    """A prompt, and what followed it; None where the model is to write that."""
+
+    prompt: str
+    completion: str | None = None
+
+
+class CompletionBatches(Batches[PromptText]):
+    """Prompts whose completions are explained, given or written: `generate` for many.
+
+    max_new_tokens: how many tokens the model writes where there is no completion; 0 writes none.
+    chat: whether a prompt goes through the model's chat template.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        methods: Sequence[Method] = (),
+        *,
+        layers: int = -1,
+        max_new_tokens: int = 0,
+        chat: bool = False,
+    ) -> None:
+        super().__init__(model, layers)
+        module = checked_generator(model.module)
+        choices: Sequence[Method | None] = methods or (None,)
+        self._readers = [
+            Reader(module, model.tokenizer, CompletionRequest.of(module, method, None, "prompt"))
+            for method in choices
+        ]
+        self._max_new_tokens, self._chat = max_new_tokens, chat
+
+    @property
+    def methods(self) -> list[Method]:
+        """The methods as they are asked for; the default's fallback drops each prompt's sink."""
+        return [reader.request.method for reader in self._readers]
+
+    def length(self, item: PromptText) -> int:
+        """Count the prompt and its completion, or the room for one."""
+        prompt = self._prompt(item)
+        new = self._max_new_tokens
+        if item.completion is not None:
+            new = len(self._ids(item.completion))
+        elif not new:
+            raise TokensError(
+                "The prompt has no completion. Give one in a column (--completion), or have one "
+                "made: max_new_tokens=20 (--max-new-tokens 20)."
+            )
+        check_room(self.model.module, self.model.facts, len(prompt.ids), new)
+        return len(prompt.ids) + new
+
+    def explain(self, items: Sequence[PromptText]) -> Results:
+        """Read the completions that are there together, and write the others together."""
+        results: dict[int, list[Attribution]] = {}
+        for explain_group, has_text in ((self._read_all, True), (self._write_all, False)):
+            group = {k: item for k, item in enumerate(items) if (item[1] is not None) is has_text}
+            if group:
+                with quiet_about_limits():
+                    results |= zip(group, explain_group(list(group.values())), strict=True)
+        return [results[k] for k in range(len(items))]
+
+    def _read_all(self, items: Sequence[PromptText]) -> Results:
+        prompts = [self._prompt(item) for item in items]
+        ids = [self._ids(item.completion or "") for item in items]
+        results = [self._read(reader, prompts, ids) for reader in self._readers]
+        return [list(row) for row in zip(*results, strict=True)]
+
+    def _write_all(self, items: Sequence[PromptText]) -> Results:
+        first, *others = self._readers
+        prompts = [item.prompt for item in items]
+        batch = encode_prompts(self.model.module, self.model.tokenizer, prompts, chat=self._chat)
+        completions = Writer(first).write(batch, self._max_new_tokens, seed=None, options={})
+        prompts_ids = [each.prompt for each in completions], [each.ids for each in completions]
+        results = [self._read(reader, *prompts_ids) for reader in others]
+        return [[each.result, *row] for each, *row in zip(completions, *results, strict=True)]
+
+    def _read(
+        self, reader: Reader, prompts: Sequence[Prompt], completions: Sequence[list[int]]
+    ) -> list[Attribution]:
+        """Explain completions by one method, all in one pass where its rows allow that."""
+        notes: dict[str, Any] = {"streamed": False}
+        pairs = list(zip(prompts, completions, strict=True))
+        if not reader.explains_rows(reader.request.method) or len(pairs) == 1:
+            return [reader.read(prompt, ids, notes) for prompt, ids in pairs]
+        longest, most = max(len(prompt.ids) for prompt in prompts), max(map(len, completions))
+        padding = [longest - len(prompt.ids) for prompt in prompts]
+        sequences = [
+            [0] * pad + prompt.ids + ids + [0] * (most - len(ids))
+            for pad, (prompt, ids) in zip(padding, pairs, strict=True)
+        ]
+        mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
+        device = reader.model.device
+        rows = completion_rows(
+            reader.model,
+            torch.tensor(sequences, device=device),
+            torch.tensor(mask, device=device),
+            longest,
+            [len(ids) for ids in completions],
+            **reader.row_options(completions),
+        )
+        return [
+            reader.from_rows(rows, k, prompt.ids, ids, notes)
+            for k, (prompt, ids) in enumerate(pairs)
+        ]
+
+    def _prompt(self, item: PromptText) -> Prompt:
+        module, tokenizer = self.model
+        return encode_prompts(module, tokenizer, item.prompt, chat=self._chat).prompts()[0]
+
+    def _ids(self, completion: str) -> list[int]:
+        return completion_ids(self.model.tokenizer, completion, self.model.facts)
