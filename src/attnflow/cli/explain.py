@@ -387,8 +387,7 @@ def _show(result: Attribution, notes: list[str], *, table: bool, every_layer: bo
         console.print()
     if table:
         most = None if every_layer else terminal.MOST_LAYERS
-        names = [result.title]
-        console.print(terminal.layers_table([result], names=names, console=console, most=most))
+        console.print(terminal.layers_table(result, console=console, most=most))
         console.print(terminal.contributions(result))
     place = reading_place(result)
     position = f"{result.targets.text[0]}, position {result.targets.positions[0]}"

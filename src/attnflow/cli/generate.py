@@ -303,10 +303,8 @@ def _tables(result: Attribution, one: Attribution, console: Console, look: _Look
     words, hide = look.words, look.hide
     if look.select is not None:
         strongest = terminal.strongest_sources(result, 3 * look.top, words=words, hide=hide)
-        table = terminal.layers_table(
-            [strongest], names=[result.title], console=console, most=terminal.MOST_LAYERS
-        )
-        console.print(table)
+        most = terminal.MOST_LAYERS
+        console.print(terminal.layers_table(strongest, console=console, most=most))
     listing = terminal.completion_table(one, k=look.top, words=words, hide=hide, console=console)
     console.print(listing)
 

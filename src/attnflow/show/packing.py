@@ -41,12 +41,7 @@ _LARGEST = 4096  # pixels of a side
 
 
 def pack_numbers(array: NDArray[Any], dtype: type[np.generic]) -> str:
-    """Return base64 of the numbers, little-endian whatever the machine.
-
-    >>> text = pack_numbers(np.array([1, 2]), np.uint8)
-    >>> text, unpack_numbers(text, np.uint8).tolist()
-    ('AQI=', [1, 2])
-    """
+    """Return base64 of the numbers, little-endian whatever the machine."""
     plain = np.ascontiguousarray(array).astype(np.dtype(dtype).newbyteorder("<"))
     return base64.b64encode(plain.tobytes()).decode("ascii")
 
@@ -57,12 +52,7 @@ def unpack_numbers(text: str, dtype: type[np.generic]) -> NDArray[Any]:
 
 
 def pack_bits(marks: NDArray[np.bool_]) -> str:
-    """Return truth values, eight in a byte.
-
-    >>> text = pack_bits(np.array([True, False, True]))
-    >>> text, unpack_bits(text, (1, 3)).tolist()
-    ('BQ==', [[True, False, True]])
-    """
+    """Return truth values, eight in a byte."""
     return pack_numbers(np.packbits(marks, bitorder="little"), np.uint8)
 
 
@@ -130,11 +120,6 @@ def pack_bounds(
 
     Where they leave the packed values by no more than a step, two numbers say how far below and
     above the bounds lie; otherwise every bound is packed, by the distance from its value.
-
-    >>> values = np.array([[[0.5, 0.25]]])
-    >>> packed = pack_bounds(values, values, [pack_layer(values[0], dense=True)])
-    >>> packed["below"] < 1e-4, "rows" in packed
-    (True, False)
     """
     shape = lower.shape[1:]
     values = np.stack([unpack_layer(layer, shape) for layer in layers])
@@ -175,13 +160,7 @@ def _pack_gap(gap: Floats, layer: Mapping[str, Any]) -> dict[str, str]:
 def unpack_bounds(
     record: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], values: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the lower and the upper bound of values that were unpacked from `layers`.
-
-    >>> values = np.array([[[0.5, 0.25]]])
-    >>> lower, upper = unpack_bounds({"below": 0.0, "above": 0.5}, [], values)
-    >>> lower.tolist(), upper.tolist()
-    ([[[0.5, 0.25]]], [[[1.0, 0.75]]])
-    """
+    """Return the lower and the upper bound of values that were unpacked from `layers`."""
     if "rows" not in record:
         return values - float(record["below"]), values + float(record["above"])
     pairs = list(zip(record["rows"], layers, strict=True))
@@ -210,11 +189,7 @@ def _round_up(numbers: Any) -> Any:
 
 
 def picture_address(pixels: Any) -> str:
-    """Return the `data:` address of these pixels as a PNG.
-
-    >>> picture_address(np.zeros((2, 2), np.uint8))[:22]
-    'data:image/png;base64,'
-    """
+    """Return the `data:` address of these pixels as a PNG."""
     return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
 
 

@@ -77,11 +77,7 @@ def short_number(value: float, digits: int) -> str:
 
 
 def place_of(layer: int) -> str:
-    """Name a layer in words.
-
-    >>> place_of(3), place_of(0)
-    ('layer 3', 'the mean of layers')
-    """
+    """Name a layer in words."""
     return "the mean of layers" if layer == MEAN_OVER_LAYERS else f"layer {layer}"
 
 
@@ -93,13 +89,7 @@ def reading_place(result: Attribution) -> str:
 
 
 def unit_of(result: Attribution) -> str:
-    """Return what the numbers of a row are: shares of it, signed differences, or flows.
-
-    >>> from attnflow import AttentionTrace, Flow, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> unit_of(Rollout()(trace)), unit_of(Flow()(trace))
-    ('share', 'flow')
-    """
+    """Return what the numbers of a row are: shares of it, signed differences, or flows."""
     if float(result.values.min(initial=0.0)) < 0:
         return "difference"
     return "flow" if "flow" in result.method.name else "share"
@@ -142,14 +132,7 @@ class WordRow:
 
 
 def word_row(result: Attribution, rows: Sequence[int] = (0,), *, layer: int = -1) -> WordRow:
-    """Add up the rows of some targets, pieces of a word together, at one layer.
-
-    >>> from attnflow import AttentionTrace, Raw
-    >>> weights = [[[0.2, 0.3, 0.5]] * 3]
-    >>> trace = AttentionTrace.from_arrays(weights, ["Ġun", "lock", "Ġit"])
-    >>> word_row(Raw()(trace), [2]).names
-    ('unlock', 'it')
-    """
+    """Add up the rows of some targets, pieces of a word together, at one layer."""
     values = result.layer(layer).values[0, list(rows)].sum(axis=0)
     groups = _groups(result.sources)
     spelled = result.targets.surfaces()
@@ -307,13 +290,7 @@ def _strongest_ninth(sums: NDArray[np.float64]) -> str:
 
 
 def caveats(result: Attribution) -> list[str]:
-    """Say what must be known before any number: values that are the same whatever the target.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> caveats(Rollout()(trace))
-    []
-    """
+    """Say what must be known before any number: values that are the same whatever the target."""
     sentences = []
     layer = max(result.layers)
     if result.saturated is not None:
@@ -362,12 +339,7 @@ class ProbabilityBar(NamedTuple):
 
 
 def certainty_of(confirmation: Confirmation) -> Certainty:
-    """Say what an answer loses without its sources.
-
-    >>> sure = Confirmation(("Rome",), ((3,),), ("Rome",), (-0.1,), (-4.6,))
-    >>> [(bar.label, bar.number) for bar in certainty_of(sure).bars]
-    [('with it', '0.90'), ('without it', '0.01')]
-    """
+    """Say what an answer loses without its sources."""
     them = "it" if len(confirmation.sources) == 1 else "them"
     pair = {"with": confirmation.probability, "without": confirmation.probability_without}
     bars = [

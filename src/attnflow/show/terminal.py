@@ -1,8 +1,8 @@
-"""Results in a terminal: sources down, layers across, methods side by side, shaded like a map.
+"""Results in a terminal: sources down, layers across, shaded like a map.
 
 rich decides whether colour is shown (a terminal, and no NO_COLOR); the numbers stand alone
-without it. Everything fits the console's width: blocks are stacked when they do not fit beside
-each other, and layers are thinned out, evenly and with the highest kept, when even one does not.
+without it. Everything fits the console's width: layers are thinned out, evenly and with the highest
+kept, when they do not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.markup import escape
 from rich.style import Style
 from rich.table import Table
@@ -47,77 +47,30 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _INKS = " .:-=+*#%@"  # of a map where there is no colour
 
 
-def layers_table(
-    results: Sequence[Attribution],
-    *,
-    names: Sequence[str],
-    console: Console,
-    most: int | None = None,
-) -> RenderableType:
-    """The sources of one target at every layer, or at `most` of them, a block for each result.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> console = Console(width=40, no_color=True)
-    >>> result = Rollout()(trace, targets=["key"])
-    >>> console.print(layers_table([result], names=["rollout"], console=console))
-           rollout
-    layer     1
-      the   .25
-      key   .75
-    <BLANKLINE>
-    """
-    tokens = [_fit(token) for token in results[0].sources.names]
+def layers_table(result: Attribution, *, console: Console, most: int | None = None) -> Text:
+    """Return the sources of one target at every layer, or at `most` of them, under its title."""
+    tokens = [_fit(token) for token in result.sources.names]
     label = max(len("layer"), *map(cell_len, tokens))
-    room = (console.width - label) // _CELL
-    layers = _thinned(results[0].layers, room if most is None else min(room, most))
-    block = _CELL * len(layers)
-    per_line = max(1, (console.width - label) // (block + _GAP))
-    groups = [range(k, min(k + per_line, len(results))) for k in range(0, len(results), per_line)]
-    tables = [
-        _blocks([results[k] for k in group], [names[k] for k in group], tokens, label, layers)
-        for group in groups
-    ]
-    return Group(*tables)
-
-
-def _blocks(
-    results: Sequence[Attribution],
-    names: Sequence[str],
-    tokens: Sequence[str],
-    label: int,
-    layers: Sequence[int],
-) -> Text:
-    block = _CELL * len(layers)
-    text = Text(" " * label)
-    for name in names:
-        text.append(" " * _GAP + name.center(block), style="bold")
+    room = (console.width - label - _GAP) // _CELL
+    layers = _thin_out(result.layers, room if most is None else min(room, most))
+    grid = result.values[[result.layers.index(number) for number in layers], 0, :].T
+    strongest = _strongest(grid)
+    text = Text(" " * (label + _GAP))
+    text.append(result.title.center(_CELL * len(layers)), style="bold")
     text.append("\n" + "layer".rjust(label), style="dim")
-    for _ in names:
-        numbers = "".join(str(number).rjust(_CELL) for number in layers)
-        text.append(" " * _GAP + numbers, style="dim")
-    grids = [_grid(result, layers) for result in results]
-    for index, token in enumerate(tokens):
-        text.append("\n" + _to_the_right(token, label))
-        for grid in grids:
-            text.append(" " * _GAP)
-            strongest = _strongest(grid)
-            for value in grid[index].tolist():
-                text.append(_digits(value).rjust(_CELL), style=_style(value / strongest))
+    text.append(" " * _GAP + "".join(str(number).rjust(_CELL) for number in layers), style="dim")
+    for token, values in zip(tokens, grid.tolist(), strict=True):
+        text.append("\n" + _to_the_right(token, label) + " " * _GAP)
+        for value in values:
+            text.append(_digits(value).rjust(_CELL), style=_style(value / strongest))
     text.append("\n")
     return text
 
 
 def shaded_text(result: Attribution, *, console: Console) -> Text | None:
-    """The text, each token shaded by what the targets together draw on it at the top.
+    """Return the text, each token shaded by what the targets together draw on it at the top.
 
     None where there would be nothing to see: without colour, or where the sources are patches.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> console = Console(width=40, force_terminal=True, color_system="truecolor")
-    >>> print(shaded_text(Rollout()(trace, targets=["key"]), console=console))
-    the key
     """
     if _is_plain(console) or result.sources.grid is not None:
         return None
@@ -132,13 +85,7 @@ def shaded_text(result: Attribution, *, console: Console) -> Text | None:
 
 
 def contributions(result: Attribution, *, k: int = 5) -> Text:
-    """The strongest sources of the one target at its highest layer, as a line of text.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> print(contributions(Rollout()(trace, targets=["key"])))
-    most at layer 1: key 0.750, the 0.250
-    """
+    """Return the strongest sources of the one target at its highest layer, as a line."""
     names = dict(zip(result.sources.positions, result.sources.text, strict=True))
     parts = [f"{names[c.position]} {c.value:.3f}" for c in result.top(k)]
     return Text(f"most at layer {max(result.layers)}: " + ", ".join(parts))
@@ -152,17 +99,9 @@ def completion_table(
     words: Sequence[str] | None = None,
     hide: bool = False,
 ) -> Text:
-    """Each generated token on a line, with the prompt tokens it draws on most at the one layer.
+    """Return each generated token on a line, with the prompt tokens it draws on most.
 
     Common tokens are dimmed, or left out with `hide`; `words` replaces the list of them.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> print(completion_table(Rollout()(trace), k=1, console=Console(width=40)))
-    generated  draws on, at layer 1
-          the  the 1.000
-          key  key .750
-    <BLANKLINE>
     """
     names = [_fit(token) for token in result.targets.text]
     label = max(9, *map(cell_len, names))
@@ -191,14 +130,7 @@ def completion_table(
 def strongest_sources(
     result: Attribution, k: int, *, words: Sequence[str] | None = None, hide: bool = False
 ) -> Attribution:
-    """Only the k sources that are strongest at any layer, in their order, so that a long prompt
-    fits on a screen.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> strongest_sources(Rollout()(trace, targets=["key"]), 1).sources.texts
-    ('key',)
-    """
+    """Keep only the k sources that are strongest at any layer, in their order."""
     most = result.values.max(axis=(0, 1))
     order = np.argsort(-most, kind="stable")
     if hide:
@@ -285,14 +217,7 @@ def _is_plain(console: Console) -> bool:
 
 
 def cut_table(cut: Cut, *, rows: int = 20) -> Table:
-    """The edges of a cut, strongest first.
-
-    >>> from attnflow import AttentionTrace, Flow
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
-    >>> cut = Flow().minimum_cut(trace, target="key", source="the", layer=1)
-    >>> cut_table(cut).row_count
-    1
-    """
+    """Return the edges of a cut, strongest first."""
     table = Table(box=None, padding=(0, 2))
     for name in ("layer", "from", "to", "capacity"):
         table.add_column(name, justify="right" if name in ("layer", "capacity") else "left")
@@ -306,12 +231,7 @@ def cut_table(cut: Cut, *, rows: int = 20) -> Table:
     return table
 
 
-def _grid(result: Attribution, layers: Sequence[int]) -> NDArray[np.float64]:
-    rows = [result.layers.index(number) for number in layers]
-    return result.values[rows, 0, :].T
-
-
-def _thinned(layers: Sequence[int], room: int) -> list[int]:
+def _thin_out(layers: Sequence[int], room: int) -> list[int]:
     room = max(room, 1)
     if len(layers) <= room:
         return list(layers)
@@ -320,7 +240,7 @@ def _thinned(layers: Sequence[int], room: int) -> list[int]:
 
 
 def _fit(token: str) -> str:
-    """Cut to the width of a column; a Chinese character takes two places of it."""
+    """Cut a token to the width of a column; a Chinese character takes two places of it."""
     printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in token)
     if cell_len(printable) <= _TOKEN_WIDTH:
         return printable
@@ -332,7 +252,7 @@ def _to_the_right(token: str, width: int) -> str:
 
 
 def _digits(value: float) -> str:
-    """As many digits as leave a cell the space before it: " .37", " 1.0", "  12", " 1e4"."""
+    """Write as many digits as leave a cell the space before it: " .37", " 1.0", "  12", " 1e4"."""
     size = abs(value)
     if size < 0.995:
         return short_number(value, 2).replace("-.00", ".00")
@@ -342,7 +262,7 @@ def _digits(value: float) -> str:
 
 
 def _strongest(values: NDArray[np.float64]) -> float:
-    """What is shaded darkest; 1 where nothing is above zero, so that nothing is shaded."""
+    """Return what is shaded darkest; 1 where nothing is above zero."""
     return float(values.max(initial=0.0)) or 1.0
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
-from attnflow.errors import InputError
+from attnflow.errors import InputError, shorten
 from attnflow.explainers.comparison import Comparison, answered, compare, continued
 from attnflow.methods import METHODS, Method, make_method
 from attnflow.show.view import View
@@ -85,7 +85,7 @@ class BaseRequest(BaseModel):
         able = [model.name for model in models if getattr(model, cls.ability)]
         if name not in able:
             raise InputError(
-                f"There is no model {_abridge(name)} here to {cls.purpose}; this server offers "
+                f"There is no model {shorten(name)} here to {cls.purpose}; this server offers "
                 f"{', '.join(able) or 'none'}."
             )
         return name
@@ -98,7 +98,7 @@ class BaseRequest(BaseModel):
         for name in names:
             if not isinstance(name, str) or name not in METHOD_NAMES:
                 raise InputError(
-                    f"Unknown method {_abridge(name)}; allowed: {', '.join(METHOD_NAMES)}."
+                    f"Unknown method {shorten(name)}; allowed: {', '.join(METHOD_NAMES)}."
                 )
         return list(dict.fromkeys(names))
 
@@ -117,7 +117,7 @@ class BaseRequest(BaseModel):
     def _tokens_are_few(cls, count: int, info: ValidationInfo) -> int:
         limit = _offer_of(info).limits.new_tokens
         if not 1 <= count <= limit:
-            raise InputError(f"'tokens' is from 1 to {limit}; got {_abridge(count)}.")
+            raise InputError(f"'tokens' is from 1 to {limit}; got {shorten(count)}.")
         return count
 
     @property
@@ -228,9 +228,8 @@ class ChatRequest(BaseRequest):
             raise InputError(f"Give 1 to {_MOST_MESSAGES} messages; got {len(messages)}.")
         for message in messages:
             if message.role not in _ROLES:
-                raise InputError(
-                    f"A role is one of {', '.join(_ROLES)}; got {_abridge(message.role)}."
-                )
+                roles = ", ".join(_ROLES)
+                raise InputError(f"A role is one of {roles}; got {shorten(message.role)}.")
             if not message.content.strip():
                 raise InputError("A message is empty: type something, or remove it.")
         length = sum(len(message.content) for message in messages)
@@ -396,9 +395,10 @@ def read_request(
     try:
         record = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"The request is not JSON ({_first_line(error)}).") from None
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"The request is not JSON ({reason}).") from None
     if not isinstance(record, dict):
-        raise InputError(f"The request must be a JSON object; got {_abridge(record)}.")
+        raise InputError(f"The request must be a JSON object; got {shorten(record)}.")
     if kind.usual_tokens:
         record.setdefault("tokens", min(kind.usual_tokens, limits.new_tokens))
     try:
@@ -438,15 +438,6 @@ def _sentence(error: ErrorDetails, names: Iterable[str]) -> str:
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     if error["type"] == "extra_forbidden":
-        return f"Unknown field {_abridge(name)}; the fields are {', '.join(names)}."
+        return f"Unknown field {shorten(name)}; the fields are {', '.join(names)}."
     kind = _KINDS.get(error["type"], error["msg"])
-    return f"{name!r} must be {kind}; got {_abridge(error['input'])}."
-
-
-def _abridge(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return f"{name!r} must be {kind}; got {shorten(error['input'])}."
