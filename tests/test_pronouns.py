@@ -62,10 +62,6 @@ cook.child.1.neutral.txt\tThe child asked the cook to cut their bread.
 """
 
 
-def quiet(*_: object) -> None:
-    """No progress."""
-
-
 # -- tiny models ------------------------------------------------------------------------------
 
 
@@ -141,7 +137,7 @@ def closed_form_flow(matrices: list[Floats], row: int, column: int) -> float:
 
 def read(pair: tuple[Any, Any], sentence: PronounSentence, protocol: Any = "sound") -> Reading:
     reader = PronounReader(model=pair[0], tokenizer=pair[1], protocol=protocol)
-    return reader([sentence], quiet)[0]
+    return reader([sentence])[0]
 
 
 # -- readings ---------------------------------------------------------------------------------
@@ -223,7 +219,7 @@ def test_a_masked_model_fills_the_mask_and_pieces_add_up() -> None:
 
 def test_many_sentences_in_a_batch_are_each_read_as_alone(decoder: tuple[Any, Any]) -> None:
     reader = PronounReader(model=decoder[0], tokenizer=decoder[1])
-    together = reader([*OURS[:6], OURS[0]], quiet)
+    together = reader([*OURS[:6], OURS[0]])
     assert together[0] is together[6]  # equal ones are read once
     for sentence, reading in zip(OURS[:6], together, strict=False):
         alone = read(decoder, sentence)
@@ -367,7 +363,7 @@ def test_a_causal_model_is_shown_the_same_text_for_two_referents(
     decoder: tuple[Any, Any], table: Path
 ) -> None:
     reader = PronounReader(model=decoder[0], tokenizer=decoder[1])
-    found = winogender_tables.read_schemas(reader, read_winogender(table), quiet)
+    found = winogender_tables.read_schemas(reader, read_winogender(table))
     assert len(found.items) == 5
     assert len(found.distinct) == 4  # late and lost stand after the pronoun
     assert len(found.framed) == 3
@@ -398,7 +394,7 @@ def test_a_masked_model_sees_what_tells_the_referents_apart() -> None:
         Schema("author", "key", referent, text, ("his", "her"))
         for referent, text in enumerate(texts)
     ]
-    found = winogender_tables.read_schemas(reader, schemas, quiet)
+    found = winogender_tables.read_schemas(reader, schemas)
     assert [item.plain.sentence.text for item in found.distinct] == texts
     assert len(found.telling_pairs) == 1
     assert "no causal model" not in " ".join(winogender_tables.findings(found))
