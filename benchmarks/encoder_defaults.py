@@ -33,7 +33,7 @@ from attnflow.explainers.sources import strongest
 from attnflow.hosts.load import load
 from attnflow.hosts.model import Model
 from attnflow.hosts.registry import adapter_for
-from attnflow_experiments.verb_number.agreement import held_out, read_agreement
+from attnflow_experiments.verb_number.data import held_out, read_agreement
 
 METHODS = ("rollout", "flow", "raw", "gradient-attention", "gradient-rollout", "alti")
 Floats = NDArray[np.float64]

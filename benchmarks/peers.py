@@ -20,8 +20,12 @@ from attnflow.evaluation.ablation.run import evaluate_completions
 from attnflow.hosts.load import as_model
 from attnflow.storage import write_text
 from attnflow_experiments.ablation.data import PARTS
-from attnflow_experiments.ablation.observe import KINDS, prompts_of
-from attnflow_experiments.ablation.tables import differences_table, kind_table
+from attnflow_experiments.ablation.experiment import (
+    KINDS,
+    differences_table,
+    kind_table,
+    prompts_of,
+)
 
 _AT2 = "AT2"
 _OWN = (

@@ -24,8 +24,7 @@ from attnflow_experiments.ablation.data import (
     passages,
     questions,
 )
-from attnflow_experiments.ablation.experiment import AblationExperiment
-from attnflow_experiments.ablation.observe import prompts_of
+from attnflow_experiments.ablation.experiment import AblationExperiment, prompts_of
 
 # --- data ----------------------------------------------------------------------------------------
 

@@ -22,17 +22,17 @@ from attnflow.evaluation.table import Cell, Table, decimals
 from attnflow.models.verb_number import load_verb_number
 from attnflow_experiments import EXPERIMENTS
 from attnflow_experiments.report import Report
-from attnflow_experiments.verb_number.agreement import (
+from attnflow_experiments.verb_number.data import (
     NATURAL_DISTINCT,
     Example,
     distinct,
     held_out,
     read_agreement,
     split,
+    template_examples,
 )
-from attnflow_experiments.verb_number.data import template_examples
 from attnflow_experiments.verb_number.experiment import VerbNumber
-from attnflow_experiments.verb_number.protocols import PAPER
+from attnflow_experiments.verb_number.observe import PAPER
 
 ROOT = Path(__file__).resolve().parents[1]
 LINES = (

@@ -18,7 +18,7 @@ from attnflow.methods import Rollout
 from attnflow.show import plots, terminal
 from attnflow.tokens.common_words import common_tokens, is_common
 from attnflow_experiments.known_answer.data import fact_prompts
-from attnflow_experiments.known_answer.tables import rank_of
+from attnflow_experiments.known_answer.experiment import rank_of
 
 TEXT = "the key to the cabinets"
 

@@ -23,8 +23,8 @@ from attnflow.errors.progress import listening
 from attnflow.hosts.load import as_model, load
 from attnflow.hosts.model import Model
 from attnflow.testing import check_adapter
+from attnflow_experiments.known_answer.data import load_mathformer
 from attnflow_experiments.known_answer.experiment import LESS_NEUTRAL, KnownAnswer
-from attnflow_experiments.known_answer.mathformer import load_mathformer
 from openai_whisper import openai_whisper
 
 FOLDER = Path(sys.prefix) / "pretrained"

@@ -25,8 +25,11 @@ from attnflow_experiments.pronouns.data import (
     OURS,
     PAPERS,
     PronounSentence,
+    Schema,
+    crossed,
     occurrences,
     parse_sentence,
+    read_winogender,
 )
 from attnflow_experiments.pronouns.experiment import Pronouns
 from attnflow_experiments.pronouns.observe import PronounReader, Reading, lean
@@ -39,7 +42,6 @@ from attnflow_experiments.pronouns.tables import (
     layers_to_print,
     standing,
 )
-from attnflow_experiments.pronouns.winogender import Schema, crossed, read_winogender
 
 Floats = NDArray[np.float64]
 
@@ -209,7 +211,7 @@ def test_a_masked_model_fills_the_mask_and_pieces_add_up() -> None:
     ids = loaded.tokenizer.convert_tokens_to_ids(tokens)
     row = tokens.index("[MASK]")
     with torch.no_grad():
-        shares = loaded.model(torch.tensor([ids])).logits[0, row].double().softmax(-1)
+        shares = loaded.module(torch.tensor([ids])).logits[0, row].double().softmax(-1)
     expected = [float(shares[loaded.tokenizer.convert_tokens_to_ids(w)]) for w in ("his", "her")]
     assert found.probabilities == pytest.approx(expected, rel=1e-4)
     for layer, matrix in enumerate(rolled(heads_averaged(loaded.module, ids), 0.5)):

@@ -18,7 +18,6 @@ from attnflow.explainers.request import IMAGE_METHOD
 from attnflow.models.scenes import load_scenes
 from attnflow.show.plots.images import carried_pictures
 from attnflow.tokens.patches import Grid, ImagePatches
-from attnflow_experiments.scenes.contenders import CONTENDERS
 from attnflow_experiments.scenes.drawn_scenes import (
     COLOURS,
     SHAPES,
@@ -29,7 +28,7 @@ from attnflow_experiments.scenes.drawn_scenes import (
     questions_about,
     scenes,
 )
-from attnflow_experiments.scenes.experiment import DEFAULT, Scenes
+from attnflow_experiments.scenes.experiment import CONTENDERS, DEFAULT, Scenes
 from attnflow_experiments.scenes.observe import SceneQuestion, _map, _mass, _points_at
 
 PAIR = Scene(

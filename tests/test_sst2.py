@@ -21,10 +21,8 @@ from attnflow.evaluation.texts import LabelledText, read_texts
 from attnflow.hosts.model import Model
 from attnflow.testing import random_attention, tiny_encoder
 from attnflow_experiments.report import Report
-from attnflow_experiments.sst2.data import check_labels, labels_of
-from attnflow_experiments.sst2.double_embedded import gradient_sums
 from attnflow_experiments.sst2.experiment import Sst2, _fits
-from attnflow_experiments.sst2.observe import _most_taken_in
+from attnflow_experiments.sst2.observe import _most_taken_in, check_labels, gradient_sums, labels_of
 from attnflow_experiments.sst2.tables import table_3
 
 TEXTS = (
@@ -343,7 +341,7 @@ def test_bad_options_are_named(
 
 def test_a_model_that_classifies_nothing_is_refused() -> None:
     with pytest.raises(ModelError, match=r"BertForMaskedLM .* is not a sequence classifier"):
-        labels_of(tiny_encoder().model)
+        labels_of(tiny_encoder().module)
 
 
 def test_wrong_protocol_and_texts_are_refused(classifier: Model) -> None:

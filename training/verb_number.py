@@ -34,7 +34,7 @@ from attnflow.models.verb_number import (
     WordVocabulary,
     model_from_weights,
 )
-from attnflow_experiments.verb_number.agreement import (
+from attnflow_experiments.verb_number.data import (
     DEV,
     TEST,
     Example,

@@ -21,13 +21,15 @@ from attnflow.cli.options import (
 )
 from attnflow.cli.output import tell_written
 from attnflow.cli.progress import progress_bars
-from attnflow.errors import InputError
+from attnflow.errors import InputError, StoppedError
 from attnflow_experiments import EXPERIMENTS
-from attnflow_experiments.ablation.command import ablation
-from attnflow_experiments.pronouns.data import OURS, PAPERS, parse_sentence
-from attnflow_experiments.pronouns.winogender import read_winogender
-from attnflow_experiments.verb_number.agreement import Example, held_out, read_agreement
-from attnflow_experiments.verb_number.data import template_examples
+from attnflow_experiments.pronouns.data import OURS, PAPERS, parse_sentence, read_winogender
+from attnflow_experiments.verb_number.data import (
+    Example,
+    held_out,
+    read_agreement,
+    template_examples,
+)
 
 __all__ = ["app"]
 
@@ -38,7 +40,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-app.command(name="ablation")(ablation)
 
 
 @app.callback()
@@ -90,9 +91,8 @@ def verb_number(
     experiment = VerbNumber(protocol=protocol, samples=samples, seed=seed)  # type: ignore[arg-type]
     examples, source = _sentences(data, held_out_only, samples, seed)
     model, vocabulary = load_verb_number(weights)
-    command = _command(data, held_out_only, samples, protocol, weights, seed)
     with progress_bars():
-        report = experiment(examples, model, vocabulary, source=source, command=command)
+        report = experiment(examples, model, vocabulary, source=source)
     finish(report, output)
 
 
@@ -137,8 +137,8 @@ def known_answer(
     """
     prepare_models()
     from attnflow.hosts.load import as_model
+    from attnflow_experiments.known_answer.data import load_mathformer, mathformer_folder
     from attnflow_experiments.known_answer.experiment import KnownAnswer
-    from attnflow_experiments.known_answer.mathformer import load_mathformer, mathformer_folder
     from attnflow_experiments.report import finish
 
     experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
@@ -151,8 +151,7 @@ def known_answer(
             tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign))
     if folder is None:
         typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
-    command = f"attnflow experiment known-answer --prompts {prompts} --seed {seed}"
-    finish(experiment.report(tables, f"{command} --wording {wording}"), output)
+    finish(experiment.report(tables), output)
 
 
 @app.command(name="pronouns")
@@ -200,31 +199,14 @@ def pronouns(
     sentences = PAPERS if protocol == "paper" else OURS
     if sentence is not None:
         sentences = (parse_sentence(sentence, antecedents, pronouns),)
-    module, tokenizer = as_model(model, default="smollm2")
-    command = _pronouns_command(model, data, sentence, antecedents, pronouns, protocol)
+    loaded = as_model(model, default="smollm2")
     with progress_bars():
         report = (
-            experiment.of_sentences(module, tokenizer, sentences, command=command)
+            experiment.of_sentences(loaded.module, loaded.tokenizer, sentences)
             if schemas is None
-            else experiment.of_winogender(module, tokenizer, schemas, command=command)
+            else experiment.of_winogender(loaded.module, loaded.tokenizer, schemas)
         )
     finish(report, output)
-
-
-def _pronouns_command(
-    model: str | None,
-    data: Path | None,
-    sentence: str | None,
-    antecedents: str | None,
-    pronouns: str | None,
-    protocol: str,
-) -> str:
-    parts = ["attnflow experiment pronouns"]
-    parts += [f"--model {Path(model).name}"] if model else []
-    parts += [f"--data {data.name}"] if data else []
-    if sentence:
-        parts.append(f'--sentence "{sentence}" --antecedents {antecedents} --pronouns {pronouns}')
-    return " ".join([*parts, f"--protocol {protocol}"])
 
 
 def _sentences(
@@ -238,23 +220,6 @@ def _sentences(
     if held_out_only:
         return held_out(examples), f"the held-out part of {data.name}"
     return examples, data.name
-
-
-def _command(
-    data: Path | None,
-    held_out_only: bool,
-    samples: int,
-    protocol: str,
-    weights: Path | None,
-    seed: int,
-) -> str:
-    """What to type to get the same numbers; of paths only the last part."""
-    parts = ["attnflow experiment verb-number"]
-    parts += [f"--data {data.name}"] if data else []
-    parts += ["--held-out"] if held_out_only else []
-    parts += [f"--samples {samples}", f"--protocol {protocol}", f"--seed {seed}"]
-    parts += [f"--weights {weights.name}"] if weights else []
-    return " ".join(parts)
 
 
 @app.command(name="scenes")
@@ -282,9 +247,8 @@ def scenes(
 
     experiment = Scenes(scenes=count, part=part)  # type: ignore[arg-type]
     loaded = load_scenes(None if model in (None, "scenes") else Path(str(model)))
-    command = f"attnflow experiment scenes --scenes {count} --part {part}"
     with progress_bars():
-        report = experiment(*loaded, command=command, journal=resume)
+        report = experiment(*loaded, journal=resume)
     finish(report, output)
 
 
@@ -327,17 +291,105 @@ def sst2(
     experiment = Sst2(protocol=protocol, samples=samples, label=label, seed=seed)  # type: ignore[arg-type]
     loaded = load(model)
     examples = read_texts(data)
-    parts = [
-        f"attnflow experiment sst2 --model {Path(model).name} --data {data.name}",
-        f"--samples {samples} --protocol {protocol} --seed {seed}",
-        *([f"--label {label}"] if label is not None else []),
-    ]
     with progress_bars():
         report = experiment(
             examples,
             loaded.module,
             loaded.tokenizer,
             source=data.name,
-            command=" ".join(parts),
         )
+    finish(report, output)
+
+
+@app.command(name="ablation")
+def ablation(
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FOLDER", help="A causal language model. Default: SmolLM2."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Running text (enwik8.gz, enwik8, or text.txt with a paragraph a line) and "
+            "questions (questions.jsonl, as in SQuAD). Without it only facts are tried.",
+        ),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="'development', to choose by, or 'held-out', to report once.")
+    ] = "development",
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            "--methods",
+            metavar="NAME[:KEY=VALUE,...]",
+            help="A method, 'default', 'raw-mean', 'leave-one-out' or 'ablation-regression'. May "
+            "be repeated. Differences are those from the first.",
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this data: facts, text or documents. May be repeated."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="How many prompts of each kind count, at most.")
+    ] = None,
+    skip: Annotated[
+        int,
+        typer.Option(
+            help="Leave out this many prompts of each kind: those that were looked at before."
+        ),
+    ] = 0,
+    ablations: Annotated[
+        int, typer.Option(help="Over how many random ablations the LDS is taken.")
+    ] = 64,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda or mps.")] = "cpu",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write CSV and Markdown to this folder, and keep the run in it. The same command "
+            "goes on from where it stopped.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the random ablations.")] = 0,
+) -> None:
+    """Which method predicts what ablations do?
+
+    Methods are held against ablations on facts, running text and documents, on data to choose by
+    or on data to report once.
+    """
+    prepare_models()
+    from attnflow.hosts.load import as_model
+    from attnflow_experiments.ablation.data import PARTS
+    from attnflow_experiments.ablation.experiment import DEFAULT_METHODS, KINDS, AblationExperiment
+    from attnflow_experiments.report import finish
+
+    if part not in PARTS:
+        raise InputError(f"--part is {' or '.join(PARTS)}; got {part!r}.")
+    experiment = AblationExperiment(
+        part=part,
+        methods=tuple(method or DEFAULT_METHODS),
+        kinds=tuple(kind or KINDS),
+        samples=samples,
+        skip=skip,
+        ablations=ablations,
+        seed=seed,
+    )
+    loaded = as_model(model, default="smollm2")
+    try:
+        host = loaded.module.float().to(device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
+        raise InputError(f"--device {device!r} cannot be used: {error}") from error
+    try:
+        with progress_bars():
+            report = experiment(host, loaded.tokenizer, data=data, journals=output)
+    except KeyboardInterrupt:
+        if output is None:
+            raise
+        raise StoppedError(
+            f"interrupted; what is done is kept in {str(output)!r}, and the same command goes on "
+            "from there."
+        ) from None
     finish(report, output)

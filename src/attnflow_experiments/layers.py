@@ -13,17 +13,8 @@ from attnflow.evaluation.table import Cell, Table
 from attnflow.methods import Flow, Method, Raw, Rollout
 
 __all__ = [
-    "CLEAR",
-    "METHODS",
-    "Agreement",
-    "Floats",
-    "agreement_of",
-    "by_method",
-    "difference_table",
-    "layer_names",
-    "lead_over_raw",
-    "mean_of",
-    "over_layers",
+    *("CLEAR", "METHODS", "Agreement", "Floats", "agreement_of", "by_method"),
+    *("difference_table", "layer_names", "lead_over_raw", "mean_of", "over_layers"),
 ]
 
 T = TypeVar("T")

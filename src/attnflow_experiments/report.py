@@ -1,20 +1,77 @@
-"""What an experiment gives: protocol, tables beside the paper's, CSV, Markdown, a figure."""
+"""What the experiments share: a protocol, a sample by seed, and the report with its files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import random
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, TypeVar, get_args
 
+import click
 from rich.console import Console
 from rich.markup import escape
 
 from attnflow.cli.output import tell_written
-from attnflow.errors import FileError
+from attnflow.errors import FileError, InputError
+from attnflow.errors.arguments import check_named
 from attnflow.evaluation.table import Table, csv_of, markdown_of
 from attnflow.storage import write_text
 
-__all__ = ["Report", "finish"]
+__all__ = ["Experiment", "Protocol", "Report", "SampledExperiment", "command_line", "finish"]
+
+Protocol = Literal["sound", "paper"]
+T = TypeVar("T")
+_NOT_OF_NUMBERS = ("output", "resume", "device")  # options that change no number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """An experiment by one of two protocols.
+
+    protocol: "sound", or "paper" for theirs with its oddities.
+    """
+
+    protocol: Protocol = "sound"
+
+    def __post_init__(self) -> None:
+        check_named("protocol", self.protocol, get_args(Protocol))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledExperiment(Experiment):
+    """An experiment on a sample of texts.
+
+    samples: how many texts, drawn by `seed` if there are more.
+    """
+
+    samples: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.samples, int) or self.samples < 1:
+            raise InputError(f"samples is a number of at least 1; got {self.samples!r}.")
+
+    def sample(
+        self, examples: Sequence[T], fits: Callable[[T], bool], kind: str
+    ) -> tuple[list[T], str]:
+        """The examples that are used, and what is to be remarked of the others.
+
+        >>> SampledExperiment(samples=1, seed=1).sample("abc", str.isalpha, "letter")
+        (['a'], '')
+        """
+        fitting = [example for example in examples if fits(example)]
+        if not fitting:
+            raise InputError(f"No {kind} is short enough for the model; nothing can be measured.")
+        long = len(examples) - len(fitting)
+        remarks = f" {long} longer than the model's positions left out." if long else ""
+        if len(fitting) < self.samples:
+            remarks += f" There are no more; {self.samples:,} were asked for."
+        if len(fitting) <= self.samples:
+            return fitting, remarks
+        return random.Random(self.seed).sample(fitting, self.samples), remarks
 
 
 @dataclass(frozen=True)
@@ -94,8 +151,27 @@ class Report:
 
 
 def finish(report: Report, output: Path | None) -> None:
-    """Show a report, and write it if a folder is given."""
+    """Show the report of the command that runs, and write it if a folder is given."""
     report.show(Console(highlight=False))
     if output is not None:
-        for path in report.write(output):
+        for path in replace(report, command=command_line(click.get_current_context())).write(
+            output
+        ):
             tell_written(path)
+
+
+def command_line(context: click.Context) -> str:
+    """Return what to type to get the same numbers; of paths only the last part."""
+    parts = ["attnflow", "experiment", str(context.info_name)]
+    for option in context.command.params:
+        value = context.params[str(option.name)]
+        if option.name in _NOT_OF_NUMBERS or value is None or value is False:
+            continue
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            parts += [option.opts[0], *([] if each is True else [_last_part(each)])]
+    return shlex.join(parts)
+
+
+def _last_part(value: object) -> str:
+    is_path = isinstance(value, Path) or (isinstance(value, str) and Path(value).is_dir())
+    return Path(str(value)).name if is_path else str(value)

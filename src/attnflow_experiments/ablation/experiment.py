@@ -3,20 +3,194 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnflow.errors import InputError, did_you_mean
-from attnflow.evaluation.ablation import CompletionEvaluation
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.errors import FileError, InputError, did_you_mean
+from attnflow.errors.progress import relaying
+from attnflow.evaluation.ablation import CompletionEvaluation, CompletionPrompt
+from attnflow.evaluation.ablation.judge import LEAVE_ONE_DOCUMENT_OUT
+from attnflow.evaluation.ablation.metrics import bootstrap_ratio
 from attnflow.evaluation.ablation.rankings import named_rankings
-from attnflow.evaluation.table import Table
-from attnflow_experiments.ablation.data import PARTS, Part
-from attnflow_experiments.ablation.observe import KINDS, observe, prompts_of
-from attnflow_experiments.ablation.tables import differences_table, kind_table
+from attnflow.evaluation.ablation.run import evaluate_completions
+from attnflow.evaluation.metrics import summarize
+from attnflow.evaluation.table import Cell, Table
+from attnflow_experiments.ablation.data import PARTS, Part, facts, passages, questions
 from attnflow_experiments.report import Report
 
-__all__ = ["DEFAULT_METHODS", "AblationExperiment"]
+__all__ = [
+    *("DATA_FILES", "DEFAULT_METHODS", "KINDS", "AblationExperiment", "Kind"),
+    *("differences_table", "kind_table", "observe", "prompts_of"),
+]
+
+DATA_FILES: Mapping[str, tuple[str, ...]] = {
+    "text": ("enwik8.gz", "enwik8", "text.txt"),
+    "documents": ("questions.jsonl", "squad/questions.jsonl"),
+}
+"""Where each kind of data is looked for in the user's folder; facts are made, not read."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of data: its title, and how its prompts are run."""
+
+    title: str
+    samples: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ablated: bool = True
+
+
+_NEXT_TOKEN = {"level": "word", "exclude_last_word": True, "max_new_tokens": 1}
+KINDS: Mapping[str, Kind] = {
+    "facts": Kind("Facts: the word that states the answer", 96, _NEXT_TOKEN),
+    "text": Kind("Running text: the next token", 60, _NEXT_TOKEN),
+    "documents": Kind(
+        "Questions: the paragraph among five that answers",
+        60,
+        {"level": "sentence", "max_new_tokens": 14, "stop": "\n", "documents": True},
+        ablated=False,
+    ),
+}
+
+
+def prompts_of(
+    kind: str, part: Part, folder: Path | None, skip: int = 0
+) -> list[CompletionPrompt] | None:
+    """The prompts of one kind after the first `skip`; None where the folder has no file of it."""
+    prompts = _all_prompts(kind, part, folder, skip)
+    if prompts is not None and len(prompts) <= skip:
+        raise InputError(f"There are {len(prompts)} prompts of {kind}; {skip} cannot be skipped.")
+    return None if prompts is None else prompts[skip:]
+
+
+def _all_prompts(
+    kind: str, part: Part, folder: Path | None, skip: int
+) -> list[CompletionPrompt] | None:
+    if kind == "facts":
+        return facts(part)
+    if folder is None:
+        return None
+    if not folder.is_dir():
+        raise FileError(f"There is no folder {str(folder)!r} to read data from.")
+    path = next((folder / name for name in DATA_FILES[kind] if (folder / name).is_file()), None)
+    if path is None:
+        return None
+    return passages(path, part, skip=skip) if kind == "text" else questions(path, part)
+
+
+def observe(
+    kind: str,
+    prompts: Sequence[CompletionPrompt],
+    model: Any,
+    tokenizer: Any,
+    *,
+    methods: Sequence[str],
+    samples: int | None,
+    ablations: int,
+    seed: int,
+    journal: Path | None,
+) -> CompletionEvaluation:
+    """Every method on every prompt; with a journal, the run goes on where it stopped."""
+    with relaying(lambda step: step._replace(stage=kind)):
+        return evaluate_completions(
+            model,
+            prompts,
+            tokenizer=tokenizer,
+            methods=methods,
+            ablations=ablations if KINDS[kind].ablated else 0,
+            seed=seed,
+            samples=min(KINDS[kind].samples, samples or KINDS[kind].samples),
+            resume=journal,
+            **KINDS[kind].options,
+        )
+
+
+Floats = NDArray[np.float64]
+REFERENCE = "leave-one-out"
+_COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "facts": {
+        "lds": "LDS",
+        "drop": "drop",
+        "share": "share of leave-one-out's drop",
+        "first": "true word first",
+        "top": "in the top 3",
+        "sentence": "right sentence",
+        "any sentence": "of all sentences",
+    },
+    "text": {"lds": "LDS", "drop": "drop", "share": "share of leave-one-out's drop"},
+    "documents": {
+        "sentence": "right sentence",
+        "document": "right document",
+        "agreed": "right document, where leaving out agrees",
+    },
+}
+
+
+def kind_table(kind: str, evaluation: CompletionEvaluation) -> Table:
+    """One kind of data: methods × figures, with 95 % intervals over prompts."""
+    columns = dict(_COLUMNS[kind])
+    if REFERENCE not in evaluation.methods:
+        columns.pop("share", None)
+    rows = {
+        row: (*(_cell(evaluation, row, name) for name in columns), Cell(evaluation.seconds(row)))
+        for row in evaluation.methods
+    }
+    headings = (*columns.values(), "seconds")
+    return Table(kind, KINDS[kind].title, headings, rows, _note(kind, evaluation))
+
+
+def _cell(evaluation: CompletionEvaluation, row: str, name: str) -> Cell:
+    if name == "share":
+        ratio, low, high = bootstrap_ratio(
+            evaluation.values(row, "drop"), evaluation.values(REFERENCE, "drop")
+        )
+        return Cell(ratio, low=low, high=high, n=len(evaluation.used))
+    if name == "agreed":
+        values = evaluation.values(row, "document")
+        return Cell.of_share(summarize(values[_agreed(evaluation)]))
+    return Cell.of_share(evaluation.summary(row, name))
+
+
+def _agreed(evaluation: CompletionEvaluation) -> NDArray[np.bool_]:
+    """Prompts whose true document matters most when each is hidden: there the truth is certain."""
+    return np.asarray(evaluation.values(LEAVE_ONE_DOCUMENT_OUT, "document") == 1)
+
+
+def _note(kind: str, evaluation: CompletionEvaluation) -> str:
+    note = f"{len(evaluation.used)} of {len(evaluation.records)} prompts that were run count."
+    if kind == "documents":
+        note += f" Leaving out one document at a time agrees on {int(_agreed(evaluation).sum())}."
+    for row, reason in evaluation.refused.items():
+        note += f" Left out, {row}: {reason}"
+    return note
+
+
+def differences_table(kind: str, evaluation: CompletionEvaluation) -> Table:
+    """The first method less each other, on the same prompts, with the sign-flip test's p."""
+    first, *others = evaluation.methods
+    compared_names = [n for n in ("lds", "drop", "first", "document") if n in _COLUMNS[kind]]
+    names = [name for name in compared_names if _has(evaluation, name)]
+    rows = {
+        f"{first} − {other}": tuple(
+            Cell.of_difference(evaluation.compare(first, other, name)) for name in names
+        )
+        for other in others
+    }
+    return Table(
+        f"{kind}-differences",
+        f"{KINDS[kind].title}: {first} against the others",
+        tuple(_COLUMNS[kind][name] for name in names),
+        rows,
+    )
+
+
+def _has(evaluation: CompletionEvaluation, metric: str) -> bool:
+    return metric in {each.name for each in evaluation.metrics}
+
 
 DEFAULT_METHODS = (
     "default",
@@ -72,7 +246,6 @@ class AblationExperiment:
         *,
         data: Path | None,
         journals: Path | None,
-        command: str,
     ) -> Report:
         """Run every kind there is data for; `journals` is a folder that keeps each as it goes."""
         evaluations: dict[str, CompletionEvaluation] = {}
@@ -96,14 +269,14 @@ class AblationExperiment:
             )
         if not evaluations:
             raise InputError(f"The folder has no data for {', '.join(missing)}.")
-        return self._report(evaluations, missing, command)
+        return self._report(evaluations, missing)
 
     def journal_name(self, kind: str) -> str:
         """The file that the run on one kind of data is kept in."""
         return f"ablation-{kind}-{self.part}.jsonl"
 
     def _report(
-        self, evaluations: Mapping[str, CompletionEvaluation], missing: list[str], command: str
+        self, evaluations: Mapping[str, CompletionEvaluation], missing: list[str]
     ) -> Report:
         tables: list[Table] = []
         findings = []
@@ -131,5 +304,4 @@ class AblationExperiment:
             ),
             tables=tuple(tables),
             findings=tuple(findings),
-            command=command,
         )

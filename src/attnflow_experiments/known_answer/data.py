@@ -1,16 +1,30 @@
-"""Prompts that state a fact and ask for it, so that the token an answer comes from is known.
+"""Prompts and sums whose true sources are known, and what a model makes of them.
 
-Two sets of wordings: one to choose a default by, and another, not looked at before, to report.
+Sums and products are of the small calculators of the package mathformer (MIT): Llamas.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-__all__ = ["FactPrompt", "Wording", "fact_prompts"]
+import torch
+
+from attnflow.errors import ModelError
+from attnflow.errors.progress import tell
+from attnflow.hosts.capture import capture_batch
+from attnflow.trace import AttentionTrace
+from attnflow_experiments.observe import neutral_traces, padded
+
+__all__ = [
+    *("FactPrompt", "Known", "Wording", "arithmetic", "fact_prompts", "load_mathformer"),
+    *("mathformer_folder", "stated_facts"),
+]
 
 Wording = Literal["test", "development"]
 
@@ -93,3 +107,90 @@ def _prompt(
         sentences.insert(rng.randrange(len(sentences) + 1), rng.choice(_FILLERS))
     text = frame.format(" ".join(sentences), kind.question.format(subjects[place]))
     return FactPrompt(text, answers[place], distractors, place, fillers)
+
+
+_MODELS = {"*": "mulformer", "+": "addformer"}
+
+
+def mathformer_folder(folder: Path | None) -> Path | None:
+    """The folder itself, or without one that of the installed package, or None.
+
+    >>> mathformer_folder(Path("no-such-folder"))
+    Traceback (most recent call last):
+    attnflow.errors.ModelError: 'no-such-folder' holds no folder 'mulformer' of mathformer.
+    """
+    if folder is not None:
+        if not (folder / _MODELS["*"]).is_dir():
+            raise ModelError(f"{str(folder)!r} holds no folder {_MODELS['*']!r} of mathformer.")
+        return folder
+    package = importlib.util.find_spec("mathformer")
+    places = list(package.submodule_search_locations or []) if package else []
+    return Path(places[0]) if places else None
+
+
+def load_mathformer(folder: Path | None, sign: str) -> tuple[Any, dict[str, int]]:
+    """The model for "*" or "+", and the id of each character.
+
+    >>> load_mathformer(None, "*")
+    Traceback (most recent call last):
+    attnflow.errors.ModelError: mathformer is not installed: pip install mathformer.
+    """
+    from transformers import LlamaForCausalLM
+
+    if folder is None:
+        raise ModelError("mathformer is not installed: pip install mathformer.")
+    place = folder / _MODELS[sign]
+    vocabulary = json.loads((place / "vocab.json").read_text(encoding="utf-8"))
+    return LlamaForCausalLM.from_pretrained(place).eval(), vocabulary
+
+
+_BATCH = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """One prompt the model answered rightly: its attention, and the positions of true sources."""
+
+    trace: AttentionTrace
+    neutral: AttentionTrace | None
+    sources: tuple[int, ...]
+    distractors: int = 0
+    inputs: str | Mapping[str, torch.Tensor] = ""
+
+
+def stated_facts(model: Any, tokenizer: Any, prompts: Sequence[FactPrompt]) -> list[Known]:
+    """Those prompts whose answer the model gives, each beside its neutral prompt."""
+    facts: list[Known] = []
+    for start in range(0, len(prompts), _BATCH):
+        part = prompts[start : start + _BATCH]
+        texts = [prompt.text for prompt in part]
+        traces = capture_batch(model, texts, tokenizer=tokenizer, heads="mean")
+        right = [
+            (prompt, trace)
+            for prompt, trace in zip(part, traces, strict=True)
+            if _answers(trace, f"Ġ{prompt.answer}")
+        ]
+        others = neutral_traces(model, tokenizer, [trace for _, trace in right])
+        for (prompt, trace), neutral in zip(right, others, strict=True):
+            sources = trace.tokens.occurrences_of([f"Ġ{prompt.answer}"])
+            facts.append(Known(trace, neutral, tuple(sources), prompt.distractors, prompt.text))
+        tell("asking", min(start + _BATCH, len(prompts)), len(prompts))
+    return facts
+
+
+def arithmetic(model: Any, vocabulary: Mapping[str, int], sign: str) -> list[Known]:
+    """`7*6=` for all pairs of digits: the operands are the true sources of the first digit."""
+    compute: Callable[[int, int], int] = {"*": int.__mul__, "+": int.__add__}[sign]
+    pairs = [(a, b) for a in range(10) for b in range(10)]
+    rows = [[vocabulary[c] for c in f"{a}{sign}{b}="] for a, b in pairs]
+    traces = capture_batch(model, padded(rows), heads="mean")
+    tell("calculating", len(pairs), len(pairs))
+    return [
+        Known(trace, None, (0, 2), inputs={"input_ids": torch.tensor([row])})
+        for (a, b), row, trace in zip(pairs, rows, traces, strict=True)
+        if _answers(trace, str(vocabulary[str(compute(a, b))[0]]))
+    ]
+
+
+def _answers(trace: AttentionTrace, label: str) -> bool:
+    return trace.prediction is not None and trace.prediction.label == label

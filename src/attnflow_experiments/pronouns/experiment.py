@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from attnflow.methods import quiet_about_limits
-from attnflow_experiments.known_answer.contenders import LESS_NEUTRAL
-from attnflow_experiments.pronouns import sentence_tables, winogender_tables
-from attnflow_experiments.pronouns.data import PronounSentence
+from attnflow_experiments.known_answer.experiment import LESS_NEUTRAL
+from attnflow_experiments.pronouns import tables, winogender_tables
+from attnflow_experiments.pronouns.data import PronounSentence, Schema
 from attnflow_experiments.pronouns.observe import PronounReader
-from attnflow_experiments.pronouns.winogender import Schema
-from attnflow_experiments.protocol import Experiment
-from attnflow_experiments.report import Report
+from attnflow_experiments.report import Experiment, Report
 
 __all__ = ["Pronouns"]
 
@@ -47,23 +45,20 @@ class Pronouns(Experiment):
         model: Any,
         tokenizer: Any,
         sentences: Sequence[PronounSentence],
-        *,
-        command: str = "",
     ) -> Report:
         """Each sentence at every layer, and how often method and pronoun agree over all."""
         reader = PronounReader(model=model, tokenizer=tokenizer, protocol=self.protocol)
         readings = reader(sentences)
-        frames = sentence_tables.frames_of(readings)
-        questions = sentence_tables.questions_of(frames)
+        frames = tables.frames_of(readings)
+        questions = tables.questions_of(frames)
         methods = list(reader.methods)
         return Report(
             name="pronouns",
             title="Pronouns: the preferred pronoun beside the preferred antecedent",
             protocol=_in_words(reader),
-            tables=sentence_tables.tables_of(readings, questions, methods),
-            findings=sentence_tables.findings_of(readings, frames, questions, methods),
-            command=command,
-            figure=lambda path: sentence_tables.draw(sentence_tables.detailed(readings), path),
+            tables=tables.tables_of(readings, questions, methods),
+            findings=tables.findings_of(readings, frames, questions, methods),
+            figure=lambda path: tables.draw(tables.detailed(readings), path),
         )
 
     @quiet_about_limits()  # its tables tell of saturation
@@ -72,8 +67,6 @@ class Pronouns(Experiment):
         model: Any,
         tokenizer: Any,
         schemas: Sequence[Schema],
-        *,
-        command: str = "",
     ) -> Report:
         """A summary over all schemas."""
         reader = PronounReader(model=model, tokenizer=tokenizer, protocol=self.protocol)
@@ -84,7 +77,6 @@ class Pronouns(Experiment):
             protocol=(*_in_words(reader), *winogender_tables.protocol(winogender)),
             tables=winogender_tables.tables(winogender),
             findings=winogender_tables.findings(winogender),
-            command=command,
             figure=lambda path: winogender_tables.draw(winogender, path),
         )
 

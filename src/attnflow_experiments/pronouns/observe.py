@@ -21,11 +21,11 @@ from attnflow.hosts.adapter import Scores
 from attnflow.hosts.capture import capture_batch
 from attnflow.methods import Flow, Method, quiet_about_limits
 from attnflow.trace import AttentionTrace
-from attnflow_experiments.known_answer.contenders import LESS_NEUTRAL, LESS_NEUTRAL_METHOD
+from attnflow_experiments.known_answer.experiment import LESS_NEUTRAL, LESS_NEUTRAL_METHOD
 from attnflow_experiments.layers import METHODS, Floats
 from attnflow_experiments.observe import neutral_traces, padded
 from attnflow_experiments.pronouns.data import PLACE, PronounSentence, occurrences
-from attnflow_experiments.protocol import Protocol
+from attnflow_experiments.report import Protocol
 
 __all__ = ["PronounReader", "Reading", "lean"]
 

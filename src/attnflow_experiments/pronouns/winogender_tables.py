@@ -12,6 +12,7 @@ import numpy as np
 
 from attnflow.evaluation.table import Cell, Table
 from attnflow_experiments.layers import Floats
+from attnflow_experiments.pronouns.data import SOMEONE, Schema, crossed
 from attnflow_experiments.pronouns.observe import PronounReader, Reading
 from attnflow_experiments.pronouns.tables import (
     FIRST,
@@ -23,7 +24,6 @@ from attnflow_experiments.pronouns.tables import (
     share_of,
     standing,
 )
-from attnflow_experiments.pronouns.winogender import SOMEONE, Schema, crossed
 
 __all__ = ["Winogender", "draw", "findings", "protocol", "read_schemas", "tables"]
 

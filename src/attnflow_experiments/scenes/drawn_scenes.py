@@ -19,19 +19,8 @@ from numpy.typing import NDArray
 from attnflow.errors import InputError, whole_number
 
 __all__ = [
-    "COLOURS",
-    "DEVELOPMENT_SEED",
-    "SHAPES",
-    "SIZE",
-    "TEST_SEED",
-    "TRAIN_SEED",
-    "Question",
-    "Scene",
-    "SceneObject",
-    "draw",
-    "questions_about",
-    "random_scene",
-    "scenes",
+    *("COLOURS", "DEVELOPMENT_SEED", "SHAPES", "SIZE", "TEST_SEED", "TRAIN_SEED", "Question"),
+    *("Scene", "SceneObject", "draw", "questions_about", "random_scene", "scenes"),
 ]
 
 SIZE: Final = 48

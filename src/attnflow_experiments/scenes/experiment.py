@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -16,16 +16,84 @@ from attnflow.errors.percent import percent
 from attnflow.errors.progress import tell
 from attnflow.evaluation.fingerprint import digest_of_weights
 from attnflow.evaluation.journal import Journal
+from attnflow.evaluation.metrics import compare_paired, summarize
 from attnflow.evaluation.records import Record
-from attnflow.evaluation.table import Table
-from attnflow.methods import quiet_about_limits
+from attnflow.evaluation.table import Cell, Table
+from attnflow.methods import (
+    GradientAttention,
+    GradientRollout,
+    Method,
+    Raw,
+    Rollout,
+    quiet_about_limits,
+)
 from attnflow_experiments.report import Report
-from attnflow_experiments.scenes.contenders import BASELINES, CONTENDERS
 from attnflow_experiments.scenes.drawn_scenes import DEVELOPMENT_SEED, TEST_SEED, scenes
-from attnflow_experiments.scenes.observe import METRICS, SceneQuestion, observe
-from attnflow_experiments.scenes.tables import differences_table, kinds_table, means_table
+from attnflow_experiments.scenes.observe import BASELINES, METRICS, Floats, SceneQuestion, observe
 
-__all__ = ["DEFAULT", "Scenes"]
+__all__ = ["CONTENDERS", "DEFAULT", "Scenes", "differences_table", "kinds_table", "means_table"]
+
+CONTENDERS: Final[Mapping[str, Method]] = {
+    "raw": Raw(),
+    "rollout": Rollout(),
+    "rollout, one-step": Rollout(residual="one-step"),
+    "gradient-rollout": GradientRollout(),
+    "gradient-attention, to the connector": GradientAttention(tower="connector"),
+    "gradient-attention, rollout of the tower": GradientAttention(tower="rollout"),
+    "gradient-attention, gradients of the tower": GradientAttention(tower="gradients"),
+}
+
+
+_TITLES = {"most": "points at it ↑", "share": "share of mass ↑", "deletion": "deletion ↓"}
+
+
+def means_table(records: Sequence[Record]) -> Table:
+    """Every method and baseline by every metric."""
+    rows = {
+        row: tuple(Cell.of_share(summarize(_values(records, row, metric))) for metric in METRICS)
+        for row in records[0].scores
+    }
+    note = (
+        "points at it: the true object's box has the most mass per area of all objects; share of "
+        "mass: what of all mass on patches falls on its box; deletion: the area under the "
+        "answer's probability as patches are painted over, the strongest first."
+    )
+    columns = tuple(_TITLES[metric] for metric in METRICS)
+    return Table("scenes", "Drawn scenes", columns, rows, note, digits=3)
+
+
+def kinds_table(records: Sequence[Record]) -> Table:
+    """How often each method points at the true object, by the kind of question."""
+    kinds = sorted({record.answer for record in records})
+    rows = {
+        row: tuple(
+            Cell.of_share(summarize(_values([r for r in records if r.answer == kind], row, "most")))
+            for kind in kinds
+        )
+        for row in records[0].scores
+    }
+    return Table("kinds", "Points at the true object, by the kind of question", tuple(kinds), rows)
+
+
+def differences_table(records: Sequence[Record], method: str) -> Table:
+    """The deletion area and the pointing of one method, less those of each baseline."""
+    rows = {
+        f"{method} − {baseline}": tuple(
+            Cell.of_difference(
+                compare_paired(_values(records, method, metric), _values(records, baseline, metric))
+            )
+            for metric in METRICS
+        )
+        for baseline in BASELINES
+    }
+    columns = tuple(_TITLES[metric] for metric in METRICS)
+    title = "The default against the baselines, pair by pair"
+    return Table("differences", title, columns, rows, "95 % intervals.", digits=3)
+
+
+def _values(records: Sequence[Record], row: str, metric: str) -> Floats:
+    return np.array([record.scores[row][metric] for record in records])
+
 
 DEFAULT = "gradient-rollout"
 """The default of generate() with images, by its name among the contenders."""
@@ -59,7 +127,6 @@ class Scenes:
         model: Any,
         processor: Any,
         *,
-        command: str = "",
         journal: Path | None = None,
     ) -> Report:
         """Ask, explain, hide; a run with a journal goes on where it was stopped."""
@@ -72,7 +139,7 @@ class Scenes:
                 if file is not None:
                     file.append(record)
                 tell("scenes", len(records), self.scenes)
-        return self.report(records, command)
+        return self.report(records)
 
     def _journal(self, path: Path | None, model: Any) -> Any:
         if path is None:
@@ -96,7 +163,7 @@ class Scenes:
             question = questions[scene.seed % len(questions)]
             yield SceneQuestion(model, processor, scene, question)
 
-    def report(self, records: Sequence[Record], command: str = "") -> Report:
+    def report(self, records: Sequence[Record]) -> Report:
         """The tables with what they mean."""
         right = [record for record in records if not record.left_out]
         if not right:
@@ -119,7 +186,6 @@ class Scenes:
                 f"The default ({DEFAULT}) points at the true object in {percent(pointing)} of the "
                 f"questions; a random map does in {percent(means.rows['random'][0].value)}.",
             ),
-            command=command,
             figure=partial(_draw, means),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,12 +19,15 @@ from attnflow.methods import Method
 from attnflow.methods.towers import image_sources
 from attnflow.tokens.patches import ImagePatches
 from attnflow.trace import AttentionTrace
-from attnflow_experiments.scenes.contenders import CENTRE, LEAVE_ONE_OUT, RANDOM
 from attnflow_experiments.scenes.drawn_scenes import SIZE, Question, Scene
 
-__all__ = ["METRICS", "SceneQuestion", "observe"]
+__all__ = ["BASELINES", "METRICS", "SceneQuestion", "observe"]
 
 Floats = NDArray[np.float64]
+RANDOM: Final = "random"
+CENTRE: Final = "centre"
+LEAVE_ONE_OUT: Final = "leave-one-patch-out"
+BASELINES: Final = (RANDOM, CENTRE, LEAVE_ONE_OUT)
 METRICS = ("most", "share", "deletion")
 _STEPS = 8  # points of a deletion curve after the first
 

@@ -12,10 +12,8 @@ from attnflow.errors import InputError, TokensError, did_you_mean
 from attnflow.evaluation.texts import LabelledText
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import quiet_about_limits
-from attnflow_experiments.protocol import SampledExperiment
-from attnflow_experiments.report import Report
-from attnflow_experiments.sst2.data import check_labels, class_of, in_words, labels_of
-from attnflow_experiments.sst2.observe import Run
+from attnflow_experiments.report import Report, SampledExperiment
+from attnflow_experiments.sst2.observe import Run, check_labels, class_of, in_words, labels_of
 from attnflow_experiments.sst2.tables import run_as_paper, run_sound
 
 __all__ = ["Sst2"]
@@ -45,7 +43,6 @@ class Sst2(SampledExperiment):
         tokenizer: Any,
         *,
         source: str,
-        command: str = "",
     ) -> Report:
         """Run it on these texts; `source` says in words where they are from."""
         names = labels_of(model)
@@ -64,7 +61,6 @@ class Sst2(SampledExperiment):
             protocol=(opening, *outcome.protocol),
             tables=outcome.tables,
             findings=outcome.findings,
-            command=command,
         )
 
     def _label(self, names: Sequence[str]) -> int:

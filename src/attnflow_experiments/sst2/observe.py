@@ -1,41 +1,109 @@
-"""Everything the SST-2 experiment looks at, for each text, measured once."""
+"""Everything the SST-2 experiment looks at, for each text, measured once.
+
+The pass behind the paper's Table 3: what the embedding layer gives goes through it once more.
+
+The authors' published script computes the output of the embedding layer, hands it to the model as
+the word vectors, and takes the gradient with respect to it. The model then adds its positions and
+normalises a second time, so what it reads is not what it was trained on; and because these vectors
+are read through a LayerNorm only, the gradient's sum over dimensions, which the table is about, is
+zero but for rounding: LayerNorm ignores a constant added to all dimensions, and the sum is the
+derivative in just that direction.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from attnflow.errors import TokensError
+from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.progress import tell
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
 from attnflow.evaluation.importance.blanking import BlankToken
 from attnflow.evaluation.texts import LabelledText
+from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.restore import at_rest, undone
 from attnflow.methods import Flow, quiet_about_limits
 from attnflow.trace import AttentionTrace
 from attnflow_experiments.layers import METHODS, Floats
 from attnflow_experiments.observe import observe_texts
-from attnflow_experiments.sst2.data import is_right, labels_of
-from attnflow_experiments.sst2.double_embedded import (
-    GradientSums,
-    capture_double_embedded,
-    gradient_sums,
-    in_double_precision,
-)
 
 __all__ = [
-    "Classified",
-    "DoubleEmbedded",
-    "Run",
-    "blank_for",
-    "observe",
+    *("Classified", "DoubleEmbedded", "GradientSums", "Run", "blank_for"),
+    *("capture_double_embedded", "check_labels", "class_of", "gradient_sums"),
+    *("in_double_precision", "in_words", "is_right", "labels_of", "observe"),
     "observe_double_embedded",
 ]
+
+
+@dataclass(frozen=True, eq=False)
+class GradientSums:
+    """Of the gradient at each position: |Σ_d|, its norm, and how many dimensions there are."""
+
+    sums: NDArray[np.float64]
+    norms: NDArray[np.float64]
+    dimensions: int
+
+    @property
+    def largest_share(self) -> float:
+        """The largest sum as a share of what it could be, √d times the norm."""
+        most = self.norms * self.dimensions**0.5
+        return float(np.divide(self.sums, most, out=np.zeros_like(most), where=most > 0).max())
+
+
+def capture_double_embedded(model: nn.Module, tokenizer: Any, text: str) -> AttentionTrace:
+    """The attention of the second pass, heads averaged."""
+    return capture(model, _second_inputs(model, tokenizer, text), heads="mean")
+
+
+def gradient_sums(model: nn.Module, tokenizer: Any, text: str, label: int) -> GradientSums:
+    """The gradient of a label's logit with respect to what the second pass is given."""
+    inputs = _second_inputs(model, tokenizer, text)
+    vectors = inputs["inputs_embeds"].requires_grad_()
+    with at_rest(model), torch.enable_grad():
+        outputs = adapter_for(model).forward(model, {**inputs, "inputs_embeds": vectors})
+        (gradient,) = torch.autograd.grad(outputs.logits[0, label], vectors)
+    # In double precision from here on: the rounding to be seen is the model's, not ours.
+    exact = gradient[0].double().cpu()
+    return GradientSums(
+        exact.sum(dim=-1).abs().numpy(), exact.norm(dim=-1).numpy(), exact.shape[-1]
+    )
+
+
+def in_double_precision(model: nn.Module) -> nn.Module:
+    """A copy of the model with twice the digits: what is left of a sum there is no rounding."""
+    return copy.deepcopy(model).double()
+
+
+def _second_inputs(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Tensor]:
+    adapter = adapter_for(model)
+    first = adapter.encode(model, tokenizer, [text]).inputs
+    second = {"inputs_embeds": _stream(model, first)}
+    if "attention_mask" in first:
+        second["attention_mask"] = first["attention_mask"]
+    return second
+
+
+def _stream(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """What the first block reads in a plain pass."""
+    adapter = adapter_for(model)
+    streams: list[Tensor] = []
+
+    def keep(module: nn.Module, arguments: Any, output: Tensor) -> None:
+        streams.append(output.detach())
+
+    with at_rest(model), undone() as changes, torch.no_grad():
+        changes.hook(adapter.embedding(model, "stream").register_forward_hook, keep)
+        adapter.forward(model, inputs)
+    return streams[0]
+
 
 # The authors divide each row of flows by its sum, which moves the maximum of a column.
 _PAPER_METHODS = {**METHODS, "flow": Flow(normalized=True)}
@@ -190,3 +258,62 @@ def observe_double_embedded(run: Run) -> list[DoubleEmbedded]:
 
 def _answer(trace: AttentionTrace) -> str | None:
     return trace.prediction.label if trace.prediction else None
+
+
+# -- labels --
+
+
+def labels_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of a sequence classifier's labels, in their order; any other model is refused."""
+    config: Any = getattr(model, "config", None)
+    names = getattr(config, "id2label", None) or {}
+    if not type(model).__name__.endswith("ForSequenceClassification") or len(names) < 2:
+        raise ModelError(
+            f"{type(model).__name__} with {len(names)} labels is not a sequence classifier of two "
+            "or more classes, which this experiment is about. training/sst2.py makes one."
+        )
+    return tuple(str(names[k]) for k in sorted(names))
+
+
+def in_words(names: Sequence[str]) -> str:
+    """The classes with their numbers, for messages."""
+    return ", ".join(f"{k} ({name})" for k, name in enumerate(names))
+
+
+def check_labels(examples: Sequence[LabelledText], names: Sequence[str]) -> None:
+    """Refuse labels that are none of the classes, with the line.
+
+    >>> check_labels([LabelledText("a fine film", "Positive")], ["negative", "positive"])
+    >>> check_labels([LabelledText("a fine film", "5", line=2)], ["negative", "positive"])
+    Traceback (most recent call last):
+    ...
+    attnflow.errors.InputError: Line 2 has the label '5'; the model's labels are 0 (negative), \
+1 (positive). Texts without labels need a header without 'label'.
+    """
+    for example in examples:
+        if example.label is not None and class_of(example.label, names) is None:
+            where = f"Line {example.line}" if example.line else f"{example.text[:60]!r}"
+            raise InputError(
+                f"{where} has the label {example.label!r}; the model's labels are "
+                f"{in_words(names)}. Texts without labels need a header without 'label'."
+            )
+
+
+def is_right(example: LabelledText, answer: str | None, names: Sequence[str]) -> bool | None:
+    """Whether the model's answer is the text's label; None where either is not known.
+
+    >>> is_right(LabelledText("a fine film", "1"), "positive", ["negative", "positive"])
+    True
+    """
+    if example.label is None or answer is None:
+        return None
+    number = class_of(example.label, names)
+    return number is not None and names[number] == answer
+
+
+def class_of(label: str, names: Sequence[str]) -> int | None:
+    """The number of a class by its name, in any case, or by its number; None if there is none."""
+    lower = [name.lower() for name in names]
+    if label.lower() in lower:
+        return lower.index(label.lower())
+    return int(label) if label.isdecimal() and int(label) < len(names) else None

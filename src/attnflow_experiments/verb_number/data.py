@@ -1,19 +1,240 @@
-"""Agreement sentences from templates, for who has no data at hand.
+"""Subject-verb agreement data: how they are read, and which part the embedded model never saw.
 
-A subject, then a prepositional phrase or a relative clause, sometimes both; number is drawn for
-every noun by itself. They are templates, not natural text: few constructions, no rare words, and
-in half of them the noun before the verb has the other number.
+Two formats of the data of Linzen, Dupoux and Goldberg (2016) are read: ``VBZ<tab>words before the
+verb`` (their "simple" files, ``numpred.*``), and a table with a header that also says where the
+subject stands.  Training and experiments share this module, so that "held out" means the same to
+both.
 """
 
 from __future__ import annotations
 
+import csv
 import random
-from typing import Final
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from attnflow.errors import InputError
-from attnflow_experiments.verb_number.agreement import Example
+from attnflow.errors import FileError, InputError
 
-__all__ = ["template_examples"]
+__all__ = [
+    *("LABELS", "Example", "Split", "Words", "distinct", "held_out", "read_agreement"),
+    *("read_examples", "read_subjects", "split", "template_examples"),
+]
+
+LABELS: Final = ("VBZ", "VBP")  # in the order of VerbNumberModel.labels
+COLUMNS: Final = ("sentence", "subj_idx", "verb_idx", "verb_pos", "verb", "inflected_verb")
+NATURAL_DISTINCT: Final = 13_912  # distinct prefixes of numpred.val
+DEV: Final = 1_000
+TEST: Final = 3_000
+Words = tuple[str, ...]
+
+_FORMATS = (
+    "Lines read 'VBZ<tab>words before the verb' (VBZ singular, VBP plural), or the file is a "
+    f"table with the header {' '.join(COLUMNS)} (tabs between). Such data: Linzen, Dupoux and "
+    "Goldberg (2016), github.com/TalLinzen/rnn_agreement."
+)
+
+
+class Example(NamedTuple):
+    """Words before a verb, the verb's number as an index of LABELS.
+
+    Tags where they are known; `subject` is the index of the subject among the words where the
+    data say it.
+
+    >>> Example(("the", "key"), label=0).subject is None
+    True
+    """
+
+    words: Words
+    label: int
+    tags: Words | None = None
+    subject: int | None = None
+
+
+def read_agreement(path: Path) -> list[Example]:
+    """Read either format; which one it is, the first line says.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name) / "data.tsv"
+    >>> _ = path.write_text("VBZ\\tthe key to the cabinets\\n", encoding="utf-8")
+    >>> read_agreement(path)[0].label
+    0
+    >>> folder.cleanup()
+    """
+    if not path.is_file():
+        raise FileError(f"There is no file {str(path)!r}. {_FORMATS}")
+    with path.open(encoding="utf-8") as lines:
+        first = lines.readline()
+    if not first.strip():
+        raise InputError(f"{str(path)!r} is empty or begins with an empty line. {_FORMATS}")
+    return read_subjects(path) if "sentence" in first.split() else read_examples(path)
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Read ``label <tab> words [<tab> tags]`` lines.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name) / "data.tsv"
+    >>> _ = path.write_text("VBZ\\tthe key to the cabinets\\n", encoding="utf-8")
+    >>> read_examples(path)[0].words
+    ('the', 'key', 'to', 'the', 'cabinets')
+    >>> folder.cleanup()
+    """
+    text = path.read_text(encoding="utf-8")
+    return [_example(path, k, line) for k, line in enumerate(text.splitlines(), start=1)]
+
+
+def _example(path: Path, number: int, line: str) -> Example:
+    label, *columns = line.split("\t")
+    if label not in LABELS or not columns or not columns[0].strip():
+        raise InputError(f"Line {number} of {str(path)!r} reads {line[:60]!r}. {_FORMATS}")
+    known = tuple(columns[1].split(" ")) if columns[1:] else None
+    return Example(tuple(columns[0].split(" ")), LABELS.index(label), known)
+
+
+def read_subjects(path: Path) -> list[Example]:
+    """Read the table whose rows also say where the subject and the verb stand in the sentence.
+
+    Files of both habits exist, so whether positions count from 0 or from 1 is told by the verb:
+    it must stand where `verb_idx` says (or right after the sentence, if that ends before it).
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name) / "table.tsv"
+    >>> row = ["the key is here", "1", "2", "VBZ", "is", "are"]
+    >>> lines = "\\n".join("\\t".join(entries) for entries in (COLUMNS, row))
+    >>> _ = path.write_text(lines, encoding="utf-8")
+    >>> read_subjects(path)[0].words
+    ('the', 'key')
+    >>> folder.cleanup()
+    """
+    with path.open(encoding="utf-8", newline="") as lines:
+        table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        missing = [name for name in COLUMNS[:5] if name not in (table.fieldnames or ())]
+        if missing:
+            raise InputError(f"{str(path)!r} lacks the columns {', '.join(missing)}. {_FORMATS}")
+        rows = [_row(path, number, row) for number, row in enumerate(table, start=2)]
+    if not rows:
+        raise InputError(f"{str(path)!r} has a header and no rows. {_FORMATS}")
+    first = _counted_from(path, rows)
+    return [_located(path, number, row, first) for number, row in enumerate(rows, start=2)]
+
+
+class _Row(NamedTuple):
+    words: Words
+    subject: int
+    verb_index: int
+    label: int
+    verb: str
+
+
+def _row(path: Path, number: int, row: dict[str, str | None]) -> _Row:
+    try:
+        words = tuple(str(row["sentence"] or "").split())
+        subject, verb = int(row["subj_idx"] or ""), int(row["verb_idx"] or "")
+        return _Row(words, subject, verb, LABELS.index(row["verb_pos"] or ""), str(row["verb"]))
+    except ValueError as error:
+        raise InputError(
+            f"Line {number} of {str(path)!r}: {error}. subj_idx and verb_idx are positions in the "
+            f"sentence, verb_pos is {' or '.join(LABELS)}."
+        ) from error
+
+
+def _counted_from(path: Path, rows: Sequence[_Row]) -> int:
+    fits = {first: sum(_verb_fits(row, first) for row in rows) for first in (0, 1)}
+    best = max(fits, key=lambda first: fits[first])
+    if fits[best] < len(rows):
+        wrong = next(k for k, row in enumerate(rows) if not _verb_fits(row, best))
+        row = rows[wrong]
+        raise InputError(
+            f"Line {wrong + 2} of {str(path)!r}: the verb {row.verb!r} is not word "
+            f"{row.verb_index} of {' '.join(row.words)[:60]!r}, counted from {best} as in most "
+            "lines of the file."
+        )
+    return best
+
+
+def _verb_fits(row: _Row, first: int) -> bool:
+    at = row.verb_index - first
+    if at == len(row.words):
+        return True
+    return 0 <= at < len(row.words) and row.words[at].lower() == row.verb.lower()
+
+
+def _located(path: Path, number: int, row: _Row, first: int) -> Example:
+    words = row.words[: row.verb_index - first]
+    subject = row.subject - first
+    if not 0 <= subject < len(words):
+        raise InputError(
+            f"Line {number} of {str(path)!r}: subj_idx {row.subject} is not before the verb; the "
+            f"words before it are {first} to {len(words) - 1 + first}."
+        )
+    return Example(words, row.label, subject=subject)
+
+
+def distinct(examples: Iterable[Example], exclude: set[Words] | None = None) -> list[Example]:
+    """One example for each word sequence that is not taken, with its most frequent label.
+
+    >>> len(distinct([Example(("a",), 0), Example(("a",), 0), Example(("b",), 1)]))
+    2
+    """
+    votes: dict[Words, Counter[int]] = {}
+    first: dict[Words, Example] = {}
+    for example in examples:
+        if exclude is None or example.words not in exclude:
+            first.setdefault(example.words, example)
+            votes.setdefault(example.words, Counter())[example.label] += 1
+    return [
+        example._replace(label=votes[words].most_common(1)[0][0])
+        for words, example in first.items()
+    ]
+
+
+class Split(NamedTuple):
+    """Disjoint parts of one data set.
+
+    >>> Split(train=[], dev=[], test=[Example(("a",), 0)]).test[0].words
+    ('a',)
+    """
+
+    train: list[Example]
+    dev: list[Example]
+    test: list[Example]
+
+
+def split(examples: Sequence[Example], *, dev: int, test: int, seed: int) -> Split:
+    """Shuffle distinct examples and cut them in three.
+
+    >>> examples = [Example((str(k),), 0) for k in range(5)]
+    >>> [len(part) for part in split(examples, dev=1, test=2, seed=0)]
+    [2, 1, 2]
+    """
+    shuffled = list(examples)
+    random.Random(seed).shuffle(shuffled)
+    return Split(shuffled[dev + test :], shuffled[:dev], shuffled[dev : dev + test])
+
+
+def held_out(examples: Sequence[Example]) -> list[Example]:
+    """Of all lines of ``numpred.val``: the 3,000 prefixes that decided nothing in training.
+
+    >>> held_out([Example(("a",), 0)])
+    Traceback (most recent call last):
+    attnflow.errors.InputError: The held-out sentences are a part of numpred.val, the validation \
+part of the 'simple' agreement data, with 13,912 distinct prefixes; these data have 1. For other \
+data leave the option out.
+    """
+    examples = distinct(examples)
+    if len(examples) != NATURAL_DISTINCT:
+        raise InputError(
+            "The held-out sentences are a part of numpred.val, the validation part of the "
+            f"'simple' agreement data, with {NATURAL_DISTINCT:,} distinct prefixes; these data "
+            f"have {len(examples):,}. For other data leave the option out."
+        )
+    return split(examples, dev=DEV, test=TEST, seed=0).test
+
 
 # Singular and plural, all of them words the embedded model knows.
 NOUNS: Final = (

@@ -10,11 +10,9 @@ import numpy as np
 from attnflow.errors.percent import percent
 from attnflow.methods import quiet_about_limits
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
-from attnflow_experiments.protocol import SampledExperiment
-from attnflow_experiments.report import Report
-from attnflow_experiments.verb_number.agreement import Example
-from attnflow_experiments.verb_number.observe import observe, text_of
-from attnflow_experiments.verb_number.protocols import IN_WORDS, PROTOCOLS
+from attnflow_experiments.report import Report, SampledExperiment
+from attnflow_experiments.verb_number.data import Example
+from attnflow_experiments.verb_number.observe import IN_WORDS, PROTOCOLS, observe, text_of
 from attnflow_experiments.verb_number.tables import (
     agreements_of,
     faithfulness_table,
@@ -48,7 +46,6 @@ class VerbNumber(SampledExperiment):
         vocabulary: WordVocabulary,
         *,
         source: str,
-        command: str = "",
     ) -> Report:
         """Run it on these sentences; `source` says in words where they are from."""
         sample, remarks = self.sample(examples, lambda e: _fits(e, vocabulary), "sentence")
@@ -72,7 +69,6 @@ class VerbNumber(SampledExperiment):
             ),
             tables=tuple(tables),
             findings=findings_of(agreements, tables),
-            command=command,
         )
 
 

@@ -25,9 +25,15 @@ from attnflow_experiments.layers import (
     mean_of,
     over_layers,
 )
-from attnflow_experiments.verb_number.agreement import Example
-from attnflow_experiments.verb_number.observe import Observation, text_of
-from attnflow_experiments.verb_number.protocols import AS_PAPER, PAPER, SOUND, AgreementProtocol
+from attnflow_experiments.verb_number.data import Example
+from attnflow_experiments.verb_number.observe import (
+    AS_PAPER,
+    PAPER,
+    SOUND,
+    AgreementProtocol,
+    Observation,
+    text_of,
+)
 
 __all__ = ["agreements_of", "faithfulness_table", "findings_of", "subject_table", "tables_of"]
 
