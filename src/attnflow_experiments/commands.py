@@ -51,6 +51,7 @@ def _list(context: typer.Context) -> None:
 
 @app.command(name="verb-number")
 def verb_number(
+    context: typer.Context,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -93,7 +94,7 @@ def verb_number(
     model, vocabulary = load_verb_number(weights)
     with progress_bars():
         report = experiment(examples, model, vocabulary, source=source)
-    finish(report, output)
+    finish(report, output, context)
 
 
 @app.command(name="held-out")
@@ -114,6 +115,7 @@ def write_held_out(
 
 @app.command(name="known-answer")
 def known_answer(
+    context: typer.Context,
     model: ModelOption = None,
     mathformer: Annotated[
         Path | None,
@@ -151,11 +153,12 @@ def known_answer(
             tables.extend(experiment.of_arithmetic(calculator, vocabulary, sign))
     if folder is None:
         typer.echo("attnflow: mathformer is not installed; sums are left out.", err=True)
-    finish(experiment.report(tables), output)
+    finish(experiment.report(tables), output, context)
 
 
 @app.command(name="pronouns")
 def pronouns(
+    context: typer.Context,
     model: ModelOption = None,
     data: Annotated[
         Path | None,
@@ -206,7 +209,7 @@ def pronouns(
             if schemas is None
             else experiment.of_winogender(loaded.module, loaded.tokenizer, schemas)
         )
-    finish(report, output)
+    finish(report, output, context)
 
 
 def _sentences(
@@ -224,6 +227,7 @@ def _sentences(
 
 @app.command(name="scenes")
 def scenes(
+    context: typer.Context,
     model: ModelOption = None,
     count: Annotated[int, typer.Option("--scenes", help="How many scenes.")] = 300,
     part: Annotated[
@@ -249,11 +253,12 @@ def scenes(
     loaded = load_scenes(None if model in (None, "scenes") else Path(str(model)))
     with progress_bars():
         report = experiment(*loaded, journal=resume)
-    finish(report, output)
+    finish(report, output, context)
 
 
 @app.command(name="sst2")
 def sst2(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Option(
@@ -298,11 +303,12 @@ def sst2(
             loaded.tokenizer,
             source=data.name,
         )
-    finish(report, output)
+    finish(report, output, context)
 
 
 @app.command(name="ablation")
 def ablation(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME|FOLDER", help="A causal language model. Default: SmolLM2."),
@@ -392,4 +398,4 @@ def ablation(
             f"interrupted; what is done is kept in {str(output)!r}, and the same command goes on "
             "from there."
         ) from None
-    finish(report, output)
+    finish(report, output, context)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-import click
+import typer
 from rich.console import Console
 from rich.markup import escape
 
@@ -150,21 +150,19 @@ class Report:
         return paths
 
 
-def finish(report: Report, output: Path | None) -> None:
+def finish(report: Report, output: Path | None, context: typer.Context) -> None:
     """Show the report of the command that runs, and write it if a folder is given."""
     report.show(Console(highlight=False))
     if output is not None:
-        for path in replace(report, command=command_line(click.get_current_context())).write(
-            output
-        ):
+        for path in replace(report, command=command_line(context)).write(output):
             tell_written(path)
 
 
-def command_line(context: click.Context) -> str:
+def command_line(context: typer.Context) -> str:
     """Return what to type to get the same numbers; of paths only the last part."""
     parts = ["attnflow", "experiment", str(context.info_name)]
     for option in context.command.params:
-        value = context.params[str(option.name)]
+        value = context.params.get(str(option.name))
         if option.name in _NOT_OF_NUMBERS or value is None or value is False:
             continue
         for each in value if isinstance(value, (list, tuple)) else [value]:

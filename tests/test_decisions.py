@@ -1,0 +1,140 @@
+"""Each decision is taken in one place: the table of CONTRIBUTING.md, held against the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import attnflow
+
+PACKAGE = Path(attnflow.__file__).parent
+SOURCES = PACKAGE.parent
+ROOT = Path(__file__).parent.parent
+READERS = {"csv.reader", "csv.DictReader", "pq.read_table", "pq.ParquetFile"}
+# Decisions that are still taken in more than one place, and where.
+NOT_YET: dict[str, str] = {
+    "default method": "explainers/texts.py, answer_rows.py and request.py have one each",
+    "table reader": "corpus/ and evaluation/ have readers of their own",
+    "label": "corpus/settings.py, evaluation/run.py and ablation/rankings.py have one each",
+    "evaluation run": "evaluation/ablation and evaluation/images have runs of their own",
+    "ablation": "evaluation/ runs interventions of its own",
+}
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    """Yield every file of src by its path, parsed."""
+    for path in sorted(SOURCES.glob("attnflow*/**/*.py")):
+        place = path.relative_to(SOURCES).as_posix()
+        yield place.removeprefix("attnflow/"), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def places(is_decided: Callable[[ast.AST], bool]) -> list[str]:
+    """List the file of each node that takes the decision, a file as often as it does."""
+    return [place for place, tree in trees() for node in ast.walk(tree) if is_decided(node)]
+
+
+def defines(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == name
+
+
+def calls(node: ast.AST, *patterns: str) -> bool:
+    """Whether the node calls something whose dotted name matches one of the patterns."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = ast.unparse(node.func)
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def labels_method(node: ast.AST) -> bool:
+    """Whether the node is a function that makes one text of one method, for people."""
+    if not isinstance(node, ast.FunctionDef) or "label" not in node.name or node.returns is None:
+        return False
+    kinds = [ast.unparse(each.annotation) for each in node.args.args if each.annotation]
+    return ast.unparse(node.returns) == "str" and any("Method" in kind for kind in kinds[:1])
+
+
+def opens_parquet(node: ast.AST) -> bool:
+    """Whether the node loads the reader of .parquet files by name."""
+    return calls(node, "optional_import") and "'pyarrow.parquet'" in ast.unparse(node)
+
+
+def decide(name: str) -> object:
+    mark = pytest.mark.xfail(reason=NOT_YET.get(name, ""), strict=True)
+    return pytest.param(name, marks=[mark] if name in NOT_YET else [], id=name)
+
+
+# What takes each decision, and the files that may: one file, or the files of one room.
+DECISIONS: dict[str, tuple[Callable[[ast.AST], bool], str]] = {
+    "default method": (lambda node: defines(node, "default_method"), r"explainers/defaults\.py"),
+    "model": (lambda node: defines(node, "as_model"), r"hosts/(load|model)\.py"),
+    "label": (labels_method, r"methods/\w+\.py"),
+}
+
+
+@pytest.mark.parametrize("name", [decide(name) for name in DECISIONS])
+def test_one_function_decides(name: str) -> None:
+    is_decided, home = DECISIONS[name]
+    (place,) = places(is_decided)
+    assert re.fullmatch(home, place)
+
+
+# What may be done in one room only, however often.
+ROOMS: dict[str, tuple[Callable[[ast.AST], bool], str]] = {
+    "weights": (
+        lambda node: calls(
+            node, r".*\bAutoModel\w*\.from_pretrained", r"getattr\(.*from_pretrained"
+        ),
+        r"hosts/load\.py|models/\w+\.py",  # what ships is loaded beside its card
+    ),
+    "table reader": (
+        lambda node: calls(node, *map(re.escape, READERS)) or opens_parquet(node),
+        r"data/\w+\.py|corpus/(dataset|output_folder|folder)\.py",  # a corpus reads what it wrote
+    ),
+    "attention interface": (
+        lambda node: calls(node, r"Attention(Mask)?Interface\.register"),
+        r"hosts/transformers/attention\.py",
+    ),
+    "evaluation run": (
+        lambda node: calls(node, "Journal"),
+        r"evaluation/run\.py|attnflow_experiments/scenes/experiment\.py",
+    ),
+    "ablation": (
+        lambda node: calls(node, "Intervention"),
+        r"explainers/ablation\.py|hosts/.*|testing\.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [decide(name) for name in ROOMS])
+def test_one_room_does_it(name: str) -> None:
+    is_decided, home = ROOMS[name]
+    found = places(is_decided)
+    assert found, f"nothing in src does it any more: {name}"
+    assert not [place for place in found if not re.fullmatch(home, place)]
+
+
+def test_the_table_of_decisions_names_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("| decision |")[2].partition("\n\n")[0]
+    files = re.findall(r"^\|[^|]+\| `([\w/.]+)`", table, flags=re.MULTILINE)
+    assert len(files) == 8
+    missing = {file for file in files if not (PACKAGE / file).exists()}
+    assert missing <= {"explainers/defaults.py"}
+
+
+def test_the_scan_sees_what_it_forbids() -> None:
+    source = (
+        "def label_method(method: Method | None) -> str: ...\n"
+        "csv.reader(lines)\n"
+        "optional_import('pyarrow.parquet', extra='corpus', purpose='Reading')\n"
+        "transformers.AutoModelForCausalLM.from_pretrained('x')\n"
+    )
+    label, reader, parquet, weights = ast.parse(source).body
+    assert labels_method(label)
+    nodes = [statement.value for statement in (reader, parquet, weights)]  # type: ignore[attr-defined]
+    assert [ROOMS["table reader"][0](node) for node in nodes] == [True, True, False]
+    assert ROOMS["weights"][0](nodes[2])
