@@ -28,7 +28,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 unit: $(STAMP) $(VENV)/.apart browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 # The pages are tested in a real browser: one that is installed, or Debian's where we may install it.
 browser:

@@ -20,7 +20,25 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("ATTNFLOW_CACHE", str(Path(sys.prefix) / "cache"))
 
 
-@pytest.fixture(scope="module")
+# Begun first, so that no worker is left alone with one of them at the end.
+LONGEST = ("site", "docs", "vision_language", "pretrained", "torture", "cli", "evaluation")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each worker whole files, whose fixtures it then makes once; what measures time or sends
+    signals is one group, and comes last."""
+    rank = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+
+    def is_timing(item: pytest.Item) -> bool:
+        return item.get_closest_marker("timing") is not None
+
+    items.sort(key=lambda item: (is_timing(item), rank.get(item.path.name, len(rank))))
+    for item in items:
+        group = "timing" if is_timing(item) else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A real browser; what needs one is skipped where there is none."""
     from browser import installed_browser, running_browser

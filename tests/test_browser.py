@@ -457,6 +457,7 @@ def work(tab: Page, length: int, folder: Path) -> dict[str, int]:
     return dict(tab.run(_WORK))
 
 
+@pytest.mark.timing
 def test_two_thousand_tokens_and_24_layers_stay_fluid(tab: Page, tmp_path: Path) -> None:
     """Four times the text is not four times the work of a step: only what is seen is drawn.
 

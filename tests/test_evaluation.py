@@ -490,6 +490,7 @@ def test_the_tokenizer_counts_in_the_fingerprint() -> None:
     assert fingerprint.digest_of([b"ab"]) == fingerprint.digest_of([b"a", b"b"])
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("kind", "count"), [("kills", 8), ("together", 3)])
 def test_kills_and_runs_at_once_lose_nothing(kind: str, count: int) -> None:
     assert run_script(kind, count, seed=1) == (count, [])

@@ -20,6 +20,8 @@ from attnflow.testing import tiny_encoder
 from families import FAMILIES, words
 from interrupts import TEXT, interrupted_captures, threaded_captures
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:

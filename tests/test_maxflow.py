@@ -376,6 +376,7 @@ class Stop(Exception):  # noqa: N818
     pass
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_error_in_progress_ends_all_threads(threads: int) -> None:
     capacities = with_residual(attention(np.random.default_rng(10), 6, 150))
@@ -391,6 +392,7 @@ def test_an_error_in_progress_ends_all_threads(threads: int) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("threads", [1, 2])
 def test_interruption_is_prompt_and_leaves_nothing_running(threads: int) -> None:
     capacities = with_residual(attention(np.random.default_rng(11), 6, 250))
@@ -421,6 +423,7 @@ def test_progress_counts_every_pair(threads: int) -> None:
     assert [step.done for step in calls] == sorted(step.done for step in calls)
 
 
+@pytest.mark.timing
 def test_estimate_is_of_the_right_order() -> None:
     capacities = with_residual(attention(np.random.default_rng(13), 6, 48))
     seconds = estimate_seconds(

@@ -75,6 +75,7 @@ def test_the_command_line_waits_for_no_model() -> None:
     assert run.stdout == "set()\n"
 
 
+@pytest.mark.timing
 def test_import_is_fast_and_loads_nothing_heavy() -> None:
     """Timed in fresh interpreters, best of five: a slow machine is not a slow import."""
     code = (

@@ -260,6 +260,7 @@ def stuck(go: Event) -> OfferedModel:
     return OfferedModel("slow", "takes its time", explains=True, generates=False, load=load)
 
 
+@pytest.mark.timing
 def test_two_hundred_at_once_are_queued_or_told_to_come_back() -> None:
     go = Event()
     with serving([stuck(go)], Limits(waiting=20)) as client:
@@ -418,6 +419,7 @@ def test_serve_says_what_is_wrong_before_it_starts(capsys: pytest.CaptureFixture
     assert "There is no folder './nowhere'" in capsys.readouterr().err
 
 
+@pytest.mark.timing
 def test_serve_runs_until_it_is_interrupted() -> None:
     command = [sys.executable, "-m", "attnflow", "serve", "--no-open", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

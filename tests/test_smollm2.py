@@ -35,6 +35,7 @@ PREPARE = textwrap.dedent(
 )
 
 
+@pytest.mark.timing
 def test_two_processes_prepare_one_model(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     processes = [
