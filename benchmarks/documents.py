@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 import attnflow
-from attnflow.evaluation.ablation import CompletionPrompt
-from attnflow.evaluation.ablation.prompts import is_answered
+from attnflow.evaluation import CompletionPrompt
+from attnflow.evaluation.subjects.prompts import is_answered
 from attnflow.hosts.load import as_model, quiet_hosts
 from attnflow_experiments.ablation.data import PARTS, questions
 

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 import attnflow
 from attnflow.errors import AttnflowError, AttributionWarning
-from attnflow.evaluation.ablation.metrics import linear_datamodeling_score
-from attnflow.evaluation.metrics import compare_paired, summarize
-from attnflow.evaluation.texts import read_texts
+from attnflow.evaluation.metrics import compare_paired, linear_datamodeling_score, summarize
+from attnflow.evaluation.subjects.examples import read_texts
 from attnflow.explainers.ablation import log_odds
 from attnflow.explainers.regression import random_ablations
 from attnflow.explainers.sources import strongest

@@ -30,7 +30,8 @@ from attnflow import (
     ShapleyFlow,
     capture,
 )
-from attnflow.evaluation.ablation import CompletionCase, CompletionEvaluation, evaluate_completions
+from attnflow.evaluation import Evaluation, Prompts, evaluate
+from attnflow.evaluation.subjects.rankings import CompletionCase
 from attnflow.methods import quiet_about_limits
 from attnflow_experiments.ablation.data import facts, passages
 
@@ -132,16 +133,12 @@ def ablations(model: Any, tokenizer: Any, text: Path | None, count: int, sets: i
         prompts["running text"] = passages(text, "development")
     tables: dict[str, Any] = {}
     for kind, items in prompts.items():
-        evaluation = evaluate_completions(
-            model,
+        evaluation = evaluate(
+            (model, tokenizer),
             items,
-            tokenizer=tokenizer,
-            methods=rankings,
-            ablations=sets,
+            rankings,
+            subject=Prompts(ablations=sets, exclude_last_word=True, max_new_tokens=1),
             samples=count,
-            level="word",
-            exclude_last_word=True,
-            max_new_tokens=1,
         )
         tables[kind] = _means(evaluation)
         for name, scores in tables[kind].items():
@@ -149,7 +146,7 @@ def ablations(model: Any, tokenizer: Any, text: Path | None, count: int, sets: i
     return tables
 
 
-def _means(evaluation: CompletionEvaluation) -> dict[str, dict[str, float]]:
+def _means(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     for name, reason in evaluation.refused.items():
         print(f"  refused: {name}: {reason}")
     return {
@@ -158,7 +155,7 @@ def _means(evaluation: CompletionEvaluation) -> dict[str, dict[str, float]]:
             for key in ("lds", "drop")
         }
         | {"prompts": len(evaluation.used)}
-        for name in evaluation.methods
+        for name in evaluation.rows
         if name not in evaluation.refused
     }
 

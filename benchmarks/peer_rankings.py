@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnflow.evaluation.ablation import CompletionPrompt
-from attnflow.evaluation.ablation.rankings import CompletionCase, Ranking
+from attnflow.evaluation import CompletionPrompt
+from attnflow.evaluation.subjects.rankings import CompletionCase, Ranking
 from attnflow.explainers.ablation import blank_token
 
 __all__ = ["PEERS", "trained_at2"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from peer_rankings import PEERS, trained_at2
 
-from attnflow.evaluation.ablation.run import evaluate_completions
+from attnflow.evaluation import Prompts, evaluate
 from attnflow.hosts.load import as_model
 from attnflow.storage import write_text
 from attnflow_experiments.ablation.data import PARTS
@@ -74,14 +74,13 @@ def main() -> None:
         prompts = prompts_of(kind, options.part, options.data, options.skip)
         if prompts is None:
             continue
-        evaluation = evaluate_completions(
-            model,
+        evaluation = evaluate(
+            (model, loaded.tokenizer),
             prompts,
-            tokenizer=loaded.tokenizer,
-            methods=methods,
+            methods,
+            subject=Prompts(**KINDS[kind].options),
             samples=options.samples,
-            resume=options.output / f"{kind}-{options.part}-{options.skip}.jsonl",
-            **KINDS[kind].options,
+            journal=options.output / f"{kind}-{options.part}-{options.skip}.jsonl",
         )
         for table in (kind_table(kind, evaluation), differences_table(kind, evaluation)):
             pages.append("\n".join(table.markdown()))

@@ -30,8 +30,7 @@ from transformers import WhisperFeatureExtractor
 import attnflow
 from attnflow import GradientAttention, GradientRollout, Raw, Rollout
 from attnflow.errors import AttributionWarning
-from attnflow.evaluation.ablation.metrics import linear_datamodeling_score
-from attnflow.evaluation.metrics import compare_paired, summarize
+from attnflow.evaluation.metrics import compare_paired, linear_datamodeling_score, summarize
 from attnflow.explainers.ablation import log_odds
 from attnflow.explainers.regression import random_ablations
 from attnflow.explainers.sources import strongest

@@ -69,7 +69,7 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
         capture("alti", "value-zeroing"),
         lambda: attnflow.generate(writer, "the keys to", tokenizer=words, max_new_tokens=3),
         lambda: Visibility(steps=2)(writer, "the keys to", " are", tokenizer=words),
-        lambda: InputGradient()(model, [TEXT], tokenizer=tokenizer),
+        lambda: InputGradient()((model, tokenizer), [TEXT]),
     ]
     longest = [_seconds(kind) for kind in kinds]
     state, handler = model_state(both), signal.getsignal(signal.SIGINT)

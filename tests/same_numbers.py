@@ -219,19 +219,18 @@ def ask(model: Any, question: str, documents: Any, **options: Any) -> Any:
 
 def evaluate_texts(model: Any, texts: Sequence[str], journal: Path, **options: Any) -> Any:
     """Evaluate on texts of a classifier or a masked language model."""
-    return call(attnflow.evaluate_methods, model, texts, resume=journal, **options)
+    return attnflow.evaluate(model, texts, journal=journal, **options)
 
 
 def evaluate_prompts(model: Any, prompts: Sequence[str], journal: Path, **options: Any) -> Any:
     """Evaluate on prompts of a language model."""
-    return call(attnflow.evaluate_completions, model, prompts, resume=journal, **options)
+    subject = attnflow.evaluation.Prompts(**options)
+    return attnflow.evaluate(model, prompts, subject=subject, journal=journal)
 
 
 def evaluate_images(model: Any, images: Sequence[Any], journal: Path, **options: Any) -> Any:
     """Evaluate on images of a vision model."""
-    from attnflow.evaluation.images import evaluate_images as run
-
-    return call(run, model, images, resume=journal, **options)
+    return attnflow.evaluate(model, images, journal=journal, **options)
 
 
 def run_corpus(model: Any, data: Path, output: Path, **options: Any) -> Any:

@@ -16,22 +16,17 @@ from scipy import optimize
 import attnflow
 from attnflow.errors import FileError, InputError, MethodError, TokensError
 from attnflow.errors.progress import Progress, listening
-from attnflow.evaluation.ablation import (
-    CompletionEvaluation,
-    CompletionPrompt,
-    evaluate_completions,
-    read_prompts,
-)
-from attnflow.evaluation.ablation.judge import LEAVE_ONE_DOCUMENT_OUT
-from attnflow.evaluation.ablation.metrics import (
+from attnflow.evaluation import CompletionPrompt, Evaluation, Prompts
+from attnflow.evaluation.metrics import (
     bootstrap_ratio,
-    curve_sets,
+    curve_steps,
     group_sums,
     linear_datamodeling_score,
     rank_of,
 )
-from attnflow.evaluation.ablation.prompts import is_answered
-from attnflow.evaluation.ablation.rankings import named_rankings
+from attnflow.evaluation.subjects.examples import read_prompts
+from attnflow.evaluation.subjects.prompts import LEAVE_ONE_DOCUMENT_OUT, is_answered
+from attnflow.evaluation.subjects.rankings import named_rankings
 from attnflow.explainers.ablation import CompletionAblation, blank_token
 from attnflow.explainers.regression import lasso, random_ablations
 from attnflow.explainers.reruns import AblationRegression, LeaveOneOut
@@ -264,10 +259,9 @@ def test_ties_count_against_a_method() -> None:
 
 
 def test_curves_go_from_nothing_to_everything() -> None:
-    deletion, insertion = curve_sets([5, 1, 3, 2], steps=4)
-    assert deletion.sum(axis=1).tolist() == [0, 1, 2, 3, 4]
-    assert deletion[1].tolist() == [True, False, False, False]
-    assert np.array_equal(insertion, ~deletion)
+    steps = curve_steps(strongest([5.0, 1.0, 3.0, 2.0], 4), steps=4)
+    assert [len(hidden) for hidden, _ in steps] == [0, 1, 2, 3, 4]
+    assert steps[1] == ((0,), (1, 2, 3))
 
 
 def test_a_ratio_of_means_has_an_interval() -> None:
@@ -305,7 +299,7 @@ def test_prompts_are_read_from_tables_and_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"text": "a"}', "Line 1 of .* has no text in a column 'prompt'; .* 'text'"),
+        ('{"words": "a"}', "Line 1 of .* has no text in a column 'prompt'; .* 'words'"),
         ("{", "Line 1 of .* is not JSON"),
         ('{"prompt": "a b a", "answer": "a"}', "occurs 2 times"),
         ('{"prompt": "ab", "start": 1, "end": 9}', "not a part of a prompt of 2 characters"),
@@ -342,24 +336,33 @@ KNOWN = [
 ]  # fmt: skip
 
 
-def evaluate(**options: Any) -> CompletionEvaluation:
-    settings = {"ablations": 12, "max_new_tokens": 2, "tokenizer": tokenizer()}
-    methods = ["default-0.1.0", "raw-mean", "leave-one-out", "ablation-regression:samples=16"]
-    chosen: Any = {"methods": methods, **settings, **options}
-    return evaluate_completions(language_model(), KNOWN, **chosen)
+def evaluate(
+    methods: Any = None,
+    prompts: Any = KNOWN,
+    words: Any = None,
+    samples: Any = None,
+    journal: Path | None = None,
+    **settings: Any,
+) -> Evaluation:
+    usual = ["default-0.1.0", "raw-mean", "leave-one-out", "ablation-regression:samples=16"]
+    subject = Prompts(**{"ablations": 12, "max_new_tokens": 2, **settings})
+    return attnflow.evaluate(
+        (language_model(), words or tokenizer()), prompts, methods or usual, subject=subject,
+        samples=samples, journal=journal,
+    )  # fmt: skip
 
 
 def test_every_method_is_held_against_the_same_ablations() -> None:
     result = evaluate(curves=True)
     assert len(result.used) == 3
-    assert result.methods[-1] == "random"
-    for row in result.methods:
+    assert result.rows[-1] == "random"
+    for row in result.rows:
         assert np.isfinite(result.values(row, "lds")).all()
         assert np.isfinite(result.values(row, "drop")).all()
         assert (result.values(row, "deletion") > 0).all()
         assert np.isfinite(result.values(row, "first")).tolist() == [True, True, False]
     assert result.summary("leave-one-out", "lds").mean > result.summary("random", "lds").mean
-    assert result.share("leave-one-out", "leave-one-out")[0] == 1
+    assert result.share("leave-one-out", "leave-one-out", "drop")[0] == 1
     assert "any sentence" in {metric.name for metric in result.metrics}
     assert any("too few" in s or "wide" in s for s in result.verdict())
     assert "| leave-one-out |" in result.to_markdown()
@@ -377,35 +380,29 @@ def test_a_default_is_what_explain_completion_gives() -> None:
         np.testing.assert_allclose(columns[-1], case.sources.scores(own), atol=1e-6)
         return own
 
-    result = evaluate_completions(
-        model, [TEXT], methods={"mine": watched, "flat": Rollout()}, tokenizer=words,
-        ablations=4, max_new_tokens=2,
-    )  # fmt: skip
-    assert result.methods == ("mine", "flat", "random")
+    result = evaluate({"mine": watched, "flat": Rollout()}, [TEXT], ablations=4)
+    assert result.rows == ("mine", "flat", "random")
     assert len(columns) == 1
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    whole = evaluate(resume=path)
+    whole = evaluate(journal=path)
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:30], encoding="utf-8")
     steps: list[Progress] = []
     with listening(steps.append):
-        again = evaluate(resume=path)
+        again = evaluate(journal=path)
     assert [step.done for step in steps if step.stage == "prompts"] == [2, 3]
     for row in whole.methods:
         np.testing.assert_array_equal(whole.values(row, "lds"), again.values(row, "lds"))
     with pytest.raises(InputError, match=r"holds another run: .*ablations was 12 and is 13"):
-        evaluate(resume=path, ablations=13)
+        evaluate(journal=path, ablations=13)
 
 
 def test_only_right_answers_count_and_samples_are_those_that_do() -> None:
     wrong = CompletionPrompt("the key is of", expected="nothing of the kind")
-    result = evaluate_completions(
-        language_model(), [wrong, *KNOWN], methods=["raw"], tokenizer=tokenizer(),
-        ablations=4, max_new_tokens=1, samples=2,
-    )  # fmt: skip
+    result = evaluate(["raw"], [wrong, *KNOWN], samples=2, ablations=4, max_new_tokens=1)
     assert [bool(record.left_out) for record in result.records] == [True, False, False]
     assert "and not 'nothing of the kind'" in result.records[0].left_out
 
@@ -416,10 +413,7 @@ def test_documents_are_sums_and_are_left_out_whole() -> None:
     prompt = CompletionPrompt(
         text, " the", answer=(14, 18), documents=((0, middle), (middle, len(text)))
     )
-    result = evaluate_completions(
-        language_model(), [prompt], methods=["leave-one-out"], tokenizer=tokenizer(),
-        level="sentence", ablations=0, documents=True,
-    )  # fmt: skip
+    result = evaluate(["leave-one-out"], [prompt], level="sentence", ablations=0)
     scores = result.records[0].scores
     assert set(scores[LEAVE_ONE_DOCUMENT_OUT]) == {"document"}
     assert set(scores["leave-one-out"]) == {"first", "top", "sentence", "document"}
@@ -434,10 +428,8 @@ def test_a_chat_template_is_no_source() -> None:
         lengths.append((len(case.prompt_ids), case.sources.names))
         return np.arange(len(case.sources))
 
-    evaluate_completions(
-        language_model(), [CompletionPrompt("the key of sara", " no", answer=(4, 7))],
-        methods={"mine": watched}, tokenizer=words, ablations=4, chat=True,
-    )  # fmt: skip
+    prompt = CompletionPrompt("the key of sara", " no", answer=(4, 7))
+    evaluate({"mine": watched}, [prompt], words, ablations=4, chat=True)
     assert lengths[0][1] == ("the", "key", "of", "sara")
     assert lengths[0][0] >= 7
 
@@ -449,10 +441,10 @@ def test_encoder_decoders_are_evaluated() -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.T5ForConditionalGeneration(config).eval()
-    result = evaluate_completions(
-        model, [CompletionPrompt(TEXT, " sara is")], methods=["leave-one-out"],
-        tokenizer=tokenizer(), ablations=12,
-    )  # fmt: skip
+    prompts = [CompletionPrompt(TEXT, " sara is")]
+    result = attnflow.evaluate(
+        (model, tokenizer()), prompts, ["leave-one-out"], subject=Prompts(ablations=12)
+    )
     assert np.isfinite(result.values("leave-one-out", "lds")).all()
 
 
@@ -473,6 +465,4 @@ def test_names_are_checked_before_anything_runs() -> None:
 def test_an_encoder_has_no_completion() -> None:
     loaded = tiny_encoder()
     with pytest.raises(attnflow.AttnflowError, match="cannot generate"):
-        evaluate_completions(
-            loaded.module, ["the key"], methods=["raw"], tokenizer=loaded.tokenizer
-        )
+        attnflow.evaluate(loaded, ["the key"], ["raw"], subject=Prompts())

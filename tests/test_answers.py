@@ -190,7 +190,7 @@ def test_a_token_is_judged_at_its_own_place(tagger: tuple[Any, Any]) -> None:
     from attnflow.evaluation.importance import BlankOut, InputGradient, IntegratedGradients
 
     model, tokenizer = tagger
-    importance = BlankOut(signed=True)(model, [TEXT], tokenizer=tokenizer)[0]
+    importance = BlankOut(signed=True)((model, tokenizer), [TEXT])[0]
     encoded = tokenizer(TEXT, return_tensors="pt")
 
     def share(ids: Tensor) -> float:
@@ -205,11 +205,11 @@ def test_a_token_is_judged_at_its_own_place(tagger: tuple[Any, Any]) -> None:
         assert importance.values[position] == pytest.approx(effect, abs=1e-6)
     blank = encoded["input_ids"].clone()
     blank[0, 1:-1] = tokenizer.unk_token_id
-    path = IntegratedGradients(steps=64, signed=True)(model, [TEXT], tokenizer=tokenizer)[0]
+    path = IntegratedGradients(steps=64, signed=True)((model, tokenizer), [TEXT])[0]
     assert path.values.sum() == pytest.approx(share(encoded["input_ids"]) - share(blank), abs=2e-2)
-    assert InputGradient()(model, [TEXT], tokenizer=tokenizer)[0].position == importance.position
+    assert InputGradient()((model, tokenizer), [TEXT])[0].position == importance.position
     with pytest.raises(attnflow.errors.MethodError, match="by='delete' moves tokens away"):
-        BlankOut(by="delete")(model, [TEXT], tokenizer=tokenizer)
+        BlankOut(by="delete")((model, tokenizer), [TEXT])
 
 
 # -- answers by name ----------------------------------------------------------------------------

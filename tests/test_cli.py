@@ -369,7 +369,6 @@ def test_every_command_has_a_file_of_its_own() -> None:
     names |= {group.typer_instance.info.name for group in app.registered_groups}  # type: ignore[union-attr]
     files = {path.stem for path in folder.glob("*.py")}
     files -= {"__init__", "app", "options", "output", "plugins", "progress", "documents"}
-    files -= {"evaluate_prompts", "evaluate_images"}  # of `evaluate`
     files -= {"photos"}  # of `explain` and `report`
     assert files == names - {"experiment"}  # the command of a plug-in
 

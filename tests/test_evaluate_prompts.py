@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import attnflow
 from attnflow.cli.app import app
 from attnflow.errors import InputError
-from attnflow.evaluation.ablation import CompletionPrompt, read_prompts
-from attnflow.evaluation.texts import holds_prompts
+from attnflow.evaluation import CompletionPrompt, Prompts
+from attnflow.evaluation.subjects.examples import read_prompts
 from test_ablation import TEXT, language_model, tokenizer
 
 RUN = CliRunner()
@@ -75,29 +75,12 @@ def test_prompts_go_to_ablations(kind: str, tmp_path: Path) -> None:
 def test_every_method_runs_on_an_encoder_decoder() -> None:
     """Sources are what the encoder reads; what needs a causal model is left out with a reason."""
     prompts = [CompletionPrompt(TEXT, " key is"), CompletionPrompt(TEXT)]
-    evaluation = attnflow.evaluate_completions(
-        bart(), prompts, tokenizer=tokenizer(), ablations=12, max_new_tokens=2
-    )
+    subject = Prompts(ablations=12, max_new_tokens=2)
+    evaluation = attnflow.evaluate((bart(), tokenizer()), prompts, subject=subject)
     assert "careful" in evaluation.refused
     assert {"gradient-attention", "gradient-rollout", "rollout"} <= set(evaluation.methods)
-    for row in evaluation.methods:
+    for row in evaluation.rows:
         assert np.isfinite(evaluation.values(row, "lds")).all()
-
-
-def test_which_files_hold_prompts(tmp_path: Path) -> None:
-    contents = {
-        "a.jsonl": ('{"prompt": "x"}', True),
-        "b.jsonl": ('{"text": "x"}', False),
-        "c.jsonl": ('"x"', False),
-        "d.csv": ("id,prompt\n1,x\n", True),
-        "e.tsv": ("text\tlabel\nx\t1\n", False),
-        "f.txt": ("prompt\n", False),
-        "g.jsonl": ("{", False),
-    }
-    for name, (text, expected) in contents.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        assert holds_prompts(tmp_path / name) is expected, name
-    assert not holds_prompts(tmp_path / "none.jsonl")
 
 
 def test_sources_and_documents_are_read(tmp_path: Path) -> None:

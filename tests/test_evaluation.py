@@ -18,19 +18,21 @@ import pytest
 import torch
 from scipy import stats
 
-from attnflow import Alti, Flow, GradientFlow, NormRollout, Rollout, capture, evaluate_methods
+from attnflow import Alti, Flow, GradientFlow, NormRollout, Rollout, capture, evaluate
 from attnflow.cli import evaluate as command
 from attnflow.cli.app import _run
 from attnflow.cli.options import parse_method
 from attnflow.errors import FileError, InputError, MethodError, ModelError, progress
 from attnflow.errors.progress import Progress, ProgressCallback, listening
-from attnflow.evaluation import Evaluation, Record, fingerprint, judge
-from attnflow.evaluation import run as running
+from attnflow.evaluation import Evaluation, Record, Texts, fingerprint
 from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
+from attnflow.evaluation.importance import BlankOut
 from attnflow.evaluation.journal import Journal
-from attnflow.evaluation.tables import tables_of
-from attnflow.evaluation.texts import read_texts
-from attnflow.evaluation.verdict import beating
+from attnflow.evaluation.run import draw_examples
+from attnflow.evaluation.subjects import texts as judging
+from attnflow.evaluation.subjects.base import label_of
+from attnflow.evaluation.subjects.examples import LabelledText, read_texts
+from attnflow.evaluation.subjects.texts import beating
 from attnflow.hosts.model import Model
 from attnflow.methods import METHODS
 from attnflow.models.verb_number import load_verb_number
@@ -57,7 +59,7 @@ def embedded() -> Model:
 @pytest.fixture(scope="module")
 def found(embedded: Model) -> Evaluation:
     methods = ["rollout", "alti", Flow()]
-    return evaluate_methods(embedded.module, TEXTS, tokenizer=embedded.tokenizer, methods=methods)
+    return evaluate(embedded, TEXTS, methods)
 
 
 @pytest.fixture(autouse=True)
@@ -83,9 +85,9 @@ def test_every_number_is_that_of_a_plain_loop(
     found: Evaluation, embedded: Model, name: str, method: Any
 ) -> None:
     model, vocabulary = embedded
-    assert sorted(found.texts) == sorted(TEXTS)
+    assert sorted(found.examples) == sorted(TEXTS)
     for record in found.records:
-        ids, _ = vocabulary.encode(found.texts[record.number])
+        ids, _ = vocabulary.encode(found.examples[record.number])
         whole = [probability(model, ids, choice) for choice in (0, 1)]
         answer = int(np.argmax(whole))
         assert (record.choice, record.answer) == (answer, model.labels[answer])
@@ -101,7 +103,10 @@ def test_every_number_is_that_of_a_plain_loop(
         words = list(range(1, len(ids) - 1))
         blanked = [abs(whole[answer] - hiding([i])) for i in words]
         trace = capture(
-            model, found.texts[record.number], tokenizer=vocabulary, record=method.requires.record
+            model,
+            found.examples[record.number],
+            tokenizer=vocabulary,
+            record=method.requires.record,
         )
         row = method(trace).values[-1, 0, words]
         scores = record.scores[name]
@@ -125,7 +130,7 @@ def test_every_number_is_that_of_a_plain_loop(
 def test_the_gradient_is_autograds(found: Evaluation, embedded: Model) -> None:
     model, vocabulary = embedded
     record = found.records[0]
-    ids, _ = vocabulary.encode(found.texts[0])
+    ids, _ = vocabulary.encode(found.examples[0])
     vectors: list[torch.Tensor] = []
 
     def keep(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
@@ -137,7 +142,7 @@ def test_the_gradient_is_autograds(found: Evaluation, embedded: Model) -> None:
     handle.remove()
     assert vectors[0].grad is not None
     norms = vectors[0].grad[0].norm(dim=-1)[1:-1].numpy()
-    row = Rollout()(capture(model, found.texts[0], tokenizer=vocabulary)).values[-1, 0, 1:-1]
+    row = Rollout()(capture(model, found.examples[0], tokenizer=vocabulary)).values[-1, 0, 1:-1]
     expected = stats.spearmanr(row, norms).statistic
     assert record.scores["rollout"]["gradient spearman"] == pytest.approx(expected)
 
@@ -145,9 +150,7 @@ def test_the_gradient_is_autograds(found: Evaluation, embedded: Model) -> None:
 def test_random_orders_differ_from_text_to_text(embedded: Model) -> None:
     """The same text twice: methods score the same, random orders are drawn anew."""
     twice = [TEXTS[2], TEXTS[2]]
-    result = evaluate_methods(
-        embedded.module, twice, tokenizer=embedded.tokenizer, methods=["rollout"]
-    )
+    result = evaluate(embedded, twice, ["rollout"])
     first, second = result.records
     assert first.scores["rollout"] == second.scores["rollout"]
     for metric in ("comprehensiveness", "blank-out spearman"):
@@ -163,10 +166,10 @@ def test_a_text_is_captured_once_for_all_methods(
         asked.append([method.name for method in options["methods"]])
         return capture(*arguments, **options)
 
-    monkeypatch.setattr(judge, "capture", counted)
-    monkeypatch.setattr(progress, "_TIMED", 0)
+    monkeypatch.setattr(judging, "capture", counted)
+    monkeypatch.setattr(judging, "_TIMED", 0)
     methods = ["rollout", "gradient-rollout", "alti"]
-    evaluate_methods(embedded.module, TEXTS, tokenizer=embedded.tokenizer, methods=methods)
+    evaluate(embedded, TEXTS, methods)
     assert asked[:3] == [[method] for method in methods]  # each tried
     assert asked[3:] == [methods] * len(TEXTS)
 
@@ -190,10 +193,8 @@ def test_what_happens_inside_a_slow_text_is_told(
     def stages(patience: float) -> set[str]:
         monkeypatch.setattr(progress, "_PATIENCE", patience)
         steps: list[Progress] = []
-        model, tokenizer = embedded
-        options: Any = {**QUICK, "tokenizer": tokenizer}
         with listening(steps.append):
-            evaluate_methods(model, TEXTS, **options)
+            evaluate(embedded, TEXTS, **QUICK)
         return {step.stage for step in steps}
 
     outside = {"fingerprint of the weights", "trying the methods", "texts"}
@@ -205,13 +206,16 @@ def test_what_happens_inside_a_slow_text_is_told(
 
 
 def test_a_longer_run_begins_like_a_shorter_one() -> None:
-    texts = ["one", *(f"text number {k}" for k in range(20)), "two words"]
-    every = running._order(texts, min_words=3, seed=0, skip=0)
-    assert sorted(every) == list(range(1, 21))
-    assert running._order(texts, min_words=3, seed=0, skip=5) == every[5:]
-    assert running._order(texts, min_words=3, seed=1, skip=0) != every
-    with pytest.raises(InputError, match="22 texts 20 have at least 3 words, and 20 of these"):
-        running._order(texts, min_words=3, seed=0, skip=20)
+    texts = [
+        LabelledText(t) for t in ["one", *(f"text number {k}" for k in range(20)), "two words"]
+    ]
+    subject = Texts(min_words=3)
+    every = draw_examples(subject, texts, seed=0, skip=0)
+    assert sorted(every, key=texts.index) == texts[1:21]
+    assert draw_examples(subject, texts, seed=0, skip=5) == every[5:]
+    assert draw_examples(subject, texts, seed=1, skip=0) != every
+    with pytest.raises(InputError, match=r"22 texts 20 can be drawn .*min_words=3.* 20 of these"):
+        draw_examples(subject, texts, seed=0, skip=20)
 
 
 @pytest.mark.parametrize(
@@ -219,21 +223,22 @@ def test_a_longer_run_begins_like_a_shorter_one() -> None:
     [
         ({"samples": 0}, "samples is a number of at least 1; got 0"),
         ({"skip": -1}, "skip=-1"),
-        ({"min_words": 0}, "min_words=0"),
+        ({"subject": lambda: Texts(min_words=0)}, "min_words=0"),
         ({"methods": []}, "at least one is needed"),
         ({"methods": ["rollout", Rollout()]}, "each once"),
         ({"methods": ["rolout"]}, "Did you mean 'rollout'"),
-        ({"by": "mask"}, "by='mask': this tokenizer has no such token"),
+        ({"subject": lambda: Texts(by="mask")}, "by='mask': this tokenizer has no such token"),
     ],
 )
 def test_bad_requests(embedded: Model, options: Any, message: str) -> None:
+    subject = options.pop("subject", Texts)
     with pytest.raises((InputError, ModelError), match=message):
-        evaluate_methods(embedded.module, TEXTS, tokenizer=embedded.tokenizer, **options)
+        evaluate(embedded, TEXTS, subject=subject(), **options)
 
 
 def test_rows_are_named_by_what_is_not_default() -> None:
-    assert running.label_of(Flow()) == "flow"
-    assert running.label_of(GradientFlow(residual=0.5, heads="max")) == (
+    assert label_of(Flow()) == "flow"
+    assert label_of(GradientFlow(residual=0.5, heads="max")) == (
         "gradient-flow heads=max residual=0.5"
     )
     assert parse_method("gradient-flow:residual=0.5:heads=max") == GradientFlow(
@@ -245,29 +250,26 @@ def test_rows_are_named_by_what_is_not_default() -> None:
 
 def test_methods_a_model_cannot_run_are_left_out_with_the_reason(embedded: Model) -> None:
     methods = ["rollout", NormRollout(kind="layernorm")]
-    model, tokenizer = embedded
-    result = evaluate_methods(model, TEXTS[:2], tokenizer=tokenizer, methods=methods)
+    result = evaluate(embedded, TEXTS[:2], methods)
     assert result.methods == ("rollout",)
     assert list(result.refused) == ["norm-rollout kind=layernorm"]
     assert any(s.startswith("Left out, norm-rollout kind=layernorm: ") for s in result.verdict())
     with pytest.raises(ModelError, match="No method can be run on this model"):
-        evaluate_methods(model, TEXTS[:2], tokenizer=tokenizer, methods=methods[1:])
+        evaluate(embedded, TEXTS[:2], methods[1:])
 
 
 def test_texts_that_cannot_be_used_are_left_out_with_the_reason() -> None:
     loaded = tiny_encoder("bert", head="MaskedLM")
     texts = ["the author talked to [MASK]", "no mask in here", "[MASK] key", "her [MASK] book"]
-    result = evaluate_methods(
-        loaded.module, texts, tokenizer=loaded.tokenizer, methods=["rollout"], min_words=1
-    )
-    reasons = {result.texts[r.number]: r.left_out for r in result.records}
+    result = evaluate(loaded, texts, ["rollout"], subject=Texts(min_words=1))
+    reasons = {result.examples[r.number]: r.left_out for r in result.records}
     assert "gives no answer" in reasons["no mask in here"]
     assert "fewer than two words" in reasons["[MASK] key"]  # the mask is no word
     assert [reasons[texts[0]], reasons[texts[3]]] == ["", ""]
     assert len(result.values("rollout", "sufficiency")) == 2
     assert "2 of 4 texts were left out" in result.verdict()[-1]
     with pytest.raises(ModelError, match=r"on the first 1 texts: .*no answer"):
-        evaluate_methods(loaded.module, texts[1:2], tokenizer=loaded.tokenizer)
+        evaluate(loaded, texts[1:2])
 
 
 def test_a_causal_model_is_read_at_its_last_token() -> None:
@@ -281,9 +283,7 @@ def test_a_causal_model_is_read_at_its_last_token() -> None:
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     texts = ["the author talked to sara", "her book about the key"]
-    result = evaluate_methods(
-        model, texts, tokenizer=tokenizer, methods=["rollout", "gradient-rollout", "alti"]
-    )
+    result = evaluate((model, tokenizer), texts, ["rollout", "gradient-rollout", "alti"])
     assert result.methods == ("rollout", "gradient-rollout", "alti")
     assert all(np.isfinite(result.values(m, "comprehensiveness")).all() for m in result.methods)
 
@@ -300,15 +300,13 @@ def interrupt_after(texts: int) -> ProgressCallback:
 
 
 def test_a_run_that_was_stopped_goes_on(embedded: Model, tmp_path: Path) -> None:
-    model, tokenizer = embedded
     path = tmp_path / "deep" / "run.jsonl"
     methods = ["rollout", "gradient-rollout"]
-    whole = evaluate_methods(model, TEXTS, tokenizer=tokenizer, methods=methods)
+    whole = evaluate(embedded, TEXTS, methods)
 
     def run(callback: Any = None, samples: int | None = None) -> Evaluation:
-        options: Any = {"tokenizer": tokenizer, "methods": methods, "samples": samples}
         with listening(callback):
-            return evaluate_methods(model, TEXTS, resume=path, **options)
+            return evaluate(embedded, TEXTS, methods, samples=samples, journal=path)
 
     with pytest.raises(KeyboardInterrupt):
         run(interrupt_after(2))
@@ -328,19 +326,18 @@ def test_a_run_that_was_stopped_goes_on(embedded: Model, tmp_path: Path) -> None
 
 
 def test_another_run_is_not_gone_on_with(embedded: Model, tmp_path: Path) -> None:
-    model, tokenizer = embedded
     path = tmp_path / "run.jsonl"
 
     def run(**changed: Any) -> Evaluation:
-        options = {**QUICK, "samples": 1, "tokenizer": tokenizer, "resume": path, **changed}
-        return evaluate_methods(model, options.pop("texts", TEXTS), **options)
+        options = {**QUICK, "samples": 1, "journal": path, **changed}
+        return evaluate(embedded, options.pop("texts", TEXTS), **options)
 
     run()
     kept = path.read_bytes()
     for changed, message in (
         ({"seed": 1}, "seed was 0 and is 1"),
         ({"methods": ["flow"]}, r"methods was \['rollout', 'alti'\] and is \['flow'\]"),
-        ({"by": "pad"}, "by was 'unk' and is 'pad'"),
+        ({"subject": Texts(by="pad")}, "by was 'unk' and is 'pad'"),
         ({"skip": 1}, "skip was 0 and is 1"),
         ({"texts": TEXTS[:3]}, "texts was 5 and is 3"),
         ({"texts": [*TEXTS[:4], "other words here"]}, "data was '[0-9a-f]+' and is"),
@@ -351,14 +348,13 @@ def test_another_run_is_not_gone_on_with(embedded: Model, tmp_path: Path) -> Non
     with torch.no_grad():
         changed_model.word_embedding.weight[0, 0] += 1
     with pytest.raises(InputError, match="holds another run: weights was"):
-        evaluate_methods(changed_model, TEXTS, tokenizer=tokenizer, **QUICK, resume=path)
+        evaluate((changed_model, embedded.tokenizer), TEXTS, **QUICK, journal=path)
     assert path.read_bytes() == kept
 
 
 def test_a_file_that_is_not_ours_or_damaged_is_left_alone(embedded: Model, tmp_path: Path) -> None:
     def run(path: Path) -> Evaluation:
-        options = {**QUICK, "tokenizer": embedded.tokenizer, "resume": path}
-        return evaluate_methods(embedded.module, TEXTS, **options)
+        return evaluate(embedded, TEXTS, **QUICK, journal=path)
 
     notes = tmp_path / "notes.txt"
     notes.write_text("my notes\nare here, without a last line end")
@@ -369,7 +365,7 @@ def test_a_file_that_is_not_ours_or_damaged_is_left_alone(embedded: Model, tmp_p
     run(path)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], lines[2], lines[3]]) + "\n")
-    with pytest.raises(FileError, match=r"Line 2 of .* should be the record of text 0"):
+    with pytest.raises(FileError, match=r"Line 2 of .* should be the record of example 0"):
         run(path)
     path.write_text("\n".join([lines[0], "{}", lines[3]]) + "\n")
     with pytest.raises(FileError, match=r"Line 2 of .* is damaged"):
@@ -384,21 +380,20 @@ def test_a_file_that_is_not_ours_or_damaged_is_left_alone(embedded: Model, tmp_p
 
 
 def test_a_journal_is_locked_while_a_run_writes_it(embedded: Model, tmp_path: Path) -> None:
-    model, tokenizer = embedded
     path = tmp_path / "run.jsonl"
-    options: Any = {**QUICK, "tokenizer": tokenizer, "resume": path}
+    options: Any = {**QUICK, "journal": path}
     refusals: list[str] = []
 
     def second_run(step: Progress) -> None:
         if step == Progress("texts", 1, 3):
             with pytest.raises(FileError, match="is being written by another run") as refusal:
-                evaluate_methods(model, TEXTS, **options)
+                evaluate(embedded, TEXTS, **options)
             refusals.append(str(refusal.value))
 
     with listening(second_run):
-        first = evaluate_methods(model, TEXTS, **options)
+        first = evaluate(embedded, TEXTS, **options)
     assert "name another place" in refusals[0]
-    assert scores_of(evaluate_methods(model, TEXTS, **options)) == scores_of(first)
+    assert scores_of(evaluate(embedded, TEXTS, **options)) == scores_of(first)
     assert len(path.read_text().splitlines()) == 4
 
 
@@ -427,8 +422,7 @@ def test_a_changed_line_of_a_journal_is_refused(
     embedded: Model, tmp_path: Path, change: Any
 ) -> None:
     def run() -> Evaluation:
-        options = {**QUICK, "samples": 1, "tokenizer": embedded.tokenizer, "resume": path}
-        return evaluate_methods(embedded.module, TEXTS, **options)
+        return evaluate(embedded, TEXTS, **{**QUICK, "samples": 1}, journal=path)
 
     path = tmp_path / "run.jsonl"
     run()
@@ -436,7 +430,7 @@ def test_a_changed_line_of_a_journal_is_refused(
     record = json.loads(line)
     change(record)
     path.write_text(f"{header}\n{json.dumps(record)}\n")
-    with pytest.raises(FileError, match=r"Line 2 of .* should be the record of text 0, with every"):
+    with pytest.raises(FileError, match=r"Line 2 of .* should be the record of example 0, with"):
         run()
 
 
@@ -450,7 +444,7 @@ def test_a_line_without_an_end_that_is_not_ours_is_left_alone(tmp_path: Path) ->
     for beginning in ("", '{"form', '{"format": "attnflow evaluation 1", "fing'):
         ours.write_text(beginning)  # killed while the first line was written
         with Journal(ours, {"weights": "1f"}) as journal:
-            assert journal.records([], []) == []
+            assert journal.records(bool) == []
         assert ours.read_text().endswith('"settings": {"weights": "1f"}}\n')
     ours.write_text('{"format": "attnflow evaluation 1"}\n')
     with pytest.raises(FileError, match="was not written by"):
@@ -523,9 +517,10 @@ def made(
             )
         )  # fmt: skip
     return Evaluation(
-        methods=tuple(rows), measures=("blank-out",), records=tuple(records), refused={},
-        texts=tuple(f"text {k}" for k in range(n)), labels=tuple(labels or [None] * n),
-        settings={"model": "m", "by": "unk"},
+        subject=Texts(by="unk", measures={"blank-out": BlankOut()}), methods=tuple(rows),
+        baselines=("random", "(blank-out)"), records=tuple(records), refused={},
+        examples=tuple(f"text {k}" for k in range(n)), labels=tuple(labels or [None] * n),
+        settings={"model": "m"},
     )  # fmt: skip
 
 
@@ -571,9 +566,7 @@ def test_printed_an_evaluation_is_a_summary(found: Evaluation) -> None:
 def test_limits_are_told_by_the_verdict_and_not_by_warnings(embedded: Model) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = evaluate_methods(
-            embedded.module, TEXTS[:2], tokenizer=embedded.tokenizer, methods=["flow", "rollout"]
-        )
+        result = evaluate(embedded, TEXTS[:2], ["flow", "rollout"])
     assert any("flow is saturated" in sentence for sentence in result.verdict())
     records = [replace(record, collapsed={"rollout": 1.0}) for record in result.records]
     collapsed = replace(result, records=tuple(records))
@@ -629,9 +622,9 @@ def test_csv_and_json_hold_every_number(found: Evaluation) -> None:
 
 def test_tables_fit_eighty_columns_even_with_long_names() -> None:
     rows: Any = {"gradient-flow residual=0.5": (-0.3, -0.2), "flow": (0.3, 0.2)}
-    for table in tables_of(made(**rows)):
+    for table in made(**rows).tables():
         assert all(len(line) <= 80 for line in table.lines())
-    names = [line.split("  ")[0] for line in tables_of(made(**rows))[0].lines()]
+    names = [line.split("  ")[0] for line in made(**rows).tables()[0].lines()]
     assert [name for name in names if name] == [*rows, "random", "(blank-out)"]
 
 
@@ -664,7 +657,7 @@ def test_the_command_on_the_embedded_model(
     page = (folder / "evaluation.md").read_text(encoding="utf-8")
     assert (
         "`attnflow evaluate --data texts.txt --method rollout --method gradient-flow:residual=0.5 "
-        "--min-words 2 --skip 0 --samples 3 --seed 0`"
+        "--skip 0 --samples 3 --seed 0`"
     ) in page
     assert (folder / "evaluation.png").read_bytes().startswith(b"\x89PNG")
     assert len((folder / "evaluation.jsonl").read_text().splitlines()) == 4
@@ -698,7 +691,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.jsonl"
-    arguments = ["evaluate", "--data", data, "--method", "raw", "--resume", str(path), "--json"]
+    arguments = ["evaluate", "--data", data, "--method", "raw", "--journal", str(path), "--json"]
 
     @contextmanager
     def stopping(*_: str) -> Iterator[None]:
@@ -718,7 +711,7 @@ def test_an_interrupted_command_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--by", "blank"], 2, "--by is one of unk, mask, pad, delete; got 'blank'"),
+        (["--by", "blank"], 2, "by='blank'"),
         (["--method", "flow:residual"], 2, "NAME:key=value,key=value"),
         (["--samples", "0"], 2, "samples is a number of at least 1"),
     ],
@@ -752,9 +745,8 @@ def test_a_relative_beats_rollout_and_flow_on_the_embedded_model(tmp_path: Path)
     """A small version of the table in docs/evidence.md, on template sentences."""
     texts = [" ".join(example.words) for example in template_examples(24)]
     relative = GradientFlow(residual=0.5)
-    result = evaluate_methods(
-        None, texts, methods=["rollout", Flow(), relative, "alti"], batch_size=256
-    )
+    methods = ["rollout", Flow(), relative, "alti"]
+    result = evaluate(None, texts, methods, subject=Texts(batch_size=256))
     for other in ("rollout", "flow"):
         assert result.compare("gradient-flow residual=0.5", other, "comprehensiveness").low > 0
         assert result.compare("gradient-flow residual=0.5", other, "sufficiency").high < 0

@@ -13,26 +13,23 @@ import torch
 from PIL import Image
 
 from attnflow.cli.app import main
-from attnflow.cli.evaluate_images import names_images
+from attnflow.data import name_subject
 from attnflow.errors import FileError, InputError, ModelError
-from attnflow.evaluation.images import (
-    ImageExample,
-    PatchAblation,
-    evaluate_images,
-    holds_images,
-    read_images,
-)
-from attnflow.evaluation.images.judge import CENTRE, LEAVE_ONE_OUT, ImageJudge, centre_map
+from attnflow.evaluation import ImageExample, Images, evaluate
+from attnflow.evaluation.patches import PatchAblation
 from attnflow.evaluation.records import RANDOM
+from attnflow.evaluation.subjects.examples import read_images
+from attnflow.evaluation.subjects.images import CENTRE, LEAVE_ONE_OUT, ImageJudge, centre_map
 from attnflow.hosts.images import read_photo
+from attnflow.hosts.model import Model
 from attnflow.hosts.vision_language.towers import image_prompt
-from attnflow.methods import make_method
 from attnflow.models.scenes import load_scenes
 from attnflow.testing import tiny_vision_model
 from attnflow.tokens import Grid
 from attnflow_experiments.scenes.drawn_scenes import TEST_SEED, scenes
 
 MODEL, PROCESSOR = tiny_vision_model()
+LOADED = Model(MODEL, None, PROCESSOR)
 GRID = Grid(4, 4, 1, 32, 32)
 RNG = np.random.default_rng(0)
 IMAGES = list(RNG.integers(0, 256, (4, 32, 32, 3), dtype=np.uint8))
@@ -82,8 +79,12 @@ def test_blurred_patches_are_made_of_what_is_around_them() -> None:
         PatchAblation(MODEL, pixels, GRID, by="magic")  # type: ignore[arg-type]
 
 
+def judge_images() -> ImageJudge:
+    return Images(batch_size=8).judge(LOADED, IMAGES, ["rollout"], 0)
+
+
 def test_a_box_goes_the_way_of_the_photo() -> None:
-    judge = ImageJudge(model=MODEL, processor=PROCESSOR, by="mean", seed=0, batch_size=8)
+    judge = judge_images()
     photo = read_photo(np.zeros((64, 128, 3), np.uint8))  # squeezed to 32 × 32
     cover = judge._cover(ImageExample(photo, box=(32, 16, 64, 48)), photo, GRID)
     assert cover is not None
@@ -96,8 +97,7 @@ def test_a_box_goes_the_way_of_the_photo() -> None:
 
 def test_pointing_and_mass_follow_the_map() -> None:
     example = ImageExample(IMAGES[0], box=(0, 0, 16, 16))
-    judge = ImageJudge(model=MODEL, processor=PROCESSOR, by="mean", seed=0, batch_size=8)
-    record = judge.record(0, example, {"rollout": make_method("rollout")})
+    record = judge_images().record(0, example)
     assert record.left_out == ""
     assert set(record.scores) == {"rollout", LEAVE_ONE_OUT, CENTRE, RANDOM}
     centre = centre_map(GRID)
@@ -108,39 +108,38 @@ def test_pointing_and_mass_follow_the_map() -> None:
 
 
 def test_a_run_is_kept_and_goes_on(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"processor": PROCESSOR, "methods": ["rollout", "raw"]}
-    whole = evaluate_images(MODEL, IMAGES, **options)
+    options: dict[str, Any] = {"methods": ["rollout", "raw"]}
+    whole = evaluate(LOADED, IMAGES, **options)
     journal = tmp_path / "run.jsonl"
-    evaluate_images(MODEL, IMAGES, **options, resume=journal)
+    evaluate(LOADED, IMAGES, **options, journal=journal)
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # stopped in the third image
-    again = evaluate_images(MODEL, IMAGES, **options, resume=journal)
-    for row in whole.methods:
+    again = evaluate(LOADED, IMAGES, **options, journal=journal)
+    for row in whole.rows:
         np.testing.assert_array_equal(again.values(row, "deletion"), whole.values(row, "deletion"))
     with pytest.raises(Exception, match="another"):
-        evaluate_images(MODEL, IMAGES, **options, by="zero", resume=journal)
+        evaluate(LOADED, IMAGES, **options, subject=Images(by="zero"), journal=journal)
 
 
 def test_what_cannot_be_read_is_left_out_and_told(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_text("no image")
     images = [tmp_path / "bad.png", IMAGES[0]]
-    evaluation = evaluate_images(MODEL, images, processor=PROCESSOR, methods=["raw"])
+    evaluation = evaluate(LOADED, images, ["raw"])
     assert len(evaluation.used) == 1
     assert any("1 of 2 images were left out" in line for line in evaluation.verdict())
-    assert "Trust none" in evaluation.verdict()[0]
     assert "too few" in evaluation.verdict()[0]
     with pytest.raises(InputError, match="None of 1 images can be read"):
-        evaluate_images(MODEL, images[:1], processor=PROCESSOR)
+        evaluate(LOADED, images[:1])
     with pytest.raises(InputError, match="There are no images"):
-        evaluate_images(MODEL, [], processor=PROCESSOR)
+        evaluate(LOADED, [], subject=Images())
 
 
 def test_methods_that_a_model_refuses_are_named() -> None:
     kinds = ["rollout", "norm-rollout:kind=layernorm"]
-    evaluation = evaluate_images(MODEL, IMAGES[:1], processor=PROCESSOR, methods=kinds)
+    evaluation = evaluate(LOADED, IMAGES[:1], kinds)
     assert list(evaluation.refused) == ["norm-rollout kind=layernorm"]
     with pytest.raises(ModelError, match="No method can be run on this model"):
-        evaluate_images(MODEL, IMAGES[:1], processor=PROCESSOR, methods=kinds[1:])
+        evaluate(LOADED, IMAGES[:1], kinds[1:])
 
 
 # -- tables of images -----------------------------------------------------------------------------
@@ -161,7 +160,7 @@ def test_tables_of_every_kind_say_the_same(tmp_path: Path) -> None:
         ImageExample(tmp_path / "b.png"),
     ]
     for kind in ("csv", "tsv", "jsonl", "parquet"):
-        assert holds_images(tmp_path / f"t.{kind}"), kind
+        assert name_subject(tmp_path / f"t.{kind}") == "image", kind
         assert read_images(tmp_path / f"t.{kind}") == expected, kind
 
 
@@ -172,7 +171,7 @@ def test_tables_of_every_kind_say_the_same(tmp_path: Path) -> None:
         ('{"path": "a.png", "box": [3, 2, 1, 4]}', "the first two below the last two"),
         ('{"name": "a.png"}', "has no path: it has the columns 'name'"),
         ("nonsense", "Line 1 of .* is not JSON"),
-        ("[1]", "is not an object"),
+        ("[1]", "is neither a text nor an object"),
         ("", "names no image"),
     ],
 )
@@ -180,7 +179,7 @@ def test_tables_that_cannot_be_read_say_why(tmp_path: Path, content: str, senten
     (tmp_path / "t.jsonl").write_text(content)
     with pytest.raises(InputError, match=sentence):
         read_images(tmp_path / "t.jsonl")
-    with pytest.raises(FileError, match="no image, folder or table"):
+    with pytest.raises(FileError, match="There is no file or folder"):
         read_images(tmp_path / "nowhere.csv")
 
 
@@ -208,16 +207,13 @@ def test_a_folder_or_table_on_the_command_line(
     assert "1 images from data" in words
     assert "deletion ↓" in words
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        *("evaluation.csv", "evaluation.jsonl", "evaluation.md")
+        *("evaluation.csv", "evaluation.jsonl", "evaluation.md", "evaluation.png")
     ]
     status, words = run("--data", tmp_path / "data" / "t.csv", *common)
     assert status == 0, words
     assert "pointing ↑" in words
     assert "name a vision model" in run("--data", tmp_path / "data")[1]
-    assert (
-        "--by is one of mean, blur, zero"
-        in run("--data", tmp_path / "data", *common, "--by", "unk")[1]
-    )
+    assert "by='unk'" in run("--data", tmp_path / "data", *common, "--by", "unk")[1]
 
 
 # -- questions about images -----------------------------------------------------------------------
@@ -237,7 +233,7 @@ def write_questions(folder: Path, count: int, *, question: bool = True) -> Path:
 
 def test_a_model_that_answers_questions_is_held_against_hidden_patches(tmp_path: Path) -> None:
     examples = read_images(write_questions(tmp_path, 6))
-    evaluation = evaluate_images("scenes", examples, methods=["gradient-rollout", "raw"])
+    evaluation = evaluate("scenes", examples, ["gradient-rollout", "raw"])
     assert evaluation.accuracy() == 1.0
     best = evaluation.summary("gradient-rollout", "deletion").mean
     for other in ("random", "centre"):
@@ -250,11 +246,10 @@ def test_a_model_that_answers_questions_is_held_against_hidden_patches(tmp_path:
 def test_one_image_is_read_as_an_image_not_as_a_text(tmp_path: Path) -> None:
     path = tmp_path / "SCENE.PNG"
     Image.fromarray(next(scenes(1, seed=TEST_SEED)).image()).save(path)
-    assert holds_images(path)
-    assert names_images(path)
+    assert name_subject(path) == "image"
     assert [example.image for example in read_images(path)] == [path]
     with pytest.raises(InputError, match="has no question"):
-        evaluate_images("scenes", read_images(path), methods=["raw"])
+        evaluate("scenes", path, ["raw"])
 
 
 def test_hidden_patches_of_a_question_are_those_of_a_plain_run() -> None:
@@ -264,7 +259,7 @@ def test_hidden_patches_of_a_question_are_those_of_a_plain_run() -> None:
     pixels = inputs.pop("pixel_values")
     grid = Grid(6, 6, 1, 48, 48)
     ablation = PatchAblation(
-        model, pixels, grid, by="zero", beside=inputs, tokenizer=processor.tokenizer
+        model, pixels, grid, by="zero", others=inputs, tokenizer=processor.tokenizer
     )
     assert ablation.answer == scene.questions[0].answer
     changed = pixels.clone()
@@ -279,4 +274,4 @@ def test_hidden_patches_of_a_question_are_those_of_a_plain_run() -> None:
 def test_questions_are_needed_and_images_seen_whole(tmp_path: Path) -> None:
     examples = read_images(write_questions(tmp_path, 2, question=False))
     with pytest.raises(InputError, match="give the table a column 'question'"):
-        evaluate_images("scenes", examples)
+        evaluate("scenes", examples)

@@ -72,7 +72,7 @@ def probability(model: Any, ids: list[int], choice: int, at: int | None = None) 
 @pytest.mark.parametrize("by", ["unk", "pad", "delete"])
 def test_blank_out_is_a_loop_of_single_passes(embedded: Model, by: Any) -> None:
     model, vocabulary = embedded
-    found = BlankOut(by=by, keep=())(model, WORDS, tokenizer=vocabulary, answer=[0, 1, 1])
+    found = BlankOut(by=by, keep=())((model, vocabulary), WORDS, answer=[0, 1, 1])
     for text, label, result in zip(WORDS, [0, 1, 1], found, strict=True):
         ids, tokens = vocabulary.encode(text)
         whole = probability(model, ids, label)
@@ -89,7 +89,7 @@ def test_blank_out_is_a_loop_of_single_passes(embedded: Model, by: Any) -> None:
 
 def test_blank_out_of_a_masked_language_model(masked: Model) -> None:
     model, tokenizer = masked
-    found = BlankOut(by="mask", signed=True)(model, MASKED, tokenizer=tokenizer)
+    found = BlankOut(by="mask", signed=True)((model, tokenizer), MASKED)
     for text, result in zip(MASKED, found, strict=True):
         ids = tokenizer(text)["input_ids"]
         at = ids.index(tokenizer.mask_token_id)
@@ -109,7 +109,7 @@ def test_blank_out_of_a_masked_language_model(masked: Model) -> None:
 def test_blank_out_of_a_causal_language_model(causal: Model, by: Any) -> None:
     """The next word is read at the last position, also when that is the one blanked."""
     model, tokenizer = causal
-    found = BlankOut(by=by, keep=())(model, CAUSAL, tokenizer=tokenizer)
+    found = BlankOut(by=by, keep=())((model, tokenizer), CAUSAL)
     for text, result in zip(CAUSAL, found, strict=True):
         ids = tokenizer(text)["input_ids"]
         whole = probability(model, ids, result.choice, -1)
@@ -122,10 +122,10 @@ def test_blank_out_of_a_causal_language_model(causal: Model, by: Any) -> None:
 
 def test_what_is_kept_is_not_measured(embedded: Model) -> None:
     model, vocabulary = embedded
-    words = BlankOut()(model, WORDS[:1], tokenizer=vocabulary)[0]
+    words = BlankOut()((model, vocabulary), WORDS[:1])[0]
     assert np.isnan(words.values).tolist() == [True, *[False] * 5, True]
     assert words.is_word.tolist() == [False, *[True] * 5, False]
-    paper = BlankOut(keep=("[EOS]", "the"))(model, WORDS[:1], tokenizer=vocabulary)[0]
+    paper = BlankOut(keep=("[EOS]", "the"))((model, vocabulary), WORDS[:1])[0]
     assert [paper.tokens[i] for i in np.flatnonzero(np.isnan(paper.values))] == [
         "the", "the", "[EOS]",
     ]  # fmt: skip
@@ -135,7 +135,7 @@ def test_what_is_kept_is_not_measured(embedded: Model) -> None:
 def test_a_logit_instead_of_a_probability(classifier: Model) -> None:
     model, tokenizer = classifier
     text = "the author talked"
-    found = BlankOut(score="logit", signed=True)(model, [text], tokenizer=tokenizer, answer=1)[0]
+    found = BlankOut(score="logit", signed=True)((model, tokenizer), [text], answer=1)[0]
     ids = tokenizer(text)["input_ids"]
     hidden = [*ids[:2], tokenizer.unk_token_id, *ids[3:]]
     with torch.no_grad():
@@ -158,8 +158,8 @@ def by_hand(model: VerbNumberModel, ids: list[int], choice: int) -> tuple[Any, A
 
 def test_input_gradients_are_autograds(embedded: Model) -> None:
     model, vocabulary = embedded
-    norms = InputGradient()(model, WORDS, tokenizer=vocabulary, answer="plural")
-    products = InputGradient(reduce="times-input")(model, WORDS, tokenizer=vocabulary, answer=1)
+    norms = InputGradient()((model, vocabulary), WORDS, answer="plural")
+    products = InputGradient(reduce="times-input")((model, vocabulary), WORDS, answer=1)
     for k, text in enumerate(WORDS):
         gradient, vectors = by_hand(model, vocabulary.encode(text)[0], 1)
         assert norms[k].values == pytest.approx(gradient.norm(dim=-1).numpy(), rel=1e-4)
@@ -172,7 +172,7 @@ def test_input_gradients_are_finite_differences(masked: Model) -> None:
     model, step = masked.module.double(), 1e-5
     try:
         measure = InputGradient(reduce="times-input")
-        found = measure(model, MASKED[:1], tokenizer=masked.tokenizer)[0]
+        found = measure((model, masked.tokenizer), MASKED[:1])[0]
         ids = torch.tensor(masked.tokenizer(MASKED[0])["input_ids"])
         vectors = model.get_input_embeddings()(ids).detach()
         for i in range(len(ids)):
@@ -195,9 +195,9 @@ def test_the_sum_over_dimensions_is_rounding_where_layernorm_reads(
     """LayerNorm ignores a constant added to every dimension; so the sum of the gradient is 0."""
     model, vocabulary = embedded
     with pytest.raises(ModelError, match=r"sums to zero over the dimensions .* reduce='norm'"):
-        InputGradient(reduce="abs-sum")(model, WORDS, tokenizer=vocabulary)
-    noise = InputGradient(reduce="abs-sum", allow_noise=True)(model, WORDS, tokenizer=vocabulary)
-    norms = InputGradient()(model, WORDS, tokenizer=vocabulary)
+        InputGradient(reduce="abs-sum")((model, vocabulary), WORDS)
+    noise = InputGradient(reduce="abs-sum", allow_noise=True)((model, vocabulary), WORDS)
+    norms = InputGradient()((model, vocabulary), WORDS)
     for small, large in zip(noise, norms, strict=True):
         assert (small.values < 1e-5 * large.values).all()
     ids = torch.tensor([vocabulary.encode(WORDS[0])[0]])
@@ -208,7 +208,7 @@ def test_the_sum_over_dimensions_is_rounding_where_layernorm_reads(
         model.word_embedding.weight -= 3.0
     assert torch.allclose(before, after, atol=1e-4)
     with pytest.raises(ModelError, match="at='stream'"):
-        InputGradient(reduce="abs-sum")(classifier.module, CAUSAL, tokenizer=classifier.tokenizer)
+        InputGradient(reduce="abs-sum")((classifier.module, classifier.tokenizer), CAUSAL)
 
 
 def test_the_sum_over_dimensions_where_a_block_reads_its_input_as_it_is(
@@ -217,7 +217,7 @@ def test_the_sum_over_dimensions_where_a_block_reads_its_input_as_it_is(
     """DistilBERT's blocks read the stream without a norm before it: a real number there."""
     model: Any = classifier.module
     measure = InputGradient(reduce="abs-sum", at="stream", score="logit")
-    found = measure(model, CAUSAL[:1], tokenizer=classifier.tokenizer, answer=1)[0]
+    found = measure((model, classifier.tokenizer), CAUSAL[:1], answer=1)[0]
     encoded = classifier.tokenizer(CAUSAL[0], return_tensors="pt")
     stream = model.distilbert.embeddings(encoded["input_ids"]).detach().requires_grad_()
     mask = encoded["attention_mask"]
@@ -232,14 +232,14 @@ def test_the_sum_over_dimensions_where_a_block_reads_its_input_as_it_is(
 def test_integrated_gradients_add_up_to_the_whole_difference(embedded: Model) -> None:
     pytest.importorskip("captum")
     model, vocabulary = embedded
-    found = IntegratedGradients(steps=64, signed=True)(model, WORDS, tokenizer=vocabulary, answer=0)
+    found = IntegratedGradients(steps=64, signed=True)((model, vocabulary), WORDS, answer=0)
     for text, result in zip(WORDS, found, strict=True):
         ids = vocabulary.encode(text)[0]
         blank = [ids[0], *[vocabulary.unk_id] * (len(ids) - 2), ids[-1]]
         expected = probability(model, ids, 0) - probability(model, blank, 0)
         assert result.values.sum() == pytest.approx(expected, abs=5e-3)
         assert result.values[[0, -1]].tolist() == [0, 0]  # they stay, so they change nothing
-    sizes = IntegratedGradients(steps=64)(model, WORDS, tokenizer=vocabulary, answer=0)
+    sizes = IntegratedGradients(steps=64)((model, vocabulary), WORDS, answer=0)
     assert sizes[0].values == pytest.approx(np.abs(found[0].values), abs=1e-9)
 
 
@@ -247,7 +247,7 @@ def test_integrated_gradients_of_a_masked_language_model(masked: Model) -> None:
     pytest.importorskip("captum")
     model, tokenizer = masked
     found = IntegratedGradients(steps=50, blank="pad", score="logit", signed=True)(
-        model, MASKED, tokenizer=tokenizer, batch_size=7
+        (model, tokenizer), MASKED, batch_size=7
     )
     for text, result in zip(MASKED, found, strict=True):
         ids = torch.tensor(tokenizer(text)["input_ids"])
@@ -266,7 +266,7 @@ def test_integrated_gradients_of_a_masked_language_model(masked: Model) -> None:
 def test_value_zeroing_of_the_embedded_model_by_hand(embedded: Model) -> None:
     """The attention of every layer written out, with one position's value left out of the sum."""
     model, vocabulary = embedded
-    found = ValueZeroing()(model, WORDS, tokenizer=vocabulary, answer=0)
+    found = ValueZeroing()((model, vocabulary), WORDS, answer=0)
     for text, result in zip(WORDS, found, strict=True):
         ids = vocabulary.encode(text)[0]
         whole = probability(model, ids, 0)
@@ -298,7 +298,7 @@ def test_value_zeroing_of_transformers_models(masked: Model, causal: Model) -> N
         (masked, MASKED, "value"),
         (causal, CAUSAL, "v_proj"),
     ):
-        found = ValueZeroing()(model, texts, tokenizer=tokenizer)
+        found = ValueZeroing()((model, tokenizer), texts)
         for text, result in zip(texts, found, strict=True):
             ids = tokenizer(text)["input_ids"]
             whole = probability(model, ids, result.choice, result.position)
@@ -341,10 +341,10 @@ def test_a_batch_equals_its_texts_alone(
     measure = MEASURES[name]()
     steps: list[Progress] = []
     with listening(steps.append):
-        together = measure(model, texts, tokenizer=tokenizer, batch_size=64)
+        together = measure((model, tokenizer), texts, batch_size=64)
     assert (steps[-1].stage, steps[-1].done) == (measure.name, steps[-1].total)
     for text, result in zip(texts, together, strict=True):
-        alone = measure(model, [text], tokenizer=tokenizer, batch_size=1)[0]
+        alone = measure((model, tokenizer), [text], batch_size=1)[0]
         assert result.values == pytest.approx(alone.values, abs=1e-5, nan_ok=True)
         assert result.tokens.texts == capture(model, text, tokenizer=tokenizer).tokens.texts
         assert (result.choice, result.answer) == (alone.choice, alone.answer)
@@ -355,7 +355,7 @@ def test_the_model_is_given_back(masked: Model) -> None:
     model.train()
     before = model.config._attn_implementation
     for name in ("blank-out", "input-gradient", "value-zeroing"):
-        MEASURES[name]()(model, MASKED, tokenizer=tokenizer)
+        MEASURES[name]()((model, tokenizer), MASKED)
     assert model.training
     assert model.config._attn_implementation == before
     assert not any(part._forward_hooks for part in model.modules())
@@ -366,26 +366,26 @@ def test_the_model_is_given_back(masked: Model) -> None:
 def test_bad_input_is_refused(embedded: Model, masked: Model, causal: Model) -> None:
     model, vocabulary = embedded
     with pytest.raises(InputError, match="texts is a list of texts; got 'the key'"):
-        BlankOut()(model, "the key", tokenizer=vocabulary)
+        BlankOut()((model, vocabulary), "the key")
     with pytest.raises(TokensError, match="the text is ' '"):
-        BlankOut()(model, [" "], tokenizer=vocabulary)
-    with pytest.raises(TokensError, match="tokenizer="):
+        BlankOut()((model, vocabulary), [" "])
+    with pytest.raises(TokensError, match="tokenizer"):
         BlankOut()(model, WORDS)
     with pytest.raises(InputError, match="numbered 0 to 1"):
-        BlankOut()(model, WORDS, tokenizer=vocabulary, answer=2)
+        BlankOut()((model, vocabulary), WORDS, answer=2)
     with pytest.raises(InputError, match=r"no such choice\. Did you mean 'plural'"):
-        BlankOut()(model, WORDS, tokenizer=vocabulary, answer="plurals")
+        BlankOut()((model, vocabulary), WORDS, answer="plurals")
     with pytest.raises(InputError, match="2 choices for 3 texts"):
-        BlankOut()(model, WORDS, tokenizer=vocabulary, answer=[0, 1])
+        BlankOut()((model, vocabulary), WORDS, answer=[0, 1])
     with pytest.raises(InputError, match="batch_size is a number of at least 1; got 0"):
-        BlankOut()(model, WORDS, tokenizer=vocabulary, batch_size=0)
+        BlankOut()((model, vocabulary), WORDS, batch_size=0)
     with pytest.raises(MethodError, match=r"no such token. There are 'unk', 'pad', 'delete'"):
-        BlankOut(by="mask")(model, WORDS, tokenizer=vocabulary)
+        BlankOut(by="mask")((model, vocabulary), WORDS)
     with pytest.raises(ModelError, match="with a mask in the text"):
-        BlankOut()(masked.module, ["the author"], tokenizer=masked.tokenizer)
+        BlankOut()((masked.module, masked.tokenizer), ["the author"])
     bare = tiny_encoder("bert", head="")
     with pytest.raises(ModelError, match="gives no answer to measure"):
-        BlankOut()(bare.model, MASKED, tokenizer=bare.tokenizer)
+        BlankOut()(bare, MASKED)
     with pytest.raises(MethodError, match=r"by='delet': Did you mean 'delete'\?"):
         BlankOut(by="delet")  # type: ignore[arg-type]
     with pytest.raises(MethodError, match=r"keep=\('\[EOS\]',\)"):
@@ -403,7 +403,7 @@ def test_encoder_decoders_are_refused_by_name(masked: Model) -> None:
     )  # fmt: skip
     model = transformers.T5ForConditionalGeneration(config).eval()
     with pytest.raises(UnsupportedModelError, match="models that read one sequence"):
-        BlankOut()(model, ["the book"], tokenizer=masked.tokenizer)
+        BlankOut()((model, masked.tokenizer), ["the book"])
 
 
 # -- faithfulness -------------------------------------------------------------------------------
@@ -414,9 +414,7 @@ def test_faithfulness_is_a_loop_of_single_passes(embedded: Model) -> None:
     text = WORDS[0]
     ids, _ = vocabulary.encode(text)
     values = np.array([9.0, 0.1, 0.5, 0.3, 0.2, 0.4, 9.0])  # the frame's do not count
-    found = Faithfulness()(model, [text], {"mine": [values]}, tokenizer=vocabulary, answer=0)[
-        "mine"
-    ]
+    found = Faithfulness()((model, vocabulary), [text], {"mine": [values]}, answer=0)["mine"]
     order = [2, 5, 3, 4, 1]
     whole = probability(model, ids, 0)
     for step in range(11):
@@ -435,15 +433,15 @@ def test_faithfulness_is_a_loop_of_single_passes(embedded: Model) -> None:
 def test_the_score_itself_is_more_faithful_than_chance(embedded: Model) -> None:
     model, vocabulary = embedded
     texts = ["the key to the cabinets by the door", "the pilots in front of the officer"]
-    best = [np.nan_to_num(x.values) for x in BlankOut()(model, texts, tokenizer=vocabulary)]
-    found = Faithfulness()(model, texts, {"best": best}, tokenizer=vocabulary)
+    best = [np.nan_to_num(x.values) for x in BlankOut()((model, vocabulary), texts)]
+    found = Faithfulness()((model, vocabulary), texts, {"best": best})
     assert found["best"].comprehensiveness.mean() > found["random"].comprehensiveness.mean()
     assert found["best"].sufficiency.mean() < found["random"].sufficiency.mean()
-    again = Faithfulness()(model, texts, {"best": best}, tokenizer=vocabulary)["random"]
+    again = Faithfulness()((model, vocabulary), texts, {"best": best})["random"]
     assert np.array_equal(again.deletion, found["random"].deletion)
     with pytest.raises(InputError, match=r"shape \(3,\) for the 10 tokens of text 0"):
-        Faithfulness()(model, texts, {"x": [np.ones(3)] * 2}, tokenizer=vocabulary)
+        Faithfulness()((model, vocabulary), texts, {"x": [np.ones(3)] * 2})
     with pytest.raises(InputError, match="'random' is taken"):
-        Faithfulness()(model, texts, {"random": best}, tokenizer=vocabulary)
+        Faithfulness()((model, vocabulary), texts, {"random": best})
     with pytest.raises(MethodError, match="random_orders is from 1 to"):
         Faithfulness(random_orders=0)

@@ -143,7 +143,7 @@ def test_zeroing_in_one_thread_leaves_captures_in_another_alone() -> None:
     other.start()
     try:
         for _ in range(3):
-            ValueZeroing()(model, ["the keys to the cabinet are"], tokenizer=tokenizer)
+            ValueZeroing()((model, tokenizer), ["the keys to the cabinet are"])
     finally:
         stop.set()
         other.join()

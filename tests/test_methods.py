@@ -534,7 +534,7 @@ def test_a_users_method_is_whole(tmp_path: Path) -> None:
     assert Attribution.load(tmp_path / "own.json").method == LastLayer()
     told = attnflow.explain(None, "the key to the cabinets", "last-layer", targets="[CLS]")
     assert told.method == LastLayer()
-    judged = attnflow.evaluate_methods(None, ["the key to the cabinets"], methods=["last-layer"])
+    judged = attnflow.evaluate(None, ["the key to the cabinets"], ["last-layer"])
     assert "last-layer" in judged.records[0].scores
 
 

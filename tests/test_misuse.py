@@ -174,7 +174,7 @@ import attnflow
 def star():
     exec("from attnflow import *", {})
 for call in (star, lambda: attnflow.capture(None, "x"), lambda: attnflow.capture_batch(None, ["x"]),
-             lambda: attnflow.evaluate_methods(None, ["x"]), lambda: attnflow.explain(None, "x"),
+             lambda: attnflow.evaluate(None, ["x"]), lambda: attnflow.explain(None, "x"),
              lambda: attnflow.generate(None, "x"),
              lambda: attnflow.explain_completion(None, "x", "y")):
     try:
@@ -261,7 +261,7 @@ def test_inference_mode_is_left_where_gradients_are_taken() -> None:
             attnflow.explain(model, prompt).values,
             Visibility(level="token")(model, prompt, [8, 9]).values,
             gradients.gradients,
-            InputGradient()(encoder, [TEXT], tokenizer=tokenizer)[0].values,
+            InputGradient()((encoder, tokenizer), [TEXT])[0].values,
         ]
 
     expected = results()
@@ -360,7 +360,7 @@ def test_a_message_may_hold_a_word_of_the_template() -> None:
 
 
 def test_the_sources_of_a_chat_are_its_messages() -> None:
-    from attnflow.evaluation.ablation import evaluate_completions
+    from attnflow.evaluation import Prompts
     from attnflow.explainers.reruns import LeaveOneOut
 
     tokenizer = tokenizer_with([], [])
@@ -371,14 +371,11 @@ def test_the_sources_of_a_chat_are_its_messages() -> None:
     result = LeaveOneOut()(model, "user w5", "w9", tokenizer=tokenizer, chat=True)
     assert (result.sources.texts, result.sources.positions) == (("user", "w5"), (2, 3))
     names: list[Any] = []
-    evaluate_completions(
-        model,
+    attnflow.evaluate(
+        (model, tokenizer),
         ["user w5"],
-        methods={"mine": lambda case: names.append(case.sources.positions) or [1.0, 2.0]},
-        tokenizer=tokenizer,
-        ablations=2,
-        chat=True,
-        max_new_tokens=2,
+        {"mine": lambda case: names.append(case.sources.positions) or [1.0, 2.0]},
+        subject=Prompts(ablations=2, chat=True, max_new_tokens=2),
     )
     assert names == [((2,), (3,))]
 

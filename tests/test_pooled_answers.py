@@ -73,12 +73,10 @@ def test_gradient_attention_counts_every_row() -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_methods_are_judged_by_the_row_that_answers(pooling: str) -> None:
-    from attnflow.evaluation.judge import Judge
+    from attnflow.explainers.answer_rows import explain_answer
 
-    model = classifier(pooling)
-    trace = attnflow.capture(model, {"input_ids": IDS})
-    judge = Judge.__new__(Judge)
-    row = judge._row(Rollout(), trace, lambda _: None)
+    trace = attnflow.capture(classifier(pooling), {"input_ids": IDS})
+    row = explain_answer(Rollout(), trace, layers=-1)
     assert len(row.targets) == 1
     assert (row.targets[0] == ALL_POSITIONS) is (pooling == "mean")
 

@@ -39,8 +39,7 @@ def test_the_public_names() -> None:
         "explain",
         "generate",
         "explain_completion",
-        "evaluate_methods",
-        "evaluate_completions",
+        "evaluate",
         "capture",
         "capture_batch",
         "load",
@@ -121,8 +120,8 @@ def test_submodules_are_reached_by_attribute() -> None:
     "statement",
     [
         *("from attnflow import *", "attnflow.capture", "attnflow.capture_batch"),
-        *("attnflow.evaluate_methods", "attnflow.evaluation"),
-        "from attnflow import evaluate_methods",
+        *("attnflow.evaluate", "attnflow.evaluation"),
+        "from attnflow import evaluate",
     ],
 )
 def test_without_torch_the_extra_is_named(statement: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnflow.errors import FileError, InputError
-from attnflow.evaluation.texts import LabelledText, read_texts
+from attnflow.evaluation.subjects.examples import LabelledText, read_texts
 
 TEXTS = ['the key, said "she"', "naïve words\tand a tab", "dogs"]
 LABELS = ["singular", None, "1"]

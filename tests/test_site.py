@@ -150,8 +150,8 @@ def test_tutorials_run(page: Path, small_models: Path, monkeypatch: pytest.Monke
     """Every cell, in order; the last value of a cell is shown as a notebook shows it."""
     from matplotlib import pyplot
 
-    few = functools.partial(attnflow.evaluate_methods, samples=2)
-    monkeypatch.setattr(attnflow, "evaluate_methods", few, raising=False)
+    few = functools.partial(attnflow.evaluate, samples=2)
+    monkeypatch.setattr(attnflow, "evaluate", few, raising=False)
     known: dict[str, Any] = {}
     for cell in CELL.findall(page.read_text(encoding="utf-8")):
         lines = [line for line in cell.splitlines() if not line.startswith(":tags:")]

@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import maximum_flow
 from attnflow import AttentionTrace, Flow
 from attnflow.cli.app import _run
 from attnflow.errors import InputError, MethodError, ModelError, TokensError
-from attnflow.evaluation.texts import LabelledText, read_texts
+from attnflow.evaluation.subjects.examples import LabelledText, read_texts
 from attnflow.hosts.model import Model
 from attnflow.testing import random_attention, tiny_encoder
 from attnflow_experiments.report import Report

@@ -47,15 +47,13 @@ def run_script(kind: str, count: int, seed: int = 0, script: str = __file__) -> 
 
 def _evaluate(path: Path | None, model: Any, vocabulary: Any) -> Any:
     """A classifier on texts; a language model on prompts."""
-    from attnflow import evaluate_methods
-    from attnflow.evaluation.ablation import evaluate_completions
+    from attnflow.evaluation import Prompts, evaluate
 
+    loaded = (model, vocabulary)
     if not hasattr(model, "generate"):
-        options: Any = {"methods": ["raw", "rollout"], "resume": path}
-        return evaluate_methods(model, TEXTS, tokenizer=vocabulary, **options)
-    few: Any = {"ablations": 8, "max_new_tokens": 2, "resume": path}
-    methods = ["default", "leave-one-out"]
-    return evaluate_completions(model, PROMPTS, methods=methods, tokenizer=vocabulary, **few)
+        return evaluate(loaded, TEXTS, ["raw", "rollout"], journal=path)
+    few = Prompts(ablations=8, max_new_tokens=2)
+    return evaluate(loaded, PROMPTS, ["default", "leave-one-out"], subject=few, journal=path)
 
 
 def _start(path: Path, loaded: Any) -> int:

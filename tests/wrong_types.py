@@ -20,10 +20,10 @@ import torch
 
 import attnflow
 from attnflow.errors import AttnflowError
-from attnflow.evaluation.ablation import CompletionPrompt, evaluate_completions, read_prompts
+from attnflow.evaluation import CompletionPrompt, Prompts, Texts
 from attnflow.evaluation.faithfulness import Faithfulness
 from attnflow.evaluation.importance import BlankOut, InputGradient, ValueZeroing
-from attnflow.evaluation.texts import read_texts
+from attnflow.evaluation.subjects.examples import read_prompts, read_texts
 from attnflow.explainers.ablation import CompletionAblation
 from attnflow.explainers.careful import Careful, Visibility
 from attnflow.explainers.reruns import AblationRegression, LeaveOneOut
@@ -137,10 +137,11 @@ def _showing(result: attnflow.Attribution) -> Iterator[_Call]:
 
 def _judging(model: Any, tokenizer: Any) -> Iterator[_Call]:
     """Methods and measures held against what a classifier does."""
-    ask: dict[str, Any] = {"model": model, "texts": ["the key to the book"], "tokenizer": tokenizer}
-    counts = {"samples": 1, "skip": 0, "min_words": 1, "batch_size": 8, "seed": 0}
-    more = {"methods": ["raw"], "by": "unk", "resume": None}
-    yield _Call("evaluate_methods", attnflow.evaluate_methods, {**ask, **counts, **more})
+    ask: dict[str, Any] = {"model": (model, tokenizer), "texts": ["the key to the book"]}
+    counts = {"samples": 1, "skip": 0, "seed": 0}
+    more = {"model": (model, tokenizer), "data": ["the key to the book"], "methods": ["raw"]}
+    yield _Call("evaluate", attnflow.evaluate, {**more, **counts, "journal": None})
+    yield _Call("Texts", Texts, {"by": "unk", "min_words": 1, "batch_size": 8, "column": None})
     for measure in (BlankOut(), InputGradient(), ValueZeroing()):
         own = {"answer": None, "batch_size": 8}
         yield _Call(f"{measure.name}()", measure, {**ask, **own})
@@ -169,13 +170,10 @@ def _writing(folder: Path) -> Iterator[_Call]:
     ids = {"model": model, "prompt_ids": (3, 4, 5), "completion_ids": (6, 7), "targets": None}
     hiding = {"by": "hide", "blank": None, "batch_tokens": None}
     yield _Call("CompletionAblation", _ablated, {**ids, **hiding, "sets": [(1,)]})
-    prompts = {"model": model, "prompts": ["the keys to the"], "tokenizer": tokenizer}
-    counts = {"ablations": 2, "hidden": 0.3, "top": 1, "max_new_tokens": 1, "seed": 0}
-    names = {"methods": ["leave-one-out"], "level": "word", "by": "hide", "score": "log-odds"}
+    counts = {"ablations": 2, "hidden": 0.3, "top": 1, "max_new_tokens": 1}
+    names = {"level": "word", "by": "hide", "score": "log-odds", "stop": None, "batch_tokens": None}
     flags = {"curves": False, "documents": False, "chat": False, "exclude_last_word": False}
-    rest = {"stop": None, "samples": None, "batch_tokens": None, "resume": None}
-    judged = {**prompts, **counts, **names, **flags, **rest}
-    yield _Call("evaluate_completions", evaluate_completions, judged)
+    yield _Call("Prompts", Prompts, {**counts, **names, **flags})
     spans = {"answer": None, "expected": None, "inside": None, "documents": None, "stated": None}
     yield _Call(
         "CompletionPrompt", CompletionPrompt, {"prompt": "a b", "completion": None, **spans}

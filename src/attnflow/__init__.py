@@ -13,7 +13,7 @@ which need gradients or measurements beside the weights: `GradientRollout`, `Gra
 does, without any model. `explain` does all of it in one call; `ask` answers a question from
 documents and names those it drew on. `generate` continues a prompt and
 attributes every new token to it; `explain_completion` does so for a text that is there already.
-`evaluate_methods` says which method to trust for a model and its texts.
+`evaluate` says which method to trust for a model and its texts.
 
 Nothing heavy is imported until it is used: no torch for arrays, no matplotlib without a figure.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from attnflow.api import Answer, ask, explain, explain_completion, generate
     from attnflow.attribution import Attribution
     from attnflow.errors import AttnflowError
-    from attnflow.evaluation import evaluate_methods
+    from attnflow.evaluation import evaluate
     from attnflow.graph import LayeredGraph
     from attnflow.hosts.capture import capture, capture_batch
     from attnflow.hosts.load import load
@@ -73,8 +73,7 @@ _HOME = {
     "explain": "api",
     "generate": "api",
     "explain_completion": "api",
-    "evaluate_methods": "evaluation",
-    "evaluate_completions": "evaluation.ablation",
+    "evaluate": "evaluation",
     "load": "hosts.load",
     "Model": "hosts.model",
     "capture": "hosts.capture",
@@ -106,8 +105,7 @@ __all__ = [
     "explain",
     "generate",
     "explain_completion",
-    "evaluate_methods",
-    "evaluate_completions",
+    "evaluate",
     "load",
     "Model",
     "capture",

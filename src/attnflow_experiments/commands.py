@@ -288,7 +288,7 @@ def sst2(
     Raw attention, rollout and flow of a text classifier are correlated with its input gradients.
     """
     prepare_models()
-    from attnflow.evaluation.texts import read_texts
+    from attnflow.evaluation.subjects.examples import read_texts
     from attnflow.hosts.load import load
     from attnflow_experiments.report import finish
     from attnflow_experiments.sst2.experiment import Sst2

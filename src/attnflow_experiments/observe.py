@@ -10,8 +10,8 @@ import torch
 
 from attnflow.errors import ModelError
 from attnflow.errors.progress import Progress, relaying, tell
-from attnflow.evaluation.batching import batches_by_length
 from attnflow.evaluation.importance import Importance, Measure
+from attnflow.evaluation.importance.passes import batches_by_length
 from attnflow.explainers.prompts import neutral_ids
 from attnflow.hosts.capture import capture_batch
 from attnflow.trace import AttentionTrace
@@ -41,11 +41,11 @@ def observe_texts(
         that is an error.
     """
     importance: dict[str, list[Importance]] = {}
-    shared = {"tokenizer": tokenizer, "answer": answer, "batch_size": batch_size}
+    shared = {"answer": answer, "batch_size": batch_size}
     for name, measure in measures.items():
         try:
             with relaying(partial(_rename, name)):
-                importance[name] = measure(model, texts, **shared)
+                importance[name] = measure((model, tokenizer), texts, **shared)
         except ModelError as error:
             if refuse is None:
                 raise

@@ -1,38 +1,29 @@
-"""`attnflow evaluate`: which attribution to trust for a model and a file of texts."""
+"""`attnflow evaluate`: which attribution to trust for a model and some data."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from attnflow import storage
-from attnflow.cli.evaluate_images import ImageOptions, evaluate_images, names_images
-from attnflow.cli.evaluate_prompts import PromptOptions, evaluate_prompts, write_prompts
-from attnflow.cli.options import (
-    ChatOption,
-    JsonOption,
-    ModelOption,
-    SeedOption,
-    parse_method,
-    prepare_models,
-)
+from attnflow.cli.options import ChatOption, JsonOption, ModelOption, SeedOption, prepare_models
 from attnflow.cli.output import print_json, tell_written
 from attnflow.cli.progress import progress_bars
+from attnflow.data import name_subject
 from attnflow.errors import FileError, InputError, StoppedError
 from attnflow.methods import MEASURED_METHODS, METHODS
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
-    from attnflow.evaluation.ablation import CompletionEvaluation
-    from attnflow.evaluation.images import ImageEvaluation
-    from attnflow.evaluation.table import Table
+    from attnflow.evaluation.subjects import Subject
 
 __all__ = ["evaluate"]
 
@@ -44,10 +35,10 @@ def evaluate(
         Path,
         typer.Option(
             metavar="FILE|FOLDER",
-            help="The texts: .txt (one text on each line), .csv, .tsv, .jsonl or .parquet. A file "
-            "with a column 'prompt' is about what a language model writes after each prompt. For "
-            "images: a folder, or a table with a column 'path' and, where known, 'label' and "
-            "'box'.",
+            help="The texts: .txt (one text on each line), .csv, .tsv, .jsonl, .json, .parquet or "
+            ".arrow. A file with a column 'prompt' is about what a language model writes after "
+            "each prompt. For images: a folder, or a table with a column 'path' and, where known, "
+            "'label' and 'box'.",
         ),
     ],
     model: ModelOption = None,
@@ -74,13 +65,19 @@ def evaluate(
         ),
     ] = None,
     level: Annotated[
-        str, typer.Option(help="For prompts: what a source is: token, word, sentence or document.")
-    ] = "word",
+        str | None,
+        typer.Option(
+            help="For prompts: what a source is: token, word (the default), sentence or document."
+        ),
+    ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(help="For prompts: how many tokens the model writes, at most.")
-    ] = 20,
+        int | None,
+        typer.Option(help="For prompts: how many tokens the model writes, at most. Default: 20."),
+    ] = None,
     chat: ChatOption = False,
-    min_words: Annotated[int, typer.Option(help="Leave out texts with fewer words.")] = 2,
+    min_words: Annotated[
+        int | None, typer.Option(help="Leave out texts with fewer words. Default: 2.")
+    ] = None,
     skip: Annotated[
         int,
         typer.Option(
@@ -90,8 +87,12 @@ def evaluate(
     samples: Annotated[int, typer.Option(help="How many texts are drawn, at most.")] = 500,
     seed: SeedOption = 0,
     batch_size: Annotated[
-        int, typer.Option(help="How many changed texts go through the model at once.")
-    ] = 64,
+        int | None,
+        typer.Option(
+            help="How many changed texts (default: 64) or images (default: 32) go through the "
+            "model at once."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -99,7 +100,7 @@ def evaluate(
             help="Write CSV, Markdown and a figure to this folder, and keep the run in it.",
         ),
     ] = None,
-    resume: Annotated[
+    journal: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
@@ -109,106 +110,59 @@ def evaluate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which method to trust for MODEL on the texts of DATA.
+    """Say which method to trust for MODEL on the texts, prompts or images of DATA.
 
     Every method is held against what the model uses: words are taken away, and the answer loses
     something. Without --method all methods are compared. A file with a column 'prompt' (and, where
     known, 'completion', 'answer' and 'documents') is about what a language model or an
     encoder-decoder writes after each prompt.
     """
-    from attnflow.evaluation.texts import holds_prompts, read_texts
-
-    journal = output / f"{_NAME}.jsonl" if resume is None and output is not None else resume
-    if column is None and names_images(data):
-        image_options = ImageOptions(method, by, skip, samples, seed, batch_size)
-        _evaluate_images(data, model, image_options, journal, output, as_json)
-        return
-    if column is None and holds_prompts(data):
-        options = PromptOptions(method, level, by, max_new_tokens, chat, skip, samples, seed)
-        _evaluate_prompts(data, model, options, journal, output, as_json)
-        return
-    if chat or level != "word":
-        raise InputError("--chat and --level are for prompts; this file has no column 'prompt'.")
-    methods = None if method is None else [parse_method(name) for name in method]
-    texts = read_texts(data, column=column)
+    journal = output / f"{_NAME}.jsonl" if journal is None and output is not None else journal
     prepare_models()
-    from attnflow.evaluation import evaluate_methods
-    from attnflow.evaluation.importance.blanking import BlankToken
+    from attnflow.evaluation import evaluate as run
 
-    if by is not None and by not in get_args(BlankToken):
-        raise InputError(f"--by is one of {', '.join(get_args(BlankToken))}; got {by!r}.")
-    with _stoppable(journal), progress_bars("loading the model"):
-        evaluation = evaluate_methods(
+    options = {
+        **{"column": column, "by": by, "level": level, "max_new_tokens": max_new_tokens},
+        **{"chat": chat or None, "min_words": min_words, "batch_size": batch_size},
+    }
+    subject = _make_subject(data, {n: value for n, value in options.items() if value is not None})
+    with _stoppable(journal, subject.plural), progress_bars("loading the model"):
+        evaluation = run(
             model,
-            [each.text for each in texts],
-            methods=methods,
-            labels=[each.label for each in texts],
-            by=by,  # type: ignore[arg-type]  # checked above
-            min_words=min_words,
-            skip=skip,
+            data,
+            method,
+            subject=subject,
             samples=samples,
+            skip=skip,
             seed=seed,
-            batch_size=batch_size,
-            resume=journal,
+            journal=journal,
         )
     if output is not None:
-        parts = {"--min-words": min_words, "--skip": skip, "--samples": samples, "--seed": seed}
-        command = _command(data, model, column, method, by, parts)
-        _write(evaluation, output, command=command, source=data.name)
+        numbers = {"skip": skip, "samples": samples, "seed": seed}
+        _write(evaluation, output, data, _command(data, model, method, {**options, **numbers}))
     if as_json:
         print_json(evaluation.to_dict())
     else:
         _show(evaluation, data.name)
 
 
-def _evaluate_prompts(
-    data: Path,
-    model: str | None,
-    options: PromptOptions,
-    journal: Path | None,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    prepare_models()
-    with _stoppable(journal):
-        evaluation = evaluate_prompts(data, model, options, journal)
-    _hand_over(evaluation, data, output, as_json)
+def _make_subject(data: Path, options: Mapping[str, Any]) -> Subject:
+    """Return the subject of the data with the options that were given, which must be its own."""
+    from attnflow.evaluation.subjects import SUBJECTS
 
-
-def _evaluate_images(
-    data: Path,
-    model: str | None,
-    options: ImageOptions,
-    journal: Path | None,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    prepare_models()
-    with _stoppable(journal, "images"):
-        evaluation = evaluate_images(data, model, options, journal)
-    _hand_over(evaluation, data, output, as_json)
-
-
-def _hand_over(
-    evaluation: CompletionEvaluation | ImageEvaluation,
-    data: Path,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    """Written, printed as JSON, or shown as tables with the verdict."""
-    if output is not None:
-        write_prompts(evaluation, output, name=_NAME)
-    if as_json:
-        print_json(evaluation.to_dict())
-        return
-    console = Console(highlight=False)
-    count = f"{len(evaluation.used)} {evaluation.example_name}s"
-    _say(console, f"{count} from {data.name}; means with 95 % bootstrap intervals.")
-    _show_tables(console, evaluation.tables(), evaluation.verdict())
+    name = "text" if "column" in options else name_subject(data)
+    kind = SUBJECTS[name]
+    known = {field.name for field in fields(kind)}
+    for option in options:
+        if option not in known:
+            raise InputError(
+                f"--{option.replace('_', '-')} is no option of {name}s, which {data.name!r} holds."
+            )
+    return kind(**options)
 
 
 @contextmanager
-def _stoppable(journal: Path | None, plural: str = "texts") -> Iterator[None]:
+def _stoppable(journal: Path | None, plural: str) -> Iterator[None]:
     """Say what an interruption has left."""
     try:
         yield
@@ -223,29 +177,23 @@ def _stoppable(journal: Path | None, plural: str = "texts") -> Iterator[None]:
 
 
 def _show(evaluation: Evaluation, source: str) -> None:
-    from attnflow.evaluation.tables import heading, tables_of
-
     console = Console(highlight=False)
-    _say(console, heading(evaluation, source))
-    _show_tables(console, tables_of(evaluation), evaluation.verdict())
-
-
-def _show_tables(console: Console, tables: Iterable[Table], verdict: Iterable[str]) -> None:
-    for table in tables:
+    _say(console, evaluation.heading(source))
+    for table in evaluation.tables():
         console.print(f"\n[bold]{escape(table.title)}[/bold]", soft_wrap=True)
         for line in table.lines():
             console.print(line, markup=False, soft_wrap=True)
         if table.note:
             _say(console, table.note, style="dim")
     console.print()
-    for sentence in verdict:
+    for sentence in evaluation.verdict():
         _say(console, sentence, first="→ ", later="  ")
 
 
 def _say(
     console: Console, sentence: str, *, style: str = "", first: str = "", later: str = ""
 ) -> None:
-    """Whole words on each line; rich would break at hyphens of method names."""
+    """Print whole words on each line; rich would break at hyphens of method names."""
     wrapped = textwrap.fill(
         sentence,
         max(40, console.width),
@@ -257,8 +205,7 @@ def _say(
     console.print(wrapped, markup=False, style=style, soft_wrap=True)
 
 
-def _write(evaluation: Evaluation, output: Path, *, command: str, source: str) -> None:
-    from attnflow.evaluation.tables import markdown_of, panels_of
+def _write(evaluation: Evaluation, output: Path, data: Path, command: str) -> None:
     from attnflow.show import plots
 
     table, page, figure = (output / f"{_NAME}.{ending}" for ending in ("csv", "md", "png"))
@@ -267,25 +214,21 @@ def _write(evaluation: Evaluation, output: Path, *, command: str, source: str) -
     except OSError as error:
         raise FileError(f"{str(output)!r} cannot be written to: {error}.") from error
     storage.write_text(table, evaluation.to_csv())
-    storage.write_text(page, markdown_of(evaluation, command=command, source=source))
-    plots.interval_panels(panels_of(evaluation), figure)
+    storage.write_text(page, evaluation.to_markdown(source=data.name, command=command))
+    plots.interval_panels(evaluation.panels(), figure)
     for path in (table, page, figure):
         tell_written(path)
 
 
 def _command(
-    data: Path,
-    model: str | None,
-    column: str | None,
-    methods: list[str] | None,
-    by: str | None,
-    numbers: dict[str, int],
+    data: Path, model: str | None, methods: list[str] | None, options: Mapping[str, Any]
 ) -> str:
-    """What to type to get the same numbers; of paths only the last part."""
-    parts = ["attnflow evaluate", f"--data {data.name}"]
-    parts += [f"--model {Path(model).name if Path(model).is_dir() else model}"] if model else []
-    parts += [f"--column {column}"] if column else []
-    parts += [f"--method {name}" for name in methods or []]
-    parts += [f"--by {by}"] if by else []
-    parts += [f"{name} {number}" for name, number in numbers.items()]
-    return " ".join(parts)
+    """Return what to type to get the same numbers; of paths only the last part."""
+    words = ["attnflow evaluate", f"--data {data.name}"]
+    words += [f"--model {Path(model).name if Path(model).is_dir() else model}"] if model else []
+    words += [f"--method {name}" for name in methods or []]
+    for name, value in options.items():
+        if value is not None and name != "batch_size":
+            option = f"--{name.replace('_', '-')}"
+            words.append(option if value is True else f"{option} {value}")
+    return " ".join(words)

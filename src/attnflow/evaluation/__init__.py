@@ -1,8 +1,8 @@
-"""Which attribution to trust for a model and its texts: methods held against what the model uses.
+"""Which attribution to trust for a model: methods held against what the model uses.
 
-`evaluate_methods` runs; an `Evaluation` is what it found, a frozen value that can be shown,
-compared and written. Every method sees the same captured pass and every ranking the same perturbed
-texts, so that differences between methods are differences on the same examples.
+`evaluate` runs on texts, prompts or images; an `Evaluation` is what it found, a frozen value that
+can be shown, compared and written. Every method sees the same examples and every ranking the same
+perturbed ones, so that differences between methods are differences on the same examples.
 """
 
 from __future__ import annotations
@@ -10,8 +10,27 @@ from __future__ import annotations
 from attnflow.errors.lazy import submodules
 from attnflow.evaluation.records import Metric, Record
 from attnflow.evaluation.results import Evaluation
-from attnflow.evaluation.run import evaluate_methods
+from attnflow.evaluation.run import evaluate
+from attnflow.evaluation.subjects import (
+    CompletionPrompt,
+    ImageExample,
+    Images,
+    LabelledText,
+    Prompts,
+    Texts,
+)
 
-__all__ = ["Evaluation", "Metric", "Record", "evaluate_methods"]
+__all__ = [
+    "CompletionPrompt",
+    "Evaluation",
+    "ImageExample",
+    "Images",
+    "LabelledText",
+    "Metric",
+    "Prompts",
+    "Record",
+    "Texts",
+    "evaluate",
+]
 
-__getattr__ = submodules(__name__, ("ablation", "faithfulness", "images", "importance", "metrics"))
+__getattr__ = submodules(__name__, ("faithfulness", "importance", "metrics", "subjects"))

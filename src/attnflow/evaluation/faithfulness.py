@@ -9,25 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
 
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments, checked_seed
 from attnflow.evaluation import metrics
 from attnflow.evaluation.importance.base import Choice, Task
-from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
+from attnflow.evaluation.importance.blanking import BlankToken, blank_positions, check_blank
 from attnflow.evaluation.importance.passes import Passes, Text
+from attnflow.evaluation.records import RANDOM
+from attnflow.hosts.load import ModelLike
 
 __all__ = ["RANDOM", "Curves", "Faithfulness"]
 
-RANDOM = "random"
 _MOST = 10_000  # random orders: more is a mistake
-_STEPS = 10  # of the deletion and insertion curves
-_SHARE_STEPS = [round(share * _STEPS) for share in metrics.SHARES]
+_SHARE_STEPS = [round(share * metrics.STEPS) for share in metrics.SHARES]
 
 Floats = NDArray[np.float64]
 Positions = tuple[int, ...]
@@ -83,10 +82,8 @@ class Faithfulness:
     random_orders: how many random orders are averaged; each text draws its own.
     seed: the seed of the random orders.
 
-    >>> from attnflow.models.verb_number import load_verb_number
-    >>> model, vocabulary = load_verb_number()
     >>> rankings = {"by place": [[7, 6, 5, 4, 3, 2, 1]]}
-    >>> curves = Faithfulness()(model, ["the key to the cabinets"], rankings, tokenizer=vocabulary)
+    >>> curves = Faithfulness()(None, ["the key to the cabinets"], rankings)
     >>> list(curves), curves["by place"].deletion.shape
     (['by place', 'random'], (1, 11))
     """
@@ -105,11 +102,10 @@ class Faithfulness:
     @checked_arguments
     def __call__(
         self,
-        model: nn.Module,
+        model: ModelLike,
         texts: Sequence[str],
         rankings: Mapping[str, Sequence[ArrayLike]],
         *,
-        tokenizer: Any = None,
         answer: Choice | Sequence[Choice | None] | None = None,
         batch_size: int = 64,
     ) -> dict[str, Curves]:
@@ -118,7 +114,7 @@ class Faithfulness:
         `rankings[name][k]` has one value for each position of text k, larger for stronger; only
         words are taken away, the tokens that frame a text always stay.
         """
-        passes = Passes.over(model, tokenizer, batch_size)
+        passes = Passes.over(model, batch_size)
         check_blank(passes.ids, self.by)
         for name, rows in rankings.items():
             if len(rows) != len(texts):
@@ -127,7 +123,10 @@ class Faithfulness:
                 )
         task = Task.of(passes, texts, answer, "probability", "faithfulness")
         plans = [
-            {name: _plan(order) for name, order in self._orders(k, text, rankings).items()}
+            {
+                name: metrics.curve_steps(order)
+                for name, order in self._orders(k, text, rankings).items()
+            }
             for k, text in enumerate(task.texts)
         ]
         scores = self._scores(task, plans)
@@ -162,7 +161,7 @@ class Faithfulness:
             }
         )
         ids = task.passes.ids
-        rows = [blanked(task.texts[k].row, hidden, ids, self.by) for k, hidden in places]
+        rows = [blank_positions(task.texts[k].row, hidden, ids, self.by) for k, hidden in places]
         numbers = [k for k, _ in places]
         scores = task.scores(rows, numbers, keeps_positions=self.by != "delete")
         return dict(zip(places, scores, strict=True))
@@ -189,15 +188,6 @@ def _order(name: str, row: ArrayLike, text: Text, number: int) -> list[int]:
     return words[np.argsort(-values[words], kind="stable")].tolist()
 
 
-def _plan(order: Sequence[int]) -> list[tuple[Positions, Positions]]:
-    """What is hidden at each step: the strongest words, and all but the strongest.
-
-    A share of the words is rounded up, so that every step but the first takes at least one.
-    """
-    counts = [-(-step * len(order) // _STEPS) for step in range(_STEPS + 1)]
-    return [(tuple(sorted(order[:c])), tuple(sorted(order[c:]))) for c in counts]
-
-
 def _curves(
     score: Floats,
     scores: Mapping[tuple[int, Positions], float],
@@ -205,7 +195,7 @@ def _curves(
     names: Sequence[str],
 ) -> Curves:
     """The curves of one ranking, or the mean of those of several orders."""
-    shape = (len(names), len(plans), _STEPS + 1, 2)
+    shape = (len(names), len(plans), metrics.STEPS + 1, 2)
     values = np.array(
         [
             [[[scores.get((k, hidden), np.nan) for hidden in step] for step in plan[name]]

@@ -1,8 +1,8 @@
-"""A file that a long run is written to text by text, so that it can be stopped and gone on with.
+"""A file that a long run is written to, so that it can be stopped and gone on with.
 
-The first line says what the run is, every further line is one text's record. A line is written
+The first line says what the run is, every further line is one example's record. A line is written
 whole or cut off, never both: what follows the last line end is what an interruption left, and is
-dropped. While a run has the file open it is locked: two runs would write the same texts twice.
+dropped. While a run has the file open it is locked: two runs would write the same examples twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from attnflow import storage
 from attnflow.errors import FileError, InputError, shorten
-from attnflow.evaluation.records import RANDOM, Record, metrics_of, references_of
+from attnflow.evaluation.records import Record
 
 __all__ = ["Journal", "fingerprint"]
 
@@ -43,7 +43,7 @@ class Journal:
     >>> with Journal(path, {"seed": 0, "weights": "1f"}) as journal:
     ...     journal.append(Record(number=0, left_out="There are fewer than two words to rank."))
     >>> with Journal(path, {"seed": 0, "weights": "1f"}) as journal:
-    ...     [record.left_out for record in journal.records(methods=(), measures=())]
+    ...     [record.left_out for record in journal.records(lambda record: not record.scores)]
     ['There are fewer than two words to rank.']
     """
 
@@ -52,7 +52,7 @@ class Journal:
             raise InputError(
                 f"{shorten(str(path))}: a run can be kept only where all weights of the model are "
                 "in memory, since others cannot be told from those of another model. Load the "
-                "model without offloading, or leave out resume."
+                "model without offloading, or leave out journal=."
             )
         self.path, self.settings = path, settings
         self._name = shorten(str(path))
@@ -76,12 +76,8 @@ class Journal:
         with suppress(OSError):  # every record was flushed already
             self._file.close()
 
-    def records(self, methods: Collection[str], measures: Sequence[str]) -> list[Record]:
-        """The records that are there already; each must have every row and every metric."""
-        return self.fitting(lambda record: _fits(record, methods, measures))
-
-    def fitting(self, fits: Callable[[Record], bool]) -> list[Record]:
-        """The records that are there already, each held to what its run expects of a record."""
+    def records(self, fits: Callable[[Record], bool]) -> list[Record]:
+        """Return the records that are there already, each held to what its run expects of one."""
         return [self._record(number, line, fits) for number, line in enumerate(self._lines)]
 
     def append(self, record: Record) -> None:
@@ -163,25 +159,13 @@ class Journal:
         if not usable:
             raise FileError(
                 f"Line {number + 2} of {self._name} is damaged: it should be the record of "
-                f"text {number}, with every metric of every row. Delete it and what follows to go "
-                "on from there."
+                f"example {number}, with every metric of every row. Delete it and what follows to "
+                "go on from there."
             )
         return record
 
 
 _BINARY: int = getattr(os, "O_BINARY", 0)
-
-
-def _fits(record: Record, methods: Collection[str], measures: Sequence[str]) -> bool:
-    if record.left_out:
-        return not record.scores
-    rows = {*methods, RANDOM, *references_of(measures)}
-    metrics = {metric.name for metric in metrics_of(measures)}
-    return (
-        set(record.scores) == rows
-        and all(set(scores) == metrics for scores in record.scores.values())
-        and set(record.seconds) == set(methods)
-    )
 
 
 def _parsed(line: bytes) -> Any:

@@ -7,7 +7,7 @@ models; nothing here does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,25 +17,35 @@ from attnflow.errors import InputError, optional_import
 
 __all__ = [
     "SHARES",
+    "STEPS",
     "PairedDifference",
     "Summary",
     "area",
     "bootstrap_interval",
+    "bootstrap_ratio",
     "compare_paired",
     "comprehensiveness",
+    "curve_steps",
     "dense_rank_correlation",
+    "group_sums",
     "kendall",
+    "linear_datamodeling_score",
     "partial_spearman",
+    "rank_of",
     "spearman",
     "sufficiency",
     "summarize",
 ]
 
 Floats = NDArray[np.float64]
+Positions = tuple[int, ...]
 _NAN = float("nan")
 _DRAWS = 2_000
 _FLIPS = 10_000
 _NOTHING_LEFT = 1e-9  # share of a ranking's variance below which the rest is rounding
+
+STEPS = 10
+"""Steps of a deletion or insertion curve, from none to all."""
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 """Shares of a text's words that comprehensiveness and sufficiency average over.
@@ -182,6 +192,71 @@ def area(curve: ArrayLike) -> float:
     return float((values[0] + values[-1]) / 2 + values[1:-1].sum()) / (len(values) - 1)
 
 
+def curve_steps(order: Sequence[int], steps: int = STEPS) -> list[tuple[Positions, Positions]]:
+    """Return what is hidden at each step of the deletion and of the insertion curve.
+
+    Deletion takes away the strongest first; insertion has only the strongest left. A share is
+    rounded up, so that every step but the first takes at least one.
+
+    >>> curve_steps([2, 0, 1], steps=3)
+    [((), (0, 1, 2)), ((2,), (0, 1)), ((0, 2), (1,)), ((0, 1, 2), ())]
+    """
+    counts = [-(-step * len(order) // steps) for step in range(steps + 1)]
+    return [(tuple(sorted(order[:count])), tuple(sorted(order[count:]))) for count in counts]
+
+
+# --- scores of sources against ablations ---------------------------------------------------------
+
+# Ties count against a method: a true source with the score of others is ranked behind them.
+
+
+def linear_datamodeling_score(
+    scores: ArrayLike, hidden: NDArray[np.bool_], response: ArrayLike
+) -> float:
+    """LDS: Spearman's correlation, over ablations, of the kept sources' summed scores and the
+    response; nan if either side is constant.
+
+    hidden: (ablations, sources), True where a source was taken away.
+
+    >>> hidden = np.array([[True, False], [False, True], [False, False]])
+    >>> round(linear_datamodeling_score([2.0, 1.0], hidden, [-5.0, -3.0, -1.0]), 6)
+    1.0
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    if hidden.shape[1:] != values.shape:
+        raise InputError(f"{values.shape} scores for ablations of shape {hidden.shape}.")
+    return spearman((~hidden).astype(np.float64) @ values, response)
+
+
+def rank_of(scores: ArrayLike, true: Collection[int]) -> int:
+    """The rank of the best true source, from 1; sources with the same score stand before it.
+
+    >>> rank_of([0.1, 0.5, 0.5], [1])
+    2
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    members = sorted(true)
+    if not members:
+        raise InputError("A rank needs at least one true source.")
+    others = np.delete(values, members)
+    return int(1 + (others >= values[members].max()).sum())
+
+
+def group_sums(scores: ArrayLike, groups: Sequence[int]) -> Floats:
+    """Scores of coarser units: sums of their sources'; sources in no unit (-1) are left out.
+
+    >>> group_sums([1.0, 2.0, 4.0], [0, 0, 1]).tolist()
+    [3.0, 4.0]
+    """
+    members = np.asarray(groups)
+    inside = members >= 0
+    if not inside.any():
+        raise InputError("No source lies in a unit of this level.")
+    values = np.asarray(scores, dtype=np.float64)[inside]
+    sums = np.bincount(members[inside], weights=values, minlength=int(members.max()) + 1)
+    return np.asarray(sums, dtype=np.float64)
+
+
 # --- how sure we are -----------------------------------------------------------------------------
 
 
@@ -224,6 +299,11 @@ class PairedDifference:
     p: float
     n: int
     undefined: int
+
+    def in_words(self) -> str:
+        """Return the difference with its interval, for a sentence."""
+        interval = f"{self.low:+.3f} to {self.high:+.3f}"
+        return f"{self.difference:+.3f}, 95 % interval {interval}"
 
 
 def summarize(values: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Summary:
@@ -307,6 +387,31 @@ def _sign_flip(differences: Floats, rng: np.random.Generator) -> float:
         sums = differences.sum() - 2 * (flips @ differences)
         extreme += int((np.abs(sums) >= size).sum())
     return (1 + extreme) / (1 + _FLIPS)
+
+
+def bootstrap_ratio(
+    values: ArrayLike, others: ArrayLike, *, confidence: float = 0.95, seed: int = 0
+) -> tuple[float, float, float]:
+    """mean(values) / mean(others) over the same examples, with its percentile interval.
+
+    The mean of ratios would be ruled by examples whose denominator is near zero. Examples where
+    either side is undefined are left out.
+
+    >>> bootstrap_ratio([1.0, 1.0], [2.0, 2.0])
+    (0.5, 0.5, 0.5)
+    """
+    pair = np.stack([np.asarray(values, float), np.asarray(others, float)])
+    pair = pair[:, np.isfinite(pair).all(axis=0)]
+    count = pair.shape[1]
+    if not count:
+        return (float("nan"),) * 3
+    draws = np.random.default_rng(seed).integers(count, size=(_DRAWS, count))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = pair[0][draws].mean(axis=1) / pair[1][draws].mean(axis=1)
+        ratio = float(pair[0].mean() / pair[1].mean())
+    tail = (1 - confidence) / 2 * 100
+    low, high = np.nanpercentile(ratios, [tail, 100 - tail])
+    return ratio, float(low), float(high)
 
 
 def _parts(draws: int, length: int) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Running an evaluation: every text once, for all methods together, kept as it goes."""
+"""Running an evaluation: every example once, for all methods together, kept as it goes."""
 
 from __future__ import annotations
 
@@ -6,204 +6,153 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from attnflow._version import __version__
 from attnflow.errors import InputError, ModelError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
-from attnflow.errors.progress import tell
+from attnflow.errors.progress import patiently, tell
 from attnflow.evaluation.fingerprint import digest_of, digest_of_tokenizer, digest_of_weights
-from attnflow.evaluation.importance import BlankOut, InputGradient, Measure
-from attnflow.evaluation.importance.blanking import BlankToken
-from attnflow.evaluation.importance.passes import Passes
 from attnflow.evaluation.journal import Journal
-from attnflow.evaluation.judge import RANDOM_ORDERS, Judge
 from attnflow.evaluation.records import Record
 from attnflow.evaluation.results import Evaluation
+from attnflow.evaluation.subjects import Subject, guess_subject
+from attnflow.evaluation.subjects.base import Judge
 from attnflow.hosts.capture import provenance_of
-from attnflow.hosts.load import load
-from attnflow.methods import METHODS, Method, make_method
+from attnflow.hosts.load import ModelLike
 
-__all__ = ["by_label", "evaluate_methods", "label_of"]
+__all__ = ["evaluate"]
 
-_BLANKS: tuple[BlankToken, ...] = ("unk", "mask", "pad")
+_MOST = 1_000_000  # examples: more is a mistake
 
 
 @checked_arguments
-def evaluate_methods(
-    model: nn.Module | str | os.PathLike[str] | None,
-    texts: Sequence[str],
+def evaluate(
+    model: ModelLike,
+    data: Any,
+    methods: Any = None,
     *,
-    tokenizer: Any = None,
-    methods: Sequence[str | Method] | None = None,
-    measures: Mapping[str, Measure] | None = None,
-    labels: Sequence[str | None] | None = None,
-    by: BlankToken | None = None,
-    min_words: int = 2,
-    skip: int = 0,
+    subject: Subject | None = None,
     samples: int | None = None,
+    skip: int = 0,
     seed: int = 0,
-    batch_size: int = 64,
-    resume: str | os.PathLike[str] | None = None,
+    journal: str | os.PathLike[str] | None = None,
 ) -> Evaluation:
-    """Which attribution agrees with what this model uses on these texts?
+    """Say which attribution agrees with what this model uses on these examples.
 
-    The row that is judged is that of the position the model's answer is read from, at the highest
-    layer; only words are ranked. Each text is captured once for all methods.
-
-    model: a Hugging Face name, a local path, a loaded model (then pass its `tokenizer` too), or
-        None for the model that ships with attnflow.
-    methods: names or methods such as `Flow(residual=0.4)`; default: all. Those that the model
-        cannot be explained by are left out, with the reason.
-    measures: what methods are correlated with, by a name; default: blank-out and input gradients.
-    labels: the right answer of each text, if known; only the model's accuracy is read from it.
-    by: what a word is blanked by, "unk", "mask", "pad" or "delete"; default: the first there is.
-    min_words: texts with fewer words, as spaces divide them, are not drawn.
-    skip, samples: of the texts in an order drawn by `seed`, leave out so many and take so many
-        (default: all). With a larger `samples` the first ones are the same.
-    resume: a file that every text's result is kept in; if it is there, the run goes on after it.
+    model: a name, a folder, a loaded model with its tokenizer, or None for the model that ships
+        with attnflow: a classifier of texts, or SmolLM2 for prompts.
+    data: a file or a folder, or a list: of texts, of `CompletionPrompt`s, of images. A table with a
+        column `prompt` is about what a language model writes, one with paths of images about those.
+    methods: names or methods such as `Flow(residual=0.4)`, for prompts also functions by a name of
+        your own; default: those of the subject. Those that the model cannot be explained by are
+        left out, with the reason.
+    subject: `Texts(...)`, `Prompts(...)` or `Images(...)` with its settings; default: by the data.
+    skip, samples: of the examples in an order drawn by `seed` (prompts in their own), leave out so
+        many and take so many (default: all). With larger `samples` the first ones are the same.
+    journal: a file that every result is kept in; if it is there, the run goes on after it.
 
     >>> texts = ["the key to the cabinets", "some people in the old city"]
-    >>> evaluation = evaluate_methods(None, texts, methods=["rollout", "alti"], samples=1)
+    >>> evaluation = evaluate(None, texts, ["rollout", "alti"], samples=1)
     >>> evaluation.methods, len(evaluation.used)
     (('rollout', 'alti'), 1)
     """
-    loaded = load(model, tokenizer=tokenizer)
-    model, tokenizer = loaded.module, loaded.tokenizer
+    subject = guess_subject(data) if subject is None else subject
+    if samples is not None and not 1 <= samples <= _MOST:
+        raise InputError(f"samples is a number of at least 1; got {samples!r}.")
     seed = checked_seed(seed)
-    order = _order(texts, min_words=min_words, seed=seed, skip=skip)
-    if labels is not None and len(labels) != len(texts):
-        raise InputError(f"{len(labels)} labels were given for {len(texts)} texts.")
-    count = _count(order, samples)
-    blank = by or _blank(Passes.over(model, tokenizer, batch_size))
-    judge = Judge(
-        model=model,
-        tokenizer=tokenizer,
-        measures=measures or {"blank-out": BlankOut(by=blank), "gradient": InputGradient()},
-        by=blank,
-        seed=seed,
-        batch_size=batch_size,
-    )
-    labelled = by_label(methods if methods is not None else list(METHODS))
-    drawn_texts = tuple(texts[k] for k in order)
-    settings = {
-        **_settings(judge, labelled, drawn_texts), "min_words": min_words, "skip": skip
-    }  # fmt: skip
-    records, refused = _run(judge, labelled, drawn_texts, count, settings, resume)
+    examples = draw_examples(subject, subject.read(data), seed=seed, skip=skip)
+    judge = subject.judge(model, examples, methods, seed)
+    settings = {**_settings(judge, examples), "skip": skip}
+    goal = len(examples[:samples])
+    with ExitStack() as stack:
+        # The journal is opened first: what is wrong with it is said before anything is run.
+        file = stack.enter_context(Journal(Path(journal), settings)) if journal else None
+        judge.try_methods(examples[:goal])
+        records = _judge_all(judge, examples, goal, file)
+    return _conclude(judge, examples, records, settings)
+
+
+def draw_examples(subject: Subject, examples: Sequence[Any], *, seed: int, skip: int) -> list[Any]:
+    """Return the examples that may be used, in a drawn order, so that a longer run goes on."""
+    if skip < 0:
+        raise InputError(f"skip is at least 0; got skip={skip!r}.")
+    usable = [example for example in examples if subject.can_draw(example)]
+    if subject.shuffled:
+        random.Random(seed).shuffle(usable)
+    if not usable[skip:]:
+        raise InputError(
+            f"Of {len(examples)} {subject.plural} {len(usable)} can be drawn "
+            f"({shorten(subject)}), and {skip} of these are skipped: none is left."
+        )
+    return usable[skip:]
+
+
+def _judge_all(
+    judge: Judge, examples: Sequence[Any], goal: int, journal: Journal | None
+) -> list[Record]:
+    """Return the records up to the goal: those of the journal, then those that are missing."""
+    records = journal.records(judge.fits) if journal else []
+    done = _count(judge, records)
+    while done < goal and len(records) < len(examples):
+        with patiently():
+            records.append(judge.record(len(records), examples[len(records)]))
+        if journal:
+            journal.append(records[-1])
+        done = _count(judge, records)
+        tell(judge.subject.plural, min(done, goal), goal)
+    while _count(judge, records[:-1]) >= goal:
+        records.pop()  # a journal of a longer run
+    if all(record.left_out for record in records):
+        plural = judge.subject.plural
+        raise ModelError(f"None of {len(records)} {plural} could be used: {records[0].left_out}")
+    return records
+
+
+def _count(judge: Judge, records: Sequence[Record]) -> int:
+    """Return how many records count: all that were drawn, or else those that can be used."""
+    if judge.subject.shuffled:
+        return len(records)
+    return sum(not record.left_out for record in records)
+
+
+def _conclude(
+    judge: Judge, examples: Sequence[Any], records: Sequence[Record], settings: Mapping[str, Any]
+) -> Evaluation:
+    rows = {row for record in records for row in record.scores}
+    names = [name for name in judge.methods if name not in judge.baselines]
+    earlier = {name: "It was refused earlier in this run." for name in names if name not in rows}
+    refused = {**earlier, **judge.refused}
+    if names and not rows.intersection(names):
+        reasons = " ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise ModelError(f"No method can be run on this model. {reasons}")
+    about = [judge.subject.describe(example) for example in examples]
     return Evaluation(
-        methods=tuple(name for name in labelled if name not in refused),
-        measures=tuple(judge.measures),
-        records=records,
+        subject=judge.subject,
+        methods=tuple(name for name in names if name in rows),
+        baselines=judge.baselines,
+        records=tuple(records),
         refused=refused,
-        texts=drawn_texts,
-        labels=tuple(None if labels is None else labels[k] for k in order),
+        examples=tuple(name for name, _ in about),
+        labels=tuple(label for _, label in about),
         settings=settings,
     )
 
 
-def _run(
-    judge: Judge,
-    methods: Mapping[str, Method],
-    texts: Sequence[str],
-    count: int,
-    settings: Mapping[str, Any],
-    resume: str | os.PathLike[str] | None,
-) -> tuple[tuple[Record, ...], dict[str, str]]:
-    """Records of the first `count` texts, and the methods that were refused."""
-    with ExitStack() as stack:
-        # The journal is opened first: what is wrong with it is said before anything is run.
-        journal = stack.enter_context(Journal(Path(resume), settings)) if resume else None
-        refused = judge.refusals(texts[:count], methods)
-        usable = {name: method for name, method in methods.items() if name not in refused}
-        records = journal.records(list(usable), list(judge.measures)) if journal else []
-        for number in range(len(records), count):
-            records.append(judge.record(number, texts[number], usable))
-            if journal:
-                journal.append(records[-1])
-            tell("texts", number + 1, count)
-    if all(record.left_out for record in records[:count]):
-        raise ModelError(f"None of {count} texts could be used: {records[0].left_out}")
-    return tuple(records[:count]), refused
-
-
-def _settings(judge: Judge, methods: Mapping[str, Method], texts: Sequence[str]) -> dict[str, Any]:
-    """In words, for the first line of a journal: the same settings give the same numbers."""
-    model = judge.model
-    about = provenance_of(model, str(next(model.parameters()).dtype))
+def _settings(judge: Judge, examples: Sequence[Any]) -> dict[str, Any]:
+    """Return, for the first line of a journal, all that the numbers depend on."""
+    module, tokenizer = judge.model
+    provenance = provenance_of(module, str(next(module.parameters()).dtype))
+    subject = judge.subject
     return {
         "attnflow": __version__,
-        "model": about["model"],
-        "weights": digest_of_weights(model),
-        "tokenizer": digest_of_tokenizer(judge.tokenizer),
-        "data": digest_of(["\n".join(texts).encode("utf-8", "surrogatepass")]),
-        "texts": len(texts),
-        "methods": list(methods),
-        "measures": {name: repr(measure) for name, measure in judge.measures.items()},
-        "by": judge.by,
-        "random_orders": RANDOM_ORDERS,
-        "seed": judge.seed,
+        "subject": subject.name,
+        "model": provenance["model"],
+        "dtype": provenance["dtype"],
+        "weights": digest_of_weights(module),
+        "tokenizer": None if tokenizer is None else digest_of_tokenizer(tokenizer),
+        "data": digest_of(subject.content(example) + b"\n" for example in examples),
+        subject.plural: len(examples),
+        **judge.settings(),
     }
-
-
-def _order(texts: Sequence[str], *, min_words: int, seed: int, skip: int) -> list[int]:
-    """Which texts, in which order; the order of all is drawn, so that a longer run goes on."""
-    if isinstance(texts, str) or not len(texts):
-        raise InputError(f"A list of texts is needed; got {shorten(texts)}.")
-    if not isinstance(skip, int) or skip < 0 or not isinstance(min_words, int) or min_words < 1:
-        raise InputError(
-            "skip is at least 0 and min_words at least 1; "
-            f"got skip={skip!r} and min_words={min_words!r}."
-        )
-    order = [k for k, text in enumerate(texts) if len(text.split()) >= min_words]
-    random.Random(seed).shuffle(order)
-    if not order[skip:]:
-        raise InputError(
-            f"Of {len(texts)} texts {len(order)} have at least {min_words} words, and {skip} of "
-            "these are skipped: none is left."
-        )
-    return order[skip:]
-
-
-def _count(order: Sequence[int], samples: int | None) -> int:
-    if samples is not None and (not isinstance(samples, int) or samples < 1):
-        raise InputError(f"samples is a number of at least 1; got {samples!r}.")
-    return len(order[:samples])
-
-
-def _blank(passes: Passes) -> BlankToken:
-    return next((name for name in _BLANKS if name in passes.ids.blanks), "delete")
-
-
-def label_of(method: Method) -> str:
-    """A method's name, and every option that is not as by default.
-
-    >>> from attnflow import Rollout
-    >>> label_of(Rollout(residual=0.4))
-    'rollout residual=0.4'
-    """
-    options = [
-        f"{field.name}={value}"
-        for field in fields(method)
-        if (value := getattr(method, field.name)) != field.default
-    ]
-    return " ".join([method.name, *options])
-
-
-def by_label(methods: Sequence[str | Method]) -> dict[str, Method]:
-    """Methods by their labels; at least one, each once.
-
-    >>> list(by_label(["rollout", "raw"]))
-    ['rollout', 'raw']
-    """
-    instances = [make_method(method) for method in methods]
-    labelled = {label_of(method): method for method in instances}
-    if not instances or len(labelled) < len(instances):
-        raise InputError(
-            f"methods={[label_of(method) for method in instances]}: at least one is needed, each "
-            "once."
-        )
-    return labelled

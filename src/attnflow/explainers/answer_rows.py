@@ -10,15 +10,17 @@ import numpy as np
 from torch import nn
 
 from attnflow.attribution import Attribution
+from attnflow.errors import ModelError
 from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import Method, make_method
 from attnflow.methods.rows import pooled_row
 from attnflow.methods.towers import image_sources
 from attnflow.tokens import TokenRef, Tokens
+from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
-__all__ = ["apply_method", "default_method", "join_targets"]
+__all__ = ["apply_method", "default_method", "explain_answer", "join_targets"]
 
 
 def default_method(model: nn.Module, options: Mapping[str, Any] | None = None) -> Method:
@@ -63,10 +65,8 @@ def apply_method(
     own_gradient = GRADIENTS in record or (GRADIENT_ATTENTION in record and targets is not None)
     if not each or not own_gradient:
         trace = capture(model, text, methods=[method], **options)
-        if predicting and trace.prediction is not None and trace.prediction.pooled:
-            return pooled_row(method(trace, layers=layers))
         if predicting and trace.prediction is not None:
-            targets = trace.prediction.position  # the rows of others answer other questions
+            return explain_answer(method, trace, layers=layers)
         return method(trace, targets=targets, layers=layers, sources=image_sources(trace))
     names = ("tokenizer", "processor", "decoder_text")
     shared: dict[str, Any] = {name: options.get(name) for name in names}
@@ -77,6 +77,28 @@ def apply_method(
         method(trace, targets=[row], layers=layers) for row, trace in zip(rows, traces, strict=True)
     ]
     return join_targets(results, tokens.select(rows))
+
+
+def explain_answer(
+    method: Method, trace: AttentionTrace, *, layers: Sequence[int] | int | None = None
+) -> Attribution:
+    """Apply a method to the row that the answer of a trace is read from; one pass serves many.
+
+        >>> from attnflow.errors import ModelError
+    from attnflow.hosts.capture import capture
+        >>> from attnflow.methods import Rollout
+        >>> from attnflow.models.verb_number import load_verb_number
+        >>> model, vocabulary = load_verb_number()
+        >>> trace = capture(model, "the keys", tokenizer=vocabulary)
+        >>> explain_answer(Rollout(), trace, layers=-1).values.shape
+        (1, 1, 4)
+    """
+    if trace.prediction is None:
+        raise ModelError("The model gives no answer, so there is no position to explain.")
+    if trace.prediction.pooled:
+        return pooled_row(method(trace, layers=layers))
+    position = trace.prediction.position  # the rows of others answer other questions
+    return method(trace, targets=position, layers=layers, sources=image_sources(trace))
 
 
 def join_targets(results: Sequence[Attribution], targets: Tokens) -> Attribution:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnflow.errors import FileError, InputError
-from attnflow.evaluation.ablation import CompletionPrompt
+from attnflow.evaluation import CompletionPrompt
 from attnflow_experiments.known_answer.data import Wording, fact_prompts
 
 __all__ = ["PARTS", "Part", "clean_wiki_text", "facts", "part_of", "passages", "questions"]

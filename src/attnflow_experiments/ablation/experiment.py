@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from attnflow.errors import FileError, InputError, did_you_mean
 from attnflow.errors.progress import relaying
-from attnflow.evaluation.ablation import CompletionEvaluation, CompletionPrompt
-from attnflow.evaluation.ablation.judge import LEAVE_ONE_DOCUMENT_OUT
-from attnflow.evaluation.ablation.metrics import bootstrap_ratio
-from attnflow.evaluation.ablation.rankings import named_rankings
-from attnflow.evaluation.ablation.run import evaluate_completions
-from attnflow.evaluation.metrics import summarize
+from attnflow.evaluation import CompletionPrompt, Evaluation, Prompts, evaluate
+from attnflow.evaluation.metrics import bootstrap_ratio, summarize
+from attnflow.evaluation.subjects.prompts import LEAVE_ONE_DOCUMENT_OUT
+from attnflow.evaluation.subjects.rankings import named_rankings
 from attnflow.evaluation.table import Cell, Table
 from attnflow_experiments.ablation.data import PARTS, Part, facts, passages, questions
 from attnflow_experiments.report import Report
@@ -93,19 +91,19 @@ def observe(
     ablations: int,
     seed: int,
     journal: Path | None,
-) -> CompletionEvaluation:
+) -> Evaluation:
     """Every method on every prompt; with a journal, the run goes on where it stopped."""
     with relaying(lambda step: step._replace(stage=kind)):
-        return evaluate_completions(
-            model,
+        return evaluate(
+            (model, tokenizer),
             prompts,
-            tokenizer=tokenizer,
-            methods=methods,
-            ablations=ablations if KINDS[kind].ablated else 0,
+            methods,
+            subject=Prompts(
+                ablations=ablations if KINDS[kind].ablated else 0, **KINDS[kind].options
+            ),
             seed=seed,
             samples=min(KINDS[kind].samples, samples or KINDS[kind].samples),
-            resume=journal,
-            **KINDS[kind].options,
+            journal=journal,
         )
 
 
@@ -130,20 +128,20 @@ _COLUMNS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def kind_table(kind: str, evaluation: CompletionEvaluation) -> Table:
+def kind_table(kind: str, evaluation: Evaluation) -> Table:
     """One kind of data: methods × figures, with 95 % intervals over prompts."""
     columns = dict(_COLUMNS[kind])
-    if REFERENCE not in evaluation.methods:
+    if REFERENCE not in evaluation.rows:
         columns.pop("share", None)
     rows = {
         row: (*(_cell(evaluation, row, name) for name in columns), Cell(evaluation.seconds(row)))
-        for row in evaluation.methods
+        for row in evaluation.rows
     }
     headings = (*columns.values(), "seconds")
     return Table(kind, KINDS[kind].title, headings, rows, _note(kind, evaluation))
 
 
-def _cell(evaluation: CompletionEvaluation, row: str, name: str) -> Cell:
+def _cell(evaluation: Evaluation, row: str, name: str) -> Cell:
     if name == "share":
         ratio, low, high = bootstrap_ratio(
             evaluation.values(row, "drop"), evaluation.values(REFERENCE, "drop")
@@ -155,12 +153,12 @@ def _cell(evaluation: CompletionEvaluation, row: str, name: str) -> Cell:
     return Cell.of_share(evaluation.summary(row, name))
 
 
-def _agreed(evaluation: CompletionEvaluation) -> NDArray[np.bool_]:
+def _agreed(evaluation: Evaluation) -> NDArray[np.bool_]:
     """Prompts whose true document matters most when each is hidden: there the truth is certain."""
     return np.asarray(evaluation.values(LEAVE_ONE_DOCUMENT_OUT, "document") == 1)
 
 
-def _note(kind: str, evaluation: CompletionEvaluation) -> str:
+def _note(kind: str, evaluation: Evaluation) -> str:
     note = f"{len(evaluation.used)} of {len(evaluation.records)} prompts that were run count."
     if kind == "documents":
         note += f" Leaving out one document at a time agrees on {int(_agreed(evaluation).sum())}."
@@ -169,9 +167,9 @@ def _note(kind: str, evaluation: CompletionEvaluation) -> str:
     return note
 
 
-def differences_table(kind: str, evaluation: CompletionEvaluation) -> Table:
+def differences_table(kind: str, evaluation: Evaluation) -> Table:
     """The first method less each other, on the same prompts, with the sign-flip test's p."""
-    first, *others = evaluation.methods
+    first, *others = evaluation.rows
     compared_names = [n for n in ("lds", "drop", "first", "document") if n in _COLUMNS[kind]]
     names = [name for name in compared_names if _has(evaluation, name)]
     rows = {
@@ -188,7 +186,7 @@ def differences_table(kind: str, evaluation: CompletionEvaluation) -> Table:
     )
 
 
-def _has(evaluation: CompletionEvaluation, metric: str) -> bool:
+def _has(evaluation: Evaluation, metric: str) -> bool:
     return metric in {each.name for each in evaluation.metrics}
 
 
@@ -248,7 +246,7 @@ class AblationExperiment:
         journals: Path | None,
     ) -> Report:
         """Run every kind there is data for; `journals` is a folder that keeps each as it goes."""
-        evaluations: dict[str, CompletionEvaluation] = {}
+        evaluations: dict[str, Evaluation] = {}
         missing = []
         for kind in self.kinds:
             prompts = prompts_of(kind, self.part, data, self.skip)
@@ -275,9 +273,7 @@ class AblationExperiment:
         """The file that the run on one kind of data is kept in."""
         return f"ablation-{kind}-{self.part}.jsonl"
 
-    def _report(
-        self, evaluations: Mapping[str, CompletionEvaluation], missing: list[str]
-    ) -> Report:
+    def _report(self, evaluations: Mapping[str, Evaluation], missing: list[str]) -> Report:
         tables: list[Table] = []
         findings = []
         for kind, evaluation in evaluations.items():

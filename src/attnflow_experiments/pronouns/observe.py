@@ -150,7 +150,7 @@ class PronounReader:
     def _read(
         self, sentences: Sequence[PronounSentence], encoded: Sequence[_Encoded]
     ) -> list[Reading]:
-        passes = Passes.over(self.model, self.tokenizer, _BATCH)
+        passes = Passes.over((self.model, self.tokenizer), _BATCH)
         rows = [{name: x[0].numpy() for name, x in padded([s.ids]).items()} for s in encoded]
         answers = passes.read(rows, lambda k, scores: _answer(scores, encoded[k].pronouns))
         inputs = padded([one.ids for one in encoded])

@@ -132,7 +132,7 @@ class Scenes:
         """Ask, explain, hide; a run with a journal goes on where it was stopped."""
         records: list[Record] = []
         with self._journal(journal, model) as file:
-            records = [] if file is None else file.fitting(_fits)
+            records = [] if file is None else file.records(_fits)
             for case in self._questions(model, processor, start=len(records)):
                 record = _record(case, len(records))
                 records.append(record)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from attnflow.errors import InputError, TokensError, did_you_mean
-from attnflow.evaluation.texts import LabelledText
+from attnflow.evaluation.subjects.examples import LabelledText
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import quiet_about_limits
 from attnflow_experiments.report import Report, SampledExperiment

@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 
 from attnflow.errors.percent import percent
-from attnflow.evaluation.faithfulness import RANDOM, Faithfulness
+from attnflow.evaluation.faithfulness import Faithfulness
 from attnflow.evaluation.metrics import partial_spearman, spearman
+from attnflow.evaluation.records import RANDOM
 from attnflow.evaluation.table import Cell, Table, decimals
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
 from attnflow_experiments.layers import (
@@ -185,10 +186,9 @@ def faithfulness_table(
         name: [o.importance[name] for o in observations] for name in ("blank-out", "gradient")
     }
     curves = Faithfulness()(
-        model,
+        (model, vocabulary),
         [text_of(example) for example in examples],
         rankings,
-        tokenizer=vocabulary,
         answer=[example.label for example in examples],
     )
     columns = ("comprehensiveness", "sufficiency", "deletion_area", "insertion_area")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnflow.attribution import Contribution
 from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whole_number
@@ -18,6 +18,7 @@ from attnflow.errors.percent import percent
 from attnflow.errors.progress import tell
 from attnflow.evaluation.importance.passes import Forward, Passes, Row, Score, Text, score_of
 from attnflow.hosts.adapter import Scores
+from attnflow.hosts.load import ModelLike
 from attnflow.tokens import Tokens
 
 __all__ = ["Answer", "Choice", "Importance", "Measure", "Task", "read_answers"]
@@ -45,10 +46,8 @@ class Importance:
     `is_word` is false where a token only frames the text. `answer` and `probability` are of the
     text as it is; `position` is where the answer was read.
 
-    >>> from attnflow.models.verb_number import load_verb_number
     >>> from attnflow.evaluation.importance import BlankOut
-    >>> model, vocabulary = load_verb_number()
-    >>> importance = BlankOut()(model, ["the key to the cabinets"], tokenizer=vocabulary)[0]
+    >>> importance = BlankOut()(None, ["the key to the cabinets"])[0]
     >>> importance.answer, importance.top(1)[0].token
     ('singular', 'to')
     """
@@ -68,7 +67,7 @@ class Importance:
         self.values.flags.writeable = False
 
     def top(self, k: int = 5) -> list[Contribution]:
-        """The k tokens that matter most, strongest first; those not measured left out."""
+        """Return the k tokens that matter most, strongest first; those not measured left out."""
         if k < 1:
             raise InputError(f"top(k) needs k of at least 1; got {k}.")
         order = np.argsort(-np.abs(self.values), kind="stable")[:k].tolist()
@@ -104,35 +103,29 @@ class Measure(ABC):
     @checked_arguments
     def __call__(
         self,
-        model: nn.Module,
+        model: ModelLike,
         texts: Sequence[str],
         *,
-        tokenizer: Any = None,
         answer: Choice | Sequence[Choice | None] | None = None,
         batch_size: int = 64,
     ) -> list[Importance]:
-        """Importance of every token of every text to the model's answer.
+        """Return the importance of every token of every text to the model's answer.
 
         `answer` is the choice to explain, the same for all texts or one for each; None is what the
         model itself says.
         """
-        task = Task.of(
-            Passes.over(model, tokenizer, batch_size),
-            texts,
-            answer,
-            self.score,
-            self.name,
-        )
+        passes = Passes.over(model, batch_size)
+        task = Task.of(passes, texts, answer, self.score, self.name)
         return [
             Importance(
                 values,
                 text.tokens,
                 text.is_word,
-                answer.choice,
-                answer.name,
-                answer.probability,
-                answer.position,
-                self,
+                choice=answer.choice,
+                answer=answer.name,
+                probability=answer.probability,
+                position=answer.position,
+                measure=self,
             )
             for values, text, answer in zip(
                 self._measure(task), task.texts, task.answers, strict=True
@@ -141,7 +134,7 @@ class Measure(ABC):
 
     @abstractmethod
     def _measure(self, task: Task) -> list[Floats]:
-        """One value for each position of each text."""
+        """Return one value for each position of each text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +159,7 @@ class Task:
         score: Score,
         stage: str,
     ) -> Task:
-        """The texts as rows, and what the model answers to each as it is."""
+        """Return the texts as rows, with what the model answers to each as it is."""
         rows = passes.texts(texts)
         answers = read_answers(passes, rows, answer, score)
         return cls(passes, rows, answers, score, stage)
@@ -183,7 +176,7 @@ class Task:
         forward: Forward | None = None,
         keeps_positions: bool = True,
     ) -> list[float]:
-        """The answer's score in each row, a variant of the text whose number is in `texts`.
+        """Return the answer's score in each row, a variant of the text whose number is in `texts`.
 
         Where a variant keeps the positions of its text, its answer is read where the text's is.
         """
@@ -206,14 +199,14 @@ class Task:
         )
 
     def score_of(self, scores: Scores, text: int) -> Tensor:
-        """The score of a text's answer, read where the text as it is has it."""
+        """Return the score of a text's answer, read where the text as it is has it."""
         answer = self.answers[text]
         return score_of(scores, answer.choice, self.score, answer.position)
 
     def effects(
         self, places: Sequence[tuple[int, int]], scores: Sequence[float], *, signed: bool
     ) -> list[Floats]:
-        """Score as it is minus score after the change at (text, position); nan without a change."""
+        """Return what a change at (text, position) takes from the score; nan without one."""
         values = [np.full(len(text.tokens), np.nan) for text in self.texts]
         for (text, position), score in zip(places, scores, strict=True):
             effect = self.answers[text].score - score
@@ -240,7 +233,7 @@ def read_answers(
     choices: Choice | Sequence[Choice | None] | None,
     kind: Score,
 ) -> list[Answer]:
-    """What the model says of each text as it is, or what it says of the choice asked for."""
+    """Return what the model says of each text, or what it says of the choice asked for."""
     each = _one_for_each(choices, len(texts))
     rows: list[Row] = [text.row for text in texts]
 

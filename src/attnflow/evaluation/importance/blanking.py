@@ -1,21 +1,23 @@
-"""Blank-out: what happens to the answer when one token is hidden, or left out."""
+"""What happens to the answer when one token is hidden, left out, or seen by all and silent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from attnflow.errors import MethodError, shorten
 from attnflow.errors.arguments import check_named
 from attnflow.evaluation.importance.base import Measure, Task
 from attnflow.evaluation.importance.passes import Row, Text
 from attnflow.hosts.adapter import TokenIds
+from attnflow.hosts.intervention import Intervention
 
-__all__ = ["BlankOut", "BlankToken", "blanked", "check_blank"]
+__all__ = ["BlankOut", "BlankToken", "ValueZeroing", "blank_positions", "check_blank"]
 
 BlankToken = Literal["unk", "mask", "pad", "delete"]
 
@@ -29,9 +31,7 @@ class BlankOut(Measure):
         example ("[EOS]",). A token for a masked word always stays: the answer is read there.
     signed: keep the sign (positive: the token speaks for the answer) instead of the size.
 
-    >>> from attnflow.models.verb_number import load_verb_number
-    >>> model, vocabulary = load_verb_number()
-    >>> importance = BlankOut(by="unk")(model, ["the key to the cabinets"], tokenizer=vocabulary)
+    >>> importance = BlankOut(by="unk")(None, ["the key to the cabinets"])
     >>> importance[0].answer, len(importance[0].values)
     ('singular', 7)
     """
@@ -55,7 +55,7 @@ class BlankOut(Measure):
         ids = task.passes.ids
         check_blank(ids, self.by)
         places = [(k, i) for k, text in enumerate(task.texts) for i in self._hidden(text, ids)]
-        rows = [blanked(task.texts[k].row, [i], ids, self.by) for k, i in places]
+        rows = [blank_positions(task.texts[k].row, [i], ids, self.by) for k, i in places]
         numbers = [k for k, _ in places]
         scores = task.scores(rows, numbers, keeps_positions=self.by != "delete")
         return task.effects(places, scores, signed=self.signed)
@@ -71,15 +71,44 @@ class BlankOut(Measure):
         return np.flatnonzero(is_blanked).tolist()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ValueZeroing(Measure):
+    """Value zeroing: the change of the score when a token's values are zero in every layer.
+
+    The tokens and the attention of the first layer stay as they are, so nothing unseen in training
+    is put in their place. A token keeps its own residual stream; nobody else draws on it.
+
+    signed: keep the sign (positive: the token speaks for the answer) instead of the size.
+
+    >>> ValueZeroing()(None, ["the key to the cabinets"])[0].top(1)[0].token
+    'to'
+    """
+
+    name: ClassVar[str] = "value-zeroing"
+    signed: bool = False
+
+    def _measure(self, task: Task) -> list[NDArray[np.float64]]:
+        places = [(k, i) for k, text in enumerate(task.texts) for i in range(len(text.tokens))]
+        passes = task.passes
+
+        def forward(inputs: Mapping[str, Tensor], numbers: Sequence[int]) -> Any:
+            silent = Intervention(zero_values=[[places[r][1]] for r in numbers])
+            return passes.adapter.run_with(passes.model, inputs, silent)
+
+        rows = [task.texts[k].row for k, _ in places]
+        scores = task.scores(rows, [k for k, _ in places], forward=forward)
+        return task.effects(places, scores, signed=self.signed)
+
+
 def check_blank(ids: TokenIds, by: BlankToken) -> None:
-    """The tokenizer must have the token that blanks others."""
+    """Raise an error where the tokenizer has no token that blanks others."""
     if by != "delete" and by not in ids.blanks:
         there = ", ".join(repr(name) for name in (*ids.blanks, "delete"))
         raise MethodError(f"by={by!r}: this tokenizer has no such token. There are {there}.")
 
 
-def blanked(row: Row, positions: Sequence[int], ids: TokenIds, by: BlankToken) -> Row:
-    """The row with these positions blanked, or without them."""
+def blank_positions(row: Row, positions: Sequence[int], ids: TokenIds, by: BlankToken) -> Row:
+    """Return the row with these positions blanked, or without them."""
     if by == "delete":
         return {name: np.delete(values, positions) for name, values in row.items()}
     changed = row["input_ids"].copy()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attnflow.errors import MethodError, ModelError, optional_import
 from attnflow.errors.arguments import check_named
 from attnflow.evaluation.importance.base import Answer, Measure, Task
-from attnflow.evaluation.importance.blanking import BlankToken, blanked, check_blank
+from attnflow.evaluation.importance.blanking import BlankToken, blank_positions, check_blank
 from attnflow.evaluation.importance.passes import Passes, Text, score_of
 from attnflow.hosts.adapter import EmbeddingSite
 from attnflow.hosts.restore import at_rest, undone
@@ -42,10 +42,8 @@ class InputGradient(Measure):
     BERT, "abs-sum" is zero: LayerNorm subtracts the mean, so adding one constant to all dimensions
     of a vector changes nothing, and the sum of the gradient is the derivative in that direction.
 
-    >>> from attnflow.models.verb_number import load_verb_number
-    >>> model, vocabulary = load_verb_number()
     >>> texts = ["the key to the cabinets", "some people in the city"]
-    >>> [importance.answer for importance in InputGradient()(model, texts, tokenizer=vocabulary)]
+    >>> [importance.answer for importance in InputGradient()(None, texts)]
     ['singular', 'plural']
     """
 
@@ -130,7 +128,7 @@ class IntegratedGradients(Measure):
 
         embedding = passes.adapter.embedding(passes.model, "words")
         words = np.flatnonzero(text.is_word).tolist()
-        blank = blanked(text.row, words, passes.ids, self.blank)
+        blank = blank_positions(text.row, words, passes.ids, self.blank)
         (_, batch), (_, start) = (next(passes.batches([row])) for row in (text.row, blank))
         attributed = Captum(self._scores(passes, text, answer)).attribute(
             embedding(batch.inputs["input_ids"]).detach(),

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from attnflow.errors import InputError, ModelError, TokensError, UnsupportedModelError, shorten
 from attnflow.errors.progress import tell
-from attnflow.evaluation.batching import batches_by_length
 from attnflow.hosts.adapter import Batch, Scores, TokenIds
-from attnflow.hosts.registry import Adapter, adapter_for
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.registry import Adapter
 from attnflow.hosts.restore import at_rest
 from attnflow.tokens import Tokens
 
-__all__ = ["Passes", "Row", "Score", "Text", "score_of"]
+__all__ = ["Passes", "Row", "Score", "Text", "batches_by_length", "score_of"]
 
 Row = Mapping[str, NDArray[np.int64]]
 Score = Literal["probability", "logit"]
@@ -42,7 +42,7 @@ class Text:
 
 
 def score_of(scores: Scores, choice: int, kind: Score, position: int | None = None) -> Tensor:
-    """The logit or the probability of one choice; at a position, where each has an answer.
+    """Return the logit or the probability of one choice; at a position, where each has an answer.
 
     In double precision: near 1, single precision has steps of 6e-8, and small effects of
     different words would come out equal.
@@ -66,17 +66,21 @@ class Passes:
     batch_size: int
 
     @classmethod
-    def over(cls, model: nn.Module, tokenizer: Any, batch_size: int) -> Passes:
-        """The model, checked."""
+    def over(cls, model: ModelLike, batch_size: int) -> Passes:
+        """Return passes over a model, checked."""
         if not isinstance(batch_size, int) or batch_size < 1:
             raise InputError(f"batch_size is a number of at least 1; got {shorten(batch_size)}.")
-        adapter = adapter_for(model)
+        loaded = as_model(model)
+        module, tokenizer, adapter = loaded.module, loaded.tokenizer, loaded.adapter
         if tokenizer is None:
-            raise TokensError("A text needs the model's tokenizer: pass tokenizer=...")
-        return cls(model, tokenizer, adapter, adapter.token_ids(model, tokenizer), batch_size)
+            raise TokensError(
+                "A text needs the model's tokenizer: give (model, tokenizer), or load the model by "
+                "attnflow.load()."
+            )
+        return cls(module, tokenizer, adapter, adapter.token_ids(module, tokenizer), batch_size)
 
     def texts(self, texts: Sequence[str]) -> list[Text]:
-        """Texts to rows, with the names their positions have in a captured trace."""
+        """Return texts as rows, with the names their positions have in a captured trace."""
         if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
             raise TokensError(f"A list of texts is needed; got {shorten(texts)}.")
         return [self._text(text) for text in texts]
@@ -108,13 +112,13 @@ class Passes:
             )
 
     def batches(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], Batch]]:
-        """Rows of about equal length together; which rows, and the batch they make."""
+        """Yield batches of rows of about equal length, with the numbers of the rows."""
         lengths = [len(row["input_ids"]) for row in rows]
         for numbers in batches_by_length(lengths, self.batch_size):
             yield numbers, self._padded([rows[k] for k in numbers])
 
     def _padded(self, rows: Sequence[Row]) -> Batch:
-        """Padding on the right, hidden by the mask."""
+        """Return a batch with padding on the right, hidden by the mask."""
         longest = max(len(row["input_ids"]) for row in rows)
         fill = {"input_ids": self.ids.blanks.get("pad", 0)}
         inputs: dict[str, Tensor] = {}
@@ -156,7 +160,7 @@ class Passes:
         return [results[k] for k in range(len(rows))]
 
     def scores(self, outputs: Any, batch: Batch) -> list[Scores]:
-        """What each example's answer is read from."""
+        """Return what each example's answer is read from."""
         return list(self._checked(self.adapter.scores(self.model, self.tokenizer, outputs, batch)))
 
     def _checked(self, answers: Iterable[Scores | None]) -> Iterator[Scores]:
@@ -168,3 +172,14 @@ class Passes:
                     "needed."
                 )
             yield scores
+
+
+def batches_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield the numbers of the texts in each batch of at most `size`, shortest texts first.
+
+    >>> list(batches_by_length([9, 3, 8, 3], 2))
+    [[1, 3], [2, 0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda number: lengths[number])
+    for start in range(0, len(order), size):
+        yield order[start : start + size]

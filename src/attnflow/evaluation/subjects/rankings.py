@@ -1,9 +1,9 @@
-"""What is held against ablations: methods by name, measured methods, or a function of your own."""
+"""What is held against ablations: methods by name, rerun methods, or a function of your own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, did_you_mean
+from attnflow.evaluation.records import RANDOM
+from attnflow.evaluation.subjects.base import label_of
 from attnflow.explainers.ablation import By, CompletionAblation, Score, blank_token
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.reader import Reader
@@ -31,12 +33,7 @@ from attnflow.methods import (
 from attnflow.methods.mixing import ONE_STEP
 from attnflow.trace.extras import GRADIENTS
 
-__all__ = ["DEFAULT", "RANDOM", "CompletionCase", "Ranking", "named_rankings"]
-
-RANDOM = "random"
-DEFAULT = "default"
-RAW_MEAN = "raw-mean"
-FORMER_DEFAULT = "default-0.1.0"
+__all__ = ["CompletionCase", "Ranking", "named_rankings"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,18 +58,18 @@ class CompletionCase:
 
     @property
     def prompt_ids(self) -> list[int]:
-        """Token ids of the prompt."""
+        """The token ids of the prompt."""
         return list(self.ablation.prompt_ids)
 
     @property
     def completion_ids(self) -> list[int]:
-        """Token ids of the completion."""
+        """The token ids of the completion."""
         return list(self.ablation.completion_ids)
 
     def attribution(
         self, method: Method | None, baseline: Literal["neutral"] | None = None
     ) -> Attribution:
-        """What explain_completion() gives for this case; None is its default method."""
+        """Return what reading this completion gives; None is the default method."""
         one_pass = method is not None and GRADIENTS in method.requires.record
         targets = ANSWER if one_pass else None  # one gradient of the whole answer
         request = CompletionRequest.of(self.model, method, baseline, "prompt", targets)
@@ -80,7 +77,7 @@ class CompletionCase:
         return reader.read(Prompt(self.prompt_ids), self.completion_ids, {"streamed": False})
 
     def measured(self, method: MeasuredMethod) -> Attribution:
-        """What a measured method gives for this case, taking sources away in its own way."""
+        """Return what a rerun method gives, taking sources away in its own way."""
         ablation = self.ablation
         if method.by != ablation.by:
             blank = blank_token(self.tokenizer) if method.by == "replace" else None
@@ -93,26 +90,22 @@ Ranking = Callable[[CompletionCase], Attribution | ArrayLike]
 
 
 def named_rankings(
-    methods: Sequence[str | Method | MeasuredMethod] | dict[str, Any],
-    *,
-    by: By = "hide",
-    score: Score = "log-prob",
+    methods: Sequence[Any] | Mapping[str, Any], *, by: By = "hide", score: Score = "log-prob"
 ) -> dict[str, Ranking]:
-    """Rankings by the name of their row.
+    """Return rankings by the name of their row.
 
-    A name is a method's, with options as `NAME:key=value`; "leave-one-out",
-    "ablation-regression", "visibility" or "careful"; "default", what explain_completion() does by
+    A name is a method's, with options as `NAME:key=value`; "default", what `generate` does by
     default; "default-0.1.0", what it did in that version; "raw-mean", raw attention over all
-    layers; or "random". A mapping gives functions names of your own. A measured method that is
-    named measures the completion as one target, `by` and `score` as the evaluation.
+    layers; or "random". A mapping gives functions names of your own. A method that runs the model
+    again and is named measures the completion as one target, `by` and `score` as the evaluation.
 
     >>> list(named_rankings(["rollout:residual=0.4", "leave-one-out", "random"]))
     ['rollout residual=0.4', 'leave-one-out', 'random']
     """
-    if isinstance(methods, dict):
-        pairs = [(name, _ranking(each, by, score)[1]) for name, each in methods.items()]
+    if isinstance(methods, Mapping):
+        pairs = [(name, _make_ranking(each, by, score)[1]) for name, each in methods.items()]
     else:
-        pairs = [_ranking(each, by, score) for each in methods]
+        pairs = [_make_ranking(each, by, score) for each in methods]
     rankings = dict(pairs)
     if not pairs or len(rankings) < len(pairs):
         names = ", ".join(name for name, _ in pairs)
@@ -120,7 +113,7 @@ def named_rankings(
     return rankings
 
 
-def _ranking(method: Any, by: By, score: Score) -> tuple[str, Ranking]:
+def _make_ranking(method: Any, by: By, score: Score) -> tuple[str, Ranking]:
     if isinstance(method, str):
         if method in _FUNCTIONS:
             return method, _FUNCTIONS[method]
@@ -129,34 +122,23 @@ def _ranking(method: Any, by: By, score: Score) -> tuple[str, Ranking]:
             label = " ".join([name, *(f"{key}={value}" for key, value in options.items())])
             own = measured_method(name, {"by": by, "score": score, "joint": True, **options})
             return label, lambda case: case.measured(own)
-        method = _by_name(method)
+        _check_name(name)
+        method = make_method(method)
     if isinstance(method, MeasuredMethod):
-        return _label(method), lambda case: case.measured(method)
+        return label_of(method), lambda case: case.measured(method)  # type: ignore[arg-type]
     if isinstance(method, Method):
-        return _label(method), lambda case: case.attribution(method)
+        return label_of(method), lambda case: case.attribution(method)
     if callable(method):
         return str(getattr(method, "__name__", "function")), method
     raise MethodError(f"A ranking is a name, a method or a function; got {method!r}.")
 
 
-def _by_name(text: str) -> Method:
-    name, _ = parse_method(text)
-    if name in METHODS:
-        return make_method(text)
+def _check_name(name: str) -> None:
     known = [*_FUNCTIONS, *MEASURED_METHODS, *METHODS]
-    raise MethodError(
-        f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
-    )
-
-
-def _label(method: Method | MeasuredMethod) -> str:
-    """A method's name, and every option that is not as by default."""
-    changed = [
-        f"{field.name}={value}"
-        for field in fields(method)
-        if (value := getattr(method, field.name)) != field.default
-    ]
-    return " ".join([method.name, *changed])
+    if name not in known:
+        raise MethodError(
+            f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
+        )
 
 
 def _default(case: CompletionCase) -> Attribution:
@@ -177,7 +159,7 @@ def _random(case: CompletionCase) -> ArrayLike:
 
 _FUNCTIONS: dict[str, Ranking] = {
     RANDOM: _random,
-    DEFAULT: _default,
-    FORMER_DEFAULT: _former_default,
-    RAW_MEAN: _raw_mean,
+    "default": _default,
+    "default-0.1.0": _former_default,
+    "raw-mean": _raw_mean,
 }

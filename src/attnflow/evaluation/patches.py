@@ -14,17 +14,16 @@ from torch.nn import functional
 
 from attnflow.errors import ModelError
 from attnflow.errors.arguments import check_named
-from attnflow.evaluation.metrics import area
+from attnflow.evaluation.metrics import area, curve_steps
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.tokens import Grid
 
-__all__ = ["STEPS", "Hiding", "PatchAblation", "PatchCurves"]
+__all__ = ["Hiding", "PatchAblation", "PatchCurves"]
 
 Hiding = Literal["mean", "blur", "zero"]
 Patches = tuple[int, ...]
-STEPS = 10  # of the deletion and insertion curves
 _BLURRED = 4  # patches that a blurred pixel is the mean of, along each side
 
 
@@ -43,12 +42,12 @@ class PatchCurves:
 
     @property
     def deletion_area(self) -> float:
-        """Lower is more faithful."""
+        """The area under the deletion curve; lower is more faithful."""
         return area(self.deletion)
 
     @property
     def insertion_area(self) -> float:
-        """Higher is more faithful."""
+        """The area under the insertion curve; higher is more faithful."""
         return area(self.insertion)
 
 
@@ -56,7 +55,7 @@ class PatchAblation:
     """One image and the answer to it; `probabilities` runs it again with patches hidden.
 
     by: what takes a patch's place: the image's "mean" colour, the image much "blur"red, or "zero",
-    the middle of the range the model was trained on. Each set of patches is run once. beside: what
+    the middle of the range the model was trained on. Each set of patches is run once. others: what
     the model takes beside the pixels, such as a question; tokenizer: what names its answers.
 
     >>> from attnflow.testing import tiny_vision_model
@@ -74,14 +73,14 @@ class PatchAblation:
         *,
         by: Hiding = "mean",
         batch_size: int = 32,
-        beside: Mapping[str, Tensor] | None = None,
+        others: Mapping[str, Tensor] | None = None,
         tokenizer: Any = None,
     ) -> None:
         check_named("by", by, get_args(Hiding))
         self.model, self.adapter, self.grid = model, adapter_for(model), grid
         self.batch_size, self.tokenizer = batch_size, tokenizer
-        self.beside = dict(beside or {})
-        batch = self.adapter.wrap(model, {**self.beside, "pixel_values": pixels})
+        self.others = dict(others or {})
+        batch = self.adapter.wrap(model, {**self.others, "pixel_values": pixels})
         self.pixels = batch.inputs["pixel_values"]
         self.filling = _filling(self.pixels, grid, by)
         self._known: dict[Patches, float] = {}
@@ -92,31 +91,30 @@ class PatchAblation:
 
     @property
     def count(self) -> int:
-        """How many patches there are."""
+        """The number of patches."""
         return self.grid.rows * self.grid.columns
 
     def probabilities(self, hidden: Sequence[Patches]) -> NDArray[np.float64]:
-        """The probability of the answer without each of these sets of patches."""
+        """Return the probability of the answer without each of these sets of patches."""
         missing = [
             patches for patches in dict.fromkeys(map(_sorted, hidden)) if patches not in self._known
         ]
         for start in range(0, len(missing), self.batch_size):
-            part = missing[start : start + self.batch_size]
-            scores = self._scores(torch.cat([self._without(patches) for patches in part]))
-            for patches, each in zip(part, scores, strict=True):
+            batch = missing[start : start + self.batch_size]
+            scores = self._scores(torch.cat([self._without(patches) for patches in batch]))
+            for patches, each in zip(batch, scores, strict=True):
                 self._known[patches] = float(each.probabilities()[self.choice])
         return np.array([self._known[_sorted(patches)] for patches in hidden])
 
     def curves(self, values: NDArray[np.float64]) -> PatchCurves:
-        """Deletion and insertion by a value for each patch; ties in reading order."""
-        order = np.argsort(-values.ravel(), kind="stable").tolist()
-        counts = [-(-step * len(order) // STEPS) for step in range(STEPS + 1)]
-        deleted = self.probabilities([tuple(order[:count]) for count in counts])
-        inserted = self.probabilities([tuple(order[count:]) for count in counts])
+        """Return deletion and insertion by a value for each patch; ties in reading order."""
+        steps = curve_steps(np.argsort(-values.ravel(), kind="stable").tolist())
+        deleted = self.probabilities([hidden for hidden, _ in steps])
+        inserted = self.probabilities([hidden for _, hidden in steps])
         return PatchCurves(tuple(deleted.tolist()), tuple(inserted.tolist()))
 
     def leave_one_out(self) -> NDArray[np.float64]:
-        """What the answer loses without each patch alone, (rows, columns)."""
+        """Return what the answer loses without each patch alone, (rows, columns)."""
         without = self.probabilities([(k,) for k in range(self.count)])
         return (self.probability - without).reshape(self.grid.rows, self.grid.columns)
 
@@ -127,7 +125,7 @@ class PatchAblation:
 
     def _scores(self, pixels: Tensor) -> list[Scores]:
         same = {
-            name: value.expand(len(pixels), *value.shape[1:]) for name, value in self.beside.items()
+            name: value.expand(len(pixels), *value.shape[1:]) for name, value in self.others.items()
         }
         batch = self.adapter.wrap(self.model, {**same, "pixel_values": pixels})
         with at_rest(self.model), torch.no_grad():
@@ -147,7 +145,7 @@ def _sorted(patches: Patches) -> Patches:
 
 
 def _at_pixels(mask: Tensor, grid: Grid, pixels: Tensor) -> Tensor:
-    """(1, 1, height, width) of a truth value for each patch; what no patch covers stays."""
+    """Return (1, 1, height, width) of a truth value for each patch; what no patch covers stays."""
     height, width = pixels.shape[-2:]
     down, across = height // grid.rows, width // grid.columns
     spread = mask.reshape(grid.rows, grid.columns)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import InputError
-from attnflow.evaluation.ablation.metrics import group_sums, rank_of
-from attnflow.evaluation.ablation.prompts import CompletionPrompt
+from attnflow.evaluation.metrics import group_sums, rank_of
+from attnflow.evaluation.subjects.examples import CompletionPrompt
 from attnflow.explainers.sources import Sources, spans_of_content
 from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import CharSpan, tokens_in
@@ -36,7 +36,7 @@ class PromptText:
     def of(
         cls, tokens: Sequence[str], prompt: str, form: Sequence[bool] | None = None
     ) -> PromptText:
-        """An error where the tokens spell something else; `form`: which a chat template put there.
+        """Place a prompt in its tokens; `form`: which of them a chat template put there.
 
         >>> PromptText.of(["user", "Ċ", "user"], "user", [True, True, False]).start
         5
@@ -52,17 +52,17 @@ class PromptText:
         return cls(parts, start)
 
     def shifted(self, spans: Sequence[CharSpan] | None) -> tuple[CharSpan, ...] | None:
-        """Spans of the prompt as spans of the whole text."""
+        """Return spans of the prompt as spans of the whole text."""
         if spans is None:
             return None
         return tuple((first + self.start, last + self.start) for first, last in spans)
 
     def tokens_inside(self, span: CharSpan) -> list[int]:
-        """The tokens whose last visible character stands in a span of the prompt."""
+        """Return the tokens whose last visible character stands in a span of the prompt."""
         return tokens_in(self.parts, (span[0] + self.start, span[1] + self.start))
 
     def tokens_touching(self, span: CharSpan) -> list[int]:
-        """Every token that shares a visible character with a span: an answer may end inside one."""
+        """Return every token that shares a visible character with a span, which may end inside."""
         lengths = np.array([len(part) for part in self.parts])
         ends = np.cumsum(lengths)
         begins = ends - np.array([len(part.lstrip()) for part in self.parts])
@@ -79,7 +79,7 @@ class TrueSources:
 
     @classmethod
     def of(cls, prompt: CompletionPrompt, text: PromptText, sources: Sources) -> TrueSources | None:
-        """None where the answer's place is not known; an error where it is no source."""
+        """Return None where the answer's place is not known; an error where it is no source."""
         if prompt.answer is None:
             return None
         true = sources.containing(text.tokens_touching(prompt.answer))
@@ -91,18 +91,18 @@ class TrueSources:
         stated = (True,) * len(sources)
         if prompt.stated is not None:
             members = set(text.tokens_inside(prompt.stated))
-            stated = tuple(bool(members & set(own)) for own in sources.positions)
+            stated = tuple(bool(members & set(each)) for each in sources.positions)
         return cls(true, stated)
 
     def units(self, groups: Sequence[int]) -> set[int]:
-        """The coarser units that hold a true source."""
+        """Return the coarser units that hold a true source."""
         return {groups[k] for k in self.true if groups[k] >= 0}
 
 
 def known_hits(
     scores: Floats, sources: Sources, places: TrueSources, *, top: int
 ) -> dict[str, float]:
-    """1 or 0: is the true source first, in the top, and its sentence and document the strongest?
+    """Say by 1 or 0 if the true source is first, in the top, in the strongest sentence, document.
 
     A unit's score is the sum of its sources'. Of sentences there are two figures where a part of
     the prompt states facts: "sentence" among those of that part, and "any sentence" among all, the

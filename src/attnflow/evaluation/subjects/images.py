@@ -1,0 +1,352 @@
+"""Images: patches are hidden by the order of a map, and the true thing is where its box is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution.patch_maps import grids_of, patch_maps
+from attnflow.errors import AttnflowError, InputError, ModelError, optional_import
+from attnflow.errors.arguments import check_named
+from attnflow.errors.percent import percent
+from attnflow.evaluation.fingerprint import digest_of
+from attnflow.evaluation.metrics import STEPS
+from attnflow.evaluation.patches import Hiding, PatchAblation
+from attnflow.evaluation.records import RANDOM, Metric, Record
+from attnflow.evaluation.subjects.base import Judge, MetricGroup, Subject, label_methods
+from attnflow.evaluation.subjects.examples import ImageExample, read_images
+from attnflow.explainers.answer_rows import explain_answer
+from attnflow.hosts.capture import capture
+from attnflow.hosts.images import Photo, PreparedImage, prepare_images, read_photo
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.vision_language.towers import image_prompt, towers_of
+from attnflow.hosts.vision_language.views import pictures_of
+from attnflow.methods import Method, quiet_about_limits
+from attnflow.tokens import Grid
+from attnflow.trace import AttentionTrace
+
+if TYPE_CHECKING:
+    from attnflow.evaluation.results import Evaluation
+
+__all__ = ["CENTRE", "LEAVE_ONE_OUT", "ImageJudge", "Images", "QuestionJudge", "centre_map"]
+
+Floats = NDArray[np.float64]
+Cover = tuple[Floats, NDArray[np.bool_]]
+CENTRE: Final = "centre"
+LEAVE_ONE_OUT: Final = "(leave one patch out)"
+IMAGE_METHODS = (
+    *("rollout", "alti", "norm-rollout", "gradient-attention", "gradient-rollout", "raw"),
+)
+"""What is compared when nothing is asked for; flow and value zeroing take long on the hundreds of
+patches of an image and can be named."""
+QUESTION_METHODS = ("rollout", "gradient-attention", "gradient-rollout", "raw")
+"""What is compared for a vision-language model."""
+
+_METRICS = (
+    Metric("deletion", "deletion ↓", higher_is_better=False),
+    Metric("insertion", "insertion ↑"),
+    Metric("pointing", "pointing ↑"),
+    Metric("mass", "mass in box ↑"),
+    Metric("density", "mass for area ↑"),
+)
+_NOTE = (
+    "deletion, insertion: areas under the answer's probability while the strongest patches are "
+    "hidden first, or shown first; pointing: how often the strongest patch lies in the box; mass "
+    "in box: the share of a map that does; mass for area: that share, divided by the box's share "
+    "of the image. In brackets: each patch hidden alone, as a ranking of its own."
+)
+_RANDOM_ORDERS = 5
+_IMAGE_AXES = 4  # (1, channels, height, width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images(Subject):
+    """Images, and how patches of them are hidden.
+
+    A vision model says what is in each; a vision-language model answers each image's question, and
+    its answer's first word is explained. Beside the methods stand random orders, a map that guesses
+    the centre, and each patch hidden alone.
+
+    by: what takes the place of a hidden patch: "mean" colour, "blur", or "zero".
+    batch_size: how many changed images go through the model at once.
+
+    >>> Images(by="blur").by
+    'blur'
+    """
+
+    name: ClassVar[str] = "image"
+    headline: ClassVar[str] = "deletion"
+    baselines: ClassVar[tuple[str, ...]] = (RANDOM, CENTRE)
+    cost_note: ClassVar[str] = "Of an image by this method alone, beside its passes."
+
+    by: Hiding = "mean"
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        check_named("by", self.by, get_args(Hiding))
+
+    @property
+    def groups(self) -> tuple[MetricGroup, ...]:
+        """The areas under two curves, and what boxes say."""
+        return (MetricGroup("Maps against hidden patches", _METRICS, _NOTE),)
+
+    def read(self, data: Any) -> list[ImageExample]:
+        """Return the images of a file or a folder, or of a list of what `explain` takes."""
+        if isinstance(data, (str, os.PathLike)):
+            return read_images(data)
+        examples = [each if isinstance(each, ImageExample) else ImageExample(each) for each in data]
+        if not examples:
+            raise InputError("There are no images to evaluate on.")
+        return examples
+
+    def judge(
+        self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int
+    ) -> ImageJudge:
+        """Return what judges images, or answers to questions about them."""
+        if model is None:
+            raise InputError(
+                "The examples are images; name a vision model: model=..., --model FOLDER, with its "
+                "weights and preprocessor_config.json."
+            )
+        loaded = as_model(model, needs_tokenizer=False)
+        answers_questions = towers_of(loaded.module) is not None
+        if not answers_questions and not loaded.adapter.reads_images(loaded.module):
+            raise InputError(f"{type(loaded.module).__name__} reads no images.")
+        usual = QUESTION_METHODS if answers_questions else IMAGE_METHODS
+        kind = QuestionJudge if answers_questions else ImageJudge
+        labelled = label_methods(usual if methods is None else methods)
+        return kind(subject=self, model=loaded, methods=labelled, seed=seed)
+
+    def describe(self, example: ImageExample) -> tuple[str, str | None]:
+        """Return the name of the file, and the label."""
+        return example.name, example.label
+
+    def content(self, example: ImageExample) -> bytes:
+        """Return the bytes of a file, or of what is in memory, and what is known of the image."""
+        about = repr((example.label, example.box, example.question)).encode()
+        if isinstance(example.image, (str, os.PathLike)):
+            path = Path(example.image)
+            return about + (path.read_bytes() if path.is_file() else str(path).encode())
+        if isinstance(example.image, (bytes, bytearray)):
+            return about + bytes(example.image)
+        return about + read_photo(example.image).image.tobytes()
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields, and how many steps and orders there are."""
+        return {**super().settings(), "steps": STEPS, "random_orders": _RANDOM_ORDERS}
+
+    def reason(self, evaluation: Evaluation, best: str) -> str:
+        """Return what the answer keeps without the strongest patches."""
+        areas = {row: evaluation.summary(row, "deletion").mean for row in (best, *self.baselines)}
+        rest = ", ".join(f"{row} {areas[row]:.2f}" for row in self.baselines)
+        lead = evaluation.compare(best, RANDOM, "deletion")
+        return (
+            f"with its strongest patches hidden first the answer keeps {areas[best]:.2f} of its "
+            f"probability on average ({rest}; {lead.in_words()} against random)"
+        )
+
+    def findings(self, evaluation: Evaluation) -> list[str]:
+        """Return which method points best, where boxes are known."""
+        if not evaluation.has("pointing"):
+            return []
+        best = evaluation.rank_methods("pointing")[0]
+        hits, chance = (evaluation.summary(row, "pointing").mean for row in (best, RANDOM))
+        share = evaluation.summary(best, "mass").mean
+        return [
+            f"{best} points best: its strongest patch lies in the true box in {percent(hits)} of "
+            f"the images (random: {percent(chance)}), and {percent(share)} of its map does."
+        ]
+
+
+@dataclass(eq=False, kw_only=True)
+class ImageJudge(Judge):
+    """One image after another: what hidden patches do, what methods say, where the box is."""
+
+    subject: Images
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Each patch hidden alone, the centre, and random orders."""
+        return (LEAVE_ONE_OUT, CENTRE, RANDOM)
+
+    @property
+    def processor(self) -> Any:
+        """The processor that prepares a photo."""
+        return self.model.image_processor
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that names the model's answers; a classifier names its own."""
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything but the examples that the numbers depend on."""
+        processor = self.processor
+        fields = processor.to_dict() if hasattr(processor, "to_dict") else repr(processor)
+        text = json.dumps(fields, sort_keys=True, default=str)
+        return {**super().settings(), "processor": digest_of([text.encode()])}
+
+    def record(self, number: int, example: ImageExample) -> Record:
+        """Return everything that is measured of one image, or why it cannot be used."""
+        methods: Mapping[str, Method] = self.usable
+        try:
+            photo = read_photo(example.image)
+            inputs = self._prepare(example, photo).inputs
+            trace = self._capture(inputs, list(methods.values()))
+        except AttnflowError as error:
+            return Record(number=number, left_out=str(error))
+        maps: dict[str, Floats] = {}
+        seconds: dict[str, float] = {}
+        for name, method in methods.items():
+            start = perf_counter()
+            maps[name] = self._map(method, trace)
+            seconds[name] = perf_counter() - start
+        grid = grids_of(trace.tokens)[0]
+        ablation = PatchAblation(
+            self.model.module,
+            inputs["pixel_values"],
+            grid,
+            by=self.subject.by,
+            batch_size=self.subject.batch_size,
+            others={name: value for name, value in inputs.items() if name != "pixel_values"},
+            tokenizer=self.tokenizer,
+        )
+        cover = None if example.box is None else self._cover(example, photo, grid)
+        maps |= {LEAVE_ONE_OUT: ablation.leave_one_out(), CENTRE: centre_map(grid)}
+        scores = {name: _score_map(ablation, values, cover) for name, values in maps.items()}
+        scores[RANDOM] = self._scores_by_chance(number, ablation, cover)
+        return Record(
+            number=number,
+            answer=ablation.answer,
+            choice=ablation.choice,
+            probability=ablation.probability,
+            scores=scores,
+            seconds=seconds,
+        )
+
+    def _first_usable(self, examples: Sequence[ImageExample]) -> ImageExample:
+        reasons = []
+        for example in examples:
+            try:
+                read_photo(example.image)
+            except (InputError, OSError) as error:
+                reasons.append(str(error))
+            else:
+                return example
+        raise InputError(f"None of {len(examples)} images can be read: {reasons[0]}")
+
+    def _try_method(self, method: Method, example: ImageExample) -> None:
+        inputs = self._prepare(example, read_photo(example.image)).inputs
+        self._map(method, self._capture(inputs, [method]))
+
+    def _prepare(self, example: ImageExample, photo: Photo) -> PreparedImage:
+        """Return what the model takes of the image, and the picture that it sees."""
+        return prepare_images(self.model.module, [photo], self.processor)[0]
+
+    def _capture(self, inputs: Mapping[str, Any], methods: list[Method]) -> AttentionTrace:
+        trace = capture(self.model.module, inputs, tokenizer=self.tokenizer, methods=methods)
+        if trace.prediction is None:
+            raise ModelError("The model gives no answer, so there is no position to explain.")
+        return trace
+
+    def _map(self, method: Method, trace: AttentionTrace) -> Floats:
+        """Return the patches of the row that the answer is read from, at the highest layer."""
+        with quiet_about_limits():
+            result = explain_answer(method, trace, layers=-1)
+        return patch_maps(result)[0].values
+
+    def _scores_by_chance(
+        self, number: int, ablation: PatchAblation, cover: Cover | None
+    ) -> dict[str, float]:
+        """Return the mean over random orders, drawn anew for each image."""
+        rng = np.random.default_rng([self.seed, number])
+        shape = (ablation.grid.rows, ablation.grid.columns)
+        draws = [_score_map(ablation, rng.random(shape), cover) for _ in range(_RANDOM_ORDERS)]
+        return {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
+
+    def _cover(self, example: ImageExample, photo: Photo, grid: Grid) -> Cover | None:
+        """Return how much of each patch the box covers, and whether a patch's centre lies in it.
+
+        The box goes the way of the photo: as a white rectangle through the same processor, so that
+        whatever resizes and crops the photo does the same to the box.
+        """
+        images = optional_import("PIL.Image", extra="images", purpose="Evaluating on images")
+        drawing = images.new("RGB", photo.image.size)
+        left, top, right, bottom = (round(side) for side in example.box or ())
+        drawing.paste((255, 255, 255), (left, top, right, bottom))
+        picture = self._prepare(example, Photo(drawing, "box")).picture
+        inside = picture[..., 0].astype(np.float64) / 255
+        down, across = grid.height // grid.rows, grid.width // grid.columns
+        cut = inside[: grid.rows * down, : grid.columns * across]
+        cells = cut.reshape(grid.rows, down, grid.columns, across)
+        covered = cells.mean(axis=(1, 3))
+        if not covered.any():
+            return None  # the processor has cropped it away
+        return covered, cells[:, down // 2, :, across // 2] >= 0.5
+
+
+class QuestionJudge(ImageJudge):
+    """A vision-language model, asked about each image; what is explained is its answer's first
+    word. It must see an image whole: patches are hidden in its pixels.
+    """
+
+    @property
+    def processor(self) -> Any:
+        """The processor of a question with its image."""
+        return self.model.question_processor
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor's own."""
+        return self.processor.tokenizer
+
+    def _prepare(self, example: ImageExample, photo: Photo) -> PreparedImage:
+        module, name = self.model.module, type(self.model.module).__name__
+        if example.question is None:
+            raise InputError(
+                f"{example.name} has no question; {name} answers questions about images: give the "
+                "table a column 'question'."
+            )
+        inputs = image_prompt(module, example.question, [photo], self.processor)
+        pixels = inputs.get("pixel_values")
+        pictures = pictures_of(module, inputs, self.processor)
+        if pixels is None or pixels.ndim != _IMAGE_AXES or len(pictures) != 1:
+            raise ModelError(
+                f"{name} sees an image in {len(pictures)} parts or as rows of patches; patches are "
+                "hidden in models that see it whole (LLaVA, PaliGemma, Gemma 3, InternVL with one "
+                "tile)."
+            )
+        return PreparedImage(inputs, pictures[0], photo.name, photo.remarks)
+
+
+def centre_map(grid: Grid) -> Floats:
+    """Return what somebody would guess who has not seen the image: things are in the middle.
+
+    >>> centre_map(Grid(3, 3, 0, 3, 3)).argmax()
+    np.int64(4)
+    """
+    rows = (np.arange(grid.rows) + 0.5) / grid.rows - 0.5
+    columns = (np.arange(grid.columns) + 0.5) / grid.columns - 0.5
+    return np.exp(-8 * (rows[:, None] ** 2 + columns[None, :] ** 2))
+
+
+def _score_map(ablation: PatchAblation, values: Floats, cover: Cover | None) -> dict[str, float]:
+    """Return areas for any image; pointing and mass where it is known where the thing is."""
+    curves = ablation.curves(values)
+    scores = {"deletion": curves.deletion_area, "insertion": curves.insertion_area}
+    if cover is None:
+        return scores
+    covered, centres = cover
+    positive = np.maximum(values, 0.0)
+    total = float(positive.sum())
+    mass = float((positive * covered).sum()) / total if total > 0 else float("nan")
+    pointed = float(centres.ravel()[int(values.argmax())])
+    return {**scores, "pointing": pointed, "mass": mass, "density": mass / float(covered.mean())}

@@ -1,0 +1,420 @@
+"""Prompts that a language model continues: their parts are taken away, and the completion loses."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attnflow.errors import InputError, ModelError, whole_number
+from attnflow.errors.arguments import check_fields, check_named
+from attnflow.evaluation.metrics import (
+    STEPS,
+    area,
+    curve_steps,
+    linear_datamodeling_score,
+    rank_of,
+)
+from attnflow.evaluation.records import RANDOM, Metric, Record
+from attnflow.evaluation.subjects.base import CANNOT, Judge, MetricGroup, Subject
+from attnflow.evaluation.subjects.examples import CompletionPrompt, read_prompts
+from attnflow.evaluation.subjects.known import PromptText, TrueSources, known_hits
+from attnflow.evaluation.subjects.rankings import CompletionCase, named_rankings
+from attnflow.explainers.ablation import By, CompletionAblation, Score, blank_token, log_odds
+from attnflow.explainers.prompts import encode_prompts
+from attnflow.explainers.regression import random_ablations
+from attnflow.explainers.request import check_room, completion_ids
+from attnflow.explainers.reruns import LeaveOneOut
+from attnflow.explainers.sources import Sources, prompt_tokens, strongest
+from attnflow.hosts.adapter import device_of
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.restore import at_rest
+from attnflow.hosts.transformers.generate import checked_generator, end_tokens, run_generate
+from attnflow.hosts.transformers.inputs import checked_tokenizer
+from attnflow.tokens.units import Level, check_level
+
+if TYPE_CHECKING:
+    from attnflow.evaluation.results import Evaluation
+
+__all__ = ["LEAVE_ONE_DOCUMENT_OUT", "PromptJudge", "Prompts", "is_answered"]
+
+Floats = NDArray[np.float64]
+Rows = dict[str, dict[str, float]]
+LEAVE_ONE_DOCUMENT_OUT: Final = "leave-one-document-out"
+"""The row that says whether hiding each document in turn points to the true one."""
+
+DEFAULT_RANKINGS = (
+    *("default", "careful", "gradient-attention", "gradient-rollout", "rollout", "raw-mean"),
+    "leave-one-out",
+)
+_ABLATED = (
+    Metric("lds", "LDS ↑"),
+    Metric("drop", "drop ↑"),
+    Metric("deletion", "deletion ↓", higher_is_better=False),
+    Metric("insertion", "insertion ↑"),
+)
+_KNOWN = (
+    Metric("first", "first ↑"),
+    Metric("top", "in the top ↑"),
+    Metric("sentence", "sentence ↑"),
+    Metric("any sentence", "of all sentences ↑"),
+    Metric("document", "document ↑"),
+)
+_MOST = 1_000_000  # passes, tokens: more is a mistake
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts(Subject):
+    """Prompts with their completions, and how methods are held against ablations of them.
+
+    level, by, score: what a source is, how it is taken away, and what is measured.
+    ablations, hidden: LDS is taken over so many random ablations, each of this share; 0 leaves LDS
+        and the drop out.
+    top: how many of the strongest sources are taken away together for the drop.
+    curves: whether the areas under the deletion and insertion curves are measured, of the
+        probability of a token on average (geometric mean).
+    max_new_tokens, stop: how far the model's own completion goes, where none is given; it ends
+        before the first token whose text holds `stop`.
+    exclude_last_word: the last word, which the completion goes on from, is no source.
+    documents: also hide each document as a whole, as a row of its own; default: where prompts say
+        where their documents stand.
+    chat: put each prompt into the model's chat template, whose own tokens are no sources.
+    batch_tokens: about how many tokens run at once; default: by the device.
+
+    >>> Prompts(level="sentence", ablations=32).level
+    'sentence'
+    """
+
+    name: ClassVar[str] = "prompt"
+    shuffled: ClassVar[bool] = False
+    headline: ClassVar[str] = "lds"
+
+    level: Level = "word"
+    by: By = "hide"
+    score: Score = "log-odds"
+    ablations: int = 64
+    hidden: float = 0.3
+    top: int = 3
+    curves: bool = False
+    max_new_tokens: int = 20
+    stop: str | None = None
+    exclude_last_word: bool = False
+    documents: bool | None = None
+    chat: bool = False
+    batch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_level(self.level)
+        check_named("by", self.by, get_args(By))
+        check_named("score", self.score, get_args(Score))
+        for name in ("ablations", "top", "max_new_tokens", "batch_tokens"):
+            value = getattr(self, name)
+            least = 0 if name == "ablations" else 1
+            number = least if name == "batch_tokens" and value is None else whole_number(value)
+            if number is None or not least <= number <= _MOST:
+                raise InputError(f"{name} is a number from {least} to {_MOST:,}; got {value!r}.")
+        check_fields(self)
+        if not 0 < self.hidden < 1:
+            raise InputError(f"hidden is a share between 0 and 1; got {self.hidden!r}.")
+
+    @property
+    def groups(self) -> tuple[MetricGroup, ...]:
+        """Agreement with ablations, and known answers."""
+        return (MetricGroup("Against ablations", _ABLATED), MetricGroup("Known answers", _KNOWN))
+
+    def read(self, data: Any) -> list[CompletionPrompt]:
+        """Return the prompts of a file, or of a list of texts."""
+        if isinstance(data, (str, os.PathLike)):
+            return read_prompts(data)
+        prompts = [
+            each if isinstance(each, CompletionPrompt) else CompletionPrompt(each) for each in data
+        ]
+        if not prompts:
+            raise InputError("There are no prompts to evaluate on.")
+        return prompts
+
+    def judge(
+        self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int
+    ) -> PromptJudge:
+        """Return what judges prompts; what a model cannot be explained by is left out."""
+        rankings = named_rankings(
+            DEFAULT_RANKINGS if methods is None else methods, by=self.by, score=self.score
+        )
+        loaded = as_model(model, default="smollm2")
+        checked_generator(loaded.module)
+        if loaded.tokenizer is not None:
+            checked_tokenizer(loaded.tokenizer)
+        documents = self.documents
+        if documents is None:
+            documents = any(example.documents for example in examples)
+        return PromptJudge(
+            subject=replace(self, documents=documents),
+            model=loaded,
+            methods={**rankings, **named_rankings([RANDOM])},
+            seed=seed,
+        )
+
+    def describe(self, example: CompletionPrompt) -> tuple[str, str | None]:
+        """Return the prompt; which answer is right is known of some, and then asked for."""
+        return example.prompt, None
+
+    def content(self, example: CompletionPrompt) -> bytes:
+        """Return the prompt and all that is known of it."""
+        return repr(asdict(example)).encode("utf-8", "surrogatepass")
+
+    def reason(self, evaluation: Evaluation, best: str) -> str:
+        """Return how well the best method predicts ablations."""
+        mean, chance = evaluation.summary(best, "lds"), evaluation.summary(RANDOM, "lds").mean
+        return (
+            f"it predicts the effect of ablations with a rank correlation of {mean.mean:.2f} "
+            f"({mean.low:.2f} to {mean.high:.2f}; random order: {chance:.2f})"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class PromptJudge(Judge):
+    """One prompt after another: what every ranking scores by every metric."""
+
+    subject: Prompts
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Random orders, which are one of the rankings."""
+        return (RANDOM,)
+
+    def try_methods(self, examples: Sequence[CompletionPrompt]) -> None:
+        """Try nothing: methods may be refused on some prompts and run on others."""
+
+    def _try_method(self, method: Any, example: CompletionPrompt) -> None:
+        """Try nothing."""
+
+    def fits(self, record: Record) -> bool:
+        """Return whether a record has scores; methods may be refused on some prompts."""
+        return bool(record.left_out) != (RANDOM in record.scores)
+
+    def record(self, number: int, example: CompletionPrompt) -> Record:
+        """Return what every ranking scores on one prompt, or why it does not count."""
+        try:
+            return self._judge(number, example)
+        except _LeftOutError as error:
+            return Record(number=number, answer=error.answer, left_out=str(error))
+        except (InputError, ModelError) as error:
+            return Record(number=number, left_out=str(error))
+
+    def _judge(self, number: int, prompt: CompletionPrompt) -> Record:
+        ids, text, sources = self._sources(prompt)
+        places = TrueSources.of(prompt, text, sources)
+        completion, answer = self._completion(ids, prompt)
+        case = self._case(number, ids, completion, sources)
+        scores, seconds = self._scores(case)
+        base = float(case.ablation.log_probs([()])[0])
+        rows: Rows = {name: {} for name in scores}
+        for results in (
+            self._against_ablations(case, scores, base) if self.subject.ablations else {},
+            self._areas(case, scores) if self.subject.curves else {},
+            self._known(case, scores, places) if places else {},
+        ):
+            for name, values in results.items():
+                rows.setdefault(name, {}).update(values)
+        return Record(
+            number=number,
+            answer=answer,
+            probability=float(np.exp(base)),
+            scores=rows,
+            seconds=seconds,
+        )
+
+    # -- the case -----------------------------------------------------------------------------
+
+    def _sources(self, prompt: CompletionPrompt) -> tuple[list[int], PromptText, Sources]:
+        """Return the prompt's tokens, where its characters stand in them, and its sources."""
+        module, tokenizer = self.model
+        chat, level = self.subject.chat, self.subject.level
+        (encoded,) = encode_prompts(module, tokenizer, prompt.prompt, chat=chat).prompts()
+        tokens, special = prompt_tokens(tokenizer, encoded.ids)
+        text = PromptText.of(tokens, prompt.prompt, encoded.form)
+        inside = ((0, len(prompt.prompt)),) if chat and not prompt.inside else prompt.inside
+        sources = Sources.of_tokens(
+            tokens,
+            level=level,
+            inside=text.shifted(inside),
+            documents=text.shifted(prompt.documents),
+            special=special,
+            exclude_first=not self.model.facts.encoder_decoder,
+            exclude_last_word=self.subject.exclude_last_word,
+        )
+        if len(sources) < 2:
+            raise InputError(f"The prompt has only one {level} that can be a source.")
+        return encoded.ids, text, sources
+
+    def _completion(self, ids: list[int], prompt: CompletionPrompt) -> tuple[list[int], str]:
+        module, tokenizer = self.model
+        if prompt.completion is not None:
+            return completion_ids(tokenizer, prompt.completion, self.model.facts), prompt.completion
+        check_room(module, self.model.facts, len(ids), self.subject.max_new_tokens)
+        completion, cut_off = self._write(ids)
+        answer = str(tokenizer.decode(completion))
+        if not completion:
+            raise _LeftOutError("The model ended at once.", answer)
+        expected = prompt.expected
+        if expected is not None and not is_answered(expected, answer, cut_off=cut_off):
+            raise _LeftOutError(f"The model wrote {answer!r} and not {expected!r}.", answer)
+        return completion, answer
+
+    def _write(self, prompt_ids: list[int]) -> tuple[list[int], bool]:
+        """Return what the model writes by greedy search, and whether it was cut off.
+
+        The end token, and all from the first token on whose text holds `stop`, is left out.
+        """
+        module, tokenizer = self.model
+        stop = self.subject.stop
+        ids = torch.tensor([prompt_ids], device=device_of(module))
+        pad = None if tokenizer is None else tokenizer.pad_token_id or tokenizer.eos_token_id
+        limits = {"max_new_tokens": self.subject.max_new_tokens, "pad_token_id": pad or 0}
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        with at_rest(module):
+            sequence = run_generate(
+                module, inputs, limits, observer=None, tokenizer=tokenizer, seed=None
+            )[0]
+        start = 1 if self.model.facts.encoder_decoder else len(prompt_ids)
+        completion = sequence[start:].tolist()
+        ends = end_tokens(module, limits)
+        for k, token in enumerate(completion):
+            if token in ends or (stop is not None and stop in tokenizer.decode([token])):
+                return completion[:k], False
+        return completion, True
+
+    def _case(
+        self, number: int, ids: list[int], completion: list[int], sources: Sources
+    ) -> CompletionCase:
+        module, tokenizer = self.model
+        by = self.subject.by
+        ablation = CompletionAblation(
+            model=module,
+            prompt_ids=ids,
+            completion_ids=completion,
+            by=by,
+            blank=blank_token(tokenizer) if by == "replace" else None,
+            batch_tokens=self.subject.batch_tokens,
+        )
+        seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
+        return CompletionCase(module, tokenizer, ablation, sources, seed)
+
+    def _scores(self, case: CompletionCase) -> tuple[dict[str, Floats], dict[str, float]]:
+        """Return a score for each source by every ranking that can be run, and its seconds."""
+        scores: dict[str, Floats] = {}
+        seconds: dict[str, float] = {}
+        for name, ranking in self.methods.items():
+            start = perf_counter()
+            try:
+                scores[name] = case.sources.scores(ranking(case))
+            except CANNOT as error:
+                self.refused.setdefault(name, str(error))
+                continue
+            seconds[name] = perf_counter() - start
+        return scores, seconds
+
+    # -- the metrics --------------------------------------------------------------------------
+
+    def _against_ablations(
+        self, case: CompletionCase, scores: Mapping[str, Floats], base: float
+    ) -> Rows:
+        sources, subject = case.sources, self.subject
+        choice = random_ablations(
+            subject.ablations, len(sources), hidden=subject.hidden, seed=case.seed
+        )
+        tops = np.zeros((len(scores), len(sources)), dtype=bool)
+        for row, values in zip(tops, scores.values(), strict=True):
+            row[list(strongest(values, subject.top))] = True
+        log_probs = case.ablation.log_probs(sources.hidden(np.concatenate([choice, tops])))
+        response = np.append(log_probs, base)
+        response = log_odds(response) if subject.score == "log-odds" else response
+        without, with_all = response[len(choice) : -1], response[-1]
+        return {
+            name: {
+                "lds": linear_datamodeling_score(values, choice, response[: len(choice)]),
+                "drop": float(with_all - rest),
+            }
+            for (name, values), rest in zip(scores.items(), without, strict=True)
+        }
+
+    def _areas(self, case: CompletionCase, scores: Mapping[str, Floats]) -> Rows:
+        """Return areas under the curves of a token's probability, the geometric mean of all."""
+        choices = np.zeros((len(scores), 2, STEPS + 1, len(case.sources)), dtype=bool)
+        for ranking, values in zip(choices, scores.values(), strict=True):
+            for step, hidden in enumerate(curve_steps(strongest(values, len(values)))):
+                for curve, members in zip(ranking, hidden, strict=True):
+                    curve[step, list(members)] = True
+        sets = case.sources.hidden(choices.reshape(-1, len(case.sources)))
+        count = len(case.ablation.completion_ids)
+        probability = np.exp(case.ablation.log_probs(sets) / count)
+        curves = probability.reshape(len(scores), 2, STEPS + 1)
+        return {
+            name: {"deletion": area(deletion), "insertion": area(insertion[::-1])}
+            for name, (deletion, insertion) in zip(scores, curves, strict=True)
+        }
+
+    def _known(
+        self, case: CompletionCase, scores: Mapping[str, Floats], places: TrueSources
+    ) -> Rows:
+        rows = {
+            name: known_hits(values, case.sources, places, top=self.subject.top)
+            for name, values in scores.items()
+        }
+        if self.subject.documents and "document" in case.sources.groups:
+            rows[LEAVE_ONE_DOCUMENT_OUT] = self._leave_one_document_out(case, places)
+        return rows
+
+    def _leave_one_document_out(
+        self, case: CompletionCase, places: TrueSources
+    ) -> dict[str, float]:
+        groups = case.sources.groups["document"]
+        numbers = sorted(set(groups) - {-1})
+        true = places.units(groups)
+        if not true or len(numbers) < 2:
+            return {}
+        positions = case.sources.positions
+        members = [
+            tuple(p for k, each in enumerate(positions) if groups[k] == n for p in each)
+            for n in numbers
+        ]
+        documents = Sources(tuple(map(str, numbers)), tuple(members), case.sources.length)
+        method = LeaveOneOut(by=self.subject.by, joint=True)
+        drops = method.measure(case.ablation, documents).values[0, 0]
+        return {"document": float(rank_of(drops, [numbers.index(n) for n in true]) == 1)}
+
+
+class _LeftOutError(InputError):
+    """A prompt that does not count, and what the model wrote."""
+
+    def __init__(self, reason: str, answer: str) -> None:
+        super().__init__(reason)
+        self.answer = answer
+
+
+def is_answered(expected: str, completion: str, *, cut_off: bool) -> bool:
+    """Return whether a completion gives the expected answer, articles and punctuation aside.
+
+    cut_off: the completion ended because it was long enough; then it may be the beginning of the
+    answer.
+
+    >>> is_answered("the Normans", " Normans.", cut_off=False)
+    True
+    >>> is_answered("Madrid", " Mad", cut_off=True), is_answered("Madrid", " Mad", cut_off=False)
+    (True, False)
+    """
+    right, reply = _plain_words(expected), _plain_words(completion)
+    begins = cut_off and bool(completion.strip()) and expected.startswith(completion.strip())
+    return (bool(right) and f" {right} " in f" {reply} ") or begins
+
+
+def _plain_words(text: str) -> str:
+    plain = re.sub(r"\b(the|a|an)\b|[^a-z0-9 ]", "", text.lower().replace("\n", " "))
+    return " ".join(plain.split())
