@@ -101,11 +101,6 @@ class HeadWeights:
     def of_completion(cls, trace: AttentionTrace, prompt: int, targets: Tokens) -> HeadWeights:
         """Take the positions that write the completion, of a trace of prompt and completion;
         `prompt` is the length of the prompt.
-
-        >>> weights = np.full((1, 2, 3, 3), 1 / 3)
-        >>> trace = AttentionTrace.from_arrays(weights, ["the", "key", "is"])
-        >>> HeadWeights.of_completion(trace, 2, Tokens(("is", "old"))).weights.shape
-        (1, 2, 2, 3)
         """
         rows = slice(prompt - 1, prompt - 1 + len(targets))
         weights = trace.weights[:, :, rows].copy()

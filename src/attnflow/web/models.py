@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,22 +63,12 @@ class OfferedModel:
         return self.load()
 
     def to_dict(self) -> dict[str, Any]:
-        """What a visitor is told."""
-        return {
-            "name": self.name,
-            "about": self.about,
-            "explains": self.explains,
-            "generates": self.generates,
-            "chats": self.chats,
-            "sees": self.sees,
-            "answers": self.answers,
-            "picture": self.picture,
-            "examples": list(self.examples),
-        }
+        """Return what a visitor is told."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
 
 
 def embedded_models() -> list[OfferedModel]:
-    """The classifier inside the package and, where it is installed, SmolLM2."""
+    """Return the classifier inside the package and, where they can run, SmolLM2 and scenes."""
     from attnflow.hosts.load import as_model, load
 
     # Two declarations of one shape: each model is described in words of its own.
@@ -139,7 +129,7 @@ def _scenes() -> OfferedModel:
 
 
 def named_models(names: Sequence[str]) -> list[OfferedModel]:
-    """Hugging Face names or folders; loaded now: a mistake is told before the first visit."""
+    """Load Hugging Face names or folders now: a mistake is told before the first visit."""
     from attnflow.hosts.load import load
 
     return [_offered(name, load(name)) for name in names]
