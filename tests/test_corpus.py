@@ -24,10 +24,11 @@ from attnflow.cli.app import _run
 from attnflow.corpus import Local, Ray, Settings
 from attnflow.corpus.corpus_run import ProgressCounter
 from attnflow.corpus.dataset import Corpus
-from attnflow.corpus.engines import BatchBegun, InlineEngine, JobSpec, PartDone
+from attnflow.corpus.engines import BatchBegun, InlineEngine, JobSpec
 from attnflow.corpus.folder import PartNotes
 from attnflow.corpus.local_engine import _Assignments
 from attnflow.corpus.plan import Plan, Shard, ShardReader
+from attnflow.corpus.ray_engine import ShardActor
 from attnflow.corpus.settings import Columns
 from attnflow.corpus.worker import ShardWorker
 from attnflow.data import DataFile, find_files
@@ -634,7 +635,7 @@ def test_progress_counts_what_is_done() -> None:
         counter.tell()
         assert told == {"texts": 5, "tokens": 30, "texts without a result": 1}
         counter.add(BatchBegun(0, texts=1, tokens=5))
-        counter.add(PartDone(PartNotes(shard=0, texts=5, errors=1, tokens=40)))
+        counter.add(PartNotes(shard=0, texts=5, errors=1, tokens=40))
         counter.tell()
     assert told == {"texts": 7, "tokens": 40, "texts without a result": 2}
 
@@ -782,6 +783,22 @@ def test_the_command_runs_and_sums_up(
 @pytest.mark.timing
 def test_kills_lose_and_double_nothing() -> None:
     assert torture_corpus.run_script("local", 9) == (9, [])
+
+
+def test_an_actor_writes_the_parts_of_its_shards_once(tmp_path: Path) -> None:
+    data, settings = write_texts(tmp_path), Settings(methods=["raw"], shard_size=4)
+    run(load_verb_number(), data, tmp_path / "here", methods=["raw"], shard_size=4)
+    manifest = json.loads((tmp_path / "here" / "_manifest.json").read_text())
+    about = {name: manifest[name] for name in ("fingerprint", "settings", "provenance")}
+    job = JobSpec(None, settings, Columns(text="text"), (str(data),), tmp_path)
+    actor = ShardActor(job.to_dict(), about, torch.get_num_threads())
+    shards = Plan.make([DataFile(data)], 4).shards
+    batch = {name: np.array([vars(shard)[name] for shard in shards]) for name in vars(shards[0])}
+    for _ in range(2):
+        assert actor(batch)["texts"] == [4, 3]
+        assert parts_of(tmp_path) == parts_of(tmp_path / "here")
+    with pytest.raises(ModelError, match="another than that of the run: methods is"):
+        ShardActor(job.to_dict(), {"settings": {**about["settings"], "methods": ["flow"]}}, 1)
 
 
 def test_a_ray_with_two_nodes_gives_the_bytes_of_processes_though_one_dies() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnflow._version import __version__
 from attnflow.corpus.dataset import Corpus, read
-from attnflow.corpus.engines import BatchBegun, Engine, InlineEngine, JobSpec, Local, PartDone, Ray
-from attnflow.corpus.folder import OutputFolder, PartNotes
+from attnflow.corpus.engines import Engine, Event, InlineEngine, JobSpec, Local, Ray
+from attnflow.corpus.folder import OutputFolder, PartNotes, open_folder
 from attnflow.corpus.plan import Plan
 from attnflow.corpus.settings import Settings
 from attnflow.data import find_files
@@ -63,11 +64,12 @@ def run(
         tuple(str(file.path.absolute()) for file in files),
         Path(output).absolute(),
     )
-    with OutputFolder(job.output) as folder:
+    with open_folder(job.output) as folder:
         plan = Plan.make(files, settings.shard_size)
         record = _record(job, plan)
         folder.check(record)
-        with engine.start(job) if loaded is None else InlineEngine(job, loaded) as started:
+        started = engine.start(job) if loaded is None else InlineEngine(job, loaded)
+        with closing(started):
             _finish(folder, plan, record, started)
     return read(job.output)
 
@@ -108,10 +110,10 @@ class ProgressCounter:
     tokens: int = 0
     _open: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, event: BatchBegun | PartDone) -> None:
+    def add(self, event: Event) -> None:
         """Count an event."""
-        if isinstance(event, PartDone):
-            self.finish(event.notes)
+        if isinstance(event, PartNotes):
+            self.finish(event)
         else:
             texts, tokens = self._open.get(event.shard, (0, 0))
             self._open[event.shard] = (texts + event.texts, tokens + event.tokens)

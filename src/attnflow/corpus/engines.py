@@ -11,8 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from attnflow.corpus.folder import PartNotes
 from attnflow.corpus.plan import Shard
@@ -22,16 +21,7 @@ from attnflow.errors import InputError, shorten, whole_number
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
-__all__ = [
-    "BatchBegun",
-    "Engine",
-    "Identity",
-    "InlineEngine",
-    "JobSpec",
-    "Local",
-    "PartDone",
-    "Ray",
-]
+__all__ = ["BatchBegun", "Engine", "Event", "Identity", "InlineEngine", "JobSpec", "Local", "Ray"]
 
 
 @dataclass(frozen=True)
@@ -96,36 +86,19 @@ class BatchBegun:
     tokens: int
 
 
-@dataclass(frozen=True)
-class PartDone:
-    """The part of a shard is committed."""
-
-    notes: PartNotes
+Event = BatchBegun | PartNotes
+"""A batch that begins, or the notes of a part that is committed."""
 
 
 class Engine(ABC):
-    """Runs shards somewhere; leaving it ends all that it started."""
-
-    # Python asks for these three arguments, here as in every context manager.
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    """Runs shards somewhere; closing it ends all that it started."""
 
     @abstractmethod
     def identity(self) -> Identity:
         """Load the model somewhere and say what it is."""
 
     @abstractmethod
-    def run(
-        self, shards: Sequence[Shard], about: dict[str, Any]
-    ) -> Iterator[BatchBegun | PartDone]:
+    def run(self, shards: Sequence[Shard], about: dict[str, Any]) -> Iterator[Event]:
         """Have these shards explained and committed; `about` goes into every part."""
 
     def close(self) -> None:
@@ -145,12 +118,10 @@ class InlineEngine(Engine):
         """Describe the model as it is."""
         return self._worker.identity()
 
-    def run(
-        self, shards: Sequence[Shard], about: dict[str, Any]
-    ) -> Iterator[BatchBegun | PartDone]:
+    def run(self, shards: Sequence[Shard], about: dict[str, Any]) -> Iterator[Event]:
         """Explain one after the other."""
         for shard in shards:
-            yield PartDone(self._worker.run(shard, about))
+            yield self._worker.run(shard, about)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -28,20 +27,18 @@ from attnflow.errors import FileError, InputError, shorten
 from attnflow.evaluation.journal import fingerprint
 
 __all__ = [
-    "MANIFEST",
-    "METADATA",
     "OutputFolder",
     "PartNotes",
-    "read_counts",
+    "open_folder",
     "part_path",
+    "read_counts",
     "read_manifest",
     "read_notes",
     "write_part",
 ]
 
-MANIFEST = "_manifest.json"
-METADATA = b"attnflow"
-"""The key in the metadata of a part under which its run and its provenance stand, as JSON."""
+_MANIFEST = "_manifest.json"
+_METADATA = b"attnflow"  # the key of a part's metadata: its run and its provenance, as JSON
 _FORMAT = "attnflow corpus 1"
 _LOCK = "_lock"
 
@@ -64,7 +61,7 @@ def part_path(folder: Path, shard: int) -> Path:
 def write_part(folder: Path, table: pa.Table, notes: PartNotes, about: Mapping[str, Any]) -> None:
     """Commit the rows of one shard. The same rows give the same bytes."""
     record = json.dumps({**about, **vars(notes)}, sort_keys=True, ensure_ascii=False)
-    stamped = table.replace_schema_metadata({METADATA: record.encode()})
+    stamped = table.replace_schema_metadata({_METADATA: record.encode()})
 
     def write(path: Path) -> None:
         pq.write_table(stamped, path, compression="zstd")
@@ -78,7 +75,7 @@ def read_notes(path: Path) -> dict[str, Any] | None:
     """Read what a part says of itself; None where it is no whole part of ours."""
     try:
         metadata = pq.read_metadata(path).metadata or {}
-        notes = json.loads(metadata.get(METADATA, b"null"))
+        notes = json.loads(metadata.get(_METADATA, b"null"))
     except (OSError, ValueError):
         return None
     return notes if isinstance(notes, dict) else None
@@ -96,13 +93,13 @@ def _counts(notes: Mapping[str, Any]) -> PartNotes:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read what the run in this folder is."""
-    path = folder / MANIFEST
+    path = folder / _MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileError(
-            f"{shorten(str(folder))} holds no corpus: there is no {MANIFEST}. `attnflow corpus run "
-            "--output` makes one."
+            f"{shorten(str(folder))} holds no corpus: there is no {_MANIFEST}. `attnflow corpus "
+            "run --output` makes one."
         ) from None
     except (OSError, ValueError) as error:
         raise FileError(f"{shorten(str(path))} cannot be read: {error}.") from error
@@ -111,40 +108,31 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+@contextmanager
+def open_folder(path: Path) -> Iterator[OutputFolder]:
+    """Make the folder of a run and lock it while it is open."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / _LOCK).open("a+b")
+    except OSError as error:
+        raise FileError(
+            f"{shorten(str(path))} cannot be written to: {error.strerror or error}."
+        ) from error
+    with file:
+        storage.lock(file, path)
+        yield OutputFolder(path)
+
+
+@dataclass(frozen=True)
 class OutputFolder:
-    """The folder of a run, locked while it is open."""
+    """The folder of a run, which `open_folder` has locked."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._file = (path / _LOCK).open("a+b")
-        except OSError as error:
-            raise FileError(
-                f"{shorten(str(path))} cannot be written to: {error.strerror or error}."
-            ) from error
-        try:
-            storage.lock(self._file, path)
-        except BaseException:
-            self._file.close()
-            raise
-
-    # Python asks for these three arguments, here as in every context manager.
-    def __enter__(self) -> OutputFolder:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
+    path: Path
 
     @property
     def manifest(self) -> dict[str, Any] | None:
         """The manifest of the run that is here, if there is one."""
-        return read_manifest(self.path) if (self.path / MANIFEST).exists() else None
+        return read_manifest(self.path) if (self.path / _MANIFEST).exists() else None
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Refuse a folder that holds another run, and say in what it differs.
@@ -182,7 +170,7 @@ class OutputFolder:
                 "provenance": dict(provenance),
             }
             content = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)
-            storage.write_text(self.path / MANIFEST, content + "\n")
+            storage.write_text(self.path / _MANIFEST, content + "\n")
         return manifest
 
     def parts(self, key: str) -> dict[int, PartNotes]:
@@ -195,7 +183,7 @@ class OutputFolder:
                 continue
             if notes.get("fingerprint") != key:
                 raise FileError(
-                    f"{shorten(str(path))} belongs to another run than {MANIFEST} beside it. Move "
+                    f"{shorten(str(path))} belongs to another run than {_MANIFEST} beside it. Move "
                     "it away, or name another folder."
                 )
             parts[int(notes["shard"])] = _counts(notes)

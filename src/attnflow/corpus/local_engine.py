@@ -23,7 +23,7 @@ from typing import Any
 
 import attnflow
 from attnflow import errors
-from attnflow.corpus.engines import BatchBegun, Engine, Identity, JobSpec, PartDone
+from attnflow.corpus.engines import BatchBegun, Engine, Event, Identity, JobSpec
 from attnflow.corpus.folder import PartNotes
 from attnflow.corpus.plan import Shard
 from attnflow.errors import AttnflowError, ModelError
@@ -148,9 +148,7 @@ class ProcessPool(Engine):
             self._take_start(process, message)
         return self._identity
 
-    def run(
-        self, shards: Sequence[Shard], about: dict[str, Any]
-    ) -> Iterator[BatchBegun | PartDone]:
+    def run(self, shards: Sequence[Shard], about: dict[str, Any]) -> Iterator[Event]:
         """Give each process the next shard when it has done one."""
         if self._identity is None:
             self.identity()
@@ -167,7 +165,7 @@ class ProcessPool(Engine):
             elif "part" in message:
                 notes = PartNotes(**message["part"])
                 run.finish(process, notes)
-                yield PartDone(notes)
+                yield notes
             elif "batch" in message and process.shard is not None:
                 process.batch = tuple(message["batch"])
                 yield BatchBegun(process.shard.number, len(process.batch), message["tokens"])

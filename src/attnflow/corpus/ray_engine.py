@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from attnflow.corpus.engines import BatchBegun, Engine, Identity, JobSpec, PartDone, Ray
+from attnflow.corpus.engines import Engine, Event, Identity, JobSpec, Ray
 from attnflow.corpus.folder import PartNotes, part_path, read_counts
 from attnflow.corpus.plan import Shard
 from attnflow.corpus.worker import ShardWorker, load_for
@@ -92,9 +92,7 @@ class RayActors(Engine):
         task = self._ray.remote(**self._needs)(_identity)
         return self._call(lambda: self._ray.get(task.remote(self._job.to_dict())))
 
-    def run(
-        self, shards: Sequence[Shard], about: dict[str, Any]
-    ) -> Iterator[BatchBegun | PartDone]:
+    def run(self, shards: Sequence[Shard], about: dict[str, Any]) -> Iterator[Event]:
         """Make a task of each shard; parts are told of as their blocks come back."""
         context = self._data.DataContext.get_current()
         context.enable_progress_bars = False
@@ -113,7 +111,7 @@ class RayActors(Engine):
         while (batch := self._call(lambda: next(batches, None))) is not None:
             names = ("shard", "texts", "errors", "tokens")
             for row in zip(*(batch[name].tolist() for name in names), strict=True):
-                yield PartDone(PartNotes(*row))
+                yield PartNotes(*row)
 
     def _call(self, work: Any) -> Any:
         """Call and take off what Ray wraps around an error of ours."""
