@@ -137,6 +137,24 @@ def test_timm_takes_pixels(timm: Any) -> None:
         attnflow.capture(vit(timm), "a cat")
 
 
+def test_a_corpus_of_images_takes_timm_as_explain_does(timm: Any, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("pyarrow")
+    model, rng = vit(timm), np.random.default_rng(0)
+    photos = [tmp_path / f"{k}.png" for k in range(3)]
+    for photo in photos:
+        image.fromarray(rng.integers(0, 255, (40, 48, 3), dtype=np.uint8)).save(photo)
+    settings = attnflow.corpus.Settings(values=True)
+    result = attnflow.corpus.run(model, photos, tmp_path / "out", settings=settings)
+    rows = result.to_arrow().to_pylist()
+    assert [row["error"] for row in rows] == [None] * 3
+    for row, photo in zip(rows, photos, strict=True):
+        alone = attnflow.explain(model, photo, layers=-1)
+        assert row["method"] == alone.method.name
+        assert row["prediction"] == alone.prediction.label
+        assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
+
+
 def test_timm_gradients_equal_finite_differences(timm: Any) -> None:
     """Nudge one weight where it is dropped out and see how far the score moves."""
     model = vit(timm).double()
