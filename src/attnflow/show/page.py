@@ -94,7 +94,7 @@ class InteractiveView:
 
 @cache
 def _contents(names: tuple[str, ...]) -> str:
-    """The files after each other; comments of whole lines and indentation stay in the package."""
+    """Join the files; comments of whole lines and indentation stay in the package."""
     texts = ((VIEWER_FOLDER / name).read_text(encoding="utf-8") for name in names)
     return "\n".join(_INDENTATION.sub("", _COMMENT_LINE.sub("", text)) for text in texts)
 

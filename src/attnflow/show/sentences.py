@@ -100,7 +100,7 @@ def unit_of(result: Attribution) -> str:
 
 @dataclass(frozen=True)
 class WordRow:
-    """What some targets together draw on, word by word: `values[k]` belongs to `names[k]`."""
+    """Words that some targets together draw on: `values[k]` belongs to `names[k]`."""
 
     target: str
     names: tuple[str, ...]
@@ -322,7 +322,7 @@ def remarks(result: Attribution) -> list[str]:
 
 
 class Certainty(NamedTuple):
-    """How sure an explanation is: a sentence, and a bar for the answer's probability with the
+    """Sureness of an explanation: a sentence, and a bar for the answer's probability with the
     named sources and one without them.
     """
 

@@ -34,14 +34,14 @@ _LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORE
 _IMAGES = ("/api/image", "/api/image-question")
 _ONCE = ("host", "origin", "content-type", "content-length")  # two of them may mean two things
 _HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    b"content-security-policy": (
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cache-control": b"no-store",
 }
 
 
@@ -137,8 +137,8 @@ def _check_caller(headers: dict[str, str]) -> None:
 def _with_headers(send: Send) -> Send:
     async def guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = {name for name, _ in message.get("headers", [])}
-            added = [(k.encode(), v.encode()) for k, v in _HEADERS.items() if k.encode() not in own]
+            present = {name for name, _ in message.get("headers", [])}
+            added = [pair for pair in _HEADERS.items() if pair[0] not in present]
             message = {**message, "headers": [*message.get("headers", []), *added]}
         await send(message)
 

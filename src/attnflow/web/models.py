@@ -26,7 +26,7 @@ _PICTURE = "example.png"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much one visitor, and all together, may ask for."""
+    """Limits of what one visitor, and all together, may ask for."""
 
     body_bytes: int = 64 * 1024
     image_bytes: int = 4 * 1024 * 1024
@@ -52,7 +52,7 @@ class OfferedModel:
     chats: bool = False
     sees: bool = False
     answers: bool = False
-    """Whether it answers questions about an image."""
+    """True if it answers questions about an image."""
     examples: tuple[str, ...] = ()
     picture: str | None = None
     """An image to try, as a `data:` address."""

@@ -53,7 +53,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class _Offer:
-    """What the validators check against: the models there are, and the limits."""
+    """Models and limits that the validators check against."""
 
     limits: Limits
     models: Mapping[str, OfferedModel] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def _usual_count(function: Callable[..., Any]) -> int:
 
 
 class BaseRequest(BaseModel):
-    """What all requests share. Values are taken as they are sent, none is converted."""
+    """Fields and checks that all requests share. Values are taken as sent, none is converted."""
 
     model_config = _STRICT
     task: ClassVar[str]

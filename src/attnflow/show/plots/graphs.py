@@ -49,7 +49,7 @@ _TARGET_SIDE, _SOURCE_SIDE = "#56B4E9", "#F0E442"  # Okabe and Ito's sky blue an
 
 @dataclass(frozen=True)
 class _Stack:
-    """What is drawn: capacities between consecutive layers, with the names of both."""
+    """Capacities between consecutive layers that are drawn, with the names of both."""
 
     capacities: Matrix
     numbers: tuple[int, ...]
