@@ -68,7 +68,7 @@ def judge(loaded: Model, text: str, seed: int) -> dict[str, tuple[float, float]]
     known = adapter.token_ids(model, tokenizer)
     blank = next(known.blanks[name] for name in ("unk", "mask", "pad") if name in known.blanks)
     methods = [attnflow.methods.make_method(name) for name in METHODS]
-    trace = attnflow.capture(model, text, tokenizer=tokenizer, methods=methods)
+    trace = attnflow.capture((model, tokenizer), text, methods=methods)
     words = words_of(trace, known.special, ids)
     if len(words) < 4 or trace.prediction is None:
         return None

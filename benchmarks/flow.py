@@ -49,7 +49,7 @@ def minilm_capacities(tokens: int) -> Capacities:
     model = AutoModel.from_pretrained(folder)
     text = (HERE / "prose.txt").read_text(encoding="utf-8")
     inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=tokens)
-    trace = capture(model, dict(inputs), tokenizer=tokenizer, heads="mean")
+    trace = capture((model, tokenizer), dict(inputs), heads="mean")
     if trace.length != tokens:
         raise SystemExit(f"prose.txt has {trace.length} tokens, {tokens} are needed")
     return Flow().graph(trace).capacities
@@ -78,7 +78,7 @@ def decoder_capacities(tokens: int) -> Capacities | None:
     pages = [HERE / "prose.txt", *sorted((HERE.parent / "docs").glob("*.md"))]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)[: 8 * tokens]
     inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=tokens)
-    trace = capture(model, dict(inputs), tokenizer=tokenizer, heads="mean")
+    trace = capture((model, tokenizer), dict(inputs), heads="mean")
     return Flow().graph(trace).capacities
 
 

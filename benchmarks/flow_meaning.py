@@ -90,7 +90,7 @@ def classifier_rows(folder: Path, reviews: Path) -> dict[str, Any]:
     lines = reviews.read_text(encoding="utf-8").splitlines()[1:]
     texts = [line.split("\t")[0].strip() for line in lines]
     long = [text for text in texts if len(text.split()) >= LONG_REVIEW][:REVIEWS]
-    each = [row_facts(capture(model, t, tokenizer=tokenizer, record=RECORD), FLOWS) for t in long]
+    each = [row_facts(capture((model, tokenizer), t, record=RECORD), FLOWS) for t in long]
     rows: dict[str, Any] = {}
     for name in FLOWS:
         rows[name] = {
@@ -113,7 +113,7 @@ def last_row(method: Method, traces: dict[int, AttentionTrace], case: Completion
 
         inputs = {"input_ids": torch.tensor([case.prompt_ids])}
         record = ("gradients", "residual-share")
-        traces[key] = capture(case.model, inputs, tokenizer=case.tokenizer, record=record)
+        traces[key] = capture((case.model, case.tokenizer), inputs, record=record)
     trace = traces[key]
     with quiet_about_limits():
         values: NDArray[np.float64] = method(trace, targets=[trace.length - 1], layers=-1).values
@@ -217,7 +217,7 @@ def main() -> None:
 
     small, vocabulary = load_verb_number()
     text = "the keys to the old cabinet by the door"
-    trace = capture(small, text, tokenizer=vocabulary, record=RECORD)
+    trace = capture((small, vocabulary), text, record=RECORD)
     print("verb number", flush=True)
     report["verb number"] = row_facts(trace, FLOWS)
     if arguments.encoder:
@@ -226,9 +226,7 @@ def main() -> None:
         model = AutoModel.from_pretrained(arguments.encoder)
         inputs = dict(tokenizer(prose, return_tensors="pt", truncation=True, max_length=64))
         plain = {k: f for k, f in FLOWS.items() if f.capacities != "gradients"}
-        report["encoder"] = row_facts(
-            capture(model, inputs, tokenizer=tokenizer, record=RECORD[1:]), plain
-        )
+        report["encoder"] = row_facts(capture((model, tokenizer), inputs, record=RECORD[1:]), plain)
     if arguments.decoder:
         tokenizer = AutoTokenizer.from_pretrained(arguments.decoder)
         model = AutoModelForCausalLM.from_pretrained(arguments.decoder)
@@ -236,7 +234,7 @@ def main() -> None:
         if not arguments.only_ablations:
             print("decoder", flush=True)
             record = RECORD if arguments.slow else RECORD[:2]
-            traced = capture(model, inputs, tokenizer=tokenizer, record=record)
+            traced = capture((model, tokenizer), inputs, record=record)
             slow = () if arguments.slow else SLOW
             flows = {k: f for k, f in {**FLOWS, **CAUSAL}.items() if f.capacities not in slow}
             report["decoder"] = row_facts(traced, flows)

@@ -39,7 +39,7 @@ def text_figures() -> None:
     """The embedded model's sentence: maps, graphs, the cut, answers."""
     loaded = load()
     text = "the key to the cabinets"
-    trace = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
+    trace = attnflow.capture(loaded, text)
     rows = [method(trace, targets=["[CLS]"]) for method in (Raw(), Rollout(), Flow())]
     names = [row.method.name for row in rows]
     save(plots.layers_map(rows[1]), "layers")

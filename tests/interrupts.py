@@ -61,7 +61,7 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
     both = torch.nn.ModuleList([model, writer])
 
     def capture(*record: str) -> Callable[[], object]:
-        return lambda: attnflow.capture(model, TEXT, tokenizer=tokenizer, record=record)
+        return lambda: attnflow.capture((model, tokenizer), TEXT, record=record)
 
     kinds: list[Callable[[], object]] = [
         capture(),
@@ -110,13 +110,11 @@ def threaded_captures(count: int, threads: int = 8) -> tuple[int, int, list[str]
     embedded, words = load()
     state, handler = model_state(model), signal.getsignal(signal.SIGINT)
     jobs: list[Callable[[], Any]] = [
-        lambda: attnflow.capture(model, TEXT, tokenizer=tokenizer).weights,
-        lambda: attnflow.capture(embedded, "the keys", tokenizer=words).weights,
-        lambda: attnflow.capture(model, TEXT, tokenizer=tokenizer, record=["alti"]).measured[
-            "alti"
-        ],
+        lambda: attnflow.capture((model, tokenizer), TEXT).weights,
+        lambda: attnflow.capture((embedded, words), "the keys").weights,
+        lambda: attnflow.capture((model, tokenizer), TEXT, record=["alti"]).measured["alti"],
         lambda: attnflow.capture(
-            embedded, "the key to", tokenizer=words, record=["value-zeroing"]
+            (embedded, words), "the key to", record=["value-zeroing"]
         ).measured["value-zeroing"],
     ]
     expected = [job() for job in jobs]

@@ -84,7 +84,7 @@ def test_padding_is_no_last_token(side: str) -> None:
     model = build("Llama", "SequenceClassification", **GROUPED)
     rows = [IDS, [*IDS[:4], 0, 0] if side == "right" else [0, 0, *IDS[:4]]]
     ids = torch.tensor(rows)
-    traces = attnflow.capture_batch(model, {"input_ids": ids, "attention_mask": (ids > 0).long()})
+    traces = attnflow.capture(model, [{"input_ids": ids, "attention_mask": (ids > 0).long()}])
     assert [t.prediction.position for t in traces if t.prediction] == [5, 3]
 
 
@@ -97,7 +97,7 @@ def test_a_class_read_from_padding_is_refused() -> None:
 
 def test_an_encoder_reads_its_first() -> None:
     model, tokenizer = tiny_encoder(head="SequenceClassification")
-    trace = attnflow.capture(model, TEXT, tokenizer=tokenizer)
+    trace = attnflow.capture((model, tokenizer), TEXT)
     assert trace.prediction is not None
     assert trace.prediction.position == 0
 
@@ -106,8 +106,8 @@ def test_a_masked_word_needs_no_mask_of_padding() -> None:
     model, tokenizer = tiny_encoder()
     text = "the author talked to [MASK]"
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    trace = attnflow.capture(model, {"input_ids": ids}, tokenizer=tokenizer)
-    assert trace.prediction == attnflow.capture(model, text, tokenizer=tokenizer).prediction
+    trace = attnflow.capture((model, tokenizer), {"input_ids": ids})
+    assert trace.prediction == attnflow.capture((model, tokenizer), text).prediction
     assert trace.prediction is not None
 
 
@@ -132,7 +132,7 @@ def tagger() -> tuple[Any, Any]:
 
 def test_a_token_classifier_answers_for_each_token(tagger: tuple[Any, Any]) -> None:
     model, tokenizer = tagger
-    trace = attnflow.capture(model, TEXT, tokenizer=tokenizer)
+    trace = attnflow.capture((model, tokenizer), TEXT)
     with torch.no_grad():
         labels = model(**tokenizer(TEXT, return_tensors="pt")).logits[0].argmax(-1).tolist()
     names = [model.config.id2label[k] for k in labels]
@@ -141,7 +141,7 @@ def test_a_token_classifier_answers_for_each_token(tagger: tuple[Any, Any]) -> N
     assert trace.prediction.label == names[trace.prediction.position]
     usual = max(set(names), key=names.count)
     assert trace.prediction.label != usual or set(names) == {usual}
-    third = attnflow.capture(model, TEXT, tokenizer=tokenizer, position=3).prediction
+    third = attnflow.capture((model, tokenizer), TEXT, position=3).prediction
     assert third is not None
     assert (third.position, third.label) == (3, names[3])
 
@@ -152,9 +152,7 @@ def test_each_target_has_a_gradient_of_its_own(tagger: tuple[Any, Any]) -> None:
     result = attnflow.explain(model, TEXT, method, tokenizer=tokenizer)
     assert result.values.shape[1:] == (len(result.sources),) * 2
     for position in (2, 5):
-        trace = attnflow.capture(
-            model, TEXT, tokenizer=tokenizer, record=["gradients"], position=position
-        )
+        trace = attnflow.capture((model, tokenizer), TEXT, record=["gradients"], position=position)
         alone = method(trace, targets=[position])
         np.testing.assert_array_equal(alone.values[:, 0], result.values[:, position])
     one = attnflow.explain(model, TEXT, method, tokenizer=tokenizer, targets="sara", answer="PER")
@@ -165,7 +163,7 @@ def test_each_target_has_a_gradient_of_its_own(tagger: tuple[Any, Any]) -> None:
 def test_a_position_that_has_no_answer_is_refused(tagger: tuple[Any, Any]) -> None:
     model, tokenizer = tagger
     with pytest.raises(InputError, match="no position 99"):
-        attnflow.capture(model, TEXT, tokenizer=tokenizer, position=99)
+        attnflow.capture((model, tokenizer), TEXT, position=99)
     with pytest.raises(InputError, match="one answer, read from position 0"):
         attnflow.capture(None, "the keys", position=2)
 
@@ -176,9 +174,7 @@ def test_gradient_attention_of_a_token_is_that_of_its_own_answer(tagger: tuple[A
     method, rows = attnflow.GradientAttention(), np.array([2, 5])
     result = attnflow.explain(model, TEXT, method, tokenizer=tokenizer, targets=rows)
     for row, position in enumerate(rows.tolist()):
-        trace = attnflow.capture(
-            model, TEXT, tokenizer=tokenizer, record=["gradients"], position=position
-        )
+        trace = attnflow.capture((model, tokenizer), TEXT, record=["gradients"], position=position)
         product = np.maximum(trace.weights * trace.gradients, 0).mean(axis=1).cumsum(axis=0)
         np.testing.assert_allclose(result.values[:, row], product[:, position], rtol=1e-5)
     one = attnflow.explain(model, TEXT, method, tokenizer=tokenizer, targets=np.int64(2))
@@ -222,15 +218,14 @@ def test_a_class_may_be_named() -> None:
     np.testing.assert_array_equal(by_name.gradients, by_number.gradients)
     with pytest.raises(InputError, match=r"no such choice. Did you mean 'plural'.*'singular'"):
         attnflow.explain(None, "the keys", "gradient-rollout", answer="plurral")
-    both = attnflow.capture_batch(None, ["the key", "keys"], record=["gradients"], answer="plural")
+    both = attnflow.capture(None, ["the key", "keys"], record=["gradients"], answer="plural")
     assert [t.provenance["gradients_of"] for t in both] == ["plural", "plural"]
 
 
 def test_a_word_may_be_named() -> None:
     model, tokenizer = tiny_encoder()
     text = "the author talked to [MASK]"
-    record: dict[str, Any] = {"tokenizer": tokenizer, "record": ["gradients"]}
-    trace = attnflow.capture(model, text, **record, answer="sara")
+    trace = attnflow.capture((model, tokenizer), text, record=["gradients"], answer="sara")
     assert trace.provenance["gradients_of"] == "sara"
 
 
@@ -272,9 +267,7 @@ def test_the_prediction_is_the_models_own_next_token(name: str) -> None:
         source = " ".join(f"w{k}" for k in rng.integers(4, 64, rng.integers(1, 7)))
         written = [int(k) for k in rng.integers(4, 64, rng.integers(1, 6))]
         prefix = " ".join(f"w{k}" for k in written)
-        trace = attnflow.capture(
-            model, source, tokenizer=tokenizer, decoder_text=prefix, heads="mean"
-        )
+        trace = attnflow.capture((model, tokenizer), source, decoder_text=prefix, heads="mean")
         frame = [k for k in (tokenizer.convert_tokens_to_ids(before)) if k != start]
         with torch.no_grad():
             logits = model(
@@ -298,7 +291,7 @@ def test_whisper_names_its_own_next_token() -> None:
             "input_features": torch.randn(1, 8, 20, generator=noise),
             "decoder_input_ids": ids,
         }
-        trace = attnflow.capture(model, inputs, tokenizer=tokenizer, heads="mean")
+        trace = attnflow.capture((model, tokenizer), inputs, heads="mean")
         with torch.no_grad():
             best = int(model(**inputs).logits[0, -1].argmax())
         assert trace.prediction is not None
@@ -309,13 +302,13 @@ def test_a_batch_of_decoder_texts_is_each_alone() -> None:
     model = next(f for f in FAMILIES if f.name == "Marian").build()
     tokenizer = tokenizer_with([], ["</s>"])
     sources, prefixes = ["w5 w6 w7", "w8"], ["w9", "w10 w11 w12"]
-    both = attnflow.capture_batch(model, sources, tokenizer=tokenizer, decoder_texts=prefixes)
+    both = attnflow.capture((model, tokenizer), sources, decoder_text=prefixes)
     for trace, source, prefix in zip(both, sources, prefixes, strict=True):
-        alone = attnflow.capture(model, source, tokenizer=tokenizer, decoder_text=prefix)
+        alone = attnflow.capture((model, tokenizer), source, decoder_text=prefix)
         assert list(trace.tokens) == list(alone.tokens)
         np.testing.assert_allclose(trace.weights, alone.weights, atol=1e-5)
     with pytest.raises(TokensError, match="1 decoder texts were given for 2"):
-        attnflow.capture_batch(model, sources, tokenizer=tokenizer, decoder_texts=["w9"])
+        attnflow.capture((model, tokenizer), sources, decoder_text=["w9"])
 
 
 class TwoSided:
@@ -381,7 +374,7 @@ def test_a_classifier_with_a_decoder_reads_its_end_token(name: str) -> None:
     model = model(config).eval()
     tokenizer = tokenizer_with(["<s>"], ["</s>"])
     texts = ["w5 w6 w7", "w8"]
-    long, short = attnflow.capture_batch(model, texts, tokenizer=tokenizer)
+    long, short = attnflow.capture((model, tokenizer), texts)
     for trace, text in ((long, texts[0]), (short, texts[1])):
         inputs = dict(tokenizer(text, return_tensors="pt"))
         ids, length = inputs["input_ids"], inputs["input_ids"].shape[1]
@@ -391,13 +384,13 @@ def test_a_classifier_with_a_decoder_reads_its_end_token(name: str) -> None:
         assert trace.encoder_length == length
         assert trace.prediction.position == trace.length - 1 == 2 * length - 1
         assert list(trace.tokens[length + 1 :]) == list(trace.tokens[: length - 1])
-        alone = attnflow.capture(model, text, tokenizer=tokenizer)
+        alone = attnflow.capture((model, tokenizer), text)
         np.testing.assert_allclose(trace.weights, alone.weights, atol=1e-5)
         assert ids[0, -1] == 2
     with pytest.raises(TokensError, match=r"end token of its input \(2\).*got \[0\]"):
         attnflow.capture(model, {"input_ids": torch.tensor([[5, 6]])})
     with pytest.raises(TokensError, match="no decoder that writes a text of its own"):
-        attnflow.capture(model, "w5", tokenizer=tokenizer, decoder_text="w6")
+        attnflow.capture((model, tokenizer), "w5", decoder_text="w6")
 
 
 @pytest.mark.parametrize("kind", ["text", "image"])
@@ -436,9 +429,9 @@ def test_texts_of_a_tokenizer_without_padding_are_each_alone() -> None:
     tokenizer = tokenizer_with([], [])
     tokenizer.pad_token = None
     texts = ["w5 w6 w7", "w8"]
-    traces = attnflow.capture_batch(model, texts, tokenizer=tokenizer)
+    traces = attnflow.capture((model, tokenizer), texts)
     for trace, text in zip(traces, texts, strict=True):
-        alone = attnflow.capture(model, text, tokenizer=tokenizer)
+        alone = attnflow.capture((model, tokenizer), text)
         assert list(trace.tokens) == list(alone.tokens)
         assert trace.tokens.words == alone.tokens.words
         np.testing.assert_allclose(trace.weights, alone.weights, atol=1e-5)
@@ -448,7 +441,7 @@ def test_a_classifier_that_cannot_tell_padding_takes_one_text() -> None:
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}
     model = build("GPT2", "SequenceClassification", **sizes)
     with pytest.raises(TokensError, match=r"names no padding token.*one text at a time"):
-        attnflow.capture_batch(model, {"input_ids": torch.tensor([IDS, IDS])})
+        attnflow.capture(model, [{"input_ids": torch.tensor([IDS, IDS])}])
 
 
 # -- other hosts --------------------------------------------------------------------------------
@@ -467,7 +460,7 @@ def test_torchs_own_order_of_axes(shape: tuple[int, int]) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 24)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     states = torch.randn(*shape, 16)
-    traces = attnflow.capture_batch(model, {"src": states})
+    traces = attnflow.capture(model, [{"src": states}])
     assert [trace.length for trace in traces] == [shape[0]] * shape[1]
     for k, trace in enumerate(traces):
         for alone in (states[:, k : k + 1], states[:, k]):  # a batch of one, and none at all
@@ -487,7 +480,7 @@ def test_a_batch_that_is_not_seen_is_refused() -> None:
             return self.attention(states, states, states)[0]
 
     with pytest.raises(attnflow.errors.CaptureError, match=r"given 5 examples.*attends over 2"):
-        attnflow.capture_batch(Turned(), {"ids": torch.ones(5, 2, dtype=torch.long)})
+        attnflow.capture(Turned(), [{"ids": torch.ones(5, 2, dtype=torch.long)}])
 
 
 def test_torch_padding_is_trimmed() -> None:
@@ -496,7 +489,7 @@ def test_torch_padding_is_trimmed() -> None:
     states = torch.randn(2, 5, 16)
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     inputs = {"src": states, "src_key_padding_mask": padding}
-    long, short = attnflow.capture_batch(model, inputs)
+    long, short = attnflow.capture(model, [inputs])
     assert (long.length, short.length) == (5, 3)
     alone = attnflow.capture(model, {"src": states[1:, :3]})
     np.testing.assert_allclose(short.weights, alone.weights, atol=1e-5)

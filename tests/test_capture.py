@@ -37,7 +37,7 @@ def eager_weights(loaded: Model, **inputs: Any) -> np.ndarray:
 def test_weights_equal_the_hosts_eager_attention(family: str, head: str) -> None:
     loaded = tiny_encoder(family, head=head)
     assert loaded.module.config._attn_implementation == "sdpa"
-    trace = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
+    trace = attnflow.capture(loaded, TEXT)
     inputs = loaded.tokenizer(TEXT, return_tensors="pt")
     assert np.allclose(trace.weights, eager_weights(loaded, **inputs)[0], rtol=0, atol=1e-6)
     assert trace.weights.std() > 0.01, "attention is too uniform for this test to tell anything"
@@ -52,7 +52,7 @@ def test_the_model_is_given_back_as_it_was(implementation: str) -> None:
     model.train()
     model.bert.encoder.layer[1].eval()
     modes = [module.training for module in model.modules()]
-    attnflow.capture(model, TEXT, tokenizer=loaded.tokenizer)
+    attnflow.capture((model, loaded.tokenizer), TEXT)
     assert [module.training for module in model.modules()] == modes
     assert model.config._attn_implementation == implementation
     assert not any(module._forward_hooks for module in model.modules())
@@ -69,19 +69,19 @@ def test_the_model_is_given_back_when_the_forward_pass_fails(
 
     monkeypatch.setattr(loaded.module.bert.encoder.layer[2], "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
+        attnflow.capture(loaded, TEXT)
     assert loaded.module.config._attn_implementation == "sdpa"
     assert loaded.module.training
     monkeypatch.undo()
-    assert attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer).layers == (1, 2, 3)
+    assert attnflow.capture(loaded, TEXT).layers == (1, 2, 3)
 
 
 def test_capture_does_not_change_the_logits() -> None:
     loaded = tiny_encoder(head="SequenceClassification")
     inputs = loaded.tokenizer(TEXT, return_tensors="pt")
     with torch.no_grad():
-        probability = loaded.model(**inputs).logits.softmax(-1).max().item()
-    trace = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
+        probability = loaded.module(**inputs).logits.softmax(-1).max().item()
+    trace = attnflow.capture(loaded, TEXT)
     assert trace.prediction is not None
     assert trace.prediction.probability == pytest.approx(probability, abs=1e-6)
     assert trace.prediction.label.startswith("LABEL_")
@@ -89,11 +89,11 @@ def test_capture_does_not_change_the_logits() -> None:
 
 def test_the_word_under_the_mask_is_predicted() -> None:
     loaded = tiny_encoder()
-    trace = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
+    trace = attnflow.capture(loaded, TEXT)
     assert trace.prediction is not None
     assert trace.tokens[trace.prediction.position] == "[MASK]"
     assert len(trace.prediction.alternatives) == 5
-    plain = attnflow.capture(loaded.module, "the key", tokenizer=loaded.tokenizer)
+    plain = attnflow.capture(loaded, "the key")
     assert plain.prediction is None
 
 
@@ -108,9 +108,9 @@ def test_padding_on_either_side_changes_nothing(family: str, side: str) -> None:
         max_length=20,
         padding_side=side,
     )
-    traces = attnflow.capture_batch(loaded.module, padded, tokenizer=loaded.tokenizer)
+    traces = attnflow.capture(loaded, [padded])
     for text, trace in zip(["the key", TEXT], traces, strict=True):
-        alone = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
+        alone = attnflow.capture(loaded, text)
         assert trace.tokens.texts == alone.tokens.texts
         assert np.allclose(trace.weights, alone.weights, rtol=0, atol=1e-6)
         assert (trace.prediction is None) == (alone.prediction is None)
@@ -119,17 +119,17 @@ def test_padding_on_either_side_changes_nothing(family: str, side: str) -> None:
 def test_a_batch_gives_each_text_its_own_result() -> None:
     loaded = tiny_encoder()
     texts = ["the key", TEXT, "the author talked"]
-    together = attnflow.capture_batch(loaded.module, texts, tokenizer=loaded.tokenizer)
+    together = attnflow.capture(loaded, texts)
     for text, trace in zip(texts, together, strict=True):
-        alone = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
+        alone = attnflow.capture(loaded, text)
         assert trace.tokens == alone.tokens
         assert np.allclose(trace.weights, alone.weights, rtol=0, atol=1e-6)
 
 
 def test_heads_can_be_mixed_as_they_are_seen() -> None:
     loaded = tiny_encoder()
-    every = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
-    mixed = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer, heads="max")
+    every = attnflow.capture(loaded, TEXT)
+    mixed = attnflow.capture(loaded, TEXT, heads="max")
     assert mixed.heads == 1
     method = attnflow.Rollout(heads="max")
     assert np.allclose(method(every).values, method(mixed).values, rtol=0, atol=1e-6)
@@ -138,7 +138,7 @@ def test_heads_can_be_mixed_as_they_are_seen() -> None:
 def test_half_precision_is_captured() -> None:
     loaded = tiny_encoder()
     loaded.module.to(torch.bfloat16)
-    trace = attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
+    trace = attnflow.capture(loaded, TEXT)
     assert trace.weights.dtype == np.float32
     assert trace.provenance["dtype"] == "bfloat16"
 
@@ -154,12 +154,12 @@ def test_word_pieces_are_merged_on_request() -> None:
 
 def test_two_threads_on_two_models_do_not_mix() -> None:
     models = [tiny_encoder(seed=1), tiny_encoder(seed=2)]
-    expected = [attnflow.capture(m.model, TEXT, tokenizer=m.tokenizer).weights for m in models]
+    expected = [attnflow.capture(m, TEXT).weights for m in models]
     differing: list[float] = []
 
     def work(k: int) -> None:
         for _ in range(20):
-            trace = attnflow.capture(models[k].model, TEXT, tokenizer=models[k].tokenizer)
+            trace = attnflow.capture(models[k], TEXT)
             differing.append(float(np.abs(trace.weights - expected[k]).max()))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
@@ -189,13 +189,13 @@ def test_explain_from_a_folder(tmp_path: Path) -> None:
 def test_an_empty_text_is_refused(text: str) -> None:
     loaded = tiny_encoder()
     with pytest.raises(TokensError, match="nothing to explain: the text is"):
-        attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
+        attnflow.capture(loaded, text)
 
 
 def test_a_text_that_is_too_long_is_refused_with_both_numbers() -> None:
     loaded = tiny_encoder()
     with pytest.raises(TokensError, match="has 82 tokens and BertForMaskedLM takes at most 64"):
-        attnflow.capture(loaded.module, "key " * 80, tokenizer=loaded.tokenizer)
+        attnflow.capture(loaded, "key " * 80)
 
 
 def test_a_model_without_its_tokenizer() -> None:
@@ -229,7 +229,7 @@ def test_missing_layers_are_never_returned(monkeypatch: pytest.MonkeyPatch) -> N
     loaded = tiny_encoder()
     loaded.module.config.num_hidden_layers = 4
     with pytest.raises(CaptureError, match="has 4 layers with attention and 3 were seen"):
-        attnflow.capture(loaded.module, TEXT, tokenizer=loaded.tokenizer)
+        attnflow.capture(loaded, TEXT)
 
 
 @pytest.mark.parametrize(
@@ -271,10 +271,10 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 def test_things_that_are_no_text_and_no_model() -> None:
     loaded = tiny_encoder()
     with pytest.raises(
-        attnflow.errors.InputError, match="is a text, a mapping or a Picture; got 5"
+        attnflow.errors.InputError, match="is a text, a mapping, a Picture, a list of texts"
     ):
         attnflow.capture(loaded.module, 5)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=r"a torch module, a name, a path or None.*got int"):
+    with pytest.raises(ModelError, match=r"A model is a name, a path, a torch module.*got int"):
         attnflow.explain(3, TEXT)  # type: ignore[arg-type]
     with pytest.raises(attnflow.AttnflowError, match="called on an AttentionTrace; got str"):
         attnflow.Rollout()("trace")  # type: ignore[arg-type]

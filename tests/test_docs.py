@@ -324,7 +324,7 @@ def masked(known: dict[str, Any]) -> None:
     """An encoder, for what is measured on classifiers and masked language models."""
     known["model"], known["tokenizer"] = tiny_encoder()
     known["text"] = TEXTS[0]
-    batch = attnflow.capture_batch(known["model"], known["texts"], tokenizer=known["tokenizer"])
+    batch = attnflow.capture((known["model"], known["tokenizer"]), known["texts"])
     known["traces"] = batch
 
 

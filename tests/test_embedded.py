@@ -47,7 +47,7 @@ def test_it_is_right_on_classic_sentences(text: str, label: str) -> None:
 
 def test_it_is_the_papers_architecture() -> None:
     loaded = load()
-    trace = attnflow.capture(loaded.module, "the key to the cabinets", tokenizer=loaded.tokenizer)
+    trace = attnflow.capture(loaded, "the key to the cabinets")
     assert trace.weights.shape == (6, 8, 7, 7)
     assert trace.kind == "bidirectional"
     assert loaded.module.state_dict()["classifier.weight"].shape == (2, 128)
@@ -57,8 +57,8 @@ def test_attention_is_what_the_model_uses() -> None:
     loaded = load()
     ids = torch.tensor([loaded.tokenizer.encode("the key to the cabinets")[0]])
     with torch.no_grad():
-        plain = loaded.model(ids)
-        watched = loaded.model(ids, output_attentions=True)
+        plain = loaded.module(ids)
+        watched = loaded.module(ids, output_attentions=True)
     assert plain.attentions == ()
     assert torch.equal(plain.logits, watched.logits)
     assert len(watched.attentions) == 6
@@ -75,7 +75,7 @@ def test_words_are_shown_as_written_and_split_like_the_data() -> None:
         ),
         ("NNP in Paris", ("[CLS]", "NNP", "in", "paris", "[EOS]")),
     ):
-        trace = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
+        trace = attnflow.capture(loaded, text)
         assert trace.tokens.texts == words
 
 
@@ -88,9 +88,9 @@ def test_an_unknown_plural_still_looks_plural() -> None:
 def test_a_batch_gives_each_text_its_own_result() -> None:
     loaded = load()
     texts = [text for text, _ in SENTENCES]
-    together = attnflow.capture_batch(loaded.module, texts, tokenizer=loaded.tokenizer)
+    together = attnflow.capture(loaded, texts)
     for text, trace in zip(texts, together, strict=True):
-        alone = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
+        alone = attnflow.capture(loaded, text)
         # float32: the order of a product's summands differs with its size on some processors
         assert np.allclose(trace.weights, alone.weights, rtol=0, atol=3e-6)
         assert trace.tokens == alone.tokens

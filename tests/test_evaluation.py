@@ -103,9 +103,8 @@ def test_every_number_is_that_of_a_plain_loop(
         words = list(range(1, len(ids) - 1))
         blanked = [abs(whole[answer] - hiding([i])) for i in words]
         trace = capture(
-            model,
+            (model, vocabulary),
             found.examples[record.number],
-            tokenizer=vocabulary,
             record=method.requires.record,
         )
         row = method(trace).values[-1, 0, words]
@@ -142,7 +141,7 @@ def test_the_gradient_is_autograds(found: Evaluation, embedded: Model) -> None:
     handle.remove()
     assert vectors[0].grad is not None
     norms = vectors[0].grad[0].norm(dim=-1)[1:-1].numpy()
-    row = Rollout()(capture(model, found.examples[0], tokenizer=vocabulary)).values[-1, 0, 1:-1]
+    row = Rollout()(capture((model, vocabulary), found.examples[0])).values[-1, 0, 1:-1]
     expected = stats.spearmanr(row, norms).statistic
     assert record.scores["rollout"]["gradient spearman"] == pytest.approx(expected)
 

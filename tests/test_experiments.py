@@ -131,7 +131,7 @@ def test_the_numbers_are_those_of_plain_loops(lines: Path, tmp_path: Path) -> No
                 with torch.no_grad():
                     shares = model(pair).logits.double().softmax(-1)[:, choice]
                 drops.append(abs(float(shares[1] - shares[0])))
-            row = method(capture(model, text, tokenizer=vocabulary)).values[:, 0]
+            row = method(capture((model, vocabulary), text)).values[:, 0]
             correlations.append(
                 [stats.spearmanr(values[1:-1], drops[1:-1]).statistic for values in row]
             )
@@ -152,7 +152,7 @@ def test_the_papers_protocol(lines: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         shares = model(torch.tensor(rows)).logits.softmax(-1)[:, 0]
     drops = [*(shares[1:] - shares[0]).abs().tolist(), 0.0]
-    row = Raw()(capture(model, "the key to the cabinets", tokenizer=vocabulary)).values[3, 0]
+    row = Raw()(capture((model, vocabulary), "the key to the cabinets")).values[3, 0]
     apart = stats.rankdata(row, "dense") - stats.rankdata(drops, "dense")
     expected = 1 - 6 * np.sum(apart**2) / (7 * 48)
     assert float(found["table-1", "raw", "L4"]["value"]) == pytest.approx(expected, abs=1e-6)
@@ -174,7 +174,7 @@ def test_a_table_with_subjects_says_how_often_the_subject_is_on_top(
         ("the keys to the old cabinet", 2),
         ("in practice people of the city", 3),
     ):
-        row = Rollout()(capture(model, text, tokenizer=vocabulary)).values[5, 0]
+        row = Rollout()(capture((model, vocabulary), text)).values[5, 0]
         tops.append(int(np.argmax(row[1:-1])) + 1 == subject)
     assert float(found["subjects", "rollout", "L6"]["value"]) == pytest.approx(
         np.mean(tops), abs=1e-5

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnflow
-from attnflow import Flow, GradientAttention, GradientRollout, Raw, Rollout, capture, capture_batch
+from attnflow import Flow, GradientAttention, GradientRollout, Raw, Rollout, capture
 from attnflow.errors import (
     MatrixError,
     MethodError,
@@ -107,30 +107,28 @@ def test_spans_that_go_up_are_the_rollouts(name: str, spans: Any) -> None:
 def test_spans_refuse_what_is_not_linear() -> None:
     model, tokenizer = tiny_decoder()
     with pytest.raises(MethodError, match="not linear in the weights"):
-        roll_out_spans(
-            model, "the keys", {"a": (0, 1)}, tokenizer=tokenizer, rollout=Rollout(heads="max")
-        )
+        roll_out_spans((model, tokenizer), "the keys", {"a": (0, 1)}, rollout=Rollout(heads="max"))
 
 
 def test_a_batch_is_each_example_alone() -> None:
     model, tokenizer = tiny_decoder()
     texts = ["the keys to", "the cabinets are to the keys"]
-    traces = capture_batch(model, texts, tokenizer=tokenizer, form="factors")
+    traces = capture((model, tokenizer), texts, form="factors")
     for text, trace in zip(texts, traces, strict=True):
-        alone = capture(model, text, tokenizer=tokenizer, form="weights")
+        alone = capture((model, tokenizer), text, form="weights")
         assert trace.tokens == alone.tokens
         np.testing.assert_allclose(Rollout()(trace).values, Rollout()(alone).values, atol=2e-6)
 
 
 def test_the_form_is_chosen_by_the_memory_that_weights_would_take(monkeypatch: Any) -> None:
     model, tokenizer = tiny_decoder()
-    options: dict[str, Any] = {"tokenizer": tokenizer, "methods": [Rollout()]}
-    assert not isinstance(capture(model, "the keys to", **options), FactoredTrace)
+    options: dict[str, Any] = {"methods": [Rollout()]}
+    assert not isinstance(capture((model, tokenizer), "the keys to", **options), FactoredTrace)
     monkeypatch.setattr(factored, "free_memory", lambda: 100.0)
-    assert isinstance(capture(model, "the keys to", **options), FactoredTrace)
-    flow = capture(model, "the keys to", tokenizer=tokenizer, methods=[Flow()])
+    assert isinstance(capture((model, tokenizer), "the keys to", **options), FactoredTrace)
+    flow = capture((model, tokenizer), "the keys to", methods=[Flow()])
     assert not isinstance(flow, FactoredTrace)
-    weights = capture(model, "the keys to", form="weights", **options)
+    weights = capture((model, tokenizer), "the keys to", form="weights", **options)
     assert not isinstance(weights, FactoredTrace)
 
 
@@ -153,7 +151,7 @@ def test_what_cannot_be_factored_is_refused() -> None:
             capture(family.build(), family.inputs(), form="factors")
     model, tokenizer = tiny_decoder()
     with pytest.raises(MatrixError, match="needs all weights at once"):
-        capture(model, "the keys", tokenizer=tokenizer, methods=[Flow()], form="factors")
+        capture((model, tokenizer), "the keys", methods=[Flow()], form="factors")
 
 
 def test_a_layer_that_computes_otherwise_is_refused(monkeypatch: Any) -> None:
@@ -164,7 +162,7 @@ def test_a_layer_that_computes_otherwise_is_refused(monkeypatch: Any) -> None:
     honest = recorded.attend
     monkeypatch.setattr(recorded, "attend", lambda layer, value: honest(layer, value * 1.5))
     with pytest.raises(UnsupportedModelError, match="in a way that is not known here"):
-        capture(model, "the keys to", tokenizer=tokenizer, form="factors")
+        capture((model, tokenizer), "the keys to", form="factors")
 
 
 def test_out_of_memory_is_a_sentence(monkeypatch: Any) -> None:
@@ -177,7 +175,7 @@ def test_out_of_memory_is_a_sentence(monkeypatch: Any) -> None:
 
     monkeypatch.setattr("attnflow.hosts.transformers.factors.attend", full)
     with pytest.raises(OutOfMemoryError, match=r"needs more than the device's 150 GB: 75 GB"):
-        capture(model, "the keys to", tokenizer=tokenizer, form="factors")
+        capture((model, tokenizer), "the keys to", form="factors")
 
 
 def test_the_models_own_pass_is_unchanged() -> None:

@@ -177,7 +177,7 @@ def test_a_padded_example_equals_the_example_alone(name: str, side: str) -> None
     other = {k: v.repeat(2, 1) for k, v in family.inputs().items() if k.startswith("decoder")}
     padded, mask = zip(*[pad(row, 10, side) for row in rows], strict=True)
     inputs = {"input_ids": torch.tensor(padded), "attention_mask": torch.tensor(mask), **other}
-    together = attnflow.capture_batch(model, inputs)
+    together = attnflow.capture(model, [inputs])
     for row, trace in zip(rows, together, strict=True):
         ids = torch.tensor([row])
         alone = attnflow.capture(
@@ -207,18 +207,16 @@ def pad(row: list[int], length: int, side: str) -> tuple[list[int], list[int]]:
 def test_encoder_decoder_from_texts() -> None:
     tokenizer = tiny_encoder().tokenizer
     model = named("BART").build()
-    trace = attnflow.capture(
-        model, "the author talked", tokenizer=tokenizer, decoder_text="his book"
-    )
+    trace = attnflow.capture((model, tokenizer), "the author talked", decoder_text="his book")
     assert trace.encoder_length == 5
     assert trace.tokens.texts[:5] == ("[CLS]", "the", "author", "talked", "[SEP]")
     assert trace.tokens.texts[6:] == ("[CLS]", "his", "book")  # a beginning has no end
     assert trace.prediction is not None
     assert trace.prediction.position == trace.length - 1
-    start = attnflow.capture(model, "the author talked", tokenizer=tokenizer)
+    start = attnflow.capture((model, tokenizer), "the author talked")
     assert start.length == 6
     with pytest.raises(TokensError, match="has no decoder beside its encoder"):
-        attnflow.capture(named("BERT").build(), "the", tokenizer=tokenizer, decoder_text="x")
+        attnflow.capture((named("BERT").build(), tokenizer), "the", decoder_text="x")
 
 
 def test_a_trace_of_one_stack_has_no_stages() -> None:

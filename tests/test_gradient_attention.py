@@ -226,7 +226,7 @@ def test_another_answer_than_the_predicted_one() -> None:
 def test_an_encoder_is_explained_from_its_full_gradients() -> None:
     loaded = tiny_encoder(head="SequenceClassification")
     both = [GradientAttention(), GradientRollout()]
-    trace = attnflow.capture(loaded.module, "the key", tokenizer=loaded.tokenizer, methods=both)
+    trace = attnflow.capture(loaded, "the key", methods=both)
     result = GradientAttention()(trace, targets=0)
     assert trace.gradients is not None
     products = np.maximum(trace.weights * trace.gradients, 0).mean(axis=1)
@@ -277,7 +277,7 @@ def test_scores_are_named_and_do_not_mix() -> None:
     loaded = tiny_encoder(head="SequenceClassification")
     with pytest.raises(MethodError, match="different scores"):
         attnflow.capture(
-            loaded.module, "the key", tokenizer=loaded.tokenizer,
+            loaded, "the key",
             methods=[GradientRollout(), GradientRollout(score="logit")],
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ import attnflow
 from attnflow import AttentionTrace, GradientFlow, GradientRollout
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, WeightsError
 from attnflow.hosts.adapter import Batch, Scores
-from attnflow.hosts.capture import capture, capture_batch
+from attnflow.hosts.capture import capture
 from attnflow.hosts.load import load
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.torch import TorchAdapter
@@ -108,7 +108,7 @@ def test_gradients_of_the_embedded_model_equal_finite_differences() -> None:
     """Nudge one weight after the softmax and see how far the score moves."""
     model, vocabulary = load()
     text = "the key to the cabinets"
-    trace = capture(model, text, tokenizer=vocabulary, record=ALSO, score="logit")
+    trace = capture((model, vocabulary), text, methods=[GradientRollout(score="logit")])
     assert trace.gradients is not None
     double: Any = copy.deepcopy(model).double()
     ids = torch.tensor([vocabulary.encode(text)[0]])
@@ -147,9 +147,9 @@ def test_gradients_do_not_depend_on_how_many_queries_are_taken_at_a_time(
 def test_padding_changes_no_gradient(family: str) -> None:
     model, tokenizer = tiny_encoder(family, head="SequenceClassification")
     texts = ["the key", "the author talked to sara about his book", "unlocked cabinets are"]
-    together = capture_batch(model, texts, tokenizer=tokenizer, record=ALSO)
+    together = capture((model, tokenizer), texts, record=ALSO)
     for text, trace in zip(texts, together, strict=True):
-        alone = capture(model, text, tokenizer=tokenizer, record=ALSO)
+        alone = capture((model, tokenizer), text, record=ALSO)
         assert trace.gradients is not None
         assert alone.gradients is not None
         assert trace.gradients.shape == alone.gradients.shape
@@ -163,14 +163,14 @@ def test_the_model_is_given_back_as_it_was() -> None:
     for parameter in parameters[::2]:
         parameter.requires_grad_(False)
     flags = [parameter.requires_grad for parameter in parameters]
-    frozen = capture(model, TEXT, tokenizer=tokenizer, record=ALSO)
+    frozen = capture((model, tokenizer), TEXT, record=ALSO)
     assert [parameter.requires_grad for parameter in parameters] == flags
     assert all(parameter.grad is None for parameter in parameters)
     with torch.no_grad():  # also where somebody switched gradients off
-        again = capture(model.requires_grad_(False), TEXT, tokenizer=tokenizer, record=ALSO)
+        again = capture((model.requires_grad_(False), tokenizer), TEXT, record=ALSO)
     assert np.array_equal(frozen.gradients, again.gradients)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="needs its tokenizer and a mask in the text"):
-        capture(model, "the key", tokenizer=tokenizer, record=ALSO)
+        capture((model, tokenizer), "the key", record=ALSO)
     assert not any(parameter.requires_grad for parameter in parameters)
 
 
@@ -186,7 +186,7 @@ def test_gradients_of_another_choice() -> None:
     assert np.array_equal(answer.gradients, found[best].gradients)  # type: ignore[arg-type]
     assert not np.allclose(found[0].gradients, found[1].gradients)  # type: ignore[arg-type]
     both = {name: torch.cat([value, value]) for name, value in inputs.items()}
-    each = capture_batch(model, both, record=ALSO, answer=[1, 2])
+    each = capture(model, [both], record=ALSO, answer=[1, 2])
     for trace, k in zip(each, (1, 2), strict=True):
         expected = found[k].gradients
         assert expected is not None
@@ -210,7 +210,7 @@ def test_what_cannot_be_asked_for_is_said() -> None:
         with pytest.raises(InputError, match=re.escape(said)):
             capture(model, inputs, **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"answer=\[0, 1\] names 2 choices for 1 examples"):
-        capture_batch(model, inputs, record=ALSO, answer=[0, 1])
+        capture(model, [inputs], record=ALSO, answer=[0, 1])
     headless = named("RoBERTa").build()
     with pytest.raises(ModelError, match=r"RobertaModel gives none for this input\. Load the"):
         capture(headless, words(), record=ALSO)
@@ -247,8 +247,8 @@ def test_gradients_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1, 5, 16)
     with pytest.raises(ModelError, match="Classifier gives none for this input"):
         capture(model, {"x": x}, record=ALSO)
-    monkeypatch.setattr("attnflow.hosts.capture.adapter_for", lambda _: ClassifierAdapter())
-    trace = capture(model, {"x": x}, record=ALSO, score="logit")
+    monkeypatch.setattr("attnflow.hosts.registry.adapter_for", lambda _: ClassifierAdapter())
+    trace = capture(model, {"x": x}, methods=[GradientRollout(score="logit")])
     used: list[Tensor] = []
     state = x
     for layer in model.encoder.layers:
@@ -279,7 +279,7 @@ class CopyingAdapter(ClassifierAdapter):
 
 
 def test_weights_outside_the_graph_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnflow.hosts.capture.adapter_for", lambda _: CopyingAdapter())
+    monkeypatch.setattr("attnflow.hosts.registry.adapter_for", lambda _: CopyingAdapter())
     with pytest.raises(CaptureError, match="weights that Classifier shows are not part of the gra"):
         capture(Classifier().eval(), {"x": torch.randn(1, 5, 16)}, record=ALSO)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import attnflow
+from attnflow import GradientRollout
 from attnflow.errors import FileError, TokensError, UnsupportedModelError
 from attnflow.hosts import registry as adapters
 from attnflow.hosts.adapter import Adapter
@@ -159,7 +160,7 @@ def test_timm_gradients_equal_finite_differences(timm: Any) -> None:
     """Nudge one weight where it is dropped out and see how far the score moves."""
     model = vit(timm).double()
     pixels = noise().double()
-    trace = attnflow.capture(model, {"x": pixels}, record=("gradients",), score="logit")
+    trace = attnflow.capture(model, {"x": pixels}, methods=[GradientRollout(score="logit")])
     assert trace.gradients is not None
     for block in model.blocks:
         block.attn.fused_attn = False
@@ -210,7 +211,7 @@ def test_torch_weights_equal_the_modules_own() -> None:
 
 def test_torch_batches_keep_examples_apart() -> None:
     both = torch.cat([embeddings()["src"], -embeddings()["src"]])
-    traces = attnflow.capture_batch(encoder(), {"src": both})
+    traces = attnflow.capture(encoder(), [{"src": both}])
     alone = attnflow.capture(encoder(), {"src": both[1:]})
     assert np.allclose(traces[1].weights, alone.weights, rtol=0, atol=1e-6)
 
@@ -317,8 +318,7 @@ class Careless(OneHeadAdapter):
 def test_a_wrong_adapter_fails_its_check(
     monkeypatch: pytest.MonkeyPatch, adapter: type[Adapter], said: str
 ) -> None:
-    for module in ("attnflow.hosts.capture", "attnflow.hosts.check"):
-        monkeypatch.setattr(f"{module}.adapter_for", lambda _: adapter())
+    monkeypatch.setattr("attnflow.hosts.registry.adapter_for", lambda _: adapter())
     with pytest.raises(AssertionError, match=f"not so: {said}"):
         check_adapter(OneHead(), {"x": torch.randn(1, 4, 8)})
 
@@ -341,7 +341,7 @@ def test_a_dropped_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_check_reports_instead_of_raising() -> None:
     loaded = tiny_encoder()
-    passed = check_model(loaded.module, "the key to the cabinets", tokenizer=loaded.tokenizer)
+    passed = check_model(loaded, "the key to the cabinets")
     assert all(check.passed for check in passed)
     (refused,) = check_model(nn.Linear(2, 2), "text")
     assert refused.passed is False

@@ -231,7 +231,7 @@ def test_a_cropping_processor_shows_what_the_model_saw(loaded: Model) -> None:
     )
     wide = np.zeros((32, 96, 3), np.uint8)
     wide[:, 32:64] = (200, 100, 50)  # only the middle third is seen
-    picture = prepare_images(loaded.module, [wide], processor)[0].picture
+    picture = prepare_images((loaded.module, processor), [wide])[0].picture
     assert np.abs(picture.astype(int) - (200, 100, 50)).max() <= 1
 
 
@@ -339,7 +339,7 @@ def test_a_scale_may_be_full_two_values_or_is_refused() -> None:
 def test_an_overlay_takes_the_picture_from_the_result(loaded: Model) -> None:
     result = attnflow.explain(loaded.module, PIXELS, processor=loaded.tokenizer)
     under = plots.image_overlay(result).images[0].get_array()
-    picture = prepare_images(loaded.module, [PIXELS], loaded.tokenizer)[0].picture
+    picture = prepare_images((loaded.module, loaded.tokenizer), [PIXELS])[0].picture
     grey = picture @ np.array([0.299, 0.587, 0.114])
     assert np.abs(np.asarray(under) - grey).mean() < 6  # JPEG
     without = patches_result(np.ones((2, 2)))

@@ -346,7 +346,7 @@ def test_a_batch_equals_its_texts_alone(
     for text, result in zip(texts, together, strict=True):
         alone = measure((model, tokenizer), [text], batch_size=1)[0]
         assert result.values == pytest.approx(alone.values, abs=1e-5, nan_ok=True)
-        assert result.tokens.texts == capture(model, text, tokenizer=tokenizer).tokens.texts
+        assert result.tokens.texts == capture((model, tokenizer), text).tokens.texts
         assert (result.choice, result.answer) == (alone.choice, alone.answer)
 
 

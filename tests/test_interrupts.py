@@ -232,8 +232,8 @@ def test_an_error_inside_gives_everything_back(monkeypatch: pytest.MonkeyPatch) 
 
     handle = model.bert.encoder.layer[1].register_forward_hook(fail)
     with pytest.raises(ZeroDivisionError):
-        attnflow.capture(model, TEXT, tokenizer=tokenizer, record=["gradients"])
+        attnflow.capture((model, tokenizer), TEXT, record=["gradients"])
     handle.remove()
     assert all(module.training for module in model.modules())
     model.eval()
-    assert attnflow.capture(model, TEXT, tokenizer=tokenizer).layers == (1, 2, 3)
+    assert attnflow.capture((model, tokenizer), TEXT).layers == (1, 2, 3)

@@ -18,7 +18,7 @@ from attnflow.errors import CaptureError, MethodError, UnsupportedModelError
 from attnflow.hosts import blocks
 from attnflow.hosts import value_zeroing as zeroing
 from attnflow.hosts.blocks import BlockState
-from attnflow.hosts.capture import capture, capture_batch
+from attnflow.hosts.capture import capture
 from attnflow.hosts.check import model_state
 from attnflow.hosts.load import load
 from attnflow.testing import check_method, random_trace, tiny_encoder
@@ -147,7 +147,7 @@ def test_the_vectors_sum_to_what_the_block_computes(
         return measure_block(inside, names)
 
     monkeypatch.setattr(blocks, "measure_block", kept)
-    capture(model, inputs, record=("alti",), **options)
+    capture(load(model, **options), inputs, record=("alti",))
     layers = layers_of(name, model)
     after = recorded(layers, lambda layer: layer.next, lambda: run(model, inputs, options))
     assert len(parts) == len(after) == len(layers)
@@ -210,7 +210,7 @@ def test_every_measurement_by_plain_loops(name: str) -> None:
     names = tuple(n for n in MEASURES if n != "value-zeroing")
     if name not in POST_NORM:
         names = tuple(n for n in names if n in EVERYWHERE)
-    trace = capture(model, inputs, record=names, **options)
+    trace = capture(load(model, **options), inputs, record=names)
     layers = layers_of(name, model)
 
     def go() -> None:
@@ -258,7 +258,7 @@ def test_every_measurement_by_plain_loops(name: str) -> None:
 def test_value_zeroing_by_zeroing_a_value_in_the_whole_model(name: str) -> None:
     """A hook zeroes one row of the value projection; the layer's input has not changed yet."""
     model, inputs, options = built(name)
-    trace = capture(model, inputs, record=("value-zeroing",), **options)
+    trace = capture(load(model, **options), inputs, record=("value-zeroing",))
     layers = layers_of(name, model)
 
     def go() -> None:
@@ -308,9 +308,9 @@ def test_padding_changes_no_measurement(name: str) -> None:
     else:
         model, tokenizer = tiny_encoder(name)
         names = tuple(MEASURES)
-    together = capture_batch(model, texts, tokenizer=tokenizer, record=names, heads="mean")
+    together = capture((model, tokenizer), texts, record=names, heads="mean")
     for text, trace in zip(texts, together, strict=True):
-        alone = capture(model, text, tokenizer=tokenizer, record=names)
+        alone = capture((model, tokenizer), text, record=names)
         assert set(trace.measured) == set(names)
         for measure in names:
             expected = alone.measured[measure]
@@ -325,7 +325,7 @@ def test_a_batch_of_decoders_equals_each_example_alone(name: str) -> None:
     ids = torch.tensor([[1, 5, 6, 7, 8, 9], [1, 11, 12, 13, 0, 0], [1, 9, 8, 7, 6, 0]])
     mask = (ids > 0).long()
     also = (*EVERYWHERE, "gradients")
-    together = capture_batch(model, {"input_ids": ids, "attention_mask": mask}, record=also)
+    together = capture(model, [{"input_ids": ids, "attention_mask": mask}], record=also)
     for row, trace in zip(ids, together, strict=True):
         alone = capture(model, {"input_ids": row[row > 0][None]}, record=also)
         pairs = [(trace.measured[m], alone.measured[m]) for m in EVERYWHERE]
@@ -337,10 +337,10 @@ def test_a_batch_of_decoders_equals_each_example_alone(name: str) -> None:
 
 def test_how_much_is_done_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = tiny_encoder("bert")
-    whole = capture(model, "the key of the cabinets", tokenizer=tokenizer, record=tuple(MEASURES))
+    whole = capture((model, tokenizer), "the key of the cabinets", record=tuple(MEASURES))
     monkeypatch.setattr(blocks, "_NUMBERS_AT_ONCE", 3 * 32 * whole.length)
     monkeypatch.setattr(zeroing, "_WEIGHTS_AT_ONCE", 2 * whole.length**2)
-    parts = capture(model, "the key of the cabinets", tokenizer=tokenizer, record=tuple(MEASURES))
+    parts = capture((model, tokenizer), "the key of the cabinets", record=tuple(MEASURES))
     for name, expected in whole.measured.items():
         assert np.allclose(parts.measured[name], expected, rtol=0, atol=1e-5 * expected.max())
 
@@ -393,7 +393,7 @@ def test_the_model_is_given_back_as_it_was() -> None:
     for name in ("BERT", "GPT-2", EMBEDDED):
         model, inputs, options = built(name)
         before = model_state(model)
-        plain = capture(model, inputs, **options)
+        plain = capture(load(model, **options), inputs)
         measured = capture(model, inputs, record=(*EVERYWHERE, "alti"), **options)
         assert model_state(model) == before
         assert np.array_equal(plain.weights, measured.weights)

@@ -585,18 +585,14 @@ def test_options_that_cannot_be_read_are_named() -> None:
 def test_capture_records_what_methods_require() -> None:
     loaded = tiny_encoder()
     methods = [Rollout(), attnflow.Alti(), attnflow.GradientRollout()]
-    trace = attnflow.capture(
-        loaded.module, "one [MASK] three", tokenizer=loaded.tokenizer, methods=methods
-    )
+    trace = attnflow.capture(loaded, "one [MASK] three", methods=methods)
     assert trace.gradients is not None
     assert set(trace.measured) == {"alti"}
     assert trace.mixed_heads is None
-    mean = attnflow.capture(loaded.module, "one", tokenizer=loaded.tokenizer, methods=[Rollout()])
+    mean = attnflow.capture(loaded, "one", methods=[Rollout()])
     assert mean.mixed_heads == "mean"
     with pytest.raises(InputError, match="give either"):
-        attnflow.capture(
-            loaded.module, "one", tokenizer=loaded.tokenizer, methods=[Raw()], heads="max"
-        )
+        attnflow.capture(loaded, "one", methods=[Raw()], heads="max")
 
 
 # -- rows from the top ----------------------------------------------------------------------------

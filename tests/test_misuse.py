@@ -54,17 +54,17 @@ def test_unknown_heads_are_refused(heads: Any) -> None:
 
 def test_names_and_paths_work_in_capture_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = load(folder)
-    expected = attnflow.capture(model, TEXT, tokenizer=tokenizer).weights
+    expected = attnflow.capture((model, tokenizer), TEXT).weights
     monkeypatch.setenv("HOME", str(folder.parent))
     for name in (folder, str(folder), "~/m"):
         np.testing.assert_array_equal(attnflow.capture(name, TEXT).weights, expected)
-    assert len(attnflow.capture_batch(str(folder), [TEXT, "the key"])) == 2
+    assert len(attnflow.capture(str(folder), [TEXT, "the key"])) == 2
 
 
 def test_half_a_character_is_named() -> None:
     for run in (
         lambda: attnflow.capture(None, "the \ud800 keys"),
-        lambda: attnflow.capture_batch(None, ["the keys", "the \ud800"]),
+        lambda: attnflow.capture(None, ["the keys", "the \ud800"]),
         lambda: attnflow.generate(build("Llama"), "a \udfff", tokenizer=tokenizer_with([], [])),
     ):
         with pytest.raises(TokensError, match="lone surrogate"):
@@ -97,9 +97,9 @@ def test_long_inputs_are_not_echoed() -> None:
     model, tokenizer = tiny_encoder()
     runs = (
         lambda: attnflow.capture("./" + LONG, "the keys"),
-        lambda: attnflow.capture_batch(None, LONG),
+        lambda: attnflow.capture(None, [LONG, 7]),
         lambda: attnflow.capture(None, "the keys", record=["gradients"], answer=LONG),
-        lambda: attnflow.capture(model, {LONG: "x"}, tokenizer=tokenizer),
+        lambda: attnflow.capture((model, tokenizer), {LONG: "x"}),
         lambda: attnflow.generate(build("Llama"), [LONG], max_new_tokens=LONG),  # type: ignore
     )
     for run in runs:
@@ -112,7 +112,7 @@ def test_value_zeroing_tells_how_far_it_is() -> None:
     model, tokenizer = tiny_encoder()
     steps: list[Progress] = []
     with listening(steps.append):
-        attnflow.capture(model, TEXT, tokenizer=tokenizer, record=["value-zeroing"])
+        attnflow.capture((model, tokenizer), TEXT, record=["value-zeroing"])
     assert {step.stage for step in steps} == {"value-zeroing"}
     assert all(0 <= step.done < step.total == 3 * 10 for step in steps)
     assert [step.done for step in steps] == sorted(step.done for step in steps)
@@ -155,7 +155,7 @@ def test_a_broken_plug_in_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch)
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            assert attnflow.capture(None, "the keys").length == 4
+            assert attnflow.capture(tuple(load()), "the keys").length == 4  # type: ignore
         assert ["left out" in str(one.message) for one in told] == [True, True]
         assert "'gone' (no_such_package:Adapter)" in str(told[0].message)
         assert "'odd'" in str(told[1].message)
@@ -173,7 +173,7 @@ sys.modules["torch"] = None
 import attnflow
 def star():
     exec("from attnflow import *", {})
-for call in (star, lambda: attnflow.capture(None, "x"), lambda: attnflow.capture_batch(None, ["x"]),
+for call in (star, lambda: attnflow.capture(None, "x"),
              lambda: attnflow.evaluate(None, ["x"]), lambda: attnflow.explain(None, "x"),
              lambda: attnflow.generate(None, "x"),
              lambda: attnflow.explain_completion(None, "x", "y")):
@@ -255,7 +255,7 @@ def test_inference_mode_is_left_where_gradients_are_taken() -> None:
 
     def results() -> list[Any]:
         prompt = {"input_ids": torch.tensor([[5, 6, 7]])}
-        gradients = attnflow.capture(encoder, TEXT, tokenizer=tokenizer, record=["gradients"])
+        gradients = attnflow.capture((encoder, tokenizer), TEXT, record=["gradients"])
         return [
             attnflow.generate(model, prompt, max_new_tokens=3).values,
             attnflow.explain(model, prompt).values,
@@ -316,7 +316,7 @@ def test_a_tokenizer_of_another_model_is_named() -> None:
     tokenizer.add_tokens(["haus"])
     ids = {"input_ids": torch.tensor([[5, 64]])}
     for run in (
-        lambda: attnflow.capture(model, "w5 haus", tokenizer=tokenizer),
+        lambda: attnflow.capture((model, tokenizer), "w5 haus"),
         lambda: attnflow.capture(model, ids),
         lambda: attnflow.generate(model, "w5 haus", tokenizer=tokenizer),
         lambda: attnflow.generate(model, ids),

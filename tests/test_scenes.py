@@ -320,9 +320,8 @@ def test_the_default_points_at_the_true_object(small: tuple[Any, Any]) -> None:
     """By the default alone: what other methods and hidden patches say takes minutes."""
     points = []
     for case in Scenes(scenes=24)._questions(*small, start=0):
-        tokenizer = case.processor.tokenizer
-        options: Any = {"tokenizer": tokenizer, "answer": case.answer}
-        trace = capture(case.model, case.inputs, methods=[IMAGE_METHOD], **options)
+        loaded = (case.model, case.processor.tokenizer)
+        trace = capture(loaded, case.inputs, methods=[IMAGE_METHOD], answer=case.answer)
         assert trace.prediction is not None
         if trace.prediction.label == case.question.answer.split()[0]:
             points.append(_points_at(_map(IMAGE_METHOD, trace), trace.tokens.images[0], case))

@@ -118,8 +118,8 @@ def _calls(folder: Path) -> Iterator[_Call]:
     yield _Call("AttentionTrace.load", attnflow.AttentionTrace.load, {"path": folder / "kept.json"})
     more = {"heads": None, "record": (), "answer": None, "methods": (), "decoder_text": None}
     yield _Call("capture", attnflow.capture, {**text, **more})
-    texts = {"model": loaded.module, "texts": ["the key"], "tokenizer": loaded.tokenizer}
-    yield _Call("capture_batch", attnflow.capture_batch, {**texts, "heads": None, "record": ()})
+    texts = {"model": loaded, "inputs": ["the key"], "heads": None, "record": ()}
+    yield _Call("capture of several", attnflow.capture, texts)
     ask = {"method": "rollout", "targets": None, "layers": None, "words": False, "answer": None}
     yield _Call("explain", attnflow.explain, {**text, **ask})
     yield from _showing(attnflow.Rollout()(trace))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from attnflow.errors import AttnflowError
     from attnflow.evaluation import evaluate
     from attnflow.graph import LayeredGraph
-    from attnflow.hosts.capture import capture, capture_batch
+    from attnflow.hosts.capture import capture
     from attnflow.hosts.load import load
     from attnflow.hosts.model import Model
     from attnflow.methods import (
@@ -77,7 +77,6 @@ _HOME = {
     "load": "hosts.load",
     "Model": "hosts.model",
     "capture": "hosts.capture",
-    "capture_batch": "hosts.capture",
     "Confirmation": "attribution",
     "Tokens": "tokens",
     "Prediction": "trace",
@@ -109,7 +108,6 @@ __all__ = [
     "load",
     "Model",
     "capture",
-    "capture_batch",
     "Confirmation",
     "Tokens",
     "Prediction",

@@ -20,6 +20,7 @@ from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import GRADIENTS, checked_record
 
 if TYPE_CHECKING:
+    from attnflow.hosts.load import ModelLike
     from attnflow.hosts.model import Model
 
 __all__ = [
@@ -230,15 +231,14 @@ def _check_axes(result: Attribution, trace: AttentionTrace) -> None:
         assert (result.values <= result.upper).all(), "a value is above its upper bound"
 
 
-def check_adapter(model: Any, inputs: Any, *, tokenizer: Any = None) -> None:
+def check_adapter(model: ModelLike, inputs: Any) -> None:
     """What every adapter promises, on one model and one example: its attention is the model's.
 
-    >>> model, tokenizer = tiny_encoder()
-    >>> check_adapter(model, "the key", tokenizer=tokenizer)
+    >>> check_adapter(tiny_encoder(), "the key")
     """
     from attnflow.hosts.check import check_model
 
-    failed = [c for c in check_model(model, inputs, tokenizer=tokenizer) if c.passed is False]
+    failed = [c for c in check_model(model, inputs) if c.passed is False]
     assert not failed, "; ".join(f"not so: {check.name} ({check.detail})" for check in failed)
 
 

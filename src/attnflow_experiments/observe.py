@@ -13,7 +13,7 @@ from attnflow.errors.progress import Progress, relaying, tell
 from attnflow.evaluation.importance import Importance, Measure
 from attnflow.evaluation.importance.passes import batches_by_length
 from attnflow.explainers.prompts import neutral_ids
-from attnflow.hosts.capture import capture_batch
+from attnflow.hosts.capture import capture
 from attnflow.trace import AttentionTrace
 
 __all__ = ["neutral_traces", "observe_texts", "padded"]
@@ -53,7 +53,7 @@ def observe_texts(
     traces: dict[int, AttentionTrace] = {}
     for numbers in batches_by_length([length(text) for text in texts], batch_size):
         batch = [texts[k] for k in numbers]
-        captures = capture_batch(model, batch, tokenizer=tokenizer, heads="mean")
+        captures = capture((model, tokenizer), batch, heads="mean")
         traces.update(zip(numbers, captures, strict=True))
         tell("attention", len(traces), len(texts))
     observations = []
@@ -78,7 +78,7 @@ def neutral_traces(
         neutral_ids(tokenizer, tokenizer.convert_tokens_to_ids(list(trace.tokens)))
         for trace in traces
     ]
-    return capture_batch(model, padded(rows), tokenizer=tokenizer, heads="mean")
+    return capture((model, tokenizer), [padded(rows)], heads="mean")
 
 
 def padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:

@@ -34,9 +34,7 @@ def check(
     with progress_bars("loading the model"):
         loaded = as_model(model, needs_tokenizer=False)
         tell("checking", 0, 0)
-        checks = check_model(
-            loaded.module, example_inputs(loaded, text), tokenizer=loaded.tokenizer
-        )
+        checks = check_model(loaded, example_inputs(loaded, text))
     console = Console(highlight=False)
     for outcome in checks:
         mark = _MARKS[outcome.passed]

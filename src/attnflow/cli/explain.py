@@ -267,9 +267,8 @@ def _capture(
 
     with progress_bars("running the model"):
         return capture(
-            loaded.module,
+            loaded,
             text,
-            tokenizer=loaded.tokenizer,
             decoder_text=decoder_text,
             methods=[method],
             answer=answer,

@@ -19,7 +19,7 @@ from attnflow.evaluation.records import Record
 from attnflow.evaluation.results import Evaluation
 from attnflow.evaluation.subjects import Subject, guess_subject
 from attnflow.evaluation.subjects.base import Judge
-from attnflow.hosts.capture import provenance_of
+from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import ModelLike
 
 __all__ = ["evaluate"]

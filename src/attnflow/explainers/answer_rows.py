@@ -12,6 +12,7 @@ from torch import nn
 from attnflow.attribution import Attribution
 from attnflow.errors import ModelError
 from attnflow.hosts.capture import capture
+from attnflow.hosts.load import load
 from attnflow.hosts.registry import adapter_for
 from attnflow.methods import Method, make_method
 from attnflow.methods.rows import pooled_row
@@ -46,7 +47,7 @@ def apply_method(
     layers: Sequence[int] | int | None = None,
     **options: Any,
 ) -> Attribution:
-    """Capture what the method requires and apply it; `options` are those of `capture`.
+    """Capture what the method requires and apply it; `options` are those of `load` and `capture`.
 
     Without targets it is the position that the model's answer is read from, where it has one, and
     otherwise every position; "all" is every position.
@@ -58,21 +59,22 @@ def apply_method(
     >>> apply_method(Rollout(), model, "the keys", tokenizer=tokenizer).values.shape
     (6, 1, 4)
     """
+    prepared = {name: options.pop(name, None) for name in ("tokenizer", "processor")}
+    loaded = load(model, **prepared)
     predicting = targets is None
     targets = None if isinstance(targets, str) and targets == "all" else targets
     each = adapter_for(model).facts(model).answer == "each"
     record = method.requires.record
     own_gradient = GRADIENTS in record or (GRADIENT_ATTENTION in record and targets is not None)
     if not each or not own_gradient:
-        trace = capture(model, text, methods=[method], **options)
+        trace = capture(loaded, text, methods=[method], **options)
         if predicting and trace.prediction is not None:
             return explain_answer(method, trace, layers=layers)
         return method(trace, targets=targets, layers=layers, sources=image_sources(trace))
-    names = ("tokenizer", "processor", "decoder_text")
-    shared: dict[str, Any] = {name: options.get(name) for name in names}
-    tokens = capture(model, text, heads="mean", **shared).tokens
+    shared = options.get("decoder_text")
+    tokens = capture(loaded, text, heads="mean", decoder_text=shared).tokens
     rows = tokens.indices_of(targets)
-    traces = (capture(model, text, methods=[method], position=row, **options) for row in rows)
+    traces = (capture(loaded, text, methods=[method], position=row, **options) for row in rows)
     results = [
         method(trace, targets=[row], layers=layers) for row, trace in zip(rows, traces, strict=True)
     ]

@@ -22,7 +22,7 @@ from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import CompletionRequest, check_room, completion_ids
 from attnflow.explainers.writer import Writer
-from attnflow.hosts.capture import capture_batch
+from attnflow.hosts.capture import capture
 from attnflow.hosts.images import prepare_images
 from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.generate import checked_generator
@@ -195,7 +195,7 @@ class TextBatches(Batches[Any]):
     def _explain_alone(self, items: Sequence[Any], methods: Sequence[Method]) -> Results:
         """A token classifier has one answer for each token, and a gradient for each answer."""
         module, tokenizer = self.model
-        traces = capture_batch(module, items, tokenizer=tokenizer, heads="mean")
+        traces = capture(self.model, list(items), heads="mean")
         options: dict[str, Any] = {"tokenizer": tokenizer, "layers": self.layers}
         return [
             [
@@ -206,8 +206,7 @@ class TextBatches(Batches[Any]):
         ]
 
     def _explain_traces(self, items: Sequence[Any], methods: Sequence[Method]) -> Results:
-        module, tokenizer = self.model
-        traces = capture_batch(module, self._inputs(items), tokenizer=tokenizer, methods=methods)
+        traces = capture(self.model, self._inputs(items), methods=methods)
         return [[self._apply(method, trace) for trace in traces] for method in methods]
 
     def _apply(self, method: Method, trace: AttentionTrace) -> Attribution:
@@ -247,8 +246,8 @@ class ImageBatches(TextBatches):
         return [max(1, size // max(1, patch)) ** 2 + 1] * len(items)
 
     def _inputs(self, items: Sequence[Any]) -> Any:
-        images = prepare_images(self.model.module, items, self.model.image_processor)
-        return {"pixel_values": torch.cat([image.inputs["pixel_values"] for image in images])}
+        images = prepare_images(self.model, items)
+        return [{"pixel_values": torch.cat([image.inputs["pixel_values"] for image in images])}]
 
 
 def _side(config: Any, name: str) -> int:

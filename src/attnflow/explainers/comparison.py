@@ -88,9 +88,8 @@ def compare(
     if methods is not None:
         methods = list(dict.fromkeys(method or first or Rollout() for method in methods))
     trace = capture(
-        loaded.module,
+        loaded,
         text,
-        tokenizer=loaded.tokenizer,
         decoder_text=decoder_text,
         methods=[m for m in methods or usual_methods(0, first) if m is not None],
     )
@@ -228,7 +227,7 @@ def _completion_heads(
         return None
     tell("looking at every head", 0, 1)
     inputs = {"input_ids": text, "attention_mask": [[1] * len(text[0])]}
-    trace = capture(loaded.module, inputs, tokenizer=loaded.tokenizer)
+    trace = capture(loaded, inputs)
     if trace.weights.ndim != 4 or trace.weights.shape[1] < 2:
         return None
     return HeadWeights.of_completion(trace, len(encoded), tokens_of(loaded.tokenizer, ids))
@@ -247,7 +246,7 @@ def _all_heads(loaded: Model, text: Any, trace: AttentionTrace) -> AttentionTrac
         return None
     if trace.weights.shape[1] > 1:
         return trace
-    return capture(loaded.module, text, tokenizer=loaded.tokenizer)
+    return capture(loaded, text)
 
 
 def _graph(

@@ -30,7 +30,7 @@ def measure_images(
             "cannot say what a patch is worth. 'visibility' and the methods that read attention do."
         )
     inputs = reader.text_inputs(prompt.ids, list(ids))
-    trace = capture(reader.model, inputs, tokenizer=reader.tokenizer, heads="mean")
+    trace = capture((reader.model, reader.tokenizer), inputs, heads="mean")
     first, patches = len(prompt.ids) - 1, trace.encoder_length or 0
     columns = reader.columns(trace, len(prompt.ids))
     targets = reader.targets(list(ids))

@@ -25,7 +25,8 @@ from attnflow.explainers.rollout_cache import RolloutCache, streams
 from attnflow.explainers.sink import prompt_sink
 from attnflow.explainers.targets import ANSWER, CompletionTarget, Contrast, resolve_targets
 from attnflow.hosts.adapter import ModelFacts
-from attnflow.hosts.capture import capture, capture_phrase, provenance_of
+from attnflow.hosts.capture import capture, capture_phrase
+from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import can_stream, run_once
@@ -262,9 +263,8 @@ class Reader:
     ) -> Attribution:
         """Any method, through a trace of the whole text."""
         trace = capture(
-            self.model,
+            (self.model, self.tokenizer),
             self.text_inputs(prompt, ids),
-            tokenizer=self.tokenizer,
             methods=[method],
         )
         first = self._first_row(trace, len(prompt))
@@ -286,11 +286,10 @@ class Reader:
         targets, results = self.targets(ids), []
         for target in targets:
             trace = capture_phrase(
-                self.model,
+                (self.model, self.tokenizer),
                 inputs,
                 [(first + k, ids[k]) for k in target.tokens],
                 method=method,
-                tokenizer=self.tokenizer,
                 contrast=None if contrast is None else contrast.other,
             )
             rows = [self._first_row(trace, len(prompt)) + k for k in target.tokens]

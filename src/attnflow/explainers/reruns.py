@@ -42,7 +42,7 @@ from attnflow.explainers.sources import (
     spans_of_content,
 )
 from attnflow.explainers.targets import CompletionTarget, TargetRef, resolve_targets
-from attnflow.hosts.capture import provenance_of
+from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.transformers.inputs import checked_tokenizer

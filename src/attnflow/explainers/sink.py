@@ -20,4 +20,4 @@ def prompt_sink(
     special = () if tokenizer is None else tokenizer.all_special_ids
     if facts.causal and first_token in special:
         return 0
-    return attention_sink(capture(model, inputs, tokenizer=tokenizer, heads="mean"))
+    return attention_sink(capture((model, tokenizer), inputs, heads="mean"))

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.errors import AttnflowError, CaptureError, ModelError, UnsupportedModelError
-from attnflow.hosts.adapter import Batch
-from attnflow.hosts.capture import capture, capture_batch
+from attnflow.hosts.adapter import Adapter, Batch
+from attnflow.hosts.capture import capture
 from attnflow.hosts.intervention import UNIFORM, Intervention
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import Recorder
-from attnflow.hosts.registry import Adapter, adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.trace import AttentionTrace
 
@@ -39,29 +40,26 @@ class Check:
     detail: str
 
 
-def check_model(
-    model: nn.Module, inputs: str | Mapping[str, Tensor], *, tokenizer: Any = None
-) -> list[Check]:
+def check_model(model: ModelLike, inputs: str | Mapping[str, Tensor]) -> list[Check]:
     """Run every check on one example; nothing raises, what goes wrong is in the list."""
     try:
-        adapter = adapter_for(model)
-        state = model_state(model)
+        loaded = as_model(model)
+        module, adapter = loaded.module, loaded.adapter
+        state = model_state(module)
+        (trace, *_) = capture(loaded, [inputs])  # type: ignore[list-item]
         if isinstance(inputs, str):
-            trace = capture(model, inputs, tokenizer=tokenizer)
-            batch = adapter.encode(model, tokenizer, [inputs])
+            batch = adapter.encode(module, loaded.tokenizer, [inputs])
         else:
-            trace = capture_batch(model, inputs, tokenizer=tokenizer)[0]
-            batch = adapter.wrap(model, inputs)
+            batch = adapter.wrap(module, inputs)
     except AttnflowError as error:
         return [Check("attention was captured", False, str(error))]
+    unchanged = model_state(module) == state
     return [
         _captured(adapter, trace),
-        _causal(adapter, model, trace),
-        _same_output(adapter, model, batch, trace),
-        _used(adapter, model, batch),
-        Check(
-            "the model was given back unchanged", model_state(model) == state, "flags, hooks, modes"
-        ),
+        _causal(loaded, trace),
+        _same_output(adapter, module, batch, trace),
+        _used(adapter, module, batch),
+        Check("the model was given back unchanged", unchanged, "flags, hooks, modes"),
     ]
 
 
@@ -72,9 +70,9 @@ def _captured(adapter: Adapter, trace: AttentionTrace) -> Check:
     return Check("attention was captured, rows are whole", True, detail)
 
 
-def _causal(adapter: Adapter, model: nn.Module, trace: AttentionTrace) -> Check:
+def _causal(model: Model, trace: AttentionTrace) -> Check:
     """A dropped mask would make a decoder look ahead."""
-    if not adapter.facts(model).causal or trace.stages is not None:
+    if not model.facts.causal or trace.stages is not None:
         return Check("the mask was kept", True, f"{trace.kind} attention")
     ahead = float(abs(trace.weights[..., ~_past(trace.length)]).max(initial=0))
     return Check("the mask was kept", ahead == 0, f"attention to later positions: {ahead:.1e}")

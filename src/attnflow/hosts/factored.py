@@ -23,8 +23,9 @@ from attnflow.errors import (
     UnsupportedModelError,
     shorten,
 )
-from attnflow.hosts.adapter import Adapter, Batch, Scores
+from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.hosts.scores import Choice, choose_answers
 from attnflow.trace import FactoredTrace
@@ -49,9 +50,7 @@ Form = Literal["auto", "weights", "factors"]
 
 
 def capture_in_factors(
-    adapter: Adapter,
-    model: nn.Module,
-    tokenizer: Any,
+    model: Model,
     batch: Batch,
     *,
     gradient_kind: str | None,
@@ -59,21 +58,22 @@ def capture_in_factors(
     score: ScoreName,
 ) -> FactoredTrace:
     """One example as a trace in factors."""
+    module, adapter = model.module, model.adapter
     length = next(iter(batch.inputs.values())).shape[1]
-    with told_memory(model, length), at_rest(model), torch.set_grad_enabled(bool(gradient_kind)):
+    with told_memory(module, length), at_rest(module), torch.set_grad_enabled(bool(gradient_kind)):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
-        run = adapter.run_in_factors(model, inputs, gradient_kind)
+        run = adapter.run_in_factors(module, inputs, gradient_kind)
         run.recording.check()
-        scores = _scores(adapter, model, tokenizer, run.outputs, batch, length)
+        scores = _scores(model, run.outputs, batch, length)
         if gradient_kind == GRADIENTS:
-            (choice,) = choose_answers([scores], answer, model)
+            (choice,) = choose_answers([scores], answer, module)
             run.go_back(scores.score(choice, score) if scores else None)
         elif gradient_kind == GRADIENT_ATTENTION:
-            (choice,) = choose_answers([scores], answer, model)
+            (choice,) = choose_answers([scores], answer, module)
             run.go_back_by_rows(batch.inputs["input_ids"][0], choice)
     recording: FactorRecording = run.recording
-    _check_layers(adapter, model, recording)
-    about = provenance_of(model, str(recording.dtype).removeprefix("torch."))
+    _check_layers(model, recording)
+    about = provenance_of(module, str(recording.dtype).removeprefix("torch."))
     if gradient_kind == GRADIENTS and scores is not None:
         about["gradients_of"] = scores.label(choice)
     numbers = [number for number in recording.numbers if number is not None]
@@ -81,7 +81,7 @@ def capture_in_factors(
     with torch.no_grad():
         return FactoredTrace(
             recording.layers(),
-            adapter.name_positions(model, tokenizer, batch, 0, length),
+            adapter.name_positions(module, model.tokenizer, batch, 0, length),
             layers=numbers if numbered else None,
             kind="causal" if recording.causal else "bidirectional",
             prediction=None if scores is None else scores.prediction(),
@@ -90,20 +90,18 @@ def capture_in_factors(
         )
 
 
-def _check_layers(adapter: Adapter, model: nn.Module, recording: FactorRecording) -> None:
-    expected = adapter.expected_layers(model)
+def _check_layers(model: Model, recording: FactorRecording) -> None:
+    expected = model.adapter.expected_layers(model.module)
     if not recording.numbers or (expected is not None and len(recording.numbers) != expected):
         raise CaptureError(
-            f"{type(model).__name__} has {expected or 'some'} layers with attention and "
+            f"{type(model.module).__name__} has {expected or 'some'} layers with attention and "
             f"{len(recording.numbers)} were seen; a result over missing layers would be wrong."
         )
 
 
-def _scores(
-    adapter: Adapter, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch, length: int
-) -> Scores | None:
+def _scores(model: Model, outputs: Any, batch: Batch, length: int) -> Scores | None:
     """What the answer is read from; logits of the last position alone stand for that position."""
-    (scores,) = adapter.scores(model, tokenizer, outputs, batch)
+    (scores,) = model.adapter.scores(model.module, model.tokenizer, outputs, batch)
     logits = getattr(outputs, "logits", None)
     if scores is None or not isinstance(logits, Tensor) or logits.ndim != 3 or length == 1:
         return scores
@@ -111,8 +109,7 @@ def _scores(
 
 
 def chosen_form(
-    adapter: Adapter,
-    model: nn.Module,
+    model: Model,
     batch: Batch,
     form: Form,
     *,
@@ -128,35 +125,32 @@ def chosen_form(
         raise InputError(
             f"form={shorten(form)}: choose from {', '.join(map(repr, get_args(Form)))}."
         )
-    able = adapter.supports_factors(model, batch.inputs)
+    able = model.adapter.supports_factors(model.module, batch.inputs)
     if form == "factors" and not able:
         raise UnsupportedModelError(
             "Factors can be kept for one stack of layers over input_ids whose attention goes "
-            f"through transformers' attention interface. {type(model).__name__} on these inputs "
-            "is not such a model. Use form='weights'."
+            f"through transformers' attention interface. {type(model.module).__name__} on these "
+            "inputs is not such a model. Use form='weights'."
         )
     if form == "factors" and needs_matrix:
         raise MatrixError(
             "form='factors' keeps queries and keys, and a method or measurement here needs all "
-            f"weights at once: {_weights_in_words(adapter, model, batch, mixed)}. Use "
-            "form='weights'."
+            f"weights at once: {size_in_words(_size_of_weights(model, batch, mixed))}. "
+            "Use form='weights'."
         )
     if form != "auto" or not able or needs_matrix:
         return "factors" if form == "factors" else "weights"
-    size = arrays * _size_of_weights(adapter, model, batch, mixed)
+    size = arrays * _size_of_weights(model, batch, mixed)
     return "factors" if size > min(_MOST_WEIGHTS, free_memory() / 4) else "weights"
 
 
-def _size_of_weights(adapter: Adapter, model: nn.Module, batch: Batch, mixed: bool) -> int:
-    config: Any = getattr(model, "config", None)
+def _size_of_weights(model: Model, batch: Batch, mixed: bool) -> int:
+    config: Any = getattr(model.module, "config", None)
     text = config.get_text_config() if config is not None else None
     heads = 1 if mixed else getattr(text, "num_attention_heads", 1)
     length = batch.inputs["input_ids"].shape[1] if "input_ids" in batch.inputs else 0
-    return batch.size * weights_size(adapter.expected_layers(model) or 1, heads, length)
-
-
-def _weights_in_words(adapter: Adapter, model: nn.Module, batch: Batch, mixed: bool) -> str:
-    return size_in_words(_size_of_weights(adapter, model, batch, mixed))
+    layers = model.adapter.expected_layers(model.module) or 1
+    return batch.size * weights_size(layers, heads, length)
 
 
 def free_memory() -> float:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from attnflow.errors import CaptureError
-from attnflow.hosts.adapter import Adapter, Batch
+from attnflow.hosts.adapter import Batch
+from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.scores import Scores
 from attnflow.tokens import Tokens
@@ -112,9 +113,7 @@ class Explained(NamedTuple):
 class ForwardPass:
     """One forward pass: what ran, on what, and what was recorded."""
 
-    model: nn.Module
-    tokenizer: Any
-    adapter: Adapter
+    model: Model
     batch: Batch
     recorder: Recorder
     scores: Sequence[Scores | None]
@@ -123,7 +122,7 @@ class ForwardPass:
 
     def traces(self) -> list[AttentionTrace]:
         """One for each example."""
-        check_layers(self.adapter, self.model, self.recorder)
+        check_layers(self.model, self.recorder)
         composed = self.recorder.layers[0].stage == "encoder"
         build = self._composed_trace if composed else self._trace
         return [build(example) for example in range(self.batch.size)]
@@ -163,7 +162,7 @@ class ForwardPass:
             if len(layers) != len(self.recorder.layers):
                 raise CaptureError(
                     f"{name!r} was measured on {len(layers)} of {len(self.recorder.layers)} layers "
-                    f"of {type(self.model).__name__}; a result over the rest would be wrong."
+                    f"of {type(self.model.module).__name__}; a result over the rest would be wrong."
                 )
             array = np.stack([layer[example] for layer in layers])
             measured[name] = (
@@ -195,8 +194,8 @@ class ForwardPass:
             for name, arrays in self.recorder.measured.items()
             if name == GRADIENT_ATTENTION
         }
-        outputs = self.adapter.name_decoder_positions(
-            self.model, self.tokenizer, self.batch, example, lengths["decoder"]
+        outputs = self.model.adapter.name_decoder_positions(
+            self.model.module, self.model.tokenizer, self.batch, example, lengths["decoder"]
         )
         return AttentionTrace.from_arrays(
             composed.weights,
@@ -260,11 +259,12 @@ class ForwardPass:
         return replace(prediction, position=prediction.position + shift)
 
     def _input_tokens(self, example: int, length: int) -> Tokens:
-        return self.adapter.name_positions(self.model, self.tokenizer, self.batch, example, length)
+        module, tokenizer = self.model
+        return self.model.adapter.name_positions(module, tokenizer, self.batch, example, length)
 
     def _about(self, example: int) -> dict[str, Any]:
         heads = self.recorder.heads
-        about = provenance_of(self.model, self.recorder.dtype)
+        about = provenance_of(self.model.module, self.recorder.dtype)
         if self.explained is not None:
             about["gradients_of"] = self.explained.labels()[example]
         scores = self.scores[example]
@@ -287,16 +287,16 @@ def _sinks(recorder: Recorder, weights: NDArray[np.float32]) -> NDArray[np.float
     return lacking * np.array(declared)[:, None, None]
 
 
-def check_layers(adapter: Adapter, model: nn.Module, recorder: Recorder) -> None:
+def check_layers(model: Model, recorder: Recorder) -> None:
     """Raise unless every layer with attention was recorded."""
-    expected = adapter.expected_layers(model)
+    expected = model.adapter.expected_layers(model.module)
     count = len(recorder.layers)
     if count == 0 or (expected is not None and count != expected):
         raise CaptureError(
-            f"{type(model).__name__} has {expected or 'some'} layers with attention and {count} "
-            "were seen. Nothing is returned, because a result over missing layers would be wrong. "
-            "Quantised or fused attention that returns no weights cannot be explained; load the "
-            "model without it."
+            f"{type(model.module).__name__} has {expected or 'some'} layers with attention and "
+            f"{count} were seen. Nothing is returned, because a result over missing layers would "
+            "be wrong. Quantised or fused attention that returns no weights cannot be explained; "
+            "load the model without it."
         )
 
 

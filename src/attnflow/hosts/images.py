@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.errors import FileError, InputError, ModelError, optional_import, shorten
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.model import Model
 from attnflow.tokens.pictures import is_picture
 
 if TYPE_CHECKING:
@@ -274,40 +275,37 @@ class PreparedImage:
         return {**about, "image_remarks": list(self.remarks)} if self.remarks else about
 
 
-def prepare_images(
-    model: nn.Module, sources: Sequence[Any], processor: Any = None
-) -> list[PreparedImage]:
-    """Photos as the model's own processor makes them, or another that is handed in.
+def prepare_images(model: ModelLike, sources: Sequence[Any]) -> list[PreparedImage]:
+    """Prepare photos as the model's processor makes them.
 
     >>> from attnflow.testing import tiny_vision_model
-    >>> model, processor = tiny_vision_model()
-    >>> prepared = prepare_images(model, [np.zeros((40, 60, 3), np.uint8)], processor)
+    >>> prepared = prepare_images(tiny_vision_model(), [np.zeros((40, 60, 3), np.uint8)])
     >>> prepared[0].inputs["pixel_values"].shape, prepared[0].picture.shape
     (torch.Size([1, 3, 32, 32]), (32, 32, 3))
     """
-    adapter = adapter_for(model)
-    if not adapter.reads_images(model):
+    loaded = as_model(model)
+    if not loaded.adapter.reads_images(loaded.module):
         raise InputError(
-            f"{type(model).__name__} reads no images: it is not a vision model that attnflow knows."
+            f"{type(loaded.module).__name__} reads no images: it is not a vision model that "
+            "attnflow knows."
         )
-    prepare = processor if processor is not None else adapter.image_processor(model)
-    return [_prepared(model, read_photo(source), prepare) for source in sources]
+    prepare = loaded.image_processor
+    return [_prepared(loaded.module, read_photo(source), prepare) for source in sources]
 
 
-def image_of(model: nn.Module, source: Any, processor: Any = None) -> PreparedImage | None:
-    """The image that was handed in where a text could have been; None where it is a text.
+def image_of(model: Model, source: Any) -> PreparedImage | None:
+    """Return the image that was handed in where a text could have been; None where it is a text.
 
     What a vision model is handed is an image or its path, whatever its name looks like.
     """
-    reads_images = adapter_for(model).reads_images(model)
-    if not reads_images and not is_picture(source):
+    if not model.adapter.reads_images(model.module) and not is_picture(source):
         if isinstance(source, os.PathLike):
             raise InputError(
-                f"{type(model).__name__} reads text; got the path {str(source)!r}. Read the file "
-                "first: Path(...).read_text()."
+                f"{type(model.module).__name__} reads text; got the path {str(source)!r}. Read the "
+                "file first: Path(...).read_text()."
             )
         return None
-    return prepare_images(model, [source], processor)[0]
+    return prepare_images(model, [source])[0]
 
 
 def picture_of(pixels: Tensor, processor: Any) -> NDArray[np.uint8]:

@@ -14,19 +14,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import resolve_spans
 from attnflow.errors import CaptureError, MethodError
 from attnflow.errors.arguments import checked_arguments
-from attnflow.hosts.adapter import Adapter, Batch, device_of
-from attnflow.hosts.capture import Model
+from attnflow.hosts.adapter import Batch, device_of
 from attnflow.hosts.factored import single_example, told_memory
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.inputs import checked_text
-from attnflow.hosts.load import load
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.kernels.layer import FactoredLayer, aside
 from attnflow.methods.factored import head_shares
@@ -39,12 +38,11 @@ __all__ = ["SpansGoingUp", "roll_out_spans"]
 
 @checked_arguments
 def roll_out_spans(
-    model: Model,
+    model: ModelLike,
     text: str | Mapping[str, Any],
     spans: Mapping[str, Any],
     *,
     rollout: Rollout | None = None,
-    tokenizer: Any = None,
 ) -> Attribution:
     """The rollout of every token onto named spans: `(1 layer, tokens, spans)`.
 
@@ -57,19 +55,18 @@ def roll_out_spans(
         receptive field, "max" and "min" are not linear and are refused.
 
     >>> from attnflow.testing import tiny_decoder
-    >>> model, tokenizer = tiny_decoder()
-    >>> result = roll_out_spans(model, "the keys to the", {"first": (0, 2)}, tokenizer=tokenizer)
+    >>> result = roll_out_spans(tiny_decoder(), "the keys to the", {"first": (0, 2)})
     >>> result.values.shape
     (1, 4, 1)
     """
-    host, tokenizer = load(model, tokenizer=tokenizer)
-    adapter = adapter_for(host)
+    loaded = as_model(model)
     if isinstance(text, Mapping):
-        batch = adapter.wrap(host, text)
+        batch = loaded.adapter.wrap(loaded.module, text)
     else:
-        batch = adapter.encode(host, tokenizer, [checked_text(text)])
+        texts = [checked_text(text)]
+        batch = loaded.adapter.encode(loaded.module, loaded.tokenizer, texts)
     applied = Rollout() if rollout is None else rollout
-    return _Passage(adapter, host, tokenizer, single_example(batch, 0), applied).result(spans)
+    return _Passage(loaded, single_example(batch, 0), applied).result(spans)
 
 
 @dataclass(eq=False)
@@ -109,9 +106,7 @@ class SpansGoingUp:
 class _Passage:
     """One example of a model, and the rollout that goes up with it."""
 
-    adapter: Adapter
-    model: nn.Module
-    tokenizer: Any
+    model: Model
     batch: Batch
     rollout: Rollout
 
@@ -122,11 +117,12 @@ class _Passage:
         places = self._names() if any(isinstance(x, str) for x in by_text) else self._numbers()
         members = resolve_spans(places, spans)
         drop = places.occurrences_of(self.rollout.drop, required=True) if self.rollout.drop else ()
-        layers = self.adapter.expected_layers(self.model)
-        state = _indicators(list(members.values()), self._length).to(device_of(self.model))
+        module, adapter = self.model.module, self.model.adapter
+        layers = adapter.expected_layers(module)
+        state = _indicators(list(members.values()), self._length).to(device_of(module))
         going_up = SpansGoingUp(self.rollout, state, tuple(drop), int(layers or 0))
-        with told_memory(self.model, self._length), at_rest(self.model), torch.no_grad():
-            run = self.adapter.run_in_factors(self.model, self.batch.inputs, spans=going_up)
+        with told_memory(module, self._length), at_rest(module), torch.no_grad():
+            run = adapter.run_in_factors(module, self.batch.inputs, spans=going_up)
             state = aside(going_up.state)
             names, about = self._names(), self._about(going_up)
             run.recording.check()
@@ -134,7 +130,7 @@ class _Passage:
                 torch.cuda.synchronize(going_up.state.device)
         if not going_up.arrived:
             raise CaptureError(
-                f"{type(self.model).__name__} has {layers} layers with attention and "
+                f"{type(module).__name__} has {layers} layers with attention and "
                 f"{going_up.passed} were seen; a result over missing layers would be wrong."
             )
         values = state.double().numpy()[None]
@@ -157,14 +153,14 @@ class _Passage:
         return Tokens(("",) * self._length)
 
     def _names(self) -> Tokens:
-        return self.adapter.name_positions(self.model, self.tokenizer, self.batch, 0, self._length)
+        module, tokenizer = self.model
+        return self.model.adapter.name_positions(module, tokenizer, self.batch, 0, self._length)
 
     def _about(self, going_up: SpansGoingUp) -> dict[str, Any]:
-        dtype = str(getattr(self.model, "dtype", "")).removeprefix("torch.")
-        causal = self.adapter.facts(self.model).causal
+        dtype = str(getattr(self.model.module, "dtype", "")).removeprefix("torch.")
         return {
-            **provenance_of(self.model, dtype),
-            "kind": "causal" if causal else "bidirectional",
+            **provenance_of(self.model.module, dtype),
+            "kind": "causal" if self.model.facts.causal else "bidirectional",
             "attention": f"factors, {going_up.way}",
         }
 

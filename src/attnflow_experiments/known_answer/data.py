@@ -17,7 +17,7 @@ import torch
 
 from attnflow.errors import ModelError
 from attnflow.errors.progress import tell
-from attnflow.hosts.capture import capture_batch
+from attnflow.hosts.capture import capture
 from attnflow.trace import AttentionTrace
 from attnflow_experiments.observe import neutral_traces, padded
 
@@ -164,7 +164,7 @@ def stated_facts(model: Any, tokenizer: Any, prompts: Sequence[FactPrompt]) -> l
     for start in range(0, len(prompts), _BATCH):
         part = prompts[start : start + _BATCH]
         texts = [prompt.text for prompt in part]
-        traces = capture_batch(model, texts, tokenizer=tokenizer, heads="mean")
+        traces = capture((model, tokenizer), texts, heads="mean")
         right = [
             (prompt, trace)
             for prompt, trace in zip(part, traces, strict=True)
@@ -183,7 +183,7 @@ def arithmetic(model: Any, vocabulary: Mapping[str, int], sign: str) -> list[Kno
     compute: Callable[[int, int], int] = {"*": int.__mul__, "+": int.__add__}[sign]
     pairs = [(a, b) for a in range(10) for b in range(10)]
     rows = [[vocabulary[c] for c in f"{a}{sign}{b}="] for a, b in pairs]
-    traces = capture_batch(model, padded(rows), heads="mean")
+    traces = capture(model, [padded(rows)], heads="mean")
     tell("calculating", len(pairs), len(pairs))
     return [
         Known(trace, None, (0, 2), inputs={"input_ids": torch.tensor([row])})

@@ -157,7 +157,7 @@ def relatives_table(
     few = known[:_RELATED]
     theirs: dict[str, list[float]] = {relative: [] for relative in RELATIVES}
     for k, one in enumerate(few):
-        trace = capture(model, one.inputs, tokenizer=tokenizer, methods=list(RELATIVES.values()))
+        trace = capture((model, tokenizer), one.inputs, methods=list(RELATIVES.values()))
         for relative, method in RELATIVES.items():
             row = method(trace, targets=trace.length - 1, layers=-1).values[:, 0]
             theirs[relative].append(rank_of(row, "top", one.sources))

@@ -18,7 +18,7 @@ from attnflow.errors import ModelError, TokensError
 from attnflow.errors.progress import tell
 from attnflow.evaluation.importance.passes import Passes
 from attnflow.hosts.adapter import Scores
-from attnflow.hosts.capture import capture_batch
+from attnflow.hosts.capture import capture
 from attnflow.methods import Flow, Method, quiet_about_limits
 from attnflow.trace import AttentionTrace
 from attnflow_experiments.known_answer.experiment import LESS_NEUTRAL, LESS_NEUTRAL_METHOD
@@ -154,7 +154,7 @@ class PronounReader:
         rows = [{name: x[0].numpy() for name, x in padded([s.ids]).items()} for s in encoded]
         answers = passes.read(rows, lambda k, scores: _answer(scores, encoded[k].pronouns))
         inputs = padded([one.ids for one in encoded])
-        traces = capture_batch(self.model, inputs, tokenizer=self.tokenizer, heads="mean")
+        traces = capture((self.model, self.tokenizer), [inputs], heads="mean")
         neutral: Sequence[AttentionTrace | None] = [None] * len(traces)
         if LESS_NEUTRAL in self.methods:
             neutral = neutral_traces(self.model, self.tokenizer, traces)

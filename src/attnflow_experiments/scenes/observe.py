@@ -90,9 +90,8 @@ def observe(
 ) -> dict[str, dict[str, float]] | None:
     """What every method and baseline scores on one question; None where the answer is wrong."""
     trace = capture(
-        case.model,
+        (case.model, case.processor.tokenizer),
         case.inputs,
-        tokenizer=case.processor.tokenizer,
         methods=list(methods.values()),
         answer=case.answer,
     )

@@ -249,10 +249,10 @@ class ImageJudge(Judge):
 
     def _prepare(self, example: ImageExample, photo: Photo) -> PreparedImage:
         """Return what the model takes of the image, and the picture that it sees."""
-        return prepare_images(self.model.module, [photo], self.processor)[0]
+        return prepare_images(self.model, [photo])[0]
 
     def _capture(self, inputs: Mapping[str, Any], methods: list[Method]) -> AttentionTrace:
-        trace = capture(self.model.module, inputs, tokenizer=self.tokenizer, methods=methods)
+        trace = capture((self.model.module, self.tokenizer), inputs, methods=methods)
         if trace.prediction is None:
             raise ModelError("The model gives no answer, so there is no position to explain.")
         return trace
