@@ -215,7 +215,7 @@ def test_a_folder_lists_its_images_by_name(tmp_path: Path, photo: Path) -> None:
 
 
 def test_pixels_are_those_of_the_models_own_processor(folder: Path, loaded: Model) -> None:
-    model = attnflow.hosts.load.load(folder).model
+    model = attnflow.load(folder).module
     prepared = prepare_images(model, [PIXELS])[0]
     expected = loaded.tokenizer(images=Image.fromarray(PIXELS), return_tensors="pt")
     assert torch.equal(prepared.inputs["pixel_values"], expected["pixel_values"])

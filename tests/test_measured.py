@@ -394,7 +394,7 @@ def test_the_model_is_given_back_as_it_was() -> None:
         model, inputs, options = built(name)
         before = model_state(model)
         plain = capture(load(model, **options), inputs)
-        measured = capture(model, inputs, record=(*EVERYWHERE, "alti"), **options)
+        measured = capture(load(model, **options), inputs, record=(*EVERYWHERE, "alti"))
         assert model_state(model) == before
         assert np.array_equal(plain.weights, measured.weights)
         assert plain.measured == {}
@@ -441,7 +441,7 @@ def test_rollout_of_a_measurement(method: attnflow.Method, measure: str) -> None
     assert np.allclose(later.values, rolled(rows[1:]), rtol=0, atol=1e-12)
     with pytest.raises(MethodError) as caught:
         method(random_trace())
-    call = f"attnflow.capture(model, text, tokenizer=tokenizer, record=('{measure}',))"
+    call = f"attnflow.capture(model, text, record=('{measure}',))"
     assert call in str(caught.value)
 
 

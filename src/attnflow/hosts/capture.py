@@ -292,9 +292,9 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
     position's own.
     """
     module, adapter = model.module, model.adapter
-    wanted = GRADIENT_ATTENTION in request.record
-    by_rows = wanted and not request.phrase and adapter.supports_row_gradients(module)
-    differentiates = GRADIENTS in request.record or (wanted and not by_rows)
+    needs_rows = GRADIENT_ATTENTION in request.record
+    by_rows = needs_rows and not request.phrase and adapter.supports_row_gradients(module)
+    differentiates = GRADIENTS in request.record or (needs_rows and not by_rows)
     _refuse_unmeasured(model, request.measurements)
     recorder = Recorder(
         None if differentiates else request.heads,
@@ -318,7 +318,7 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
         with at_rest(module):
             rows = adapter.gradient_rows(module, batch, *choices, request.score)
         recorder.measured[GRADIENT_ATTENTION] = [layer.cpu().numpy() for layer in rows]
-    elif wanted and gradients is not None:
+    elif needs_rows and gradients is not None:
         recorder.measured[GRADIENT_ATTENTION] = [
             np.maximum(layer.weights * gradient, 0).mean(axis=1)
             for layer, gradient in zip(recorder.layers, gradients, strict=True)

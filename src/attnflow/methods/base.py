@@ -238,7 +238,7 @@ def required(method: Method, trace: AttentionTrace, name: str) -> NDArray[np.flo
     raise MethodError(
         f"{method.name!r} needs {name!r}, and this trace carries {', '.join(carried) or 'nothing'} "
         "beside its weights. Capture it with: attnflow.capture(model, text, "
-        f"tokenizer=tokenizer, record={method.requires.record!r})."
+        f"record={method.requires.record!r})."
     )
 
 

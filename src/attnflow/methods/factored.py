@@ -177,5 +177,5 @@ def check_gradients(method: Any, trace: FactoredTrace, kind: str) -> None:
         raise MethodError(
             f"{method.name!r} needs {kind!r}, and the factors of this trace hold "
             f"{trace.gradient_kind or 'queries and keys only'}. Capture it with: attnflow.capture("
-            f"model, text, tokenizer=tokenizer, methods=[{type(method).__name__}()])."
+            f"model, text, methods=[{type(method).__name__}()])."
         )
