@@ -100,7 +100,7 @@ def one_row(tokens: int = 2048, repeats: int = 3) -> str:
         times.append(time.perf_counter() - start)
     start = time.perf_counter()
     product = np.eye(tokens)
-    for matrix in method.matrices(trace):
+    for matrix in method.layer_matrices(trace):
         product = matrix @ product
     everything = time.perf_counter() - start
     off = float(abs(product[-1] - row).max())

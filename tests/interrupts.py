@@ -19,11 +19,12 @@ import torch
 
 import attnflow
 from attnflow.evaluation.importance import InputGradient
-from attnflow.explainers.careful import Visibility
+from attnflow.explainers.reruns import run_again
 from attnflow.hosts import restore
 from attnflow.hosts.check import model_state
 from attnflow.hosts.load import load
 from attnflow.hosts.transformers import attention
+from attnflow.methods import Visibility
 from attnflow.testing import tiny_decoder, tiny_encoder
 
 TEXT = "the author talked to sara about [MASK] book"
@@ -68,7 +69,7 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
         capture("gradients"),
         capture("alti", "value-zeroing"),
         lambda: attnflow.generate(writer, "the keys to", tokenizer=words, max_new_tokens=3),
-        lambda: Visibility(steps=2)(writer, "the keys to", " are", tokenizer=words),
+        lambda: run_again(Visibility(steps=2), writer, "the keys to", " are", tokenizer=words),
         lambda: InputGradient()((model, tokenizer), [TEXT]),
     ]
     longest = [_seconds(kind) for kind in kinds]

@@ -29,9 +29,9 @@ from attnflow.evaluation.subjects.prompts import LEAVE_ONE_DOCUMENT_OUT, is_answ
 from attnflow.evaluation.subjects.rankings import named_rankings
 from attnflow.explainers.ablation import CompletionAblation, blank_token
 from attnflow.explainers.regression import lasso, random_ablations
-from attnflow.explainers.reruns import AblationRegression, LeaveOneOut
+from attnflow.explainers.reruns import measure, run_again
 from attnflow.explainers.sources import Sources, content_spans, strongest
-from attnflow.methods import Rollout
+from attnflow.methods import AblationRegression, LeaveOneOut, Rollout
 from attnflow.testing import tiny_encoder
 
 TEXT = "the author talked to sara . the key is of the author . sara talked to the"
@@ -119,7 +119,7 @@ def test_scores_come_from_tokens_or_from_sources() -> None:
 
 def test_leave_one_out_is_what_each_source_is_worth() -> None:
     model, words = language_model(), tokenizer()
-    result = LeaveOneOut(level="word")(model, TEXT, " sara is", tokenizer=words)
+    result = run_again(LeaveOneOut(level="word"), model, TEXT, " sara is", tokenizer=words)
     assert isinstance(result, attnflow.Attribution)
     assert result.layers == (0,)
     assert result.values.shape == (1, 2, 17)
@@ -128,10 +128,10 @@ def test_leave_one_out_is_what_each_source_is_worth() -> None:
     rows = one.token_log_probs([(), (5,)])
     place = list(result.sources.positions).index(5)
     np.testing.assert_allclose(result.values[0, :, place], rows[0] - rows[1], atol=1e-6)
-    joint = LeaveOneOut(joint=True)(model, TEXT, " sara is", tokenizer=words)
+    joint = run_again(LeaveOneOut(joint=True), model, TEXT, " sara is", tokenizer=words)
     assert list(joint.targets) == ["sara is"]
     np.testing.assert_allclose(joint.values[0, 0], result.values[0].sum(axis=0), atol=1e-5)
-    some = LeaveOneOut()(model, TEXT, " sara is", tokenizer=words, targets=1)
+    some = run_again(LeaveOneOut(), model, TEXT, " sara is", tokenizer=words, targets=1)
     np.testing.assert_allclose(some.values[0, 0], result.values[0, 1], atol=1e-6)
 
 
@@ -141,10 +141,12 @@ def test_measured_results_have_every_level(by: Any) -> None:
     counts = {"token": 17, "word": 17, "sentence": 3}
     for level, count in counts.items():
         method = LeaveOneOut(level=level, by=by)  # type: ignore[arg-type]
-        result = method(model, TEXT, [5], tokenizer=words)
+        result = run_again(method, model, TEXT, [5], tokenizer=words)
         assert result.values.shape == (1, 1, count)
         assert np.abs(result.values).max() > 1e-3
-    spans = LeaveOneOut(by=by)(model, TEXT, [5], tokenizer=words, spans={"a": (1, 4), "b": (4, 9)})
+    spans = run_again(
+        LeaveOneOut(by=by), model, TEXT, [5], tokenizer=words, spans={"a": (1, 4), "b": (4, 9)}
+    )
     assert list(spans.sources) == ["a", "b"]
 
 
@@ -163,9 +165,9 @@ def test_regression_finds_the_effects_of_a_model_that_is_linear() -> None:
 
     sources = Sources(tuple("abcdefghij"), tuple((k,) for k in range(10)), 10)
     method = AblationRegression(samples=64, alpha=0.001)
-    result = method.measure(Linear(), sources)  # type: ignore[arg-type]
+    result = measure(method, Linear(), sources)  # type: ignore[arg-type]
     np.testing.assert_allclose(result.values[0, 0], Linear.effects, atol=0.02)
-    alone = LeaveOneOut().measure(Linear(), sources)  # type: ignore[arg-type]
+    alone = measure(LeaveOneOut(), Linear(), sources)  # type: ignore[arg-type]
     np.testing.assert_allclose(alone.values[0, 0], Linear.effects, atol=1e-12)
 
 
@@ -176,7 +178,7 @@ def test_encoder_decoders_are_measured() -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.T5ForConditionalGeneration(config).eval()
-    result = LeaveOneOut()(model, TEXT, [5, 6], tokenizer=tokenizer())
+    result = run_again(LeaveOneOut(), model, TEXT, [5, 6], tokenizer=tokenizer())
     assert result.values.shape == (1, 2, 17)
     assert np.abs(result.values).min(axis=2).max() > 0
 
@@ -192,7 +194,7 @@ def test_measured_methods_are_frozen_and_checked() -> None:
     with pytest.raises(MethodError, match="a number from 2 to"):
         AblationRegression(samples=1)
     with pytest.raises(TokensError, match="nothing to explain"):
-        LeaveOneOut()(language_model(), TEXT, [], tokenizer=tokenizer())
+        run_again(LeaveOneOut(), language_model(), TEXT, [], tokenizer=tokenizer())
 
 
 def test_blanks_are_no_tokens_that_frame_a_text() -> None:

@@ -6,22 +6,20 @@ import numpy as np
 import pytest
 
 from attnflow import (
-    Alti,
     AttentionTrace,
     Flow,
-    GradientFlow,
     GradientRollout,
-    MeasuredResidualRollout,
-    NormRollout,
+    Rollout,
     ShapleyFlow,
 )
 from attnflow.errors import MethodError
 from attnflow.maxflow import minimum_cut
 from attnflow.methods import make_method, quiet_about_limits
 from attnflow.methods.capacities import CAPACITIES
+from attnflow.methods.matrices import MEASUREMENTS
 from attnflow.testing import check_method, random_attention, random_trace
 
-RECORD = ("gradients", "residual-share", "norms-residual", "alti", "value-zeroing")
+RECORD = ("gradients", *dict.fromkeys(MEASUREMENTS.values()))
 
 
 @pytest.mark.parametrize("kind", CAPACITIES)
@@ -33,12 +31,12 @@ def test_every_flow_method_takes_every_capacity(method: str, kind: str) -> None:
 def test_capacities_are_the_matrices_of_the_rollouts_of_the_same_name() -> None:
     trace = random_trace(length=6, record=RECORD)
     for kind, rollout in (
-        ("norms", NormRollout()),
-        ("alti", Alti()),
-        ("measured-residual", MeasuredResidualRollout()),
+        ("norms", Rollout(matrices="norms")),
+        ("alti", Rollout(matrices="alti")),
+        ("measured-residual", Rollout(matrices="measured-residual")),
     ):
         graph = Flow(capacities=kind).graph(trace)  # type: ignore[arg-type]
-        np.testing.assert_array_equal(graph.capacities, rollout.matrices(trace))
+        np.testing.assert_array_equal(graph.capacities, rollout.layer_matrices(trace))
 
 
 def test_gradients_with_the_residual_are_what_gradient_rollout_multiplies() -> None:
@@ -53,7 +51,7 @@ def test_gradients_with_the_residual_are_what_gradient_rollout_multiplies() -> N
 def test_the_old_name_is_the_same_flow() -> None:
     trace = random_trace(length=6, record=RECORD)
     with quiet_about_limits():
-        old = GradientFlow()(trace)
+        old = Flow(capacities="gradients", residual=None)(trace)
         new = Flow(capacities="gradients", residual=None)(trace)
     np.testing.assert_array_equal(old.values, new.values)
     assert old.method.name == "gradient-flow"

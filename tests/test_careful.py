@@ -10,9 +10,9 @@ import torch
 
 import attnflow
 from attnflow.errors import MethodError
-from attnflow.explainers.careful import Careful, Visibility
-from attnflow.explainers.reruns import LeaveOneOut
+from attnflow.explainers.reruns import run_again
 from attnflow.hosts.transformers.visibility import visibility
+from attnflow.methods import Careful, LeaveOneOut, Visibility
 from test_gradient_attention import TEXT, model_of
 
 PROMPT = {"input_ids": TEXT[:, :11]}
@@ -23,13 +23,15 @@ OPTIONS: dict[str, Any] = {"level": "token", "joint": True}
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_visibility_of_a_completion(family: str) -> None:
     model = model_of(family)
-    result = Visibility(level="token", steps=3, alone=0)(model, PROMPT, ANSWER)
+    result = run_again(Visibility(level="token", steps=3, alone=0), model, PROMPT, ANSWER)
     fading = torch.zeros(13, dtype=torch.bool)
     fading[1:11] = True  # the first token is no source
     for token in range(3):
         values = visibility(model, TEXT[0, :14], 11, fading, steps=3, explained=[token])
         np.testing.assert_allclose(result.values[0, token], values[1:11].numpy(), rtol=1e-5)
-    joint = Visibility(level="token", steps=3, alone=0, joint=True)(model, PROMPT, ANSWER)
+    joint = run_again(
+        Visibility(level="token", steps=3, alone=0, joint=True), model, PROMPT, ANSWER
+    )
     together = visibility(model, TEXT[0, :14], 11, fading, steps=3)
     np.testing.assert_allclose(joint.values[0, 0], together[1:11].numpy(), rtol=1e-5)
     assert result.provenance["passes"] == 9
@@ -37,7 +39,7 @@ def test_visibility_of_a_completion(family: str) -> None:
 
 def lost_alone(model: Any) -> Any:
     """What leaving out each token costs, measured by itself."""
-    return LeaveOneOut(**OPTIONS, score="log-odds")(model, PROMPT, ANSWER).values[0, 0]
+    return run_again(LeaveOneOut(**OPTIONS, score="log-odds"), model, PROMPT, ANSWER).values[0, 0]
 
 
 def test_two_thirds_of_a_checked_source_are_measured() -> None:
@@ -45,15 +47,15 @@ def test_two_thirds_of_a_checked_source_are_measured() -> None:
     attention's and two thirds of visibility's.
     """
     model = model_of("llama")
-    careful = Careful(**OPTIONS, verify=10)(model, PROMPT, ANSWER)
+    careful = run_again(Careful(**OPTIONS, verify=10), model, PROMPT, ANSWER)
     predicted = 3 * careful.values[0, 0] - 2 * lost_alone(model)
-    faded = Visibility(**OPTIONS, steps=4, alone=0)(model, PROMPT, ANSWER).values[0, 0]
+    faded = run_again(Visibility(**OPTIONS, steps=4, alone=0), model, PROMPT, ANSWER).values[0, 0]
     gradient = attnflow.explain_completion(model, PROMPT, ANSWER).values[-1, :, 1:11].sum(axis=0)
     shares = gradient / abs(gradient).sum() + 2 * faded / abs(faded).sum()
     np.testing.assert_allclose(
         predicted / abs(predicted).sum(), shares / abs(shares).sum(), atol=1e-4
     )
-    few = Careful(**OPTIONS, verify=2)(model, PROMPT, ANSWER)
+    few = run_again(Careful(**OPTIONS, verify=2), model, PROMPT, ANSWER)
     best = np.argsort(-predicted)[:2]
     rest = [k for k in range(10) if k not in best]
     ratio = few.values[0, 0][rest] / predicted[rest]
@@ -64,12 +66,12 @@ def test_two_thirds_of_a_checked_source_are_measured() -> None:
 def test_the_strongest_fade_alone() -> None:
     """Fading alone counts two thirds, the path one; with none there is only the path."""
     model = model_of("llama")
-    path = Visibility(**OPTIONS, alone=0)(model, PROMPT, ANSWER).values[0, 0]
-    result = Visibility(**OPTIONS, alone=10)(model, PROMPT, ANSWER)
+    path = run_again(Visibility(**OPTIONS, alone=0), model, PROMPT, ANSWER).values[0, 0]
+    result = run_again(Visibility(**OPTIONS, alone=10), model, PROMPT, ANSWER)
     lost = lost_alone(model)
     unit = max(0.0, float(lost @ path / (path @ path)))
     np.testing.assert_allclose(result.values[0, 0], (unit * path + 2 * lost) / 3, atol=1e-5)
-    assert Visibility(**OPTIONS)(model, PROMPT, ANSWER).provenance["passes"] == 16
+    assert run_again(Visibility(**OPTIONS), model, PROMPT, ANSWER).provenance["passes"] == 16
 
 
 def test_options_are_checked() -> None:

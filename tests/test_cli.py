@@ -158,17 +158,17 @@ def test_what_gradients_are_of_can_be_chosen(
     assert found[0]["values"] != found[1]["values"]
     assert _run(["explain", "the key", "--of", "1"]) == 2
     assert "answer=1 chooses what gradients are taken of" in capsys.readouterr().err
-    encoder = ["explain", "--model", folder, TEXT, "--method", "norm-rollout:kind=encoder"]
+    encoder = ["explain", "--model", folder, TEXT, "--method", "rollout:matrices=norms-encoder"]
     assert _run(encoder) == 0
     assert "Norm rollout, kind encoder, layer" in capsys.readouterr().out
-    assert _run(["explain", "the key", "--method", "norm-rollout:kind=encoder"]) == 1
+    assert _run(["explain", "the key", "--method", "norm-rollout:matrices=norms-encoder"]) == 1
     assert "VerbNumberModel normalises before attention" in capsys.readouterr().err
 
 
 def test_methods_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["methods"]) == 0
     shown = capsys.readouterr().out
-    options = ("heads", "residual", "start_layer", "top_head", "kind", "others_only")
+    options = ("heads", "residual", "start_layer", "top_head", "matrices", "capacities")
     for word in (*METHODS, *options):
         assert word in shown
 

@@ -13,9 +13,9 @@ import torch
 import attnflow
 from attnflow import Attribution, Confirmation
 from attnflow.errors import FileError, InputError, MethodError, ModelError
-from attnflow.explainers.careful import Careful
 from attnflow.explainers.confirm import confirm_completion
-from attnflow.explainers.reruns import LeaveOneOut
+from attnflow.explainers.reruns import run_again
+from attnflow.methods import Careful, LeaveOneOut
 from attnflow.show.view import view
 from attnflow.testing import tiny_decoder, tiny_encoder
 from test_gradient_attention import TEXT, model_of
@@ -193,7 +193,8 @@ def test_careful_everywhere_the_default_is() -> None:
     assert written.provenance["passes"] <= 10
     result = attnflow.explain(model, "the keys to the", tokenizer=tokenizer, careful=True)
     assert result.prediction is not None
-    expected = Careful()(
+    expected = run_again(
+        Careful(),
         model,
         "the keys to the",
         tokenizer.convert_tokens_to_ids([result.prediction.label]),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import attnflow
-from attnflow.explainers.careful import Careful, Visibility
-from attnflow.explainers.reruns import LeaveOneOut
+from attnflow.explainers.reruns import run_again
+from attnflow.methods import Careful, LeaveOneOut, Visibility
 from test_gradient_attention import TEXT, model_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no GPU here.")
@@ -47,10 +47,10 @@ def test_the_default_is_that_of_the_processor(family: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("method", [Careful(level="token"), Visibility(level="token", steps=2)])
 def test_methods_that_run_the_model_again(method: Any, dtype: torch.dtype) -> None:
     model = on_gpu("llama", dtype)
-    result = method(model, PROMPT, ANSWER, targets="answer")
-    expected = method(model_of("llama"), PROMPT, ANSWER, targets="answer")
+    result = run_again(method, model, PROMPT, ANSWER, targets="answer")
+    expected = run_again(method, model_of("llama"), PROMPT, ANSWER, targets="answer")
     assert np.corrcoef(result.values[0, 0], expected.values[0, 0])[0, 1] > 0.9
-    loss = LeaveOneOut(level="token", joint=True)(model, PROMPT, ANSWER)
+    loss = run_again(LeaveOneOut(level="token", joint=True), model, PROMPT, ANSWER)
     assert np.isfinite(loss.values).all()
 
 

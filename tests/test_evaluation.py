@@ -18,7 +18,7 @@ import pytest
 import torch
 from scipy import stats
 
-from attnflow import Alti, Flow, GradientFlow, NormRollout, Rollout, capture, evaluate
+from attnflow import Flow, Rollout, capture, evaluate
 from attnflow.cli import evaluate as command
 from attnflow.cli.app import _run
 from attnflow.cli.options import parse_method
@@ -30,11 +30,10 @@ from attnflow.evaluation.importance import BlankOut
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.run import draw_examples
 from attnflow.evaluation.subjects import texts as judging
-from attnflow.evaluation.subjects.base import label_of
 from attnflow.evaluation.subjects.examples import LabelledText, read_texts
 from attnflow.evaluation.subjects.texts import beating
 from attnflow.hosts.model import Model
-from attnflow.methods import METHODS
+from attnflow.methods import make_method, trace_methods
 from attnflow.models.verb_number import load_verb_number
 from attnflow.testing import tiny_encoder
 from attnflow_experiments.verb_number import agreement
@@ -80,7 +79,9 @@ def scores_of(result: Evaluation) -> list[Any]:
 # -- the numbers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "method"), [("rollout", Rollout()), ("alti", Alti())])
+@pytest.mark.parametrize(
+    ("name", "method"), [("rollout", Rollout()), ("alti", make_method("alti"))]
+)
 def test_every_number_is_that_of_a_plain_loop(
     found: Evaluation, embedded: Model, name: str, method: Any
 ) -> None:
@@ -236,23 +237,25 @@ def test_bad_requests(embedded: Model, options: Any, message: str) -> None:
 
 
 def test_rows_are_named_by_what_is_not_default() -> None:
-    assert label_of(Flow()) == "flow"
-    assert label_of(GradientFlow(residual=0.5, heads="max")) == (
-        "gradient-flow heads=max residual=0.5"
+    assert Flow().label == "flow"
+    assert Flow(capacities="gradients", residual=0.5, heads="max").label == (
+        "gradient-flow:heads=max,residual=0.5"
     )
-    assert parse_method("gradient-flow:residual=0.5:heads=max") == GradientFlow(
-        residual=0.5, heads="max"
+    assert parse_method("gradient-flow:residual=0.5:heads=max") == Flow(
+        capacities="gradients", residual=0.5, heads="max"
     )
     with pytest.raises(MethodError, match="has no option 'residul'"):
         parse_method("flow:residul=1")
 
 
 def test_methods_a_model_cannot_run_are_left_out_with_the_reason(embedded: Model) -> None:
-    methods = ["rollout", NormRollout(kind="layernorm")]
+    methods = ["rollout", Rollout(matrices="norms-layernorm")]
     result = evaluate(embedded, TEXTS[:2], methods)
     assert result.methods == ("rollout",)
-    assert list(result.refused) == ["norm-rollout kind=layernorm"]
-    assert any(s.startswith("Left out, norm-rollout kind=layernorm: ") for s in result.verdict())
+    assert list(result.refused) == ["norm-rollout:matrices=norms-layernorm"]
+    assert any(
+        s.startswith("Left out, norm-rollout:matrices=norms-layernorm: ") for s in result.verdict()
+    )
     with pytest.raises(ModelError, match="No method can be run on this model"):
         evaluate(embedded, TEXTS[:2], methods[1:])
 
@@ -620,7 +623,7 @@ def test_csv_and_json_hold_every_number(found: Evaluation) -> None:
 
 
 def test_tables_fit_eighty_columns_even_with_long_names() -> None:
-    rows: Any = {"gradient-flow residual=0.5": (-0.3, -0.2), "flow": (0.3, 0.2)}
+    rows: Any = {"gradient-flow:residual=0.5": (-0.3, -0.2), "flow": (0.3, 0.2)}
     for table in made(**rows).tables():
         assert all(len(line) <= 80 for line in table.lines())
     names = [line.split("  ")[0] for line in made(**rows).tables()[0].lines()]
@@ -647,7 +650,7 @@ def test_the_command_on_the_embedded_model(
     shown = capsys.readouterr()
     assert all(len(line) <= 80 for line in shown.out.splitlines())
     assert "3 texts from texts.txt; words blanked by 'unk'" in shown.out
-    assert "gradient-flow residual=0.5" in shown.out
+    assert "gradient-flow:residual=0.5" in shown.out
     assert "→ 3 texts are too few" in shown.out
     assert "\x1b" not in shown.out
     assert sorted(p.name for p in folder.iterdir()) == [
@@ -682,8 +685,8 @@ def test_the_command_on_a_classifier_of_ones_own(
     assert 0 < record["accuracy"] <= 1
     assert record["refused"] == {}
     assert list(record["table"])[:3] == ["raw", "rollout", "flow"]
-    assert len(record["table"]) == len(METHODS) + 1 + 2
-    assert set(record["seconds"]) == set(list(record["table"])[: len(METHODS)])
+    assert len(record["table"]) == len(trace_methods()) + 1 + 2
+    assert set(record["seconds"]) == set(list(record["table"])[: len(trace_methods())])
 
 
 def test_an_interrupted_command_says_how_to_go_on(
@@ -743,10 +746,10 @@ def test_the_held_out_part_is_what_training_left(
 def test_a_relative_beats_rollout_and_flow_on_the_embedded_model(tmp_path: Path) -> None:
     """A small version of the table in docs/evidence.md, on template sentences."""
     texts = [" ".join(example.words) for example in template_examples(24)]
-    relative = GradientFlow(residual=0.5)
+    relative = Flow(capacities="gradients", residual=0.5)
     methods = ["rollout", Flow(), relative, "alti"]
     result = evaluate(None, texts, methods, subject=Texts(batch_size=256))
     for other in ("rollout", "flow"):
-        assert result.compare("gradient-flow residual=0.5", other, "comprehensiveness").low > 0
-        assert result.compare("gradient-flow residual=0.5", other, "sufficiency").high < 0
+        assert result.compare("gradient-flow:residual=0.5", other, "comprehensiveness").low > 0
+        assert result.compare("gradient-flow:residual=0.5", other, "sufficiency").high < 0
         assert result.compare("alti", other, "comprehensiveness").low > 0

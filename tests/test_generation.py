@@ -205,7 +205,7 @@ def test_relatives_of_generated_tokens() -> None:
     whole = torch.tensor([[*PROMPT[0].tolist(), *written(result)[:-1]]])
     m = PROMPT.shape[1]
     trace = attnflow.capture(model, {"input_ids": whole}, record=("alti",))
-    expected = attnflow.Alti()(trace, targets=[m - 1, m, m + 1])
+    expected = attnflow.Rollout(matrices="alti")(trace, targets=[m - 1, m, m + 1])
     np.testing.assert_allclose(result.values, expected.values[..., :m], rtol=0, atol=1e-7)
 
 

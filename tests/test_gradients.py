@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 import attnflow
-from attnflow import AttentionTrace, GradientFlow, GradientRollout
+from attnflow import AttentionTrace, Flow, GradientRollout
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, WeightsError
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.capture import capture
@@ -383,8 +383,8 @@ def test_the_cross_rule_by_plain_loops(name: str) -> None:
     [
         GradientRollout(),
         GradientRollout(heads="max", start_layer=2),
-        GradientFlow(),
-        GradientFlow(residual=0.1, start_layer=2, discard=0.3, normalized=True),
+        Flow(capacities="gradients", residual=None),
+        Flow(capacities="gradients", residual=0.1, start_layer=2, discard=0.3, normalized=True),
     ],
 )
 def test_the_promises_of_a_method(method: attnflow.Method) -> None:
@@ -403,7 +403,7 @@ def test_gradient_flow_equals_networkx_whatever_the_size_of_the_gradients(size: 
     trace = AttentionTrace.from_arrays(
         plain.weights, plain.tokens, gradients=plain.gradients * size
     )
-    graph = GradientFlow().graph(trace)
+    graph = Flow(capacities="gradients", residual=None).graph(trace)
     assert np.allclose(
         graph.capacities[1],
         weighted(plain.weights[1], plain.gradients[1] * size),
@@ -411,7 +411,7 @@ def test_gradient_flow_equals_networkx_whatever_the_size_of_the_gradients(size: 
         atol=0,
     )
     host = graph.to_networkx()
-    flow = GradientFlow()(trace)
+    flow = Flow(capacities="gradients", residual=None)(trace)
     assert flow.lower is not None
     assert flow.upper is not None
     scale = graph.capacities.sum(axis=2).max()
@@ -422,19 +422,19 @@ def test_gradient_flow_equals_networkx_whatever_the_size_of_the_gradients(size: 
             expected = nx.maximum_flow_value(host, graph.node(layer, target), source)
             found = flow.values[layer - 1, target, source]
             assert found == pytest.approx(expected, rel=1e-6, abs=1e-9 * scale)
-    cut = GradientFlow().minimum_cut(trace, target=0, source=5)
+    cut = Flow(capacities="gradients", residual=None).minimum_cut(trace, target=0, source=5)
     assert cut.value == pytest.approx(flow.values[-1, 0, 5], rel=1e-6)
-    rough = GradientFlow(tolerance=0.01)(trace)
+    rough = Flow(capacities="gradients", residual=None, tolerance=0.01)(trace)
     assert rough.lower is not None
     assert rough.upper is not None
     assert (rough.upper - rough.lower).max() <= 0.01 * scale
-    assert GradientFlow().estimate(trace) > 0
+    assert Flow(capacities="gradients", residual=None).estimate(trace) > 0
 
 
 def test_gradient_flow_is_saturated_only_where_the_source_holds_it_back() -> None:
     trace = random_trace(6, 2, 6, seed=1, record=ALSO)
-    graph = GradientFlow().graph(trace)
-    flow = GradientFlow()(trace)
+    graph = Flow(capacities="gradients", residual=None).graph(trace)
+    flow = Flow(capacities="gradients", residual=None)(trace)
     received = graph.capacities[0].sum(axis=0)
     full = flow.values >= received * (1 - 1e-9)
     assert flow.saturated is not None
@@ -448,7 +448,7 @@ def test_gradient_flow_is_saturated_only_where_the_source_holds_it_back() -> Non
 def test_no_gradient_no_flow() -> None:
     weights = random_attention(2, 1, 3, seed=0)
     trace = AttentionTrace.from_arrays(weights, list("abc"), gradients=-np.ones_like(weights))
-    assert (GradientFlow()(trace).values == 0).all()
+    assert (Flow(capacities="gradients", residual=None)(trace).values == 0).all()
     assert np.array_equal(GradientRollout()(trace).values, [np.eye(3)] * 2)
 
 
@@ -492,7 +492,7 @@ def test_gradients_and_measurements_are_checked() -> None:
 
 
 def test_a_trace_without_gradients_says_how_to_capture_them() -> None:
-    for method in (GradientRollout(), GradientFlow()):
+    for method in (GradientRollout(), Flow(capacities="gradients", residual=None)):
         with pytest.raises(MethodError) as caught:
             method(random_trace())
         assert "needs 'gradients', and this trace carries nothing beside its" in str(caught.value)

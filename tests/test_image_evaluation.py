@@ -135,9 +135,9 @@ def test_what_cannot_be_read_is_left_out_and_told(tmp_path: Path) -> None:
 
 
 def test_methods_that_a_model_refuses_are_named() -> None:
-    kinds = ["rollout", "norm-rollout:kind=layernorm"]
+    kinds = ["rollout", "norm-rollout:matrices=norms-layernorm"]
     evaluation = evaluate(LOADED, IMAGES[:1], kinds)
-    assert list(evaluation.refused) == ["norm-rollout kind=layernorm"]
+    assert list(evaluation.refused) == ["norm-rollout:matrices=norms-layernorm"]
     with pytest.raises(ModelError, match="No method can be run on this model"):
         evaluate(LOADED, IMAGES[:1], kinds[1:])
 

@@ -174,7 +174,7 @@ def busy(run: Callable[[], object]) -> Callable[[], None]:
 
 def beside(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A pass of the user's own, and something of ours on the same model."""
-    from attnflow.explainers.careful import Visibility
+    from attnflow.methods import Visibility
 
     ids = torch.tensor([[3, 4, 5, 6, 7]])
     if kind == "plain torch":

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 import attnflow
-from attnflow import Alti, MeasuredResidualRollout, NormRollout, ValueZeroingRollout
+from attnflow import Rollout
 from attnflow.errors import CaptureError, MethodError, UnsupportedModelError
 from attnflow.hosts import blocks
 from attnflow.hosts import value_zeroing as zeroing
@@ -352,7 +352,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("Gemma 2", "residual-share", "Declared are bert, roberta, electra, distilbert, gpt2"),
     ("Gemma 2", "norms", "value zeroing (record=('value-zeroing',)) need no declaration"),
     ("GPT-2", "norms-layernorm", "GPT2LMHeadModel normalises before attention, not after it"),
-    ("Llama", "norms-encoder", "Use 'norms-residual' (NormRollout(kind='residual')) or 'alti'"),
+    ("Llama", "norms-encoder", "Use 'norms-residual' (Rollout(matrices='norms')) or 'alti'"),
     ("T5", "value-zeroing", "T5ForConditionalGeneration is an encoder–decoder"),
     ("DeBERTa-v2/v3", "value-zeroing", "outside transformers' attention interface"),
     ("DeBERTa-v2/v3", "alti", "Gradients can be captured"),
@@ -422,11 +422,11 @@ def rolled(matrices: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("method", "measure"),
     [
-        (NormRollout(), "norms-residual"),
-        (NormRollout(kind="layernorm"), "norms-layernorm"),
-        (NormRollout(kind="encoder"), "norms-encoder"),
-        (Alti(), "alti"),
-        (ValueZeroingRollout(), "value-zeroing"),
+        (Rollout(matrices="norms"), "norms-residual"),
+        (Rollout(matrices="norms-layernorm"), "norms-layernorm"),
+        (Rollout(matrices="norms-encoder"), "norms-encoder"),
+        (Rollout(matrices="alti"), "alti"),
+        (Rollout(matrices="value-zeroing"), "value-zeroing"),
     ],
 )
 def test_rollout_of_a_measurement(method: attnflow.Method, measure: str) -> None:
@@ -450,7 +450,7 @@ def test_a_position_that_nothing_reaches_stays_with_itself() -> None:
     measured = {"alti": np.array([[[0, 0, 0], [1, 3, 0], [0, 0, 2]]], dtype=float)}
     trace = attnflow.AttentionTrace.from_arrays(trace.weights, trace.tokens, measured=measured)
     expected = [[1, 0, 0], [0.25, 0.75, 0], [0, 0, 1]]
-    assert np.array_equal(Alti()(trace).values[0], expected)
+    assert np.array_equal(Rollout(matrices="alti")(trace).values[0], expected)
 
 
 def test_rollout_with_the_measured_residual() -> None:
@@ -464,24 +464,24 @@ def test_rollout_with_the_measured_residual() -> None:
                 published[k, i, j] = (1 - r) * mean[k, i, j] + r * (i == j)
                 rest = mean[k, i].sum() - mean[k, i, i]
                 others[k, i, j] = r if i == j else (1 - r) * mean[k, i, j] / rest
-    assert np.allclose(MeasuredResidualRollout()(trace).values, rolled(published))
-    assert np.allclose(MeasuredResidualRollout(others_only=True)(trace).values, rolled(others))
+    assert np.allclose(Rollout(matrices="measured-residual")(trace).values, rolled(published))
+    assert np.allclose(Rollout(matrices="measured-residual-others")(trace).values, rolled(others))
     half = {"residual-share": np.full((3, 5), 0.5)}
     even = attnflow.AttentionTrace.from_arrays(trace.weights, trace.tokens, measured=half)
-    assert np.allclose(MeasuredResidualRollout()(even).values, attnflow.Rollout()(even).values)
+    assert np.allclose(Rollout(matrices="measured-residual")(even).values, Rollout()(even).values)
     for method in (
-        MeasuredResidualRollout(),
-        MeasuredResidualRollout(heads=1, start_layer=2, others_only=True),
+        Rollout(matrices="measured-residual"),
+        Rollout(matrices="measured-residual-others", heads=1, start_layer=2),
     ):
         check_method(method)
-    assert MeasuredResidualRollout(heads=1).requires.heads == 1
+    assert Rollout(matrices="measured-residual", heads=1).requires.heads == 1
 
 
 def test_bad_options_are_named() -> None:
-    with pytest.raises(MethodError, match=r"Unknown kind='layer-norm'\. Did you mean 'layernorm'"):
-        NormRollout(kind="layer-norm")  # type: ignore[arg-type]
+    with pytest.raises(MethodError, match=r"Unknown matrices=.*Did you mean 'norms-layernorm'"):
+        Rollout(matrices="norms-layer-norm")  # type: ignore[arg-type]
     with pytest.raises(MethodError, match="Unknown heads='average'"):
-        MeasuredResidualRollout(heads="average")
+        Rollout(matrices="measured-residual", heads="average")
     with pytest.raises(MethodError, match="'alti' has no option 'residual'"):
         attnflow.explain(None, "the key", "alti", residual=0.5)
 

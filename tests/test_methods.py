@@ -16,13 +16,10 @@ from hypothesis import strategies as st
 
 import attnflow
 from attnflow import (
-    Alti,
     AttentionTrace,
     Attribution,
     Flow,
     GradientRollout,
-    MeasuredResidualRollout,
-    NormRollout,
     Raw,
     Rollout,
 )
@@ -349,9 +346,9 @@ def test_methods_by_name() -> None:
 
 
 def test_every_option_is_documented() -> None:
-    for kind in METHODS.values():
-        for option in describe_options(kind):
-            assert option.help, f"{kind.__name__}.{option.name} has no sentence in a docstring"
+    for name in METHODS:
+        for option in describe_options(name):
+            assert option.help, f"{name}'s {option.name} has no sentence in a docstring"
 
 
 def test_random_attention_has_the_shape_it_says() -> None:
@@ -442,7 +439,7 @@ def causal(layers: int = 3, length: int = 5) -> AttentionTrace:
 
 
 def test_one_step_leaves_one_step_of_attention_on_average() -> None:
-    matrices = Rollout(residual="one-step").matrices(causal(layers=4))
+    matrices = Rollout(residual="one-step").layer_matrices(causal(layers=4))
     mean = causal(layers=4).weights.mean(axis=1)
     np.testing.assert_allclose(matrices, 0.25 * mean + 0.75 * np.eye(5))
 
@@ -584,7 +581,7 @@ def test_options_that_cannot_be_read_are_named() -> None:
 
 def test_capture_records_what_methods_require() -> None:
     loaded = tiny_encoder()
-    methods = [Rollout(), attnflow.Alti(), attnflow.GradientRollout()]
+    methods = [Rollout(), attnflow.Rollout(matrices="alti"), attnflow.GradientRollout()]
     trace = attnflow.capture(loaded, "one [MASK] three", methods=methods)
     assert trace.gradients is not None
     assert set(trace.measured) == {"alti"}
@@ -610,10 +607,10 @@ def test_capture_records_what_methods_require() -> None:
         Rollout(receptive_field="element", drop=0),
         Rollout(receptive_field="uniform-baseline"),
         Raw(heads="min", drop=(0,)),
-        MeasuredResidualRollout(),
-        MeasuredResidualRollout(others_only=True, heads="max"),
-        NormRollout(),
-        Alti(start_layer=3),
+        Rollout(matrices="measured-residual"),
+        Rollout(matrices="measured-residual-others", heads="max"),
+        Rollout(matrices="norms"),
+        Rollout(matrices="alti", start_layer=3),
     ],
     ids=repr,
 )
@@ -653,8 +650,11 @@ def test_one_row_does_not_multiply_matrices(monkeypatch: pytest.MonkeyPatch) -> 
         (lambda: Flow(start_layer=True), "start_layer=True"),
         (lambda: Rollout(start_layer="2"), "start_layer='2'"),
         (lambda: GradientRollout(start_layer=True), "start_layer=True"),
-        (lambda: Alti(start_layer=True), "start_layer=True"),
-        (lambda: MeasuredResidualRollout(others_only="no"), "others_only is true or false"),
+        (lambda: Rollout(matrices="alti", start_layer=True), "start_layer=True"),
+        (
+            lambda: Rollout(matrices="alti", residual=0.4),
+            "residual=0.4 is for matrices",
+        ),
         (lambda: Rollout(top_head="x"), "top_head is the number of one head"),
         (lambda: Rollout(top_head=-1), "top_head is the number of one head"),
         (lambda: Rollout(heads=float("nan")), "heads=nan is none of"),
@@ -663,7 +663,7 @@ def test_one_row_does_not_multiply_matrices(monkeypatch: pytest.MonkeyPatch) -> 
         (lambda: Rollout(heads=np.array(1.5)), "heads="),
         (lambda: Rollout(residual=np.array("x")), "residual="),
         (lambda: Rollout(receptive_field=np.zeros(2)), "receptive_field"),
-        (lambda: NormRollout(kind=np.zeros(2)), "Unknown kind"),
+        (lambda: Rollout(matrices=np.zeros(2)), "Unknown matrices"),
         (lambda: Rollout(drop=[None]), r"drop=\[None\] is not a list"),
         (lambda: Rollout(drop={"a"}), "is not a list of positions"),
         (lambda: make_method("rollout", {1: 2}), "Options are values by name"),

@@ -18,6 +18,7 @@ import attnflow
 from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.progress import Progress, listening
 from attnflow.explainers.prompts import encode_prompts, neutral_ids
+from attnflow.explainers.reruns import run_again
 from attnflow.explainers.sink import prompt_sink
 from attnflow.hosts import registry
 from attnflow.hosts.load import load
@@ -248,7 +249,7 @@ def test_rows_are_taken_in_full_precision_under_autocast() -> None:
 def test_inference_mode_is_left_where_gradients_are_taken() -> None:
     """`with torch.inference_mode()` around generate() was a RuntimeError of torch's own."""
     from attnflow.evaluation.importance import InputGradient
-    from attnflow.explainers.careful import Visibility
+    from attnflow.methods import Visibility
 
     model = build("Llama")
     encoder, tokenizer = tiny_encoder(head="SequenceClassification")
@@ -259,7 +260,7 @@ def test_inference_mode_is_left_where_gradients_are_taken() -> None:
         return [
             attnflow.generate(model, prompt, max_new_tokens=3).values,
             attnflow.explain(model, prompt).values,
-            Visibility(level="token")(model, prompt, [8, 9]).values,
+            run_again(Visibility(level="token"), model, prompt, [8, 9]).values,
             gradients.gradients,
             InputGradient()((encoder, tokenizer), [TEXT])[0].values,
         ]
@@ -310,7 +311,7 @@ CHAT = "{% for m in messages %}<|turn|> {{ m.role }} {{ m.content }} {% endfor %
 
 def test_a_tokenizer_of_another_model_is_named() -> None:
     """An index outside the embedding was torch's own IndexError."""
-    from attnflow.explainers.reruns import LeaveOneOut
+    from attnflow.methods import LeaveOneOut
 
     model, tokenizer = build("Llama"), tokenizer_with([], [])
     tokenizer.add_tokens(["haus"])
@@ -321,7 +322,7 @@ def test_a_tokenizer_of_another_model_is_named() -> None:
         lambda: attnflow.generate(model, "w5 haus", tokenizer=tokenizer),
         lambda: attnflow.generate(model, ids),
         lambda: attnflow.explain_completion(model, "w5", "haus", tokenizer=tokenizer),
-        lambda: LeaveOneOut()(model, "w5 w6", "haus", tokenizer=tokenizer),
+        lambda: run_again(LeaveOneOut(), model, "w5 w6", "haus", tokenizer=tokenizer),
     ):
         with pytest.raises(TokensError, match="number 64 is none of the 64 that LlamaForCausalLM"):
             run()
@@ -361,14 +362,14 @@ def test_a_message_may_hold_a_word_of_the_template() -> None:
 
 def test_the_sources_of_a_chat_are_its_messages() -> None:
     from attnflow.evaluation import Prompts
-    from attnflow.explainers.reruns import LeaveOneOut
+    from attnflow.methods import LeaveOneOut
 
     tokenizer = tokenizer_with([], [])
     tokenizer.add_tokens(["<|turn|>", "user", "assistant"])
     tokenizer.chat_template = CHAT
     model = build("Llama")
     model.resize_token_embeddings(70)
-    result = LeaveOneOut()(model, "user w5", "w9", tokenizer=tokenizer, chat=True)
+    result = run_again(LeaveOneOut(), model, "user w5", "w9", tokenizer=tokenizer, chat=True)
     assert (result.sources.texts, result.sources.positions) == (("user", "w5"), (2, 3))
     names: list[Any] = []
     attnflow.evaluate(
@@ -382,14 +383,14 @@ def test_the_sources_of_a_chat_are_its_messages() -> None:
 
 def test_signs_of_a_chat_are_no_sources_in_a_plain_text() -> None:
     """They need not be among the tokenizer's special tokens."""
-    from attnflow.explainers.reruns import LeaveOneOut
+    from attnflow.methods import LeaveOneOut
 
     tokenizer = tokenizer_with([], [])
     tokenizer.add_tokens(["<|turn|>", "haus"])
     prompt = "<|turn|> w5 haus <|turn|> w6"
     model = build("Llama")
     model.resize_token_embeddings(70)
-    result = LeaveOneOut()(model, prompt, "w9", tokenizer=tokenizer)
+    result = run_again(LeaveOneOut(), model, prompt, "w9", tokenizer=tokenizer)
     assert result.sources.texts == ("w5", "haus", "w6")
 
 

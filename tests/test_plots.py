@@ -340,7 +340,7 @@ _BOUNDLESS: dict[str, Any] = {"lower": None, "upper": None, "saturated": None}
 
 def test_arrows_are_as_wide_as_their_weights() -> None:
     axes = plots.attention_graph(TRACE, top=2)
-    weights = Rollout().matrices(TRACE)
+    weights = Rollout().layer_matrices(TRACE)
     expected = {}
     for layer, target in product(range(3), range(5)):
         row = weights[layer, target]
@@ -357,7 +357,7 @@ def test_arrows_are_as_wide_as_their_weights() -> None:
 
 
 def test_what_passes_along_an_edge_is_a_sum_over_paths() -> None:
-    weights = Rollout().matrices(TRACE)
+    weights = Rollout().layer_matrices(TRACE)
     passed = graphs.passing(weights, 3)
     expected = np.zeros_like(weights)
     for below in product(range(5), repeat=3):  # positions at layers 2, 1 and 0
@@ -373,11 +373,11 @@ def test_what_passes_along_an_edge_is_a_sum_over_paths() -> None:
 def test_paths_of_a_target_start_there() -> None:
     blue = arrows(plots.attention_graph(TRACE, target="key", top=5), BLUE)
     assert {edge[1] for edge in blue if edge[0] == 3} == {2}
-    passed = graphs.passing(Rollout().matrices(TRACE), 2)
+    passed = graphs.passing(Rollout().layer_matrices(TRACE), 2)
     for (level, target, source), width in blue.items():
         assert width == pytest.approx(12 * passed[level - 1, target, source])
     pipes = arrows(plots.attention_graph(TRACE, target="key", mixing=Flow(), top=5), BLUE)
-    capacities = Flow().matrices(TRACE)
+    capacities = Flow().layer_matrices(TRACE)
     assert {edge[1] for edge in pipes if edge[0] == 3} == {2}
     for (level, target, source), width in pipes.items():
         assert width == pytest.approx(

@@ -216,7 +216,7 @@ def test_no_flow_exceeds_what_its_target_takes_in_and_some_reach_it() -> None:
         for source in range(1, 6):
             leaving = sum(capacities[m, 0, k] for m in range(1, layer + 1) for k in range(1, 6))
             expected[layer, source] = capacities[0, 0, source] + leaving
-    bound = _most_taken_in(Flow().matrices(trace), 0)
+    bound = _most_taken_in(Flow().layer_matrices(trace), 0)
     assert np.array_equal(np.isinf(bound), np.isinf(expected))
     assert bound[:, 1:] == pytest.approx(expected[:, 1:], abs=1e-12)
     flow = flows(weights)[:, 0]

@@ -95,14 +95,6 @@ def test_rows_are_checked_by_the_tolerance_they_were_made_with(tmp_path: Path) -
     assert AttentionTrace.load(tmp_path / "trace.json").row_tolerance == 0.1
 
 
-def test_a_file_of_0_1_0_without_a_tolerance_is_read(tmp_path: Path) -> None:
-    path = saved(tmp_path, TRACE)
-    document = json.loads(path.read_text(encoding="utf-8"))
-    del document["row_tolerance"]
-    path.write_text(json.dumps(document), encoding="utf-8")
-    assert AttentionTrace.load(path).layers == TRACE.layers
-
-
 def test_deep_nesting_and_odd_metadata_are_refused(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000, encoding="utf-8")
     with pytest.raises(FileError, match="reading it as JSON failed"):

@@ -11,6 +11,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,15 @@ from attnflow.evaluation.faithfulness import Faithfulness
 from attnflow.evaluation.importance import BlankOut, InputGradient, ValueZeroing
 from attnflow.evaluation.subjects.examples import read_prompts, read_texts
 from attnflow.explainers.ablation import CompletionAblation
-from attnflow.explainers.careful import Careful, Visibility
-from attnflow.explainers.reruns import AblationRegression, LeaveOneOut
-from attnflow.methods import METHODS, make_method
+from attnflow.explainers.reruns import run_again
+from attnflow.methods import (
+    METHODS,
+    AblationRegression,
+    Careful,
+    LeaveOneOut,
+    Visibility,
+    make_method,
+)
 from attnflow.testing import random_trace, tiny_decoder, tiny_encoder
 
 __all__ = ["Outcome", "wrong_type_calls"]
@@ -164,7 +171,7 @@ def _writing(folder: Path) -> Iterator[_Call]:
     yield _Call("explain_completion", attnflow.explain_completion, {**ask, **how})
     own = {"chat": False, "targets": None, "spans": None, "blank": None, "batch_tokens": None}
     for method in (LeaveOneOut(), AblationRegression(samples=4), Visibility(steps=1), Careful()):
-        yield _Call(f"{method.name}()", method, {**ask, **own})
+        yield _Call(f"{method.name}()", partial(run_again, method), {**ask, **own})
         options = {field.name: getattr(method, field.name) for field in fields(method)}
         yield _Call(type(method).__name__, type(method), options)
     ids = {"model": model, "prompt_ids": (3, 4, 5), "completion_ids": (6, 7), "targets": None}

@@ -6,8 +6,9 @@ weights of every layer, and the tokens. A `LayeredGraph` is the same as a flow n
 
 Methods lead from one to the other. `Raw`, `Rollout`, `Flow` and `ShapleyFlow` are frozen values
 too, and are called on a trace: `Rollout(residual=0.5)(trace)`. So are their stronger relatives,
-which need gradients or measurements beside the weights: `GradientRollout`, `GradientFlow`,
-`MeasuredResidualRollout`, `NormRollout`, `Alti`, `ValueZeroingRollout`.
+which need gradients or measurements beside the weights: `GradientAttention`, `GradientRollout`,
+`Rollout(matrices="alti")`, `Flow(capacities="gradients")`. `LeaveOneOut`, `AblationRegression`,
+`Visibility` and `Careful` run the model again, so they are given to `explain` and `generate`.
 
 `capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
 does, without any model. `explain` does all of it in one call; `ask` answers a question from
@@ -36,18 +37,17 @@ if TYPE_CHECKING:
     from attnflow.hosts.load import load
     from attnflow.hosts.model import Model
     from attnflow.methods import (
-        Alti,
+        AblationRegression,
+        Careful,
         Flow,
         GradientAttention,
-        GradientFlow,
         GradientRollout,
-        MeasuredResidualRollout,
+        LeaveOneOut,
         Method,
-        NormRollout,
         Raw,
         Rollout,
         ShapleyFlow,
-        ValueZeroingRollout,
+        Visibility,
     )
     from attnflow.tokens import Tokens
     from attnflow.trace import AttentionTrace, Prediction
@@ -62,11 +62,10 @@ _HOME = {
     "ShapleyFlow": "methods",
     "GradientAttention": "methods",
     "GradientRollout": "methods",
-    "GradientFlow": "methods",
-    "MeasuredResidualRollout": "methods",
-    "NormRollout": "methods",
-    "Alti": "methods",
-    "ValueZeroingRollout": "methods",
+    "LeaveOneOut": "methods",
+    "AblationRegression": "methods",
+    "Visibility": "methods",
+    "Careful": "methods",
     "Method": "methods",
     "ask": "api",
     "Answer": "api",
@@ -93,11 +92,10 @@ __all__ = [
     "ShapleyFlow",
     "GradientAttention",
     "GradientRollout",
-    "GradientFlow",
-    "MeasuredResidualRollout",
-    "NormRollout",
-    "Alti",
-    "ValueZeroingRollout",
+    "LeaveOneOut",
+    "AblationRegression",
+    "Visibility",
+    "Careful",
     "Method",
     "ask",
     "Answer",

@@ -74,13 +74,12 @@ def _arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
-    from attnflow.methods import MEASURED_METHODS, METHODS, method_from_dict
+    from attnflow.methods import METHODS, method_from_dict
 
-    known = {*METHODS, *MEASURED_METHODS}
-    if isinstance(record["name"], str) and record["name"] not in known:
+    if isinstance(record["name"], str) and record["name"] not in METHODS:
         raise FileError(
             f"{shorten(str(path))} was made by the method {shorten(record['name'])}, which is not "
-            f"known here.{did_you_mean(record['name'], sorted(known))} If it is a method of yours, "
+            f"known here.{did_you_mean(record['name'], METHODS)} If it is a method of yours, "
             "import the module that registers it (attnflow.methods.METHODS.register) first."
         )
     return method_from_dict(record)

@@ -21,7 +21,7 @@ from attnflow.cli.options import (
     OutputOption,
     SamplingSeedOption,
     check_text,
-    parse_completion_method,
+    parse_method,
     prepare_models,
 )
 from attnflow.cli.output import (
@@ -79,7 +79,7 @@ def ask(
     the statement came from.
     """
     check_text(question, "answer")
-    applied = None if method is None else parse_completion_method(method)
+    applied = None if method is None else parse_method(method)
     documents = read_documents(document or [])
     if output is not None:
         check_output(output)

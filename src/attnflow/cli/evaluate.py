@@ -19,13 +19,15 @@ from attnflow.cli.output import print_json, tell_written
 from attnflow.cli.progress import progress_bars
 from attnflow.data import name_subject
 from attnflow.errors import FileError, InputError, StoppedError
-from attnflow.methods import MEASURED_METHODS, METHODS
+from attnflow.methods import METHODS, trace_methods
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
     from attnflow.evaluation.subjects import Subject
 
 __all__ = ["evaluate"]
+
+_RERUNS = [name for name in METHODS if name not in trace_methods()]
 
 _NAME = "evaluation"
 
@@ -52,7 +54,7 @@ def evaluate(
             "--method",
             metavar="NAME[:KEY=VALUE,...]",
             help=f"A method with its options. May be repeated. The methods are "
-            f"{', '.join(METHODS)}; for prompts also {', '.join(MEASURED_METHODS)} and default.",
+            f"{', '.join(trace_methods())}; for prompts also {', '.join(_RERUNS)} and default.",
         ),
     ] = None,
     by: Annotated[

@@ -32,7 +32,7 @@ from attnflow.cli.options import (
     SamplingSeedOption,
     TableOption,
     check_text,
-    parse_completion_method,
+    parse_method,
     parse_span,
     parse_target,
     prepare_models,
@@ -154,7 +154,7 @@ def generate(
     _check_numbers(top, temperature, seed)
     if option and method is None:
         raise InputError("--option is for a method you name; add --method rollout.")
-    applied = None if method is None else parse_completion_method(method, option)
+    applied = None if method is None else parse_method(method, option)
     subtracted = _baseline(baseline)
     spans = dict(map(_parse_span, span or []))
     _check_spans(spans, prompt)

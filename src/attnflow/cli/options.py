@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from attnflow.errors import InputError, optional_import
-from attnflow.methods import MEASURED_METHODS, METHODS, Method, make_method
+from attnflow.methods import Method, make_method, trace_methods
 from attnflow.tokens import TokenRef
 from attnflow.tokens.pictures import names_picture
 
@@ -48,7 +48,6 @@ __all__ = [
     "check_model_name",
     "check_text",
     "check_texts_model",
-    "parse_completion_method",
     "parse_method",
     "parse_span",
     "parse_target",
@@ -121,7 +120,7 @@ MethodOption = Annotated[
     str | None,
     typer.Option(
         metavar=_SYNTAX,
-        help=f"One of {', '.join(METHODS)}. Options follow a colon, as in "
+        help=f"One of {', '.join(trace_methods())}. Options follow a colon, as in "
         "rollout:residual=0.4,heads=max. `attnflow methods` lists them.",
     ),
 ]
@@ -131,7 +130,7 @@ MethodsOption = Annotated[
         "--method",
         metavar=_SYNTAX,
         help="A method with its options, as in gradient-flow:residual=0.5. May be repeated. The "
-        f"methods are {', '.join(METHODS)}.",
+        f"methods are {', '.join(trace_methods())}.",
     ),
 ]
 OptionOption = Annotated[
@@ -276,17 +275,6 @@ def parse_method(text: str, options: Sequence[str] | None = None) -> Method:
             err=True,
         )
     return make_method(f"{name}:{','.join(parts)}" if parts else name)
-
-
-def parse_completion_method(text: str, options: Sequence[str] | None = None) -> Method | str:
-    """The same where a language model may be run again: such methods stay as they are written.
-
-    >>> parse_completion_method("leave-one-out:level=sentence")
-    'leave-one-out:level=sentence'
-    """
-    if text.partition(":")[0].strip() in MEASURED_METHODS and not options:
-        return text
-    return parse_method(text, options)
 
 
 def parse_target(text: str) -> TokenRef:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.corpus.plan import CorpusText
-from attnflow.corpus.settings import Settings, method_label
+from attnflow.corpus.settings import Settings
 from attnflow.explainers.sources import Sources, content_spans
 
 __all__ = ["SCHEMA", "Row", "error_row", "result_rows"]
@@ -137,7 +137,7 @@ class _Grouped:
         completion = result.provenance.get("completion")
         return {
             "tokens": int(result.provenance.get("prompt_length", len(result.sources))),
-            "method": method_label(result.method),
+            "method": result.method.label,
             "target": result.targets.text[target],
             "target_position": result.targets.positions[target],
             "layer": result.layers[0],

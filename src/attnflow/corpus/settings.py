@@ -16,7 +16,7 @@ from attnflow.methods import Method, make_method, method_from_dict
 from attnflow.tokens import TokenRef
 from attnflow.tokens.units import Level, check_level
 
-__all__ = ["ROLES", "Columns", "Settings", "method_label"]
+__all__ = ["ROLES", "Columns", "Settings"]
 
 ROLES = ("text", "prompt", "completion", "documents", "image", "id")
 """The parts that a column of the data may play."""
@@ -117,7 +117,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         methods = tuple(make_method(method) for method in self.methods)
-        labels = [method_label(method) for method in methods]
+        labels = [method.label for method in methods]
         if len(set(labels)) < len(labels):
             raise InputError(f"methods={labels}: name each method once.")
         object.__setattr__(self, "methods", methods)
@@ -183,23 +183,3 @@ def _list_targets(targets: Any) -> Literal["all"] | list[TokenRef] | None:
             f"targets is None, 'all', or positions and tokens; got {shorten(targets)}."
         )
     return several
-
-
-def method_label(method: Method) -> str:
-    """Write a method as the command line does: its name, and every option that is not the default.
-
-    >>> from attnflow import Rollout
-    >>> method_label(Rollout(residual=0.4))
-    'rollout:residual=0.4'
-    """
-    # `label_of` of evaluation is for people, this one can be typed again: values differ.
-    options = [
-        f"{each.name}={_write_value(getattr(method, each.name))}"
-        for each in fields(method)
-        if getattr(method, each.name) != each.default
-    ]
-    return f"{method.name}:{','.join(options)}" if options else method.name
-
-
-def _write_value(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)

@@ -13,7 +13,7 @@ from attnflow.corpus.engines import Identity, JobSpec
 from attnflow.corpus.folder import PartNotes, write_part
 from attnflow.corpus.plan import CorpusText, Shard, ShardReader
 from attnflow.corpus.rows import SCHEMA, Row, error_row, result_rows
-from attnflow.corpus.settings import Columns, Settings, method_label
+from attnflow.corpus.settings import Columns, Settings
 from attnflow.errors import AttnflowError, InputError
 from attnflow.errors.progress import listening
 from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
@@ -84,7 +84,7 @@ class ShardWorker:
         settings = {
             "weights": weights,
             "tokenizer": None if tokenizer is None else digest_of_tokenizer(tokenizer),
-            "methods": [method_label(method) for method in self._batches.methods],
+            "methods": [method.label for method in self._batches.methods],
         }
         return Identity(settings, provenance_of(module, dtype))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -27,12 +27,11 @@ from attnflow.hosts.adapter import device_of
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.inputs import check_vocabulary
+from attnflow.methods.reruns import By, RerunScore
 
-__all__ = ["By", "CompletionAblation", "Score", "blank_token", "log_odds"]
+__all__ = ["CompletionAblation", "blank_token", "log_odds"]
 
 Floats = NDArray[np.float64]
-By = Literal["hide", "replace", "delete"]
-Score = Literal["log-prob", "log-odds"]
 
 _ON_CPU, _ON_DEVICE = 1_024, 32_768  # tokens of a batch: a core's cache; a device wants to be full
 _CACHEABLE = {"full_attention", "sliding_attention"}
@@ -161,10 +160,10 @@ class CompletionAblation:
     def scores(
         self,
         sets: Sequence[Sequence[int]],
-        score: Score = "log-prob",
+        score: RerunScore = "log-prob",
     ) -> Floats:
         """The same as log-probabilities or as log odds."""
-        if not isinstance(score, str) or score not in get_args(Score):
+        if not isinstance(score, str) or score not in get_args(RerunScore):
             raise InputError(f"score is 'log-prob' or 'log-odds'; got {shorten(score)}.")
         log_prob = self.log_probs(sets)
         return log_odds(log_prob) if score == "log-odds" else log_prob

@@ -35,7 +35,6 @@ from attnflow.tokens.units import split_units
 if TYPE_CHECKING:
     from torch import nn
 
-    from attnflow.explainers.reruns import MeasuredMethod
     from attnflow.show.page import InteractiveView
 
 __all__ = ["Answer", "Omission", "ask", "question_prompt", "uses_chat"]
@@ -136,7 +135,7 @@ def ask(
     documents: Documents,
     *,
     max_new_tokens: int = 64,
-    method: str | Method | MeasuredMethod | None = None,
+    method: str | Method | None = None,
     careful: bool = False,
     tokenizer: Any = None,
     chat: bool | None = None,

@@ -6,103 +6,52 @@ Both are measured on the model, at a number of passes that does not grow with th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnflow.errors import MethodError, ModelError, shorten, whole_number
+from attnflow.errors import ModelError
 from attnflow.errors.progress import tell
 from attnflow.explainers.ablation import CompletionAblation, log_odds
 from attnflow.explainers.gradient_rows import can_explain_rows, completion_rows
-from attnflow.explainers.reruns import AblationTask, MeasuredMethod
+from attnflow.explainers.reruns import AblationTask, register_rerun
 from attnflow.explainers.sources import Sources
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.visibility import visibility
+from attnflow.methods.reruns import Careful, Visibility
 
-__all__ = ["Careful", "Visibility"]
+__all__: list[str] = []
 
 Floats = NDArray[np.float64]
-_MOST = 10_000  # passes a target: more is a mistake
 _FADED = 2 / 3  # visibility's part of a careful prediction; chosen on development data, two models
 _MEASURED = 2 / 3  # the measured part of a source that was hidden; likewise
 
 
-@dataclass(frozen=True, kw_only=True)
-class Visibility(MeasuredMethod):
-    """What the completion loses while its sources fade, in log odds: at most 16 passes a target.
-
-    All sources fade together along a path that is even in the logarithm of their keys' weight; the
-    gradient with respect to each key's weight, summed along it, is that key's part. Together is
-    not alone: sources that stand in for each other share what one of them would cost. So the
-    strongest then fade one by one. Where one source fades alone the sum along its path is the
-    difference of its ends, which takes one pass.
-
-    steps: how many points of the path are taken, each a forward and a backward pass.
-    alone: how many of the strongest sources fade alone, a pass each; 0 leaves it at the path.
-
-    >>> Visibility(steps=4).to_dict()["options"]["steps"]
-    4
-    """
-
-    name: ClassVar[str] = "visibility"
-    steps: int = 8
-    alone: int = 7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_count("steps", self.steps)
-        _check_count("alone", self.alone, least=0)
-
-    def _values(self, task: AblationTask) -> tuple[Floats, int]:
-        targets = task.targets
-        rows = []
-        for number, target in enumerate(targets):
-            path = _visibility(task, target, self.steps)
-            rows.append(_checked(task, target, path, self.alone) if self.alone else path)
-            tell(self.name, number + 1, len(targets))
-        passes = self.steps + (1 + self.alone if self.alone else 0)
-        return np.stack(rows), passes * len(targets)
+@register_rerun(Visibility)
+def _visible_values(method: Visibility, task: AblationTask) -> tuple[Floats, int]:
+    targets = task.targets
+    rows = []
+    for number, target in enumerate(targets):
+        path = _visibility(task, target, method.steps)
+        rows.append(_checked(task, target, path, method.alone) if method.alone else path)
+        tell(method.name, number + 1, len(targets))
+    passes = method.steps + (1 + method.alone if method.alone else 0)
+    return np.stack(rows), passes * len(targets)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Careful(MeasuredMethod):
-    """Gradient attention and visibility together, with the best sources checked by hiding them.
-
-    A prediction has one third of gradient attention's share of each source and two thirds of
-    visibility's, which agrees better with ablations. Each of the `verify` strongest sources is
-    then hidden alone. With 4 steps and 5 checks that is ten passes a target, whatever the number
-    of sources; the pass of gradient attention also tells what the unchanged prompt gives.
-
-    steps: points of visibility's path.
-    verify: how many of the strongest sources are hidden, one pass each.
-
-    >>> Careful().steps + Careful().verify + 1  # passes a target
-    10
-    """
-
-    name: ClassVar[str] = "careful"
-    steps: int = 4
-    verify: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_count("steps", self.steps)
-        _check_count("verify", self.verify)
-
-    def _values(self, task: AblationTask) -> tuple[Floats, int]:
-        targets = task.targets
-        attention, log_probs = _gradient_attention(task)
-        rows = []
-        for number, target in enumerate(targets):
-            faded = _visibility(task, target, self.steps)
-            predicted = (1 - _FADED) * _shares(attention[number]) + _FADED * _shares(faded)
-            base = float(log_probs[list(target)].sum())
-            rows.append(_checked(task, target, predicted, self.verify, base))
-            tell(self.name, number + 1, len(targets))
-        return np.stack(rows), (1 + self.steps + self.verify) * len(targets)
+@register_rerun(Careful)
+def _careful_values(method: Careful, task: AblationTask) -> tuple[Floats, int]:
+    targets = task.targets
+    attention, log_probs = _gradient_attention(task)
+    rows = []
+    for number, target in enumerate(targets):
+        faded = _visibility(task, target, method.steps)
+        predicted = (1 - _FADED) * _shares(attention[number]) + _FADED * _shares(faded)
+        base = float(log_probs[list(target)].sum())
+        rows.append(_checked(task, target, predicted, method.verify, base))
+        tell(method.name, number + 1, len(targets))
+    return np.stack(rows), (1 + method.steps + method.verify) * len(targets)
 
 
 def _checked(
@@ -177,9 +126,3 @@ def _check_model(ablation: CompletionAblation) -> None:
             f"attention can be seen; {type(ablation.model).__name__} is not one. Leave-one-out "
             "takes any model that generates."
         )
-
-
-def _check_count(name: str, count: object, least: int = 1) -> None:
-    number = whole_number(count)
-    if number is None or not least <= number <= _MOST:
-        raise MethodError(f"{name} is a number from {least} to {_MOST:,}; got {shorten(count)}.")

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from attnflow.explainers.prompts import Message, Prompt, Prompts
     from attnflow.explainers.reader import Reader
     from attnflow.explainers.request import Baseline, Sources, Targets
-    from attnflow.explainers.reruns import MeasuredMethod
 
     Model = nn.Module | str | os.PathLike[str] | None
 
@@ -43,7 +42,7 @@ class _Options(TypedDict, total=False):
     """What generate() takes by name; its docstring says what each is."""
 
     max_new_tokens: int
-    method: str | Method | MeasuredMethod | None
+    method: str | Method | None
     careful: bool
     targets: Targets
     contrast: str | None
@@ -77,7 +76,7 @@ def generate(
     prompt: Prompts,
     *,
     max_new_tokens: int = 20,
-    method: str | Method | MeasuredMethod | None = None,
+    method: str | Method | None = None,
     careful: bool = False,
     targets: Targets = None,
     contrast: str | None = None,
@@ -109,7 +108,7 @@ def generate(
         With images it is `GradientRollout()`. "rollout" is Deb's tensor; it streams beside the
         key-value cache. Other methods run once more at the end; "leave-one-out" and its like run
         the model again for every source.
-    careful: take ten passes a target instead of one: `explainers.careful.Careful`.
+    careful: take ten passes a target instead of one: `methods.Careful`.
     targets: what of the completion is explained: tokens by number (from 0) or text, phrases
         ("45 days"), slices, or "answer" for all of it as one; default: every token.
     contrast: explain why the target was written rather than this text, at the first token in
@@ -178,7 +177,7 @@ def explain_completion(
     prompt: Prompts,
     completion: str | Sequence[int],
     *,
-    method: str | Method | MeasuredMethod | None = None,
+    method: str | Method | None = None,
     careful: bool = False,
     targets: Targets = None,
     contrast: str | None = None,

@@ -9,19 +9,18 @@ import numpy as np
 
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError
-from attnflow.explainers.careful import Visibility
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.reader import Reader
-from attnflow.explainers.reruns import MeasuredMethod
 from attnflow.hosts.capture import capture
 from attnflow.hosts.transformers.visibility import image_visibility
+from attnflow.methods import RerunMethod, Visibility
 from attnflow.methods.towers import carried
 
 __all__ = ["measure_images"]
 
 
 def measure_images(
-    reader: Reader, method: MeasuredMethod, prompt: Prompt, ids: Sequence[int]
+    reader: Reader, method: RerunMethod, prompt: Prompt, ids: Sequence[int]
 ) -> Attribution:
     """What each target of a completion loses while parts of its prompt fade."""
     if not isinstance(method, Visibility):
@@ -45,6 +44,6 @@ def measure_images(
         (trace.layers[-1],),
         targets=reader.names_after(prompt.ids, targets),
         sources=trace.tokens.select(columns),
-        method=replace(method, alone=0),  # type: ignore[arg-type]
+        method=replace(method, alone=0),
         provenance={**trace.provenance, **reader.about(prompt.ids, list(ids))},
     )

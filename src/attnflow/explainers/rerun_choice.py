@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError
-from attnflow.methods import MEASURED_METHODS, Method, measured_method, parse_method
+from attnflow.methods import METHODS, Careful, Method, RerunMethod, make_method, parse_method
 
 if TYPE_CHECKING:
     from attnflow.explainers.prompts import Prompt
-    from attnflow.explainers.reruns import MeasuredMethod
     from attnflow.explainers.targets import CompletionTarget
 
 __all__ = ["CAREFUL", "MeasuredChoice", "measured_choice"]
@@ -24,7 +23,7 @@ CAREFUL = "careful"
 class MeasuredChoice:
     """A method that is called on the model, its prompt and its completion."""
 
-    method: MeasuredMethod
+    method: RerunMethod
 
     def __call__(
         self,
@@ -44,7 +43,7 @@ class MeasuredChoice:
 
 
 def measured_choice(
-    method: str | Method | MeasuredMethod | None, careful: bool
+    method: str | Method | None, careful: bool
 ) -> MeasuredChoice | str | Method | None:
     """A measured method if one is meant; otherwise what was given.
 
@@ -56,12 +55,14 @@ def measured_choice(
     if careful:
         if method is not None:
             raise MethodError(f"careful=True is a method of its own; got method={method!r} too.")
-        return MeasuredChoice(measured_method(CAREFUL))
+        return MeasuredChoice(Careful())
+    if isinstance(method, str):
+        kind = METHODS.get(parse_method(method)[0])
+        if kind is None or not kind.reruns_model:
+            return method
+        method = make_method(method)
+    if isinstance(method, RerunMethod):
+        return MeasuredChoice(method)
     if method is None or isinstance(method, Method):
         return method
-    if isinstance(method, str):
-        measured = parse_method(method)[0] in MEASURED_METHODS
-        return MeasuredChoice(measured_method(method)) if measured else method
-    if getattr(method, "name", None) in MEASURED_METHODS:
-        return MeasuredChoice(method)
     raise MethodError(f"A method is a name or a Method; got {type(method).__name__}.")

@@ -141,7 +141,7 @@ class RolloutCache(AttentionObserver):
     # -- one matrix ---------------------------------------------------------------------------
 
     def _matrix(self, weights: Tensor, first: int, offset: int) -> Tensor:
-        """The layer's matrix before the residual: what Mixing.matrices() does, in place."""
+        """The layer's matrix before the residual: what Mixing.layer_matrices() does, in place."""
         mass = weights.sum(dim=-1)
         padded = self._padded_queries(weights, first)
         if padded is not None:

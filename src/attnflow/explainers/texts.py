@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from attnflow.explainers.next_token import NextToken
-    from attnflow.explainers.reruns import MeasuredMethod
 
 __all__ = ["default_method", "explain", "with_confirmation"]
 
@@ -28,7 +27,7 @@ __all__ = ["default_method", "explain", "with_confirmation"]
 def explain(
     model: nn.Module | str | os.PathLike[str] | None,
     text: str | Mapping[str, Any] | Picture,
-    method: str | Method | MeasuredMethod | None = None,
+    method: str | Method | None = None,
     *,
     targets: Sequence[TokenRef] | TokenRef | None = None,
     layers: Sequence[int] | int | None = None,
@@ -53,7 +52,8 @@ def explain(
     method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
         `Flow(residual=0.4)`; what it requires beside the weights is captured too. None is
         what agrees best with ablations (docs/evidence.md): `GradientAttention()` for causal
-        language models and image classifiers, `Alti()` for text encoders whose blocks are known,
+        language models and image classifiers, `Rollout(matrices="alti")` for text encoders whose
+        blocks are known,
         `GradientRollout()` for text with images (docs/images.md), `Rollout()` for others.
     targets, layers: only these; a target is a position or a token that occurs once. By default
         every layer, and the position that the model's answer is read from, so that `.top(3)` says
@@ -65,7 +65,7 @@ def explain(
     answer: for gradient methods, the class or token to explain, by number or by name; default: the
         model's answer. Where a model answers for each token, each target has its own gradient.
     contrast: for gradient methods, another class or token: why the answer rather than this one?
-    careful: for causal language models, ten passes instead of one: `explainers.careful.Careful`.
+    careful: for causal language models, ten passes instead of one: `methods.Careful`.
     confirm: for causal language models, hide the strongest three words together, in one more pass:
         `result.confirmation` says what the answer loses.
 

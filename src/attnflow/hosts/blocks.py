@@ -277,7 +277,7 @@ def _refuse_missing_norms(blocks: Sequence[Parts], names: Sequence[str], model_n
         raise UnsupportedModelError(
             f"{model_name} normalises before attention, not after it, so there is no LayerNorm to "
             f"fold into {' and '.join(map(repr, after_norm))}: its own is inside the values "
-            "already. Use 'norms-residual' (NormRollout(kind='residual')) or 'alti'."
+            "already. Use 'norms-residual' (Rollout(matrices='norms')) or 'alti'."
         )
 
 

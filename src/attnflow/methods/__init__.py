@@ -13,59 +13,62 @@ from attnflow.methods.base import (
     MixingMethod,
     Requirements,
     Selection,
+    Variant,
     attribution_of,
     requirements_of,
 )
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradient_attention import GradientAttention
-from attnflow.methods.gradients import GradientFlow, GradientRollout
+from attnflow.methods.gradients import GradientRollout
 from attnflow.methods.limits import quiet_about_limits
-from attnflow.methods.measured import (
-    Alti,
-    MeasuredResidualRollout,
-    NormRollout,
-    ValueZeroingRollout,
-)
 from attnflow.methods.registry import (
-    MEASURED_METHODS,
     METHODS,
     MethodRegistry,
     OptionHelp,
     describe_options,
     make_method,
-    measured_method,
     method_from_dict,
     parse_method,
     parse_value,
+    summary_of,
+    trace_methods,
+)
+from attnflow.methods.reruns import (
+    AblationRegression,
+    Careful,
+    LeaveOneOut,
+    RerunMethod,
+    Visibility,
 )
 from attnflow.methods.rollout import Raw, Rollout
 from attnflow.methods.shapley_flow import ShapleyFlow
 
 __all__ = [
-    "MEASURED_METHODS",
     "METHODS",
-    "Alti",
     "Execution",
     "Flow",
     "GradientAttention",
-    "GradientFlow",
     "GradientRollout",
-    "MeasuredResidualRollout",
     "Method",
     "MethodRegistry",
     "MixingMethod",
-    "NormRollout",
     "OptionHelp",
     "Raw",
     "Requirements",
     "Rollout",
+    "RerunMethod",
+    "LeaveOneOut",
+    "AblationRegression",
+    "Visibility",
+    "Careful",
+    "Variant",
+    "summary_of",
+    "trace_methods",
     "Selection",
     "ShapleyFlow",
-    "ValueZeroingRollout",
     "attribution_of",
     "describe_options",
     "make_method",
-    "measured_method",
     "method_from_dict",
     "parse_method",
     "parse_value",

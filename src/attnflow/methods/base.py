@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, final, get_args
 
 import numpy as np
@@ -25,6 +25,7 @@ __all__ = [
     "MixingMethod",
     "Requirements",
     "Selection",
+    "Variant",
     "attribution_of",
     "check_score",
     "checked_flag",
@@ -106,6 +107,21 @@ class Execution:
             )
 
 
+_TITLES = {"raw": "Raw attention", "flow": "Attention flow", "alti": "ALTI"}
+
+
+class Variant(NamedTuple):
+    """Another name of a class of methods: one sentence, and the options that it stands for.
+
+    >>> from attnflow import Rollout
+    >>> Rollout.variants["alti"].options
+    {'matrices': 'alti'}
+    """
+
+    summary: str
+    options: Mapping[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
     """A frozen value that is called on a trace and gives an `Attribution`.
@@ -121,6 +137,8 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
+    variants: ClassVar[Mapping[str, Variant]] = {}
+    reruns_model: ClassVar[bool] = False
 
     @final
     def __call__(
@@ -173,9 +191,63 @@ class Method(ABC):
         """What a trace must hold: `capture(model, text, methods=[...])` records it."""
         return Requirements()
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The choices that the result depends on, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @final
+    @property
+    def changed_options(self) -> dict[str, Any]:
+        """The options that are not as the method's name alone would set them."""
+        usual = {field.name: _default(field) for field in fields(self)}
+        if self.name in self.variants:
+            usual |= self.variants[self.name].options
+        return {name: value for name, value in self.options.items() if value != usual[name]}
+
+    @final
+    @property
+    def label(self) -> str:
+        """The method as people read and write it: its name and the options that were changed.
+
+        >>> from attnflow import Rollout
+        >>> Rollout(residual=0.4, drop=(0, 1)).label
+        'rollout:residual=0.4,drop=0,1'
+        """
+        options = [f"{name}={_written(value)}" for name, value in self.changed_options.items()]
+        return f"{self.name}:{','.join(options)}" if options else self.name
+
+    @final
+    @property
+    def title(self) -> str:
+        """The same in words, for the heading of a figure or a page.
+
+        >>> from attnflow import Flow, Rollout
+        >>> Rollout(residual=0.4).title, Flow().title
+        ('Rollout, residual 0.4', 'Attention flow')
+        """
+        name = _TITLES.get(self.name, self.name.replace("-", " ").capitalize())
+        changed = self.changed_options.items()
+        options = [f"{option.replace('_', ' ')} {_in_words(value)}" for option, value in changed]
+        return ", ".join([name, *options])
+
     def to_dict(self) -> dict[str, Any]:
-        """Name and options, for files."""
-        return {"name": self.name, "options": asdict(self)}
+        """Return name and options, for files."""
+        return {"name": self.name, "options": self.options}
+
+
+def _written(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, (tuple, list)):
+        return " and ".join(map(str, value)) or "none"
+    return str(value)
 
 
 @dataclass(frozen=True, kw_only=True)

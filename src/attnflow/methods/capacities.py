@@ -7,15 +7,14 @@ they are `½ (Ā + I)`, the matrices that gradient rollout multiplies, halved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import frexp, ldexp
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import MethodError, did_you_mean, shorten
+from attnflow.errors import MethodError
 from attnflow.graph import LayeredGraph
 from attnflow.methods.base import (
     Method,
@@ -26,23 +25,23 @@ from attnflow.methods.base import (
     layers_from,
     required,
 )
-from attnflow.methods.measured import (
-    Alti,
-    MeasuredResidualRollout,
-    NormRollout,
-    ValueZeroingRollout,
+from attnflow.methods.matrices import (
+    ATTENTION,
+    MEASUREMENTS,
+    MatrixKind,
+    check_kind,
+    measured_requirements,
+    measured_rows,
 )
-from attnflow.methods.mixing import Heads, mix_heads, without_columns
+from attnflow.methods.mixing import Heads, mix_heads
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENTS, LOG_PROB, ScoreName
 
 __all__ = ["CapacityKind", "CapacityMethod", "gradient_weighted"]
 
 Matrix = NDArray[np.float64]
-CapacityKind = Literal[
-    "attention", "measured-residual", "gradients", "norms", "alti", "value-zeroing"
-]
-CAPACITIES: Final[tuple[str, ...]] = get_args(CapacityKind)
+CapacityKind = MatrixKind | Literal["gradients"]
+CAPACITIES: Final = (ATTENTION, "gradients", *MEASUREMENTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +51,9 @@ class CapacityMethod(MixingMethod):
     capacities: what the edges are as wide as: "attention", heads mixed, with the residual;
         "measured-residual", attention with the residual share measured at each position;
         "gradients", attention times the gradient of the score, what is negative dropped, with the
-        residual; "norms", "alti" or "value-zeroing", what was measured inside the blocks, where
-        the residual is part of the measurement. `drop` holds for all of them.
+        residual; "norms", "alti", "value-zeroing" or another of `methods.matrices`, what was
+        measured inside the blocks, where the residual is part of the measurement. `drop` holds for
+        all of them.
     start_layer: the first layer that counts; the graph ends below it.
     score: what gradients are taken of: the answer's "log-prob", or its "logit".
 
@@ -68,31 +68,24 @@ class CapacityMethod(MixingMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.capacities, str) or self.capacities not in CAPACITIES:
-            hint = did_you_mean(str(self.capacities), CAPACITIES)
-            raise MethodError(
-                f"Unknown capacities={shorten(self.capacities)}.{hint} Allowed are "
-                f"{', '.join(map(repr, CAPACITIES))}."
-            )
+        check_kind("capacities", self.capacities, CAPACITIES)
         check_score(self.score)
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
 
     def graph(self, trace: AttentionTrace) -> LayeredGraph:
         """The flow network of this trace, from the start layer up."""
         first = trace.layers.index(layers_from(trace.layers, self.start_layer)[0])
-        return LayeredGraph.from_capacities(self.matrices(trace)[first:])
+        return LayeredGraph.from_capacities(self.layer_matrices(trace)[first:])
 
-    def matrices(self, trace: AttentionTrace) -> Matrix:
-        """`(layers, n, n)`: what each layer takes from the one below."""
-        measured = self._measured
-        if measured is None:
-            return super().matrices(trace)
-        matrices = measured.matrices(trace)
-        if not self.drop:
-            return matrices
-        columns = trace.tokens.occurrences_of(self.drop, required=True)
+    def layer_matrices(self, trace: AttentionTrace) -> Matrix:
+        """Return what each layer takes from the one below, `(layers, n, n)`."""
+        if self.capacities not in MEASUREMENTS:
+            return super().layer_matrices(trace)
         every = np.arange(trace.length)
-        return np.stack([without_columns(matrix, columns, every) for matrix in matrices])
+        indices = range(len(trace.layers))
+        return np.stack(
+            [measured_rows(self, self.capacities, trace, index, every) for index in indices]
+        )
 
     def mixed(self, trace: AttentionTrace) -> Matrix:
         """The heads as one, weighed by gradients where those are asked for."""
@@ -105,16 +98,9 @@ class CapacityMethod(MixingMethod):
         """What the capacities are made of; a gradient belongs to one head."""
         if self.capacities == "gradients":
             return Requirements(heads=None, record=(GRADIENTS,), score=self.score)
-        measured = self._measured
-        return Requirements(heads=self.heads) if measured is None else measured.requires
-
-    @property
-    def _measured(self) -> _Measured | None:
-        """The rollout whose matrices are the capacities, for those measured at capture."""
-        if self.capacities == "measured-residual":
-            return MeasuredResidualRollout(heads=self.heads)
-        kind = _MEASURED.get(self.capacities)
-        return None if kind is None else kind()
+        if self.capacities in MEASUREMENTS:
+            return measured_requirements(self.capacities, self.heads)
+        return Requirements(heads=self.heads)
 
     def unit(self, capacities: Matrix) -> float:
         """What the solver counts as 1.
@@ -127,14 +113,6 @@ class CapacityMethod(MixingMethod):
         if self.capacities != "gradients":
             return 1.0
         return ldexp(1.0, frexp(float(capacities.sum(axis=2).max()))[1] - 1)
-
-
-_Measured = MeasuredResidualRollout | NormRollout | Alti | ValueZeroingRollout
-_MEASURED: Final[Mapping[str, type[NormRollout | Alti | ValueZeroingRollout]]] = {
-    "norms": NormRollout,
-    "alti": Alti,
-    "value-zeroing": ValueZeroingRollout,
-}
 
 
 def gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,6 +16,7 @@ from attnflow.graph import Cut, CutEdge
 from attnflow.methods.base import (
     Execution,
     Selection,
+    Variant,
     attribution_of,
     checked_flag,
 )
@@ -37,6 +38,10 @@ class Flow(CapacityMethod):
     tolerance: how far apart the bounds of a value may be; larger is faster. With gradients it is a
         share of the largest sum of a row.
 
+    With capacities="gradients" they are those of Azarkhalili & Libbrecht (2025), "Generalized
+    Attention Flow", and rows do not sum to 1. Without a residual, as "gradient-flow" has it, a
+    layer that the score hardly depends on lets hardly anything through.
+
     Its pairs are shared out over cores: `Flow()(trace, threads=1)` uses one.
 
     >>> from attnflow.testing import random_trace
@@ -46,11 +51,19 @@ class Flow(CapacityMethod):
     """
 
     name: ClassVar[str] = "flow"
+    variants: ClassVar[Mapping[str, Variant]] = {
+        "gradient-flow": Variant(
+            "Gradient flow: flow through weights times gradients, without a residual.",
+            {"capacities": "gradients", "residual": None},
+        )
+    }
     normalized: bool = False
     tolerance: float = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.capacities == "gradients":
+            object.__setattr__(self, "name", "gradient-flow")
         object.__setattr__(self, "normalized", checked_flag("normalized", self.normalized))
         number = isinstance(self.tolerance, (int, float, np.integer, np.floating))
         if not number or isinstance(self.tolerance, bool) or not 1e-9 <= self.tolerance <= 1:

@@ -25,15 +25,14 @@ from attnflow.methods.base import (
     check_score,
     checked_start,
 )
-from attnflow.methods.capacities import CapacityKind, gradient_weighted
+from attnflow.methods.capacities import gradient_weighted
 from attnflow.methods.factored import check_gradients, gradient_steps, roll_out_factors
-from attnflow.methods.flow import Flow
-from attnflow.methods.mixing import Heads, Residual, checked_heads
+from attnflow.methods.mixing import Heads, checked_heads
 from attnflow.methods.towers import connector_index
 from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import GRADIENTS, LOG_PROB, ScoreName
 
-__all__ = ["GradientFlow", "GradientRollout"]
+__all__ = ["GradientRollout"]
 
 Matrix = NDArray[np.float64]
 
@@ -99,27 +98,6 @@ class GradientRollout(Method):
     def requires(self) -> Requirements:
         """Gradients of the score; a gradient belongs to one head."""
         return Requirements(heads=None, record=(GRADIENTS,), score=self.score, needs_matrix=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientFlow(Flow):
-    """The old name of `Flow(capacities="gradients", residual=None)`.
-
-    The capacities are those of Azarkhalili & Libbrecht (2025), "Generalized Attention Flow"; the
-    flow is, as in `Flow`, one maximum flow for each target and source. Rows do not sum to 1.
-
-    residual: share r of the skip connection in `(1 - r) Ā + r I`, or None for none. Without one, a
-        layer that the score hardly depends on lets hardly anything through.
-    tolerance: how far apart the bounds of a value may be, as a share of the largest sum of a row.
-
-    >>> from attnflow.testing import random_trace
-    >>> GradientFlow()(random_trace(length=5, record=("gradients",)), targets=[0]).values.shape
-    (3, 1, 5)
-    """
-
-    name: ClassVar[str] = "gradient-flow"
-    capacities: CapacityKind = "gradients"
-    residual: Residual = None
 
 
 def _crossed(relevance: Matrix, weighted: Matrix, encoder: int) -> Matrix:

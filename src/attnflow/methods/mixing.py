@@ -88,12 +88,12 @@ class Mixing:
                 f"{', '.join(map(repr, self.receptive_fields))} and None."
             )
 
-    def matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
+    def layer_matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
         """`(layers, n, n)` in float64: what each layer takes from the one below.
 
         >>> from attnflow import AttentionTrace
         >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["a", "b"])
-        >>> Mixing(residual=0.5).matrices(trace).tolist()
+        >>> Mixing(residual=0.5).layer_matrices(trace).tolist()
         [[[1.0, 0.0], [0.25, 0.75]]]
         """
         self._check_trace(trace)

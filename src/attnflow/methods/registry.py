@@ -2,53 +2,51 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
-from attnflow.errors import MethodError, did_you_mean, optional_import, shorten
+from attnflow.errors import MethodError, did_you_mean, shorten
 from attnflow.methods.base import Method
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradient_attention import GradientAttention
-from attnflow.methods.gradients import GradientFlow, GradientRollout
-from attnflow.methods.measured import (
-    Alti,
-    MeasuredResidualRollout,
-    NormRollout,
-    ValueZeroingRollout,
-)
+from attnflow.methods.gradients import GradientRollout
+from attnflow.methods.reruns import AblationRegression, Careful, LeaveOneOut, Visibility
 from attnflow.methods.rollout import Raw, Rollout
 from attnflow.methods.shapley_flow import ShapleyFlow
 
 __all__ = [
-    "MEASURED_METHODS",
     "METHODS",
     "MethodRegistry",
     "OptionHelp",
     "describe_options",
     "make_method",
-    "measured_method",
     "method_from_dict",
     "parse_method",
     "parse_value",
+    "summary_of",
+    "trace_methods",
 ]
 
 _M = TypeVar("_M", bound=type[Method])
 
 
 class MethodRegistry(Mapping[str, type[Method]]):
-    """Methods by name; `register` adds one.
+    """The classes of methods by name; `register` adds one. `make_method` makes methods of names.
+
+    A class may have several names: "alti" is `Rollout(matrices="alti")`.
 
     >>> from attnflow.methods import METHODS
-    >>> METHODS["rollout"]().residual
-    0.5
+    >>> METHODS["rollout"], METHODS["alti"] is METHODS["rollout"]
+    (<class 'attnflow.methods.rollout.Rollout'>, True)
     """
 
-    def __init__(self, methods: Iterable[type[Method]] = ()) -> None:
+    def __init__(self, methods: Sequence[type[Method]] = ()) -> None:
         self._methods: dict[str, type[Method]] = {}
+        for method in methods:
+            self._add(method.name, method)
         for method in methods:
             self.register(method)
 
@@ -71,11 +69,15 @@ class MethodRegistry(Mapping[str, type[Method]]):
                 f"The name of {method.__qualname__} is {shorten(name)}; a method's name is made of "
                 "small letters, digits and hyphens, such as 'my-rollout'."
             )
+        for each in (name, *method.variants):
+            self._add(each, method)
+        return method
+
+    def _add(self, name: str, method: type[Method]) -> None:
         present = self._methods.get(name)
         if present is not None and _place(present) != _place(method):
             raise MethodError(f"There is a method {name!r} already: {'.'.join(_place(present))}.")
         self._methods[name] = method
-        return method
 
     def __getitem__(self, name: str) -> type[Method]:
         return self._methods[name]
@@ -94,38 +96,19 @@ def _place(method: type[Method]) -> tuple[str, str]:
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 METHODS = MethodRegistry(
-    (
-        *(Raw, Rollout, Flow, ShapleyFlow, GradientAttention, GradientRollout, GradientFlow),
-        *(MeasuredResidualRollout, NormRollout, Alti, ValueZeroingRollout),
-    )
+    (Raw, Rollout, Flow, ShapleyFlow, GradientAttention, GradientRollout),
 )
+for _rerun in (LeaveOneOut, AblationRegression, Visibility, Careful):
+    METHODS.register(_rerun)
 
 
-MEASURED_METHODS: Mapping[str, str] = {
-    "leave-one-out": "attnflow.explainers.reruns:LeaveOneOut",
-    "ablation-regression": "attnflow.explainers.reruns:AblationRegression",
-    "visibility": "attnflow.explainers.careful:Visibility",
-    "careful": "attnflow.explainers.careful:Careful",
-}
-"""Methods that run the model again, by name; they are imported when one is asked for."""
+def trace_methods() -> tuple[str, ...]:
+    """List the names of the methods that read a trace and do not run the model again.
 
-
-def measured_method(name: str, options: Mapping[str, Any] | None = None) -> Any:
-    """A method that is called on a model instead of a trace, by name with options.
-
-    >>> measured_method("careful:steps=8").steps
-    8
+    >>> "alti" in trace_methods(), "careful" in trace_methods()
+    (True, False)
     """
-    name, in_name = parse_method(name)
-    if name not in MEASURED_METHODS:
-        raise MethodError(
-            f"Unknown method {shorten(name)}.{did_you_mean(name, MEASURED_METHODS)} Those that run "
-            f"the model again are {', '.join(MEASURED_METHODS)}."
-        )
-    module, kind = MEASURED_METHODS[name].split(":")
-    optional_import("torch", extra="models", purpose=f"The method {name!r}")
-    method = getattr(importlib.import_module(module), kind)
-    return _with_options(method, name, {**in_name, **_checked_options(options)})
+    return tuple(name for name, kind in METHODS.items() if not kind.reruns_model)
 
 
 def make_method(name: str | Method, options: Mapping[str, Any] | None = None) -> Method:
@@ -151,18 +134,20 @@ def make_method(name: str | Method, options: Mapping[str, Any] | None = None) ->
             f"Unknown method {shorten(name)}.{did_you_mean(name, METHODS)} "
             f"The methods are {', '.join(METHODS)}."
         )
-    return _with_options(METHODS[name], name, all_options)
+    return _with_options(name, all_options)
 
 
-def _with_options(kind: Any, name: str, options: Mapping[str, Any]) -> Any:
-    allowed = [f.name for f in fields(kind)]
+def _with_options(name: str, options: Mapping[str, Any]) -> Method:
+    kind = METHODS[name]
+    usual = kind.variants[name].options if name in kind.variants else {}
+    allowed = list(kind(**usual).options) if usual else [field.name for field in fields(kind)]
     for option in options:
         if option not in allowed:
             raise MethodError(
                 f"{name!r} has no option {shorten(option)}.{did_you_mean(option, allowed)} "
                 f"Its options are {', '.join(allowed) or 'none'}."
             )
-    return kind(**options)
+    return kind(**{**usual, **options})
 
 
 def _checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -229,9 +214,7 @@ def method_from_dict(record: Mapping[str, Any]) -> Method:
         key: tuple(value) if isinstance(value, list) else value
         for key, value in record["options"].items()
     }
-    name = str(record["name"])
-    make = measured_method if name in MEASURED_METHODS else make_method
-    return make(name, options)
+    return make_method(str(record["name"]), options)
 
 
 class OptionHelp(NamedTuple):
@@ -246,17 +229,32 @@ class OptionHelp(NamedTuple):
     help: str
 
 
-def describe_options(kind: type[Method]) -> list[OptionHelp]:
-    """Every option with its default and the sentence its class's docstring gives it.
+def summary_of(name: str) -> str:
+    """Return the sentence that says what the method of this name is.
 
-    >>> describe_options(Rollout)[0].name
-    'heads'
+    >>> summary_of("raw")
+    "Raw attention: the weights of each layer as they are, the paper's baseline."
+    """
+    kind = METHODS[name]
+    if name in kind.variants:
+        return kind.variants[name].summary
+    return (kind.__doc__ or "").splitlines()[0]
+
+
+def describe_options(name: str) -> list[OptionHelp]:
+    """List every option of a method, its default and the sentence of its class's docstring.
+
+    >>> [option.name for option in describe_options("alti")]
+    ['drop', 'start_layer', 'matrices']
     """
     sentences: dict[str, str] = {}
-    for ancestor in kind.__mro__:
-        for name, sentence in _documented(ancestor.__doc__ or "").items():
-            sentences.setdefault(name, sentence)
-    return [OptionHelp(f.name, f.default, sentences.get(f.name, "")) for f in fields(kind)]
+    for ancestor in METHODS[name].__mro__:
+        for option, sentence in _documented(ancestor.__doc__ or "").items():
+            sentences.setdefault(option, sentence)
+    return [
+        OptionHelp(option, default, sentences.get(option, ""))
+        for option, default in make_method(name).options.items()
+    ]
 
 
 def _documented(docstring: str) -> dict[str, str]:

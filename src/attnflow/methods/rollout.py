@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,19 @@ from attnflow.methods.base import (
     MixingMethod,
     Requirements,
     Selection,
+    Variant,
     attribution_of,
     checked_start,
 )
 from attnflow.methods.factored import roll_out_factors, steps_of
+from attnflow.methods.matrices import (
+    ATTENTION,
+    MEASUREMENTS,
+    MatrixKind,
+    check_kind,
+    measured_requirements,
+    measured_rows,
+)
 from attnflow.methods.mixing import Mixing, Residual
 from attnflow.methods.products import RowsOf, roll_out
 from attnflow.methods.towers import carried, language_layers
@@ -67,6 +76,10 @@ class Raw(MixingMethod):
 class Rollout(MixingMethod):
     """Attention rollout: the product of all layers' matrices from the input up.
 
+    matrices: what the matrix of a layer is: "attention", heads mixed, with the residual, or one
+        that was measured inside the block at capture (see `methods.matrices`): "norms", "alti",
+        "value-zeroing", "measured-residual" and their kin. What is measured holds the residual, so
+        of the mixture only `drop` applies to it, and `heads` to a measured residual.
     start_layer: the first layer that counts; those below are taken as identity.
     top_head: use only this head at the layer being explained, on top of the rollout of all heads
         below it (single-head rollout, the paper's appendix).
@@ -80,11 +93,34 @@ class Rollout(MixingMethod):
     """
 
     name: ClassVar[str] = "rollout"
+    variants: ClassVar[Mapping[str, Variant]] = {
+        "measured-residual": Variant(
+            "Rollout of attention with a residual share that is measured, not one half.",
+            {"matrices": "measured-residual"},
+        ),
+        "norm-rollout": Variant(
+            "Rollout of norms: how long the vector is that each source adds to each target.",
+            {"matrices": "norms"},
+        ),
+        "alti": Variant(
+            "ALTI: rollout of how much nearer each source brings the attention block's output.",
+            {"matrices": "alti"},
+        ),
+        "value-zeroing": Variant(
+            "Value zeroing: rollout of how far outputs turn when a source's value is zeroed.",
+            {"matrices": "value-zeroing"},
+        ),
+    }
     start_layer: int = 1
     top_head: int | None = None
+    matrices: MatrixKind = ATTENTION
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_kind("matrices", self.matrices, (ATTENTION, *MEASUREMENTS))
+        if self.matrices != ATTENTION:
+            self._check_measured()
+            object.__setattr__(self, "name", _NAMES[self.matrices])
         head = whole_number(self.top_head)
         if self.top_head is not None and (head is None or head < 0):
             raise MethodError(
@@ -93,6 +129,40 @@ class Rollout(MixingMethod):
             )
         object.__setattr__(self, "top_head", head)
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
+
+    def _check_measured(self) -> None:
+        """Raise where an option is set that has no meaning for measured matrices."""
+        for field in fields(self):
+            if field.name not in self.options and getattr(self, field.name) != field.default:
+                raise MethodError(
+                    f"{field.name}={shorten(getattr(self, field.name))} is for "
+                    f"matrices='attention'; with matrices={self.matrices!r} the options are "
+                    f"{', '.join(self.options)}."
+                )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The choices that the result depends on; of measured matrices they are few."""
+        if self.matrices == ATTENTION:
+            return super().options
+        names = ["heads"] if self.matrices.startswith("measured-residual") else []
+        return {name: getattr(self, name) for name in (*names, "drop", "start_layer", "matrices")}
+
+    def __repr__(self) -> str:
+        return f"Rollout({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
+
+    def layer_matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
+        """Return what each layer takes from the one below, `(layers, n, n)`."""
+        if self.matrices == ATTENTION:
+            return super().layer_matrices(trace)
+        every = np.arange(trace.length)
+        rows_of = self._rows_of(trace)
+        return np.stack([rows_of(index, every) for index in range(len(trace.layers))])
+
+    def _rows_of(self, trace: AttentionTrace) -> RowsOf:
+        if self.matrices == ATTENTION:
+            return _rows_of(self, trace)
+        return lambda index, rows: measured_rows(self, self.matrices, trace, index, rows)
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
@@ -104,7 +174,7 @@ class Rollout(MixingMethod):
             rolled = roll_out_factors(trace, selection, steps_of(self, trace), tops)
         else:
             rows_of_top = None if top is None else _rows_of(top, trace)
-            rolled = roll_out(trace, _rows_of(self, trace), selection, rows_of_top)
+            rolled = roll_out(trace, self._rows_of(trace), selection, rows_of_top)
         values, (others, comparison) = rolled.values, rolled.compared
         if self.receptive_field == UNIFORM_BASELINE:
             values = values / self._uniform(trace, selection, selection.rows)
@@ -129,6 +199,8 @@ class Rollout(MixingMethod):
     @property
     def requires(self) -> Requirements:
         """Single-head rollout takes one head beside the mixture, so all are kept."""
+        if self.matrices != ATTENTION:
+            return measured_requirements(self.matrices, self.heads)
         return Requirements(heads=self.heads if self.top_head is None else None, needs_matrix=False)
 
     def _with_top_head(self) -> Mixing:
@@ -142,6 +214,18 @@ class Rollout(MixingMethod):
             drop=self.drop,
             receptive_field=field,
         )
+
+
+_NAMES: Final[Mapping[str, str]] = {
+    "measured-residual": "measured-residual",
+    "measured-residual-others": "measured-residual",
+    "norms": "norm-rollout",
+    "norms-layernorm": "norm-rollout",
+    "norms-encoder": "norm-rollout",
+    "alti": "alti",
+    "value-zeroing": "value-zeroing",
+}
+"""The name of a rollout by its matrices."""
 
 
 def _carried_rows(

@@ -17,7 +17,6 @@ from attnflow.attribution import MEAN_OVER_LAYERS, Attribution, Confirmation
 from attnflow.attribution.patch_maps import patch_maps
 from attnflow.errors import TokensError
 from attnflow.errors.percent import percent
-from attnflow.methods import MEASURED_METHODS
 from attnflow.tokens import Tokens
 from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.text import join, visible
@@ -83,7 +82,7 @@ def place_of(layer: int) -> str:
 
 def reading_place(result: Attribution) -> str:
     """Name where a result is read: its highest layer, or the whole model that was run again."""
-    if result.method.name in MEASURED_METHODS:
+    if result.method.reruns_model:
         return "the whole model"
     return place_of(max(result.layers))
 

@@ -44,7 +44,6 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.passages import passages_of
 from attnflow.errors import InputError
 from attnflow.graph import LayeredGraph
-from attnflow.methods import MEASURED_METHODS
 from attnflow.show.packing import (
     pack_bits,
     pack_bounds,
@@ -330,7 +329,7 @@ def _result(result: Attribution) -> dict[str, Any]:
         "recipe": result.recipe,
         "method": result.method.to_dict(),
         "confirmation": _confirmation(result),
-        "whole_model": result.method.name in MEASURED_METHODS,
+        "whole_model": result.method.reruns_model,
         "steps": list(result.steps),
         "prediction": _prediction(result),
         "provenance": {

@@ -22,11 +22,10 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from attnflow.attribution.words import method_in_words
 from attnflow.errors import AttnflowError, InputError, TokensError
 from attnflow.errors.progress import tell
 from attnflow.explainers.comparison import Comparison, usual_methods
-from attnflow.methods import METHODS, Flow, make_method
+from attnflow.methods import Flow, make_method, trace_methods
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
 from attnflow.show.templates import render
 from attnflow.web.guard import Guard
@@ -66,7 +65,7 @@ class Server:
         return {
             "models": [model.to_dict() for model in self.models.values()],
             "methods": list(METHOD_NAMES),
-            "titles": {name: method_in_words(make_method(name)) for name in METHODS},
+            "titles": {name: make_method(name).title for name in trace_methods()},
             "usual": {
                 kind.task: [DEFAULT] if kind.usual_tokens else [DEFAULT, *usual]
                 for kind in REQUESTS

@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from attnflow.errors import InputError, shorten
 from attnflow.explainers.comparison import Comparison, answered, compare, continued
-from attnflow.methods import METHODS, Method, make_method
+from attnflow.methods import Method, make_method, trace_methods
 from attnflow.show.view import View
 from attnflow.tokens.documents import named_documents
 from attnflow.web.models import Limits, OfferedModel
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT", "METHOD_NAMES", "REQUESTS", "BaseRequest", "read_request"]
 
 DEFAULT = "default"
-METHOD_NAMES = (DEFAULT, *METHODS)
+METHOD_NAMES = (DEFAULT, *trace_methods())
 _ROLES = ("system", "user", "assistant")
 _MOST_MESSAGES = 40
 _MOST_METHODS = 6

@@ -85,11 +85,11 @@ CONTENDERS: Mapping[str, Contender] = {
 
 RELATIVES: Mapping[str, Method] = {
     "gradient-rollout": methods.GradientRollout(),
-    "gradient-flow": methods.GradientFlow(),
-    "measured-residual": methods.MeasuredResidualRollout(),
-    "norm-rollout": methods.NormRollout(kind="residual"),
-    "alti": methods.Alti(),
-    "value-zeroing": methods.ValueZeroingRollout(),
+    "gradient-flow": methods.Flow(capacities="gradients", residual=None),
+    "measured-residual": methods.Rollout(matrices="measured-residual"),
+    "norm-rollout": methods.Rollout(matrices="norms"),
+    "alti": methods.Rollout(matrices="alti"),
+    "value-zeroing": methods.Rollout(matrices="value-zeroing"),
 }
 
 

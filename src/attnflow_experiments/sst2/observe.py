@@ -200,7 +200,7 @@ def _classified(
     place = trace.prediction.position if trace.prediction else 0
     results = {name: method(trace, targets=[place]) for name, method in METHODS.items()}
     tops = {name: method(trace, layers=-1) for name, method in METHODS.items()}
-    flow, capacities = results["flow"].values[:, 0], Flow().matrices(trace)
+    flow, capacities = results["flow"].values[:, 0], Flow().layer_matrices(trace)
     saturated = results["flow"].saturated
     assert saturated is not None  # a flow always says
     any_one = importance["gradient"]

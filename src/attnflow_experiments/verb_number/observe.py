@@ -95,7 +95,7 @@ def _observation(
     return Observation(
         rows={name: result.values[:, 0] for name, result in results.items()},
         saturated=saturated[:, 0],
-        received=Flow().matrices(trace)[0].sum(axis=0),
+        received=Flow().layer_matrices(trace)[0].sum(axis=0),
         importance={name: each.values for name, each in importance.items()},
         is_word=any_one.is_word,
         subject=_position_of_subject(example, vocabulary),

@@ -21,7 +21,7 @@ from attnflow.methods import Method, make_method
 if TYPE_CHECKING:
     from attnflow.evaluation.results import Evaluation
 
-__all__ = ["CANNOT", "Judge", "MetricGroup", "Subject", "label_methods", "label_of"]
+__all__ = ["CANNOT", "Judge", "MetricGroup", "Subject", "label_methods"]
 
 CANNOT = (ModelError, MethodError, MissingDependencyError)
 """The errors by which a method says that it cannot be run on a model."""
@@ -175,21 +175,6 @@ class Judge(ABC):
         return set(record.scores) == {*self.usable, *self.baselines}
 
 
-def label_of(method: Method) -> str:
-    """Return a method's name, and every option that is not as by default.
-
-    >>> from attnflow import Rollout
-    >>> label_of(Rollout(residual=0.4))
-    'rollout residual=0.4'
-    """
-    options = [
-        f"{each.name}={value}"
-        for each in fields(method)
-        if (value := getattr(method, each.name)) != each.default
-    ]
-    return " ".join([method.name, *options])
-
-
 def label_methods(methods: Sequence[str | Method]) -> dict[str, Method]:
     """Return methods by their labels; at least one, each once.
 
@@ -197,10 +182,9 @@ def label_methods(methods: Sequence[str | Method]) -> dict[str, Method]:
     ['rollout', 'raw']
     """
     instances = [make_method(method) for method in methods]
-    labelled = {label_of(method): method for method in instances}
+    labelled = {method.label: method for method in instances}
     if not instances or len(labelled) < len(instances):
         raise InputError(
-            f"methods={[label_of(method) for method in instances]}: at least one is needed, each "
-            "once."
+            f"methods={[method.label for method in instances]}: at least one is needed, each once."
         )
     return labelled

@@ -27,17 +27,19 @@ from attnflow.evaluation.subjects.base import CANNOT, Judge, MetricGroup, Subjec
 from attnflow.evaluation.subjects.examples import CompletionPrompt, read_prompts
 from attnflow.evaluation.subjects.known import PromptText, TrueSources, known_hits
 from attnflow.evaluation.subjects.rankings import CompletionCase, named_rankings
-from attnflow.explainers.ablation import By, CompletionAblation, Score, blank_token, log_odds
+from attnflow.explainers.ablation import CompletionAblation, blank_token, log_odds
 from attnflow.explainers.prompts import encode_prompts
 from attnflow.explainers.regression import random_ablations
 from attnflow.explainers.request import check_room, completion_ids
-from attnflow.explainers.reruns import LeaveOneOut
+from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources, prompt_tokens, strongest
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import checked_generator, end_tokens, run_generate
 from attnflow.hosts.transformers.inputs import checked_tokenizer
+from attnflow.methods import LeaveOneOut
+from attnflow.methods.reruns import By, RerunScore
 from attnflow.tokens.units import Level, check_level
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ class Prompts(Subject):
 
     level: Level = "word"
     by: By = "hide"
-    score: Score = "log-odds"
+    score: RerunScore = "log-odds"
     ablations: int = 64
     hidden: float = 0.3
     top: int = 3
@@ -113,7 +115,7 @@ class Prompts(Subject):
     def __post_init__(self) -> None:
         check_level(self.level)
         check_named("by", self.by, get_args(By))
-        check_named("score", self.score, get_args(Score))
+        check_named("score", self.score, get_args(RerunScore))
         for name in ("ablations", "top", "max_new_tokens", "batch_tokens"):
             value = getattr(self, name)
             least = 0 if name == "ablations" else 1
@@ -387,7 +389,7 @@ class PromptJudge(Judge):
         ]
         documents = Sources(tuple(map(str, numbers)), tuple(members), case.sources.length)
         method = LeaveOneOut(by=self.subject.by, joint=True)
-        drops = method.measure(case.ablation, documents).values[0, 0]
+        drops = measure(method, case.ablation, documents).values[0, 0]
         return {"document": float(rank_of(drops, [numbers.index(n) for n in true]) == 1)}
 
 

@@ -12,25 +12,24 @@ from numpy.typing import ArrayLike
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, did_you_mean
 from attnflow.evaluation.records import RANDOM
-from attnflow.evaluation.subjects.base import label_of
-from attnflow.explainers.ablation import By, CompletionAblation, Score, blank_token
+from attnflow.explainers.ablation import CompletionAblation, blank_token
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import CompletionRequest
-from attnflow.explainers.reruns import MeasuredMethod
+from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources
 from attnflow.explainers.targets import ANSWER
 from attnflow.methods import (
-    MEASURED_METHODS,
     METHODS,
     Method,
     Raw,
+    RerunMethod,
     Rollout,
     make_method,
-    measured_method,
     parse_method,
 )
 from attnflow.methods.mixing import ONE_STEP
+from attnflow.methods.reruns import By, RerunScore
 from attnflow.trace.extras import GRADIENTS
 
 __all__ = ["CompletionCase", "Ranking", "named_rankings"]
@@ -45,7 +44,7 @@ class CompletionCase:
     >>> ablation = CompletionAblation(model=model, prompt_ids=[5, 6, 7], completion_ids=[8])
     >>> sources = Sources.of_spans(["a", "b", "c"], {"first": (0, 1), "last": (2, 3)})
     >>> case = CompletionCase(model, tokenizer, ablation, sources)
-    >>> from attnflow.explainers.reruns import LeaveOneOut
+    >>> from attnflow.methods import LeaveOneOut
     >>> len(case.attribution(None).sources), len(case.measured(LeaveOneOut()).sources)
     (3, 2)
     """
@@ -76,13 +75,13 @@ class CompletionCase:
         reader = Reader(self.model, self.tokenizer, request)
         return reader.read(Prompt(self.prompt_ids), self.completion_ids, {"streamed": False})
 
-    def measured(self, method: MeasuredMethod) -> Attribution:
+    def measured(self, method: RerunMethod) -> Attribution:
         """Return what a rerun method gives, taking sources away in its own way."""
         ablation = self.ablation
         if method.by != ablation.by:
             blank = blank_token(self.tokenizer) if method.by == "replace" else None
             ablation = replace(ablation, by=method.by, blank=blank)
-        return method.measure(ablation, self.sources)
+        return measure(method, ablation, self.sources)
 
 
 Ranking = Callable[[CompletionCase], Attribution | ArrayLike]
@@ -90,7 +89,7 @@ Ranking = Callable[[CompletionCase], Attribution | ArrayLike]
 
 
 def named_rankings(
-    methods: Sequence[Any] | Mapping[str, Any], *, by: By = "hide", score: Score = "log-prob"
+    methods: Sequence[Any] | Mapping[str, Any], *, by: By = "hide", score: RerunScore = "log-prob"
 ) -> dict[str, Ranking]:
     """Return rankings by the name of their row.
 
@@ -100,7 +99,7 @@ def named_rankings(
     again and is named measures the completion as one target, `by` and `score` as the evaluation.
 
     >>> list(named_rankings(["rollout:residual=0.4", "leave-one-out", "random"]))
-    ['rollout residual=0.4', 'leave-one-out', 'random']
+    ['rollout:residual=0.4', 'leave-one-out', 'random']
     """
     if isinstance(methods, Mapping):
         pairs = [(name, _make_ranking(each, by, score)[1]) for name, each in methods.items()]
@@ -113,28 +112,28 @@ def named_rankings(
     return rankings
 
 
-def _make_ranking(method: Any, by: By, score: Score) -> tuple[str, Ranking]:
+def _make_ranking(method: Any, by: By, score: RerunScore) -> tuple[str, Ranking]:
     if isinstance(method, str):
         if method in _FUNCTIONS:
             return method, _FUNCTIONS[method]
         name, options = parse_method(method)
-        if name in MEASURED_METHODS:
-            label = " ".join([name, *(f"{key}={value}" for key, value in options.items())])
-            own = measured_method(name, {"by": by, "score": score, "joint": True, **options})
-            return label, lambda case: case.measured(own)
         _check_name(name)
         method = make_method(method)
-    if isinstance(method, MeasuredMethod):
-        return label_of(method), lambda case: case.measured(method)  # type: ignore[arg-type]
+        if isinstance(method, RerunMethod):
+            usual = {"by": by, "score": score, "joint": True}
+            rerun = replace(method, **{**usual, **options})
+            return method.label, lambda case: case.measured(rerun)
+    if isinstance(method, RerunMethod):
+        return method.label, lambda case: case.measured(method)
     if isinstance(method, Method):
-        return label_of(method), lambda case: case.attribution(method)
+        return method.label, lambda case: case.attribution(method)
     if callable(method):
         return str(getattr(method, "__name__", "function")), method
     raise MethodError(f"A ranking is a name, a method or a function; got {method!r}.")
 
 
 def _check_name(name: str) -> None:
-    known = [*_FUNCTIONS, *MEASURED_METHODS, *METHODS]
+    known = [*_FUNCTIONS, *METHODS]
     if name not in known:
         raise MethodError(
             f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."

@@ -33,7 +33,7 @@ from attnflow.evaluation.verdict import join_names
 from attnflow.explainers.answer_rows import explain_answer
 from attnflow.hosts.capture import capture
 from attnflow.hosts.load import ModelLike, as_model
-from attnflow.methods import METHODS, Flow, Method, Requirements, quiet_about_limits
+from attnflow.methods import Flow, Method, Requirements, quiet_about_limits, trace_methods
 from attnflow.trace import AttentionTrace
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Texts(Subject):
         passes = Passes.over(loaded, self.batch_size)
         by = self.by or next((b for b in _BLANKS if b in passes.ids.blanks), "delete")
         measures = self.measures or {"blank-out": BlankOut(by=by), "gradient": InputGradient()}
-        usual = [name for name, kind in METHODS.items() if not getattr(kind, "reruns_model", False)]
+        usual = trace_methods()
         return TextJudge(
             subject=replace(self, by=by, measures=dict(measures)),
             model=loaded,

@@ -179,7 +179,7 @@ def _stack(
     if tokens is not None:
         raise InputError("tokens= names the positions of a LayeredGraph; a trace has its own.")
     trace = checked_trace(graph)
-    return _Stack(mixing.matrices(trace), trace.layers, trace.tokens, 0)
+    return _Stack(mixing.layer_matrices(trace), trace.layers, trace.tokens, 0)
 
 
 def _between(stack: _Stack, layers: Sequence[int] | None) -> _Stack:
