@@ -51,7 +51,7 @@ def main() -> None:
         number += 1
         texts, right, expected = documents_of(prompt)
         answer = attnflow.ask(
-            model, question_of(prompt), texts, tokenizer=tokenizer, method=arguments.method
+            (model, tokenizer), question_of(prompt), texts, method=arguments.method
         )
         if not is_answered(expected, answer.text, cut_off=False):
             continue

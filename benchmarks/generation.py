@@ -69,9 +69,7 @@ def big_model() -> tuple[Any, torch.Tensor]:
 def explained(model: Any, ids: torch.Tensor, **options: Any) -> attnflow.Attribution:
     """Every new token attributed: by default gradient attention, in one pass at the end."""
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    result = attnflow.generate(
-        model, inputs, max_new_tokens=NEW, generate_kwargs={"pad_token_id": 0}, **options
-    )
+    result = attnflow.generate(model, inputs, max_new_tokens=NEW, **options, pad_token_id=0)
     assert isinstance(result, attnflow.Attribution)
     return result
 
@@ -141,10 +139,8 @@ def time_smollm2(rounds: int) -> dict[str, float] | None:
     new: dict[str, Any] = {"max_new_tokens": 32, "min_new_tokens": 32}
     ways: dict[str, Callable[[], Any]] = {
         "plain": lambda: model.generate(**inputs, do_sample=False, **new),
-        "rollout": lambda: attnflow.generate(
-            model, inputs, tokenizer=tokenizer, method="rollout", **new
-        ),
-        "default": lambda: attnflow.generate(model, inputs, tokenizer=tokenizer, **new),
+        "rollout": lambda: attnflow.generate((model, tokenizer), inputs, method="rollout", **new),
+        "default": lambda: attnflow.generate((model, tokenizer), inputs, **new),
     }
     for run in ways.values():
         run()

@@ -264,8 +264,8 @@ def generation_figure(model: LlamaForCausalLM, length: int) -> list[Figure]:
         return host.generate(**inputs, attention_mask=mask, **options)
 
     def explained(count: int = NEW_TOKENS) -> object:
-        options = {**forced, "min_new_tokens": count}
-        return attnflow.generate(model, inputs, max_new_tokens=count, generate_kwargs=options)
+        options: dict[str, Any] = {**forced, "min_new_tokens": count}
+        return attnflow.generate(model, inputs, max_new_tokens=count, **options)
 
     plain()
     explained()

@@ -69,7 +69,7 @@ def image_figures() -> None:
     model = trained_on_shapes()
     rng = np.random.default_rng(2)
     picture, kind = drawn_shape(rng, 1)
-    result = attnflow.explain(model, {"pixel_values": as_pixels([picture])}, target="[CLS]")
+    result = attnflow.explain(model, {"pixel_values": as_pixels([picture])}, targets="[CLS]")
     axes = plots.image_overlay(result, picture)
     axes.set_xlabel(f"a {SHAPES[kind]}; the model says {result.prediction}")
     save(axes, "image")

@@ -45,7 +45,7 @@ def _report(path: Path) -> None:
 
 def _completion(path: Path) -> None:
     model, tokenizer = tiny_decoder()
-    result = attnflow.generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=12)
+    result = attnflow.generate((model, tokenizer), "the keys to", max_new_tokens=12)
     attnflow.Attribution.save(result, path)
 
 

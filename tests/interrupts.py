@@ -68,8 +68,8 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
         capture(),
         capture("gradients"),
         capture("alti", "value-zeroing"),
-        lambda: attnflow.generate(writer, "the keys to", tokenizer=words, max_new_tokens=3),
-        lambda: run_again(Visibility(steps=2), writer, "the keys to", " are", tokenizer=words),
+        lambda: attnflow.generate((writer, words), "the keys to", max_new_tokens=3),
+        lambda: run_again(Visibility(steps=2), (writer, words), "the keys to", " are"),
         lambda: InputGradient()((model, tokenizer), [TEXT]),
     ]
     longest = [_seconds(kind) for kind in kinds]

@@ -294,8 +294,7 @@ def on_decoders() -> Iterator[tuple[str, Array]]:
     """A causal model explained at its last position, and what runs it again."""
     loaded = writer()
     for method in (None, "rollout", "gradient-rollout", "leave-one-out", "visibility", "careful"):
-        options: Any = {"careful": True} if method == "careful" else {"method": method}
-        result = explain(loaded, "the keys to the cabinets of sara", **options)
+        result = explain(loaded, "the keys to the cabinets of sara", method)
         yield from arrays_of(f"decoder/{method or 'default'}", result)
     result = explain(loaded, "the keys to the cabinets of sara", confirm=True)
     yield from leaves("decoder/confirm", result.to_dict()["confirmation"])
@@ -367,7 +366,7 @@ def on_texts_written() -> Iterator[tuple[str, Array]]:
         "tokens": {"targets": [0, 2], "method": "gradient-rollout"},
         "contrast": {"targets": [0], "contrast": " book"},
         "loo": {"method": "leave-one-out"},
-        "careful": {"careful": True},
+        "careful": {"method": "careful"},
     }
     for name, options in cases.items():
         result = generate(loaded, prompt, max_new_tokens=5, **options)

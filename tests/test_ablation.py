@@ -119,7 +119,7 @@ def test_scores_come_from_tokens_or_from_sources() -> None:
 
 def test_leave_one_out_is_what_each_source_is_worth() -> None:
     model, words = language_model(), tokenizer()
-    result = run_again(LeaveOneOut(level="word"), model, TEXT, " sara is", tokenizer=words)
+    result = run_again(LeaveOneOut(level="word"), (model, words), TEXT, " sara is")
     assert isinstance(result, attnflow.Attribution)
     assert result.layers == (0,)
     assert result.values.shape == (1, 2, 17)
@@ -128,10 +128,10 @@ def test_leave_one_out_is_what_each_source_is_worth() -> None:
     rows = one.token_log_probs([(), (5,)])
     place = list(result.sources.positions).index(5)
     np.testing.assert_allclose(result.values[0, :, place], rows[0] - rows[1], atol=1e-6)
-    joint = run_again(LeaveOneOut(joint=True), model, TEXT, " sara is", tokenizer=words)
+    joint = run_again(LeaveOneOut(joint=True), (model, words), TEXT, " sara is")
     assert list(joint.targets) == ["sara is"]
     np.testing.assert_allclose(joint.values[0, 0], result.values[0].sum(axis=0), atol=1e-5)
-    some = run_again(LeaveOneOut(), model, TEXT, " sara is", tokenizer=words, targets=1)
+    some = run_again(LeaveOneOut(), (model, words), TEXT, " sara is", targets=1)
     np.testing.assert_allclose(some.values[0, 0], result.values[0, 1], atol=1e-6)
 
 
@@ -141,11 +141,11 @@ def test_measured_results_have_every_level(by: Any) -> None:
     counts = {"token": 17, "word": 17, "sentence": 3}
     for level, count in counts.items():
         method = LeaveOneOut(level=level, by=by)  # type: ignore[arg-type]
-        result = run_again(method, model, TEXT, [5], tokenizer=words)
+        result = run_again(method, (model, words), TEXT, [5])
         assert result.values.shape == (1, 1, count)
         assert np.abs(result.values).max() > 1e-3
     spans = run_again(
-        LeaveOneOut(by=by), model, TEXT, [5], tokenizer=words, spans={"a": (1, 4), "b": (4, 9)}
+        LeaveOneOut(by=by), (model, words), TEXT, [5], spans={"a": (1, 4), "b": (4, 9)}
     )
     assert list(spans.sources) == ["a", "b"]
 
@@ -178,7 +178,7 @@ def test_encoder_decoders_are_measured() -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.T5ForConditionalGeneration(config).eval()
-    result = run_again(LeaveOneOut(), model, TEXT, [5, 6], tokenizer=tokenizer())
+    result = run_again(LeaveOneOut(), (model, tokenizer()), TEXT, [5, 6])
     assert result.values.shape == (1, 2, 17)
     assert np.abs(result.values).min(axis=2).max() > 0
 
@@ -194,7 +194,7 @@ def test_measured_methods_are_frozen_and_checked() -> None:
     with pytest.raises(MethodError, match="a number from 2 to"):
         AblationRegression(samples=1)
     with pytest.raises(TokensError, match="nothing to explain"):
-        run_again(LeaveOneOut(), language_model(), TEXT, [], tokenizer=tokenizer())
+        run_again(LeaveOneOut(), (language_model(), tokenizer()), TEXT, [])
 
 
 def test_blanks_are_no_tokens_that_frame_a_text() -> None:
@@ -372,13 +372,13 @@ def test_every_method_is_held_against_the_same_ablations() -> None:
     assert json.dumps(result.to_dict())
 
 
-def test_a_default_is_what_explain_completion_gives() -> None:
+def test_a_default_is_what_generate_gives() -> None:
     model, words = language_model(), tokenizer()
     columns: list[Any] = []
 
     def watched(case: Any) -> Any:
         columns.append(case.sources.scores(case.attribution(None)))
-        own = attnflow.explain_completion(model, TEXT, case.completion_ids, tokenizer=words)
+        own = attnflow.generate((model, words), TEXT, completion=case.completion_ids)
         np.testing.assert_allclose(columns[-1], case.sources.scores(own), atol=1e-6)
         return own
 

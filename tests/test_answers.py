@@ -149,13 +149,13 @@ def test_a_token_classifier_answers_for_each_token(tagger: tuple[Any, Any]) -> N
 def test_each_target_has_a_gradient_of_its_own(tagger: tuple[Any, Any]) -> None:
     model, tokenizer = tagger
     method = attnflow.GradientRollout()
-    result = attnflow.explain(model, TEXT, method, tokenizer=tokenizer)
+    result = attnflow.explain((model, tokenizer), TEXT, method)
     assert result.values.shape[1:] == (len(result.sources),) * 2
     for position in (2, 5):
         trace = attnflow.capture((model, tokenizer), TEXT, record=["gradients"], position=position)
         alone = method(trace, targets=[position])
         np.testing.assert_array_equal(alone.values[:, 0], result.values[:, position])
-    one = attnflow.explain(model, TEXT, method, tokenizer=tokenizer, targets="sara", answer="PER")
+    one = attnflow.explain((model, tokenizer), TEXT, method, targets="sara", answer="PER")
     assert list(one.targets) == ["sara"]
     assert one.provenance["gradients_of"] == ["PER"]
 
@@ -172,12 +172,12 @@ def test_gradient_attention_of_a_token_is_that_of_its_own_answer(tagger: tuple[A
     """Rows of other targets were those of the surest token's answer."""
     model, tokenizer = tagger
     method, rows = attnflow.GradientAttention(), np.array([2, 5])
-    result = attnflow.explain(model, TEXT, method, tokenizer=tokenizer, targets=rows)
+    result = attnflow.explain((model, tokenizer), TEXT, method, targets=rows)
     for row, position in enumerate(rows.tolist()):
         trace = attnflow.capture((model, tokenizer), TEXT, record=["gradients"], position=position)
         product = np.maximum(trace.weights * trace.gradients, 0).mean(axis=1).cumsum(axis=0)
         np.testing.assert_allclose(result.values[:, row], product[:, position], rtol=1e-5)
-    one = attnflow.explain(model, TEXT, method, tokenizer=tokenizer, targets=np.int64(2))
+    one = attnflow.explain((model, tokenizer), TEXT, method, targets=np.int64(2))
     np.testing.assert_array_equal(one.values[:, 0], result.values[:, 0])
 
 
@@ -331,14 +331,12 @@ def test_a_completion_is_read_with_the_targets_tokenizer() -> None:
     source = tokenizer_with([], ["</s>"])
     target = tokenizer_with([], ["</s>"], shift=7)
     both = TwoSided(source, target)
-    result = attnflow.explain_completion(
-        model, "w5 w6", "w9 w10", tokenizer=both, method=attnflow.Rollout()
+    result = attnflow.generate(
+        (model, both), "w5 w6", completion="w9 w10", method=attnflow.Rollout()
     )
     assert result.provenance["completion_ids"] == [16, 17]  # the target's numbers
     assert list(result.sources) == ["w5", "w6", "</s>"]
-    ids = attnflow.explain_completion(
-        model, "w5 w6", [16, 17], tokenizer=both, method=attnflow.Rollout()
-    )
+    ids = attnflow.generate((model, both), "w5 w6", completion=[16, 17], method=attnflow.Rollout())
     np.testing.assert_array_equal(result.values, ids.values)
 
 
@@ -347,19 +345,18 @@ def test_a_batch_to_an_encoder_decoder_is_padded_on_the_right() -> None:
     tokenizer = tokenizer_with([], ["</s>"])
     sources = ["w5 w6 w7 w8 w9", "w10"]
     options: dict[str, Any] = {
-        "tokenizer": tokenizer,
         "max_new_tokens": 4,
         "method": attnflow.Rollout(),
-        "generate_kwargs": {"min_new_tokens": 4},
+        "min_new_tokens": 4,
     }
-    both = attnflow.generate(model, sources, **options)
+    both = attnflow.generate((model, tokenizer), sources, **options)
     for result, source in zip(both, sources, strict=True):
-        alone = attnflow.generate(model, source, **options)
+        alone = attnflow.generate((model, tokenizer), source, **options)
         assert list(result.targets) == list(alone.targets)
         np.testing.assert_allclose(result.values, alone.values, atol=1e-5)
     prepared = tokenizer(sources, return_tensors="pt", padding=True, padding_side="left")
     for inputs in (prepared, tokenizer(sources, return_tensors="pt", padding=True)):
-        again = attnflow.generate(model, dict(inputs), **options)
+        again = attnflow.generate((model, tokenizer), dict(inputs), **options)
         assert isinstance(again, list)
         assert [list(r.targets) for r in again] == [list(r.targets) for r in both]
 
@@ -513,7 +510,7 @@ def test_words_are_told_apart_where_the_tokenizer_ignores_spaces() -> None:
     raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
     model = next(f for f in FAMILIES if f.name == "Llama").build()
-    result = attnflow.explain(model, "the keys are", tokenizer=tokenizer, words=True)
+    result = attnflow.explain((model, tokenizer), "the keys are", level="word")
     assert [token.strip("▁ ") for token in result.sources] == ["the", "keys", "are"]
 
 
@@ -526,5 +523,5 @@ def test_spaces_divide_words_where_pieces_carry_no_marks() -> None:
     raw.normalizer = normalizers.Replace(" ", "")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
     model = next(f for f in FAMILIES if f.name == "Llama").build()
-    result = attnflow.explain(model, "the keys are", tokenizer=tokenizer, words=True)
+    result = attnflow.explain((model, tokenizer), "the keys are", level="word")
     assert len(result.sources) == 3

@@ -34,8 +34,8 @@ def writer() -> tuple[Any, Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory, writer: tuple[Any, Any]) -> Path:
     """The tiny model and the documents as files."""
     place = tmp_path_factory.mktemp("asked")
-    writer[0].save_pretrained(place / "model")
-    writer[1].save_pretrained(place / "model")
+    writer.module.save_pretrained(place / "model")
+    writer.tokenizer.save_pretrained(place / "model")
     for name, text in TEXTS.items():
         (place / name).write_text(text, encoding="utf-8")
     return place
@@ -130,9 +130,7 @@ def test_a_prompt_falls_into_its_parts(prompt: str, names: list[str]) -> None:
 
 def test_ask_names_documents_and_confirms(writer: tuple[Any, Any]) -> None:
     model, tokenizer = writer
-    answer = attnflow.ask(
-        model, "the keys", TEXTS, tokenizer=tokenizer, max_new_tokens=4, confirm=True
-    )
+    answer = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4, confirm=True)
     assert {source.name for source in answer.statements[0].sources} == set(TEXTS)
     shares = [source.share for source in answer.statements[0].sources]
     assert sum(shares) == pytest.approx(1)
@@ -142,7 +140,7 @@ def test_ask_names_documents_and_confirms(writer: tuple[Any, Any]) -> None:
     assert confirmed == [source.name for source in answer.statements[0].sources[:2]]
     for omission in answer.omissions:
         others = {n: t for n, t in TEXTS.items() if n != omission.document}
-        again = attnflow.ask(model, "the keys", others, tokenizer=tokenizer, max_new_tokens=4)
+        again = attnflow.ask((model, tokenizer), "the keys", others, max_new_tokens=4)
         assert omission.answer == again.text
         assert omission.changed == (again.text.lower() != answer.text.lower())
     record = json.loads(json.dumps(answer.to_dict()))
@@ -152,7 +150,7 @@ def test_ask_names_documents_and_confirms(writer: tuple[Any, Any]) -> None:
 
 def test_how_sure_hides_the_sentences_that_are_named(writer: tuple[Any, Any]) -> None:
     model, tokenizer = writer
-    answer = attnflow.ask(model, "the keys", TEXTS, tokenizer=tokenizer, max_new_tokens=4)
+    answer = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4)
     first = answer.statements[0].sources[0]
     confirmation = answer.result.confirmation
     assert confirmation is not None
@@ -164,16 +162,18 @@ def test_how_sure_hides_the_sentences_that_are_named(writer: tuple[Any, Any]) ->
     assert confirmation.verdict in answer._repr_html_()
 
 
-@pytest.mark.parametrize("how", [{"careful": True}, {"method": "leave-one-out"}, {"method": "raw"}])
-def test_ask_takes_every_method(writer: tuple[Any, Any], how: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "how", [{"method": "careful"}, {"method": "leave-one-out"}, {"method": "raw"}]
+)
+def test_ask_takes_every_method(writer: tuple[Any, Any], method: str) -> None:
     """A method that runs the model again explains the statements: ten passes each, not a token."""
     model, tokenizer = writer
-    plain = attnflow.ask(model, "the keys", TEXTS, tokenizer=tokenizer, max_new_tokens=4)
-    answer = attnflow.ask(model, "the keys", TEXTS, tokenizer=tokenizer, max_new_tokens=4, **how)
+    plain = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4)
+    answer = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4, method=method)
     assert answer.text == plain.text
     assert {source.name for source in answer.statements[0].sources} <= set(TEXTS)
     assert answer.result.confirmation is not None
-    if how != {"method": "raw"}:
+    if method != "raw":
         assert len(answer.result.targets) == len(plain.statements)
         (mark,) = [m for m in answer.result.provenance["documents"] if m[0] == "c.txt"]
         known = ["the", "book", "is"]  # the other words are unknown, and no sources
@@ -190,9 +190,8 @@ def test_messages_are_sources(writer: tuple[Any, Any], tmp_path: Path) -> None:
         {"role": "assistant", "content": "is the book of"},
         {"role": "user", "content": "the author"},
     ]
-    options: dict[str, Any] = {"tokenizer": tokenizer, "max_new_tokens": 3}
-    for careful in (False, True):
-        result = attnflow.generate(model, turns, careful=careful, **options)
+    for method in (None, "careful"):
+        result = attnflow.generate((model, tokenizer), turns, method, max_new_tokens=3)
         passages = passages_of(result)
         names = ["message 1 (user)", "message 2 (assistant)", "message 3 (user)"]
         assert [passage.name for passage in passages] == names
@@ -208,14 +207,9 @@ def _saved(tokenizer: Any, folder: Path) -> Path:
 
 def test_documents_stay_with_a_saved_result(writer: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = writer
-    result = attnflow.generate(
-        model,
-        "the keys",
-        documents=TEXTS,
-        tokenizer=tokenizer,
-        max_new_tokens=3,
-        generate_kwargs={"min_new_tokens": 2},
-    )
+    result = attnflow.ask(
+        (model, tokenizer), "the keys", TEXTS, max_new_tokens=3, min_new_tokens=2
+    ).result
     result.save(tmp_path / "x.json")
     back = Attribution.load(tmp_path / "x.json")
     assert [passage.name for passage in passages_of(back)] == list(TEXTS)
@@ -225,17 +219,10 @@ def test_documents_stay_with_a_saved_result(writer: tuple[Any, Any], tmp_path: P
 def test_what_cannot_be_asked_is_said(writer: tuple[Any, Any]) -> None:
     model, tokenizer = writer
     with pytest.raises(InputError, match="A question is a text that is not empty; got ''"):
-        attnflow.ask(model, "", TEXTS, tokenizer=tokenizer)
-    with pytest.raises(InputError, match="documents go with one question"):
-        attnflow.generate(model, ["a", "b"], documents=TEXTS, tokenizer=tokenizer)
+        attnflow.ask((model, tokenizer), "", TEXTS)
 
 
-def test_documents_go_before_the_last_message() -> None:
-    from attnflow.explainers.documents import prompt_with_documents
-
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
-    composed = prompt_with_documents(messages, [Document("a", "So.")])
-    assert composed == [messages[0], {"role": "user", "content": "So.\n\nWhy?"}]
+def test_documents_go_before_the_question() -> None:
     assert compose_prompt("Why?", [Document("a", " So.\n")]) == "So.\n\nWhy?"
 
 

@@ -145,9 +145,7 @@ def test_half_precision_is_captured() -> None:
 
 def test_word_pieces_are_merged_on_request() -> None:
     loaded = tiny_encoder()
-    result = attnflow.explain(
-        loaded.module, "the author unlocked books", tokenizer=loaded.tokenizer, words=True
-    )
+    result = attnflow.explain(loaded, "the author unlocked books", level="word")
     assert result.sources.texts == ("[CLS]", "the", "author", "unlocked", "books", "[SEP]")
     assert np.allclose(result.values.sum(axis=-1), 1, atol=1e-6)
 
@@ -274,9 +272,9 @@ def test_things_that_are_no_text_and_no_model() -> None:
         attnflow.errors.InputError, match="is a text, a mapping, a Picture, a list of texts"
     ):
         attnflow.capture(loaded.module, 5)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=r"A model is a name, a path, a torch module.*got int"):
+    with pytest.raises(attnflow.AttnflowError, match=r"model is .*; got 3 \(int\)"):
         attnflow.explain(3, TEXT)  # type: ignore[arg-type]
     with pytest.raises(attnflow.AttnflowError, match="called on an AttentionTrace; got str"):
         attnflow.Rollout()("trace")  # type: ignore[arg-type]
     with pytest.raises(TokensError, match="has no decoder to give text to"):
-        attnflow.explain(None, TEXT, decoder_text="x")
+        attnflow.capture(None, TEXT, decoder_text="x")

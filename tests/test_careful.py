@@ -50,7 +50,7 @@ def test_two_thirds_of_a_checked_source_are_measured() -> None:
     careful = run_again(Careful(**OPTIONS, verify=10), model, PROMPT, ANSWER)
     predicted = 3 * careful.values[0, 0] - 2 * lost_alone(model)
     faded = run_again(Visibility(**OPTIONS, steps=4, alone=0), model, PROMPT, ANSWER).values[0, 0]
-    gradient = attnflow.explain_completion(model, PROMPT, ANSWER).values[-1, :, 1:11].sum(axis=0)
+    gradient = attnflow.generate(model, PROMPT, completion=ANSWER).values[-1, :, 1:11].sum(axis=0)
     shares = gradient / abs(gradient).sum() + 2 * faded / abs(faded).sum()
     np.testing.assert_allclose(
         predicted / abs(predicted).sum(), shares / abs(shares).sum(), atol=1e-4

@@ -43,7 +43,7 @@ def log_probs(model: Any, hidden: list[int]) -> list[float]:
 @pytest.mark.parametrize("method", [None, "rollout"])
 def test_the_strongest_sources_are_hidden_together(family: str, method: str | None) -> None:
     model = model_of(family)
-    result = attnflow.explain_completion(model, PROMPT, ANSWER, confirm=True, method=method)
+    result = attnflow.generate(model, PROMPT, completion=ANSWER, confirm=True, method=method)
     confirmation = result.confirmation
     assert confirmation is not None
     scores = result.values[-1].sum(axis=0)
@@ -59,7 +59,7 @@ def test_the_strongest_sources_are_hidden_together(family: str, method: str | No
 
 def test_a_target_has_a_confirmation_of_its_own() -> None:
     model = model_of("llama")
-    result = attnflow.explain_completion(model, PROMPT, ANSWER, confirm=True, targets=2)
+    result = attnflow.generate(model, PROMPT, completion=ANSWER, confirm=True, targets=2)
     confirmation = result.confirmation
     assert confirmation is not None
     assert confirmation.targets == (str(ANSWER[2]),)
@@ -69,13 +69,13 @@ def test_a_target_has_a_confirmation_of_its_own() -> None:
 
 def test_generate_and_explain_confirm_on_request(tmp_path: Path) -> None:
     model, tokenizer = tiny_decoder()
-    plain = attnflow.generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=3)
+    plain = attnflow.generate((model, tokenizer), "the keys to", max_new_tokens=3)
     assert plain.confirmation is None
     both = attnflow.generate(
-        model, ["the keys to", "the key"], tokenizer=tokenizer, max_new_tokens=3, confirm=True
+        (model, tokenizer), ["the keys to", "the key"], max_new_tokens=3, confirm=True
     )
     assert all(result.confirmation is not None for result in both)
-    result = attnflow.explain(model, "the keys to the", tokenizer=tokenizer, confirm=True)
+    result = attnflow.explain((model, tokenizer), "the keys to the", confirm=True)
     confirmation = result.confirmation
     assert confirmation is not None
     assert result.prediction is not None
@@ -90,7 +90,7 @@ def test_generate_and_explain_confirm_on_request(tmp_path: Path) -> None:
 
 def test_the_view_shows_what_is_hidden() -> None:
     model, tokenizer = tiny_decoder()
-    result = attnflow.explain(model, "the keys to the", tokenizer=tokenizer, confirm=True)
+    result = attnflow.explain((model, tokenizer), "the keys to the", confirm=True)
     document = view(result)["results"][0]
     shown, confirmation = document["confirmation"], result.confirmation
     assert confirmation is not None
@@ -98,14 +98,14 @@ def test_the_view_shows_what_is_hidden() -> None:
     assert shown["indices"] == [list(each) for each in confirmation.positions]
     assert shown["share"] == pytest.approx(confirmation.share)
     assert document["remarks"] == []
-    plain = attnflow.explain(model, "the keys to the", tokenizer=tokenizer)
+    plain = attnflow.explain((model, tokenizer), "the keys to the")
     assert view(plain)["results"][0]["confirmation"] is None
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_encoder_decoders_hide_what_the_encoder_reads(name: str) -> None:
     model = encoder_decoder(name)
-    result = attnflow.explain_completion(model, PROMPT, ANSWER, confirm=True, method="rollout")
+    result = attnflow.generate(model, PROMPT, completion=ANSWER, confirm=True, method="rollout")
     confirmation = result.confirmation
     assert confirmation is not None
     hidden = [k for (k,) in confirmation.positions]
@@ -155,11 +155,11 @@ def test_a_confirmation_is_checked(fields: Any, message: str) -> None:
 def test_what_cannot_be_confirmed_is_said() -> None:
     model, tokenizer = tiny_decoder()
     with pytest.raises(InputError, match="explain what follows the text"):
-        attnflow.explain(model, "the keys to", tokenizer=tokenizer, confirm=True, targets=1)
+        attnflow.explain((model, tokenizer), "the keys to", confirm=True, targets=1)
     encoder = tiny_encoder()
     with pytest.raises(ModelError, match="is not one"):
-        attnflow.explain(encoder.model, "the keys", tokenizer=encoder.tokenizer, careful=True)
-    result = attnflow.explain_completion(model, "the keys to", "the", tokenizer=tokenizer)
+        attnflow.explain(encoder, "the keys", method="careful")
+    result = attnflow.generate((model, tokenizer), "the keys to", completion="the")
     with pytest.raises(InputError, match="top is how many sources"):
         confirm_completion(result, model, [3, 4], [5], top=0)
 
@@ -171,8 +171,8 @@ def test_what_cannot_be_confirmed_is_said() -> None:
 def test_measured_methods_are_methods_like_others(method: Any, tmp_path: Path) -> None:
     model, tokenizer = tiny_decoder()
     text: dict[str, Any] = {"prompt": "the keys to the", "completion": "cabinets are"}
-    result = attnflow.explain_completion(
-        model, **text, tokenizer=tokenizer, method=method, targets=["answer", 1], confirm=True
+    result = attnflow.generate(
+        (model, tokenizer), **text, method=method, targets=["answer", 1], confirm=True
     )
     assert list(result.targets) == ["cabinets are", "are"]
     assert list(result.sources) == ["keys", "to", "the"]
@@ -186,32 +186,27 @@ def test_measured_methods_are_methods_like_others(method: Any, tmp_path: Path) -
 def test_careful_everywhere_the_default_is() -> None:
     model, tokenizer = tiny_decoder()
     written = attnflow.generate(
-        model, "the keys to", tokenizer=tokenizer, max_new_tokens=3, careful=True, targets="answer"
+        (model, tokenizer), "the keys to", max_new_tokens=3, targets="answer", method="careful"
     )
     assert written.method.name == "careful"
     assert written.values.shape == (1, 1, 2)
     assert written.provenance["passes"] <= 10
-    result = attnflow.explain(model, "the keys to the", tokenizer=tokenizer, careful=True)
+    result = attnflow.explain((model, tokenizer), "the keys to the", method="careful")
     assert result.prediction is not None
     expected = run_again(
         Careful(),
-        model,
+        (model, tokenizer),
         "the keys to the",
         tokenizer.convert_tokens_to_ids([result.prediction.label]),
-        tokenizer=tokenizer,
     )
     np.testing.assert_allclose(result.values, expected.values, rtol=1e-5)
-    with pytest.raises(MethodError, match="a method of its own"):
-        attnflow.explain(model, "the keys", "rollout", tokenizer=tokenizer, careful=True)
-    with pytest.raises(MethodError, match="baseline= is for methods that read attention"):
-        attnflow.generate(
-            model, "the keys to", tokenizer=tokenizer, careful=True, baseline="neutral"
-        )
+    with pytest.raises(MethodError, match="sources= is for methods that read attention"):
+        attnflow.generate((model, tokenizer), "the keys to", "careful", sources="all")
 
 
 def test_an_unknown_method_in_a_file_is_named(tmp_path: Path) -> None:
     model, tokenizer = tiny_decoder()
-    result = attnflow.explain(model, "the keys to the", tokenizer=tokenizer, careful=True)
+    result = attnflow.explain((model, tokenizer), "the keys to the", method="careful")
     path = tmp_path / "result.json"
     result.save(path)
     path.write_text(path.read_text().replace('"careful"', '"carefull"'))

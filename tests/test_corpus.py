@@ -19,7 +19,7 @@ import torch
 import transformers
 
 import torture_corpus
-from attnflow import corpus, explain, explain_completion, generate
+from attnflow import corpus, explain, generate
 from attnflow.cli.app import _run
 from attnflow.corpus import Local, Ray, Settings
 from attnflow.corpus.corpus_run import ProgressCounter
@@ -109,7 +109,7 @@ def test_each_text_gets_what_explain_gives_it_alone(tmp_path: Path) -> None:
     with quiet_about_limits():
         for row in rows:
             alone = explain(
-                model, TEXTS[row["text"]], row["method"], targets=0, layers=-1, tokenizer=tokenizer
+                (model, tokenizer), TEXTS[row["text"]], row["method"], targets=0, layers=-1
             )
             same_top(row, alone, 3)
             assert row["target"] == alone.targets.text[0]
@@ -127,7 +127,7 @@ def test_gradient_attention_of_a_language_model_is_that_of_explain(tmp_path: Pat
     assert result.methods == ("gradient-attention",)
     for row in rows_of(result):
         with quiet_about_limits():
-            alone = explain(model, TEXTS[row["text"]], tokenizer=tokenizer, layers=-1)
+            alone = explain((model, tokenizer), TEXTS[row["text"]], layers=-1)
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-8)
         assert row["prediction"] == alone.prediction.label
         assert close(row["probability"], alone.prediction.probability)
@@ -147,8 +147,8 @@ def test_completions_get_what_explain_completion_gives(tmp_path: Path, method: s
     for number, (prompt, completion) in enumerate(pairs):
         own = [row for row in rows if row["text"] == number]
         with quiet_about_limits():
-            alone = explain_completion(
-                model, prompt, completion, method=method, tokenizer=tokenizer
+            alone = generate(
+                (model, tokenizer), prompt, completion=completion, method=method
             ).layer(-1)
         for k, row in enumerate(own):
             same_top(row, alone.row(alone.targets.positions[k]), 5)
@@ -179,7 +179,7 @@ def test_completions_are_made_where_there_are_none(
             about: Any = {"method": method, "tokenizer": tokenizer}
             with quiet_about_limits():
                 if prompt == "the king":
-                    alone = explain_completion(model, prompt, "saw her", **about)
+                    alone = generate(model, prompt, completion="saw her", **about)
                 else:
                     alone = generate(model, prompt, max_new_tokens=3, **about)
             assert [row["target"] for row in own] == list(alone.targets.text)
@@ -212,7 +212,7 @@ def test_sources_are_grouped_to_words_and_documents(tmp_path: Path) -> None:
     assert grouped["source_texts"] == documents
     prompt = "\n\n".join([*documents, "the book of"])
     with quiet_about_limits():
-        alone = explain_completion(model, prompt, "her", method="rollout", tokenizer=tokenizer)
+        alone = generate((model, tokenizer), prompt, completion="her", method="rollout")
     values = alone.values[-1, 0]
     assert grouped["values"] == pytest.approx([values[:5].sum(), values[5:9].sum()])
     assert [s["position"] for s in sorted(grouped["sources"], key=lambda s: s["position"])] == [
@@ -240,7 +240,7 @@ def test_a_classifier_that_reads_the_mean_gets_the_row_of_all_positions(
     data, pair = write_texts(tmp_path), (model, tokenizer)
     rows = rows_of(run(pair, data, tmp_path / "out", values=True, methods=[method]))
     for row in rows:
-        alone = explain(model, TEXTS[row["text"]], method, tokenizer=tokenizer, layers=-1)
+        alone = explain((model, tokenizer), TEXTS[row["text"]], method, layers=-1)
         assert row["target"] == ALL_POSITIONS == alone.targets.text[0]
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-3, abs=1e-6)
         assert row["prediction"] == alone.prediction.label
@@ -265,7 +265,7 @@ def test_the_default_is_that_of_explain(tmp_path: Path) -> None:
     data = write_texts(tmp_path)
     result = run((model, tokenizer), data, tmp_path / "out", values=True)
     for row in rows_of(result):
-        alone = explain(model, TEXTS[row["text"]], tokenizer=tokenizer, layers=-1)
+        alone = explain((model, tokenizer), TEXTS[row["text"]], layers=-1)
         assert row["method"] == alone.method.name
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
 

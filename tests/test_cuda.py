@@ -32,10 +32,10 @@ def shares(values: Any) -> Any:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 def test_the_default_is_that_of_the_processor(family: str, dtype: torch.dtype) -> None:
-    expected = attnflow.explain_completion(model_of(family), PROMPT, ANSWER, targets="answer")
+    expected = attnflow.generate(model_of(family), PROMPT, completion=ANSWER, targets="answer")
     model = on_gpu(family, dtype)
-    result = attnflow.explain_completion(
-        model, PROMPT, ANSWER, targets=["answer", slice(1, 3)], confirm=True
+    result = attnflow.generate(
+        model, PROMPT, completion=ANSWER, targets=["answer", slice(1, 3)], confirm=True
     )
     near = np.abs(shares(result.values[-1, 0]) - shares(expected.values[-1, 0])).max()
     assert near < TOLERANCE[dtype]
@@ -58,7 +58,7 @@ def test_text_is_written_and_explained_on_the_gpu() -> None:
     model = on_gpu("llama", torch.float32)
     result = attnflow.generate(model, PROMPT, max_new_tokens=4, confirm=True, contrast=None)
     assert result.values.shape[1:] == (4, START)
-    careful = attnflow.generate(model, PROMPT, max_new_tokens=4, careful=True, targets="answer")
+    careful = attnflow.generate(model, PROMPT, max_new_tokens=4, targets="answer", method="careful")
     assert np.isfinite(careful.values).all()
-    rollout = attnflow.explain_completion(model, PROMPT, ANSWER, method="gradient-rollout")
+    rollout = attnflow.generate(model, PROMPT, completion=ANSWER, method="gradient-rollout")
     assert np.isfinite(rollout.values).all()

@@ -204,7 +204,5 @@ def test_prefill_in_chunks_gives_the_same_rows() -> None:
     for method in ("gradient-attention", "rollout"):
         options: dict[str, Any] = {"tokenizer": tokenizer, "max_new_tokens": 3, "method": method}
         plain = attnflow.generate(model, "the keys to", **options)
-        chunked = attnflow.generate(
-            model, "the keys to", generate_kwargs={"prefill_chunk_size": 2}, **options
-        )
+        chunked = attnflow.generate(model, "the keys to", **options, prefill_chunk_size=2)
         np.testing.assert_allclose(chunked.values, plain.values, atol=1e-5)

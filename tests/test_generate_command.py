@@ -99,7 +99,7 @@ def test_spans_layers_sampling_and_common_words(
     drawn = [line.split("  ", 1)[-1] for line in (row.strip() for row in table)]
     assert any("cabinets ." in row or "key ." in row for row in drawn)
     assert not any("the ." in row or "to ." in row for row in drawn)
-    assert run(folder, "--method", "flow", "--select", "5", "--baseline", "neutral") == 0
+    assert run(folder, "--method", "flow", "--select", "5") == 0
     assert "flow" in capsys.readouterr().out
 
 
@@ -111,7 +111,6 @@ def test_spans_layers_sampling_and_common_words(
         (["--top", "0"], "--top is at least 1"),
         (["--temperature", "2"], "add --seed"),
         (["--option", "residual=0.1"], "add --method"),
-        (["--baseline", "zero"], "one of auto, neutral, none; got 'zero'"),
         (["--layer", "high"], "a number or 'mean'; got 'high'"),
         (["--layer", "7"], "no layer 7"),
         (["--select", "nowhere"], "No token 'nowhere'"),

@@ -12,6 +12,7 @@ import attnflow
 from attnflow.errors import InputError
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import CompletionRequest
+from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import RecordedLayer
 from attnflow.methods import Rollout
 from attnflow.testing import tiny_decoder
@@ -42,8 +43,8 @@ def test_spans_as_sources_are_the_sums_of_tokens(family: str, method: Any) -> No
 
 def test_a_streamed_rollout_keeps_a_column_for_each_span() -> None:
     model = FAMILIES["llama"]().eval()
-    request = CompletionRequest.of(model, "rollout", None, SPANS)
-    cache = Reader(model, None, request).cache([request.method], PROMPT, [0], 16)
+    request = CompletionRequest.of(Model(model), "rollout", SPANS)
+    cache = Reader(Model(model), request).cache([request.method], PROMPT, [0], 16)
     weights = torch.eye(8)[None, None].expand(1, 4, 8, 8)
     layer = RecordedLayer(torch.nn.Identity(), weights, 8, number=1)
     cache.see_rows(layer, weights, slice(0, 8))
@@ -54,28 +55,20 @@ def test_a_streamed_rollout_keeps_a_column_for_each_span() -> None:
 def test_prompts_of_different_lengths_have_their_own_spans() -> None:
     model, tokenizer = tiny_decoder()
     prompts = ["the keys to the", "the author talked to sara"]
-    options: dict[str, Any] = {"tokenizer": tokenizer, "max_new_tokens": 3, "method": "rollout"}
-    together = attnflow.generate(model, prompts, sources={"first two": (0, 2)}, **options)
+    options: dict[str, Any] = {"max_new_tokens": 3, "method": "rollout"}
+    pair = (model, tokenizer)
+    together = attnflow.generate(pair, prompts, sources={"first two": (0, 2)}, **options)
     for prompt, result in zip(prompts, together, strict=True):
-        alone = attnflow.generate(model, prompt, **options).spans({"first two": (0, 2)})
+        alone = attnflow.generate(pair, prompt, **options).spans({"first two": (0, 2)})
         np.testing.assert_allclose(result.values, alone.values, atol=1e-5)
         np.testing.assert_allclose(result.elsewhere, alone.elsewhere, atol=1e-5)
-
-
-def test_a_baseline_is_taken_of_tokens() -> None:
-    model = FAMILIES["llama"]().eval()
-    other = [1, 2, 2, 2, 2, 2, 2, 2]
-    expected = generated(model, "rollout", baseline=other).spans(SPANS)
-    result = generated(model, "rollout", baseline=other, sources=SPANS)
-    np.testing.assert_allclose(result.values, expected.values, atol=1e-6)
 
 
 def test_the_confirmation_hides_spans() -> None:
     model, tokenizer = tiny_decoder()
     result = attnflow.generate(
-        model,
+        (model, tokenizer),
         "the author talked to sara",
-        tokenizer=tokenizer,
         max_new_tokens=2,
         sources={"who": "author", "to whom": "sara"},
         confirm=True,
@@ -99,6 +92,6 @@ def test_a_static_cache_gives_the_same_rows(family: str, method: Any) -> None:
     torch.manual_seed(0)
     model = FAMILIES[family]().eval()
     expected = generated(model, method)
-    result = generated(model, method, generate_kwargs={"cache_implementation": "static"})
+    result = generated(model, method, cache_implementation="static")
     assert list(result.provenance["completion_ids"]) == list(expected.provenance["completion_ids"])
     np.testing.assert_allclose(result.values, expected.values, atol=1e-5)

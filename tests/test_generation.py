@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import attnflow
-from attnflow.api import explain_completion, generate
+from attnflow import generate
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, TokensError
 from attnflow.errors.progress import listening
 from attnflow.explainers.prompts import neutral_ids
@@ -160,7 +160,7 @@ def test_every_streamed_option_equals_the_method_on_a_trace(name: str, method: R
 def test_a_finished_text_gives_the_same(method: Method) -> None:
     model = family("llama")
     result = generate(model, {"input_ids": PROMPT}, max_new_tokens=NEW, method=method)
-    again = explain_completion(model, {"input_ids": PROMPT}, written(result), method=method)
+    again = generate(model, {"input_ids": PROMPT}, completion=written(result), method=method)
     np.testing.assert_allclose(again.values, result.values, rtol=0, atol=1e-6)
     assert again.elsewhere is not None
     np.testing.assert_allclose(again.elsewhere, result.elsewhere, rtol=0, atol=1e-6)
@@ -221,15 +221,11 @@ def test_a_padded_batch_equals_each_prompt_alone(name: str) -> None:
         {"input_ids": padded, "attention_mask": mask},
         max_new_tokens=NEW,
         method=method,
-        generate_kwargs={"pad_token_id": 0},
+        pad_token_id=0,
     )
     for result, prompt in zip(both, (short, PROMPT), strict=True):
         alone = generate(
-            model,
-            {"input_ids": prompt},
-            max_new_tokens=NEW,
-            method=method,
-            generate_kwargs={"pad_token_id": 0},
+            model, {"input_ids": prompt}, max_new_tokens=NEW, method=method, pad_token_id=0
         )
         assert result.targets == alone.targets
         assert result.sources == alone.sources
@@ -241,13 +237,7 @@ def test_sampling_repeats_with_its_seed_and_leaves_the_random_state_alone() -> N
     model = family("llama")
     before = torch.random.get_rng_state()
     first, second, other = (
-        generate(
-            model,
-            {"input_ids": PROMPT},
-            max_new_tokens=12,
-            seed=seed,
-            generate_kwargs={"temperature": 2.0},
-        )
+        generate(model, {"input_ids": PROMPT}, max_new_tokens=12, seed=seed, temperature=2.0)
         for seed in (1, 1, 2)
     )
     assert written(first) == written(second) != written(other)
@@ -334,7 +324,7 @@ def test_a_text_streams_and_is_named(speaker: tuple[Any, Any]) -> None:
     model, tokenizer = speaker
     heard: list[str] = []
     with listening(lambda step: heard.append(step.text)):
-        result = generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=5)
+        result = generate((model, tokenizer), TEXT, max_new_tokens=5)
     assert "".join(heard) == result.provenance["completion"]
     assert result.sources.texts == (
         "My", "Ġname", "Ġis", "ĠAda", ",", "ĠI", "Ġam", "Ġfrom",
@@ -350,17 +340,16 @@ def test_the_neutral_prompt_is_subtracted(speaker: tuple[Any, Any]) -> None:
     for position in (1, 3):  # name, Ada: the words that say something
         neutral[position] = tokenizer.convert_tokens_to_ids("Ġthing")
     ours = Rollout(residual="one-step")
-    result = generate(
-        model, TEXT, tokenizer=tokenizer, max_new_tokens=4, method=ours, baseline="neutral"
-    )
+    written = generate((model, tokenizer), TEXT, max_new_tokens=4, method=ours)
+    ids_written = written.provenance["completion_ids"]
+    blank = attnflow.neutral_prompt((model, tokenizer), TEXT)
+    assert blank["input_ids"] == [neutral]
+    less = generate((model, tokenizer), blank, completion=ids_written, method=ours)
+    result = written.minus(less, name="neutral prompt", match="positions")
     made = tokenizer.convert_tokens_to_ids(list(result.targets))
-    own = explain_completion(model, {"input_ids": torch.tensor([ids])}, made, method=ours)
-    base = explain_completion(model, {"input_ids": torch.tensor([neutral])}, made, method=ours)
+    own = generate(model, {"input_ids": torch.tensor([ids])}, completion=made, method=ours)
+    base = generate(model, {"input_ids": torch.tensor([neutral])}, completion=made, method=ours)
     np.testing.assert_allclose(result.values, own.values - base.values, rtol=0, atol=1e-6)
-    given = generate(
-        model, TEXT, tokenizer=tokenizer, max_new_tokens=4, method=ours, baseline=neutral
-    )
-    np.testing.assert_allclose(given.values, result.values, rtol=0, atol=1e-6)
 
 
 def test_a_neutral_prompt_keeps_its_form(speaker: tuple[Any, Any]) -> None:
@@ -374,20 +363,20 @@ def test_a_neutral_prompt_keeps_its_form(speaker: tuple[Any, Any]) -> None:
 def test_several_texts_and_a_conversation(speaker: tuple[Any, Any]) -> None:
     model, tokenizer = speaker
     texts = [TEXT, "My name is Paris"]
-    both = generate(model, texts, tokenizer=tokenizer, max_new_tokens=3)
+    both = generate((model, tokenizer), texts, max_new_tokens=3)
     for result, text in zip(both, texts, strict=True):
-        alone = generate(model, text, tokenizer=tokenizer, max_new_tokens=3)
+        alone = generate((model, tokenizer), text, max_new_tokens=3)
         np.testing.assert_allclose(result.values, alone.values, rtol=0, atol=1e-5)
-    chat = generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=3, chat=True)
+    chat = generate((model, tokenizer), [{"role": "user", "content": TEXT}], max_new_tokens=3)
     assert chat.sources.texts[0] == "user"
     messages = [{"role": "user", "content": TEXT}]
-    same = generate(model, messages, tokenizer=tokenizer, max_new_tokens=3)
+    same = generate((model, tokenizer), messages, max_new_tokens=3)
     np.testing.assert_array_equal(same.values, chat.values)
 
 
 def test_spans_means_and_common_tokens(speaker: tuple[Any, Any]) -> None:
     model, tokenizer = speaker
-    result = generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=3, method="rollout")
+    result = generate((model, tokenizer), TEXT, max_new_tokens=3, method="rollout")
     parts = result.spans({"who": "name is Ada", "rest": (4, 8)})
     np.testing.assert_allclose(parts.values[..., 0], result.values[..., 1:4].sum(-1))
     np.testing.assert_allclose(parts.values[..., 1], result.values[..., 4:8].sum(-1))
@@ -405,7 +394,7 @@ def test_results_are_kept_with_what_fell_elsewhere(
     speaker: tuple[Any, Any], tmp_path: Path
 ) -> None:
     model, tokenizer = speaker
-    result = generate(model, TEXT, tokenizer=tokenizer, max_new_tokens=3)
+    result = generate((model, tokenizer), TEXT, max_new_tokens=3)
     for name in ("a.json", "a.safetensors"):
         result.save(tmp_path / name)
         loaded = attnflow.Attribution.load(tmp_path / name)
@@ -427,7 +416,7 @@ def test_bad_input_is_named(speaker: tuple[Any, Any]) -> None:
     ids = {"input_ids": PROMPT}
 
     def go(prompt: Any = ids, **options: Any) -> Any:
-        return generate(model, prompt, tokenizer=tokenizer, **options)
+        return generate((model, tokenizer), prompt, **options)
 
     refuses(InputError, "at least 1; got 0", lambda: go(max_new_tokens=0))
     refuses(InputError, "at least 1; got -3", lambda: go(max_new_tokens=-3))
@@ -436,28 +425,21 @@ def test_bad_input_is_named(speaker: tuple[Any, Any]) -> None:
     long = {"input_ids": torch.ones(1, 70, dtype=torch.long)}
     refuses(TokensError, "70 tokens and LlamaForCausalLM takes at most 64", lambda: go(long))
     refuses(TokensError, "are 68.*at most 56", lambda: go(max_new_tokens=60))
-    refuses(
-        InputError, "beam search.*explain_completion", lambda: go(generate_kwargs={"num_beams": 3})
-    )
+    refuses(InputError, "beam search.*generate", lambda: go(num_beams=3))
     refuses(
         InputError,
         "several sequences",
-        lambda: go(generate_kwargs={"num_return_sequences": 2}, seed=1),
+        lambda: go(num_return_sequences=2, seed=1),
     )
-    refuses(
-        InputError, "refused its options.*nonsense", lambda: go(generate_kwargs={"nonsense": 3})
-    )
-    refuses(InputError, "baseline is 'neutral'.*got 'zero'", lambda: go(baseline="zero"))
-    refuses(InputError, "baseline has 2 tokens and the prompt 8", lambda: go(baseline=[1, 2]))
-    refuses(InputError, "'prompt', 'all', or spans .*got 'some'", lambda: go(sources="some"))
+    refuses(InputError, "refused its options.*nonsense", lambda: go(nonsense=3))
+    refuses(InputError, "'prompt', 'all' .*got 'some'", lambda: go(sources="some"))
     right = {"input_ids": PROMPT, "attention_mask": torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0]])}
     refuses(TokensError, "padding stands on the left", lambda: go(right))
     refuses(TokensError, "needs 'input_ids'", lambda: go({"ids": PROMPT}))
     refuses(TokensError, r"\(batch, length\).*got \(8,\)", lambda: go({"input_ids": PROMPT[0]}))
-    refuses(TokensError, "completion is ''", lambda: explain_completion(
-        model, TEXT, "", tokenizer=tokenizer))  # fmt: skip
+    refuses(TokensError, "completion is ''", lambda: go(TEXT, completion=""))
     refuses(TokensError, "tokenizer=", lambda: generate(model, TEXT))
-    refuses(TokensError, "baseline=None", lambda: generate(model, ids, baseline="neutral"))
+    refuses(InputError, r"attnflow\.load", lambda: go(tokenizer=tokenizer))
     refuses(MethodError, "There is no head 9", lambda: go(method=Rollout(heads=9)))
 
 
@@ -481,21 +463,13 @@ def test_an_end_at_once_is_named(speaker: tuple[Any, Any]) -> None:
     refuses(
         InputError,
         "ended at once.*'</s>'",
-        lambda: generate(
-            model, TEXT, tokenizer=tokenizer, max_new_tokens=1, generate_kwargs=always_end
-        ),
+        lambda: generate((model, tokenizer), TEXT, max_new_tokens=1, **always_end),
     )
 
 
 def test_an_end_later_is_left_out(speaker: tuple[Any, Any]) -> None:
     model, tokenizer = speaker
-    result = generate(
-        model,
-        TEXT,
-        tokenizer=tokenizer,
-        max_new_tokens=4,
-        generate_kwargs={"forced_eos_token_id": 1},
-    )
+    result = generate((model, tokenizer), TEXT, max_new_tokens=4, forced_eos_token_id=1)
     assert len(result.targets) == 3
 
 

@@ -176,7 +176,7 @@ def test_generate_explains_every_token_by_default(family: str) -> None:
         assert result.elsewhere is not None
         rest = expected[:, 11:].sum(axis=-1)
         np.testing.assert_allclose(result.elsewhere[:, k], rest, rtol=1e-4, atol=1e-6)
-    after = attnflow.explain_completion(model, prompt, written)
+    after = attnflow.generate(model, prompt, completion=written)
     np.testing.assert_allclose(after.values, result.values, rtol=1e-4, atol=1e-6)
 
 
@@ -189,7 +189,7 @@ def test_a_batch_and_sampling_are_explained_like_each_text_alone() -> None:
     assert isinstance(results, list)
     for result, prompt in zip(results, (TEXT[:, :7], TEXT[:, :11]), strict=True):
         written = [int(text) for text in result.targets.texts]
-        alone = attnflow.explain_completion(model, {"input_ids": prompt}, written)
+        alone = attnflow.generate(model, {"input_ids": prompt}, completion=written)
         np.testing.assert_allclose(result.values, alone.values, rtol=1e-3, atol=1e-5)
 
 
@@ -231,7 +231,7 @@ def test_an_encoder_is_explained_from_its_full_gradients() -> None:
     assert trace.gradients is not None
     products = np.maximum(trace.weights * trace.gradients, 0).mean(axis=1)
     np.testing.assert_allclose(result.values[-1, 0], products[:, 0].sum(axis=0), rtol=1e-5)
-    default = attnflow.explain(loaded.module, "the key", tokenizer=loaded.tokenizer)
+    default = attnflow.explain(loaded, "the key")
     assert default.method.name == "alti"
 
 
@@ -257,7 +257,7 @@ def test_a_short_prompt_has_no_sink_by_its_length_alone() -> None:
     """The only token of a prompt took all the weight there is, and its values went elsewhere."""
     model, _ = tiny_decoder()
     for ids in ([3], [3, 4]):
-        result = attnflow.explain_completion(model, {"input_ids": torch.tensor([ids])}, [7, 8])
+        result = attnflow.generate(model, {"input_ids": torch.tensor([ids])}, completion=[7, 8])
         assert result.provenance["sink"] is None
         assert (result.values[-1] > 0).all()
     causal = np.tril(np.ones((1, 1, 3, 3)))

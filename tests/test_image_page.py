@@ -65,7 +65,7 @@ def test_an_image_is_explained_as_the_library_does(client: Client) -> None:
     assert job["state"] == "done", job
     document = client.get(f"/api/results/{job['result']}.json").json
     model, processor = tiny_vision_model()
-    expected = attnflow.explain(model, PIXELS, "rollout", targets="all", processor=processor)
+    expected = attnflow.explain((model, processor), PIXELS, "rollout", targets="all")
     np.testing.assert_allclose(unpack_values(document), expected.values, atol=1e-4)
     assert document["title"] == "noise.png"
     assert document["prediction"]["label"] == expected.prediction.label  # type: ignore[union-attr]

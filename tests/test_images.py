@@ -249,13 +249,13 @@ def test_every_form_gives_the_same_result_and_class_names(folder: Path, photo: P
 def test_prepared_pixels_and_a_photo_agree(loaded: Model) -> None:
     inputs = dict(loaded.tokenizer(images=Image.fromarray(PIXELS), return_tensors="pt"))
     prepared = attnflow.explain(loaded.module, inputs, "rollout")
-    photo = attnflow.explain(loaded.module, PIXELS, "rollout", processor=loaded.tokenizer)
+    photo = attnflow.explain((loaded.module, loaded.tokenizer), PIXELS, "rollout")
     np.testing.assert_array_equal(prepared.values, photo.values)
     assert "images" not in prepared.provenance
 
 
 def test_the_result_carries_the_picture_reduced(loaded: Model, tmp_path: Path) -> None:
-    result = attnflow.explain(loaded.module, PIXELS, processor=loaded.tokenizer)
+    result = attnflow.explain((loaded.module, loaded.tokenizer), PIXELS)
     address = result.provenance["images"][0]
     picture = Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2])))
     assert picture.size == (32, 32)
@@ -275,13 +275,13 @@ def test_models_without_a_processor_or_without_eyes_say_so(loaded: Model) -> Non
         attnflow.explain(loaded.module, PIXELS)
     model, tokenizer = tiny_encoder()
     with pytest.raises(InputError, match="BertForMaskedLM reads no images"):
-        attnflow.explain(model, PIXELS, tokenizer=tokenizer)
+        attnflow.explain((model, tokenizer), PIXELS)
     with pytest.raises(InputError, match="reads text; got the path"):
-        attnflow.explain(model, Path("photo.png"), tokenizer=tokenizer)
+        attnflow.explain((model, tokenizer), Path("photo.png"))
     with pytest.raises(InputError, match="text is a text, a mapping or a Picture; got 5"):
         attnflow.explain(loaded.module, 5)  # type: ignore[arg-type]
     with pytest.raises(FileError, match="There is no image 'a cat on a mat'"):
-        attnflow.explain(loaded.module, "a cat on a mat", processor=loaded.tokenizer)
+        attnflow.explain((loaded.module, loaded.tokenizer), "a cat on a mat")
 
 
 def test_a_processor_that_fails_is_told_about_the_photo(loaded: Model) -> None:
@@ -289,9 +289,9 @@ def test_a_processor_that_fails_is_told_about_the_photo(loaded: Model) -> None:
         raise RuntimeError("no room")
 
     with pytest.raises(InputError, match=r"cannot prepare 'array' \(30 × 20 pixels\).* no room"):
-        attnflow.explain(loaded.module, PIXELS, processor=broken)
+        attnflow.explain((loaded.module, broken), PIXELS)
     with pytest.raises(ModelError, match="gives pixel_values"):
-        attnflow.explain(loaded.module, PIXELS, processor=lambda _: torch.zeros(2))
+        attnflow.explain((loaded.module, lambda _: torch.zeros(2)), PIXELS)
 
 
 # -- maps -------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_a_scale_may_be_full_two_values_or_is_refused() -> None:
 
 
 def test_an_overlay_takes_the_picture_from_the_result(loaded: Model) -> None:
-    result = attnflow.explain(loaded.module, PIXELS, processor=loaded.tokenizer)
+    result = attnflow.explain((loaded.module, loaded.tokenizer), PIXELS)
     under = plots.image_overlay(result).images[0].get_array()
     picture = prepare_images((loaded.module, loaded.tokenizer), [PIXELS])[0].picture
     grey = picture @ np.array([0.299, 0.587, 0.114])
@@ -557,13 +557,13 @@ def test_the_norm_family_explains_vision_models(name: str, _: str) -> None:
         result = attnflow.explain(model, {"pixel_values": pixels}, method)
         assert result.image(target=result.targets.positions[0]).shape == (16, 16)
     with pytest.raises(UnsupportedModelError, match="normalises before attention"):
-        attnflow.explain(model, {"pixel_values": pixels}, "norm-rollout", kind="layernorm")
+        attnflow.explain(model, {"pixel_values": pixels}, "norm-rollout:kind=layernorm")
 
 
 def test_the_default_of_image_classifiers_is_what_hidden_patches_chose(loaded: Model) -> None:
     from transformers import Dinov2Config, Dinov2Model
 
-    result = attnflow.explain(loaded.module, PIXELS, processor=loaded.tokenizer)
+    result = attnflow.explain((loaded.module, loaded.tokenizer), PIXELS)
     assert result.method.name == "gradient-attention"
     sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     bare = Dinov2Model(Dinov2Config(**sizes, image_size=16, patch_size=8)).eval()

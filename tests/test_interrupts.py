@@ -195,7 +195,7 @@ def beside(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     measured = Visibility(level="token", steps=2)
     runs: dict[str, Callable[[], Any]] = {
         "capture": lambda: attnflow.capture(model, prompt).weights,
-        "gradient rows": lambda: attnflow.explain_completion(model, prompt, [8, 9]).values,
+        "gradient rows": lambda: attnflow.generate(model, prompt, completion=[8, 9]).values,
         "visibility": lambda: measured(model, prompt, [8, 9]).values,
     }
     return lambda: model(input_ids=ids[:, :3]).logits, runs[kind]

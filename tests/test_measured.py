@@ -483,7 +483,7 @@ def test_bad_options_are_named() -> None:
     with pytest.raises(MethodError, match="Unknown heads='average'"):
         Rollout(matrices="measured-residual", heads="average")
     with pytest.raises(MethodError, match="'alti' has no option 'residual'"):
-        attnflow.explain(None, "the key", "alti", residual=0.5)
+        attnflow.explain(None, "the key", "alti:residual=0.5")
 
 
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")

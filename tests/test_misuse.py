@@ -17,11 +17,12 @@ import torch
 import attnflow
 from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.progress import Progress, listening
+from attnflow.explainers.defaults import DEFAULTS, drop_sink
 from attnflow.explainers.prompts import encode_prompts, neutral_ids
 from attnflow.explainers.reruns import run_again
-from attnflow.explainers.sink import prompt_sink
 from attnflow.hosts import registry
 from attnflow.hosts.load import load
+from attnflow.hosts.model import Model
 from attnflow.methods.sinks import attention_sink
 from attnflow.testing import tiny_encoder
 from families import FAMILIES, words
@@ -66,7 +67,7 @@ def test_half_a_character_is_named() -> None:
     for run in (
         lambda: attnflow.capture(None, "the \ud800 keys"),
         lambda: attnflow.capture(None, ["the keys", "the \ud800"]),
-        lambda: attnflow.generate(build("Llama"), "a \udfff", tokenizer=tokenizer_with([], [])),
+        lambda: attnflow.generate((build("Llama"), tokenizer_with([], [])), "a \udfff"),
     ):
         with pytest.raises(TokensError, match="lone surrogate"):
             run()
@@ -177,7 +178,7 @@ def star():
 for call in (star, lambda: attnflow.capture(None, "x"),
              lambda: attnflow.evaluate(None, ["x"]), lambda: attnflow.explain(None, "x"),
              lambda: attnflow.generate(None, "x"),
-             lambda: attnflow.explain_completion(None, "x", "y")):
+             lambda: attnflow.generate(None, "x", "y")):
     try:
         call()
     except attnflow.errors.MissingDependencyError as error:
@@ -206,7 +207,7 @@ def test_end_tokens_of_the_options_end_a_text() -> None:
             max_new_tokens=8,
             method="rollout",
             seed=1,
-            generate_kwargs={"temperature": 9.0, "pad_token_id": 0, **options},
+            **{"temperature": 9.0, "pad_token_id": 0, **options},
         )
         return [list(result.targets) for result in results]
 
@@ -229,11 +230,7 @@ def test_an_error_of_the_users_own_callback_is_his() -> None:
 
     with pytest.raises(ValueError, match=r"^my own$") as error, listening(hear):
         attnflow.generate(
-            build("Llama"),
-            "w5 w6",
-            tokenizer=tokenizer_with([], []),
-            seed=0,
-            generate_kwargs={"temperature": 5.0},
+            (build("Llama"), tokenizer_with([], [])), "w5 w6", seed=0, temperature=5.0
         )
     assert not isinstance(error.value, InputError)
 
@@ -276,7 +273,7 @@ def test_inference_mode_is_left_where_gradients_are_taken() -> None:
 def test_messages_need_a_chat_template() -> None:
     messages = [{"role": "user", "content": "w5"}]
     with pytest.raises(TokensError, match="no chat template; pass the prompt as one text"):
-        attnflow.generate(build("Llama"), messages, tokenizer=tokenizer_with([], []))
+        attnflow.generate((build("Llama"), tokenizer_with([], [])), messages)
 
 
 def test_the_form_of_a_chat_stays_in_the_neutral_prompt() -> None:
@@ -289,7 +286,7 @@ def test_the_form_of_a_chat_stays_in_the_neutral_prompt() -> None:
     messages = [{"role": "user", "content": "w5 w6"}]
     model = build("Llama")
     model.resize_token_embeddings(70)
-    prompt = encode_prompts(model, tokenizer, messages, chat=False).prompts()[0]
+    prompt = encode_prompts(Model(model, tokenizer), messages).prompts()[0]
     tokens = tokenizer.convert_ids_to_tokens(prompt.ids)
     assert tokens == ["<|turn|>", "user", "w5", "w6", "<|turn|>", "assistant"]
     assert prompt.form == (True, True, False, False, True, True)
@@ -297,7 +294,7 @@ def test_the_form_of_a_chat_stays_in_the_neutral_prompt() -> None:
     assert [neutral[k] for k in (0, 1, 4, 5)] == ["<|turn|>", "user", "<|turn|>", "assistant"]
     assert "w5" not in neutral
     tokenizer.chat_template = "{% for m in messages %}w20 {{ m.content }} {% endfor %}w21"
-    plain = encode_prompts(model, tokenizer, messages, chat=False).prompts()[0]  # ordinary words
+    plain = encode_prompts(Model(model, tokenizer), messages).prompts()[0]  # ordinary words
     neutral = tokenizer.convert_ids_to_tokens(neutral_ids(tokenizer, plain.ids, plain.form))
     assert (neutral[0], neutral[-1]) == ("w20", "w21")
     assert not {"w5", "w6"} & set(neutral)
@@ -319,10 +316,10 @@ def test_a_tokenizer_of_another_model_is_named() -> None:
     for run in (
         lambda: attnflow.capture((model, tokenizer), "w5 haus"),
         lambda: attnflow.capture(model, ids),
-        lambda: attnflow.generate(model, "w5 haus", tokenizer=tokenizer),
+        lambda: attnflow.generate((model, tokenizer), "w5 haus"),
         lambda: attnflow.generate(model, ids),
-        lambda: attnflow.explain_completion(model, "w5", "haus", tokenizer=tokenizer),
-        lambda: run_again(LeaveOneOut(), model, "w5 w6", "haus", tokenizer=tokenizer),
+        lambda: attnflow.generate((model, tokenizer), "w5", completion="haus"),
+        lambda: run_again(LeaveOneOut(), (model, tokenizer), "w5 w6", "haus"),
     ):
         with pytest.raises(TokensError, match="number 64 is none of the 64 that LlamaForCausalLM"):
             run()
@@ -339,7 +336,7 @@ def test_a_message_may_hold_a_word_of_the_template() -> None:
     def form(*contents: str) -> tuple[bool, ...] | None:
         roles = ("user", "assistant", "user")
         messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
-        return encode_prompts(model, tokenizer, messages, chat=False).prompts()[0].form
+        return encode_prompts(Model(model, tokenizer), messages).prompts()[0].form
 
     own, turn = False, (True, True)
     assert form("user") == (*turn, own, *turn)
@@ -369,7 +366,9 @@ def test_the_sources_of_a_chat_are_its_messages() -> None:
     tokenizer.chat_template = CHAT
     model = build("Llama")
     model.resize_token_embeddings(70)
-    result = run_again(LeaveOneOut(), model, "user w5", "w9", tokenizer=tokenizer, chat=True)
+    result = run_again(
+        LeaveOneOut(), (model, tokenizer), [{"role": "user", "content": "user w5"}], "w9"
+    )
     assert (result.sources.texts, result.sources.positions) == (("user", "w5"), (2, 3))
     names: list[Any] = []
     attnflow.evaluate(
@@ -390,13 +389,13 @@ def test_signs_of_a_chat_are_no_sources_in_a_plain_text() -> None:
     prompt = "<|turn|> w5 haus <|turn|> w6"
     model = build("Llama")
     model.resize_token_embeddings(70)
-    result = run_again(LeaveOneOut(), model, prompt, "w9", tokenizer=tokenizer)
+    result = run_again(LeaveOneOut(), (model, tokenizer), prompt, "w9")
     assert result.sources.texts == ("w5", "haus", "w6")
 
 
 def test_tokens_without_a_name_of_their_own_are_read_again() -> None:
     """A model may have more tokens than its tokenizer names; they were looked up by name."""
-    from attnflow.explainers.comparison import continued
+    from attnflow.explainers.comparison import compare_completions
     from attnflow.hosts.model import Model
 
     model, tokenizer = build("Llama"), tokenizer_with([], [])
@@ -406,11 +405,11 @@ def test_tokens_without_a_name_of_their_own_are_read_again() -> None:
         model.lm_head.weight[:] = 0.0
         model.lm_head.weight[unnamed] = torch.randn(len(unnamed), model.config.hidden_size)
     methods = [attnflow.Rollout(), attnflow.Raw()]
-    both = continued(Model(model, tokenizer), "w5 w6 w7", methods, max_new_tokens=3)
+    both = compare_completions(Model(model, tokenizer), "w5 w6 w7", methods, max_new_tokens=3)
     ids = both.results[0].provenance["completion_ids"]
     assert set(ids) <= set(unnamed)
     prompt = {"input_ids": torch.tensor([[5, 6, 7]])}
-    expected = attnflow.explain_completion(model, prompt, ids, method=attnflow.Raw())
+    expected = attnflow.generate(model, prompt, completion=ids, method=attnflow.Raw())
     np.testing.assert_allclose(both.results[1].values, expected.values, rtol=1e-6)
 
 
@@ -426,24 +425,29 @@ def test_the_sink_is_found_where_it_is() -> None:
     assert attention_sink(attnflow.AttentionTrace.from_arrays(causal, list("abcde"))) is None
 
 
+def dropped(model: Any, tokenizer: Any, inputs: Any, first_token: int) -> Any:
+    """What the default of a model without row gradients drops of a prompt."""
+    default: Any = DEFAULTS["language model without row gradients"]
+    method: Any = drop_sink(default, Model(model, tokenizer), inputs, first_token)
+    return method.drop
+
+
 def test_the_sink_of_an_encoder_decoder_is_measured() -> None:
     """Nothing says that its first token is one: there it is a content word."""
     model = build("Marian")
     source = torch.tensor([[5, 6, 7, 2]])
     inputs = {"input_ids": source, "decoder_input_ids": torch.tensor([[1]])}
-    facts = registry.adapter_for(model).facts(model)
     tokenizer = tokenizer_with([], ["</s>"])
-    sink = prompt_sink(model, tokenizer, inputs, 5, facts)
-    assert sink == attention_sink(attnflow.capture(model, inputs, heads="mean"))
+    sink = attention_sink(attnflow.capture(model, inputs, heads="mean"))
+    assert dropped(model, tokenizer, inputs, 5) == (() if sink is None else (sink,))
 
 
 def test_a_start_token_is_known_from_the_tokenizer() -> None:
     tokenizer = tokenizer_with(["<s>"], [])
     tokenizer.bos_token = "<s>"
     model = build("Llama")
-    facts = registry.adapter_for(model).facts(model)
     inputs = {"input_ids": torch.tensor([[1, 5, 6]])}
-    assert prompt_sink(model, tokenizer, inputs, 1, facts) == 0
+    assert dropped(model, tokenizer, inputs, 1) == (0,)
 
 
 def test_results_of_prepared_words_are_plain() -> None:

@@ -121,7 +121,7 @@ def test_smollm2_draws_on_what_it_was_told(smollm2: Model) -> None:
     told = attnflow.generate(None, weather, max_new_tokens=1)
     assert told.targets.texts == ("Ġsunny",)
     assert "Ġsunny" in [found.token for found in told.top(2)]
-    again = attnflow.explain_completion(None, weather, " sunny")
+    again = attnflow.generate(None, weather, completion=" sunny")
     np.testing.assert_allclose(again.values, told.values, rtol=0, atol=1e-5)
 
 

@@ -37,7 +37,7 @@ def test_the_public_names() -> None:
         "Answer",
         "explain",
         "generate",
-        "explain_completion",
+        "neutral_prompt",
         "evaluate",
         "capture",
         "load",

@@ -124,7 +124,7 @@ def test_the_small_model_answers_questions_about_scenes(small: tuple[Any, Any]) 
     right = 0
     for scene, question in asked:
         result = attnflow.generate(
-            model, question.text, images=[scene.image()], processor=processor, max_new_tokens=3
+            (model, processor), question.text, images=[scene.image()], max_new_tokens=3
         )
         right += result.provenance["completion"].strip() == question.answer
     assert right >= 16
@@ -134,7 +134,7 @@ def test_each_word_of_an_answer_is_over_patches_and_words(small: tuple[Any, Any]
     model, processor = small
     question = next(q for q in PAIR.questions if q.kind == "place")
     result = attnflow.generate(
-        model, question.text, images=[PAIR.image()], processor=processor, max_new_tokens=4
+        (model, processor), question.text, images=[PAIR.image()], max_new_tokens=4
     )
     assert result.method == IMAGE_METHOD
     (image,) = result.sources.images
@@ -147,9 +147,7 @@ def test_each_word_of_an_answer_is_over_patches_and_words(small: tuple[Any, Any]
 def test_rollout_of_an_answer_is_a_distribution(small: tuple[Any, Any]) -> None:
     model, processor = small
     question = PAIR.questions[0]
-    result = attnflow.explain(
-        model, question.text, "rollout", images=[PAIR.image()], processor=processor
-    )
+    result = attnflow.explain((model, processor), question.text, "rollout", images=[PAIR.image()])
     assert np.isclose(result.layer(-1).values.sum(), 1.0, atol=1e-4)
 
 
@@ -243,13 +241,13 @@ def test_wrong_images_get_a_sentence(
 ) -> None:
     model, processor = small
     with pytest.raises(InputError, match=message):
-        attnflow.generate(model, "what shape is red?", processor=processor, **arguments)
+        attnflow.generate((model, processor), "what shape is red?", **arguments)
 
 
 def test_an_image_that_is_not_there_is_named(small: tuple[Any, Any]) -> None:
     model, processor = small
     with pytest.raises(FileError, match=r"There is no image 'no-such\.png'"):
-        attnflow.generate(model, "what shape is red?", processor=processor, images=["no-such.png"])
+        attnflow.generate((model, processor), "what shape is red?", images=["no-such.png"])
 
 
 def test_a_photo_is_held_upright_and_its_loss_is_said(
@@ -266,7 +264,7 @@ def test_a_photo_is_held_upright_and_its_loss_is_said(
     model, processor = small
     question = next(q for q in PAIR.questions if q.kind == "place")
     maps = [
-        attnflow.generate(model, question.text, images=[image], processor=processor).of_image(0)
+        attnflow.generate((model, processor), question.text, images=[image]).of_image(0)
         for image in (PAIR.image(), tmp_path / "turned.jpg")
     ]
     assert maps[1].provenance["completion"].split() == question.answer.split()
@@ -274,9 +272,7 @@ def test_a_photo_is_held_upright_and_its_loss_is_said(
     assert strongest[0] == strongest[1]
     moving = [images.fromarray(PAIR.image()), images.fromarray(255 - PAIR.image())]
     moving[0].save(tmp_path / "two.gif", save_all=True, append_images=moving[1:])
-    result = attnflow.generate(
-        model, question.text, images=[tmp_path / "two.gif"], processor=processor
-    )
+    result = attnflow.generate((model, processor), question.text, images=[tmp_path / "two.gif"])
     assert result.provenance["image_remarks"] == ["two.gif has 2 frames; the first is explained"]
 
 
@@ -284,8 +280,8 @@ def test_a_result_carries_what_the_model_saw(small: tuple[Any, Any]) -> None:
     model, processor = small
     large = np.kron(PAIR.image(), np.ones((10, 10, 1), np.uint8))
     for result in (
-        attnflow.generate(model, PAIR.questions[0].text, images=[large], processor=processor),
-        attnflow.explain(model, PAIR.questions[0].text, images=[large], processor=processor),
+        attnflow.generate((model, processor), PAIR.questions[0].text, images=[large]),
+        attnflow.explain((model, processor), PAIR.questions[0].text, images=[large]),
     ):
         (picture,) = carried_pictures(result)
         assert picture.shape == (48, 48, 3)
@@ -297,7 +293,7 @@ def test_a_model_without_a_vision_tower_takes_no_images() -> None:
 
     model, tokenizer = tiny_decoder()
     with pytest.raises(attnflow.AttnflowError, match=r"processor|no vision-language model"):
-        attnflow.generate(model, "the keys", images=[PAIR.image()], tokenizer=tokenizer)
+        attnflow.generate((model, tokenizer), "the keys", images=[PAIR.image()])
 
 
 def test_the_experiment_goes_on_from_its_journal(small: tuple[Any, Any], tmp_path: Path) -> None:

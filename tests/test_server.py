@@ -308,7 +308,7 @@ def test_waiting_and_running_jobs_can_be_cancelled() -> None:
 
 def test_generation_stops_between_two_words(client: Client) -> None:
     """Cancelled from inside the stream, as a visitor's click would: the rest is never written."""
-    from attnflow.explainers.comparison import continued
+    from attnflow.explainers.comparison import compare_completions
 
     heard: list[str] = []
 
@@ -320,7 +320,7 @@ def test_generation_stops_between_two_words(client: Client) -> None:
 
     def work() -> str:
         with relaying(hear):
-            continued(tiny_writer(), "a b", [Rollout()], max_new_tokens=12)
+            compare_completions(tiny_writer(), "a b", [Rollout()], max_new_tokens=12)
         return "never"
 
     job = Job(work)

@@ -43,7 +43,7 @@ def full_graph(
 
 
 def explained(model: Any, **options: Any) -> Attribution:
-    return attnflow.explain_completion(model, PROMPT, ANSWER, **options)
+    return attnflow.generate(model, PROMPT, completion=ANSWER, **options)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
@@ -119,10 +119,9 @@ def test_a_contrast_is_the_difference_of_two_scores(family: str) -> None:
     first, other = ANSWER[0], (ANSWER[1] + 5) % 90 + 3
     text = f"{first} {other} 44"
     result = explained(
-        model,
+        (model, tokenizer),
         method=GradientAttention(drop_sink=False),
         contrast=text,
-        tokenizer=tokenizer,
     )
     spelled = " ".join(map(str, ANSWER))
     assert list(result.targets) == [f"{spelled} rather than {text}"]
@@ -135,14 +134,14 @@ def test_a_contrast_is_the_difference_of_two_scores(family: str) -> None:
     largest = float(expected.max())
     np.testing.assert_allclose(result.values[:, 0], expected, rtol=1e-4, atol=1e-5 * largest)
     with pytest.raises(InputError, match="begin alike"):
-        explained(model, contrast=str(first), tokenizer=tokenizer)
+        explained((model, tokenizer), contrast=str(first))
     with pytest.raises(InputError, match="about one target; got 2"):
-        explained(model, contrast="7", targets=[0, 1], tokenizer=tokenizer)
+        explained((model, tokenizer), contrast="7", targets=[0, 1])
     for nothing in ("", "  "):  # a tokenizer makes a token of the space before it
         with pytest.raises(InputError, match="names no answer"):
-            explained(model, contrast=nothing, tokenizer=tokenizer)
+            explained((model, tokenizer), contrast=nothing)
     with pytest.raises(MethodError, match="'rollout' takes none"):
-        explained(model, contrast="7", method="rollout", tokenizer=tokenizer)
+        explained((model, tokenizer), contrast="7", method="rollout")
 
 
 @pytest.mark.parametrize("method", ["gradient-attention", "gradient-rollout"])
@@ -204,8 +203,8 @@ def encoder_decoder(name: str) -> Any:
 def test_gradient_attention_of_an_encoder_decoder(name: str) -> None:
     """Its cross attention, read where the decoder predicts; the decoder's own is elsewhere."""
     model = encoder_decoder(name)
-    result = attnflow.explain_completion(
-        model, PROMPT, ANSWER, method="gradient-attention", targets=[2, "answer"]
+    result = attnflow.generate(
+        model, PROMPT, completion=ANSWER, method="gradient-attention", targets=[2, "answer"]
     )
     start = int(model.config.decoder_start_token_id)
     inputs = {
@@ -239,21 +238,19 @@ def test_what_a_target_may_be() -> None:
 
 def test_generate_takes_targets_too() -> None:
     model, tokenizer = tiny_decoder()
-    whole = attnflow.generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=4)
-    text = attnflow.generate(
-        model, "the keys to", tokenizer=tokenizer, max_new_tokens=4, targets="answer"
-    )
+    whole = attnflow.generate((model, tokenizer), "the keys to", max_new_tokens=4)
+    text = attnflow.generate((model, tokenizer), "the keys to", max_new_tokens=4, targets="answer")
     np.testing.assert_allclose(text.values[:, 0], whole.values.sum(axis=1), rtol=1e-9)
-    rollout = {"tokenizer": tokenizer, "max_new_tokens": 4, "method": "rollout"}
-    each = attnflow.generate(model, "the keys to", **rollout)
-    mean = attnflow.generate(model, "the keys to", **rollout, targets="answer")
+    rollout: dict[str, Any] = {"max_new_tokens": 4, "method": "rollout"}
+    each = attnflow.generate((model, tokenizer), "the keys to", **rollout)
+    mean = attnflow.generate((model, tokenizer), "the keys to", **rollout, targets="answer")
     np.testing.assert_allclose(mean.values[:, 0], each.values.mean(axis=1), rtol=1e-9)
 
 
 def test_streamed_rollouts_say_how_far_rows_depend_on_their_targets(tmp_path: Path) -> None:
     model, tokenizer = tiny_decoder()
-    options: dict[str, Any] = {"tokenizer": tokenizer, "max_new_tokens": 4, "method": "rollout"}
-    result = attnflow.generate(model, "the keys to", **options)
+    options: dict[str, Any] = {"max_new_tokens": 4, "method": "rollout"}
+    result = attnflow.generate((model, tokenizer), "the keys to", **options)
     assert result.provenance["streamed"] is True
     assert result.dependence is not None
     assert result.dependence.shape == (2, 4)

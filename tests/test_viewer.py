@@ -171,7 +171,7 @@ def check_round_trip(original: Attribution, folder: Path) -> Attribution:
 
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
 def test_the_json_of_a_page_is_the_result_again(tmp_path: Path) -> None:
-    from attnflow.api import ask, explain, generate
+    from attnflow import ask, explain, generate
     from attnflow.testing import tiny_decoder
 
     trace = random_trace(layers=4, length=7, seed=2)
@@ -183,10 +183,10 @@ def test_the_json_of_a_page_is_the_result_again(tmp_path: Path) -> None:
     check_round_trip(rollout.spans({"start": (0, 2)}), tmp_path)
     assert check_round_trip(explain("verb-number", "the key"), tmp_path).prediction is not None
     model, tokenizer = tiny_decoder()
-    written = generate(model, "the keys to", tokenizer=tokenizer, max_new_tokens=3, confirm=True)
+    written = generate((model, tokenizer), "the keys to", max_new_tokens=3, confirm=True)
     assert check_round_trip(written, tmp_path).confirmation is not None
     texts = {"a": "the author .", "b": "is old ."}
-    answer = ask(model, "the keys", texts, tokenizer=tokenizer, max_new_tokens=4)
+    answer = ask((model, tokenizer), "the keys", texts, max_new_tokens=4)
     assert check_round_trip(answer.result, tmp_path).provenance["documents"]
 
 

@@ -84,9 +84,8 @@ def _calls(folder: Path) -> Iterator[_Call]:
     result = attnflow.Flow()(trace)
     loaded = tiny_encoder(head="SequenceClassification")
     text: dict[str, Any] = {
-        "model": loaded.module,
+        "model": loaded,
         "text": "the key",
-        "tokenizer": loaded.tokenizer,
     }
     yield _Call(
         "AttentionTrace.from_arrays",
@@ -127,7 +126,7 @@ def _calls(folder: Path) -> Iterator[_Call]:
     yield _Call("capture", attnflow.capture, {**text, **more})
     texts = {"model": loaded, "inputs": ["the key"], "heads": None, "record": ()}
     yield _Call("capture of several", attnflow.capture, texts)
-    ask = {"method": "rollout", "targets": None, "layers": None, "words": False, "answer": None}
+    ask = {"method": "rollout", "targets": None, "layers": None, "level": "token", "answer": None}
     yield _Call("explain", attnflow.explain, {**text, **ask})
     yield from _showing(attnflow.Rollout()(trace))
     yield from _judging(loaded.module, loaded.tokenizer)
@@ -163,12 +162,11 @@ def _judging(model: Any, tokenizer: Any) -> Iterator[_Call]:
 def _writing(folder: Path) -> Iterator[_Call]:
     """What a language model writes, and what its completion loses without parts of its prompt."""
     model, tokenizer = tiny_decoder()
+    pair = {"model": (model, tokenizer), "prompt": "the keys to"}
+    how = {"method": None, "sources": "prompt", "max_new_tokens": 1, "completion": None}
+    yield _Call("generate", attnflow.generate, {**pair, **how})
     ask: dict[str, Any] = {"model": model, "prompt": "the keys to", "tokenizer": tokenizer}
-    how = {"method": None, "baseline": None, "sources": "prompt", "chat": False}
-    few = {"max_new_tokens": 1, "seed": None, "generate_kwargs": None}
-    yield _Call("generate", attnflow.generate, {**ask, **how, **few})
     ask["completion"] = " are"
-    yield _Call("explain_completion", attnflow.explain_completion, {**ask, **how})
     own = {"chat": False, "targets": None, "spans": None, "blank": None, "batch_tokens": None}
     for method in (LeaveOneOut(), AblationRegression(samples=4), Visibility(steps=1), Careful()):
         yield _Call(f"{method.name}()", partial(run_again, method), {**ask, **own})

@@ -13,7 +13,7 @@ which need gradients or measurements beside the weights: `GradientAttention`, `G
 `capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
 does, without any model. `explain` does all of it in one call; `ask` answers a question from
 documents and names those it drew on. `generate` continues a prompt and
-attributes every new token to it; `explain_completion` does so for a text that is there already.
+attributes every new token to it, or reads a completion that is there already.
 `evaluate` says which method to trust for a model and its texts.
 
 Nothing heavy is imported until it is used: no torch for arrays, no matplotlib without a figure.
@@ -28,10 +28,13 @@ from typing import TYPE_CHECKING
 from attnflow._version import __version__
 
 if TYPE_CHECKING:
-    from attnflow.api import Answer, ask, explain, explain_completion, generate
     from attnflow.attribution import Attribution
     from attnflow.errors import AttnflowError
     from attnflow.evaluation import evaluate
+    from attnflow.explainers.answers import Answer, ask
+    from attnflow.explainers.completions import generate
+    from attnflow.explainers.prompts import neutral_prompt
+    from attnflow.explainers.texts import explain
     from attnflow.graph import LayeredGraph
     from attnflow.hosts.capture import capture
     from attnflow.hosts.load import load
@@ -67,11 +70,11 @@ _HOME = {
     "Visibility": "methods",
     "Careful": "methods",
     "Method": "methods",
-    "ask": "api",
-    "Answer": "api",
-    "explain": "api",
-    "generate": "api",
-    "explain_completion": "api",
+    "ask": "explainers.answers",
+    "Answer": "explainers.answers",
+    "explain": "explainers.texts",
+    "generate": "explainers.completions",
+    "neutral_prompt": "explainers.prompts",
     "evaluate": "evaluation",
     "load": "hosts.load",
     "Model": "hosts.model",
@@ -101,7 +104,7 @@ __all__ = [
     "Answer",
     "explain",
     "generate",
-    "explain_completion",
+    "neutral_prompt",
     "evaluate",
     "load",
     "Model",

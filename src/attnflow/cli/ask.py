@@ -35,7 +35,7 @@ from attnflow.cli.progress import progress_bars
 from attnflow.show.sentences import reading_place
 
 if TYPE_CHECKING:
-    from attnflow.api import Answer
+    from attnflow.explainers.answers import Answer
 
 __all__ = ["ask", "show_answer"]
 
@@ -84,7 +84,7 @@ def ask(
     if output is not None:
         check_output(output)
     prepare_models()
-    from attnflow.api import ask as run
+    from attnflow.explainers.answers import ask as run
 
     say_if_preparing(model)
     with progress_bars("reading and answering"):
@@ -92,12 +92,11 @@ def ask(
             model,
             question,
             documents,
+            "careful" if careful else applied,
             max_new_tokens=max_new_tokens,
-            method=applied,
-            careful=careful,
             chat=chat,
             confirm=confirm,
-            seed=seed,
+            **({} if seed is None else {"seed": seed}),
         )
     if as_json:
         print_json(answer.to_dict())

@@ -61,7 +61,7 @@ def demo(
 
 def _ask(console: Console, output: Path) -> None:
     """Which document made it say this?"""
-    from attnflow.api import ask
+    from attnflow.explainers.answers import ask
 
     for name, text in DOCUMENTS.items():
         storage.write_text(output / name, text)
@@ -79,8 +79,8 @@ def _ask(console: Console, output: Path) -> None:
 
 def _explain(console: Console, output: Path) -> None:
     """Why singular? What the default says, and what it is worth."""
-    from attnflow.api import explain
     from attnflow.explainers.comparison import compare
+    from attnflow.explainers.texts import explain
     from attnflow.hosts.load import load
 
     console.print(Text(f"$ attnflow explain {_SENTENCE!r}", style="dim"))

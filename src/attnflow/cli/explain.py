@@ -250,9 +250,9 @@ def _load(model: str | None) -> Model:
 
 
 def _default(loaded: Model) -> Method:
-    from attnflow.explainers.texts import default_method
+    from attnflow.explainers.defaults import default_method
 
-    return default_method(loaded.module)
+    return default_method(loaded)
 
 
 def _capture(
@@ -300,23 +300,22 @@ def _check_careful(
 def _carefully(
     loaded: Model, text: str, answer: int | None, contrast: str | None, confirm: bool
 ) -> Attribution:
-    from attnflow.api import explain as run
+    from attnflow.explainers.texts import explain as run
 
     options: dict[str, Any] = {"answer": answer, "contrast": contrast, "confirm": confirm}
     with progress_bars("running the model"):
-        return run(loaded.module, text, careful=True, tokenizer=loaded.tokenizer, **options)
+        return run(loaded, text, "careful", **options)
 
 
 def _confirmed(result: Attribution, loaded: Model, text: str, answer: int | None) -> Attribution:
     """With one more pass, where the model is a language model that can be run without words."""
-    from attnflow.explainers.next_token import next_token
-    from attnflow.explainers.texts import with_confirmation
+    from attnflow.explainers.texts import next_token, with_confirmation
     from attnflow.hosts.registry import adapter_for
 
     if not adapter_for(loaded.module).supports_row_gradients(loaded.module):
         return result
-    token = next_token(loaded.module, text, loaded.tokenizer, answer)
-    return with_confirmation(result, loaded.module, token, loaded.tokenizer)
+    token = next_token(loaded, text, answer)
+    return with_confirmation(result, loaded, token)
 
 
 def _targets_or_prediction(

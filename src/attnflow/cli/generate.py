@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -65,7 +65,6 @@ _ROW_LEGENDS = {
     **TABLE_LEGENDS,
     "share": "The numbers of a line are what the token draws on each source.",
 }
-_BASELINES = {"auto": None, "neutral": "neutral", "none": None}
 
 
 def generate(
@@ -99,14 +98,6 @@ def generate(
     confirm: ConfirmOption = True,
     method: MethodOption = None,
     option: OptionOption = None,
-    baseline: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="What is subtracted: none, neutral (a prompt without content), or auto, which "
-            "is what the method does by default.",
-        ),
-    ] = "auto",
     layers: Annotated[
         str,
         typer.Option(
@@ -155,31 +146,30 @@ def generate(
     if option and method is None:
         raise InputError("--option is for a method you name; add --method rollout.")
     applied = None if method is None else parse_method(method, option)
-    subtracted = _baseline(baseline)
+    sampling = {"seed": seed, "temperature": temperature}
+    writing = {name: value for name, value in sampling.items() if value is not None}
     spans = dict(map(_parse_span, span or []))
     _check_spans(spans, prompt)
     if output is not None:
         check_output(output)
     prepare_models()
-    from attnflow.api import generate as run
+    from attnflow.explainers.completions import generate as run
+    from attnflow.explainers.prompts import as_chat
 
     console = Console(highlight=False)
     say_if_preparing(model)
     with listening(None if as_json else _Echo(console, prompt)):
+        conversation = messages or (as_chat(prompt) if chat else None)
         result: Attribution = run(
             model,
-            messages or prompt,
+            conversation or prompt,
+            "careful" if careful else applied,
             max_new_tokens=max_new_tokens,
-            method=applied,
-            careful=careful,
             targets=None if targets is None else [parse_span(target) for target in targets],
             contrast=rather_than,
             confirm=confirm and not images,
             images=images or None,
-            baseline=cast("Any", subtracted),
-            chat=chat,
-            seed=seed,
-            generate_kwargs=None if temperature is None else {"temperature": temperature},
+            **writing,
         )
     for remark in result.provenance.get("image_remarks", ()):
         typer.echo(f"attnflow: {remark}.", err=True)
@@ -339,12 +329,6 @@ def _write(result: Attribution, output: Path, select: str | None) -> None:
         return
     target = None if select is None else parse_target(select)
     write_figure(plots.completion_figure(result, target), output)
-
-
-def _baseline(name: str) -> str | None:
-    if name not in _BASELINES:
-        raise InputError(f"--baseline is one of {', '.join(_BASELINES)}; got {name!r}.")
-    return _BASELINES[name]
 
 
 def _parse_span(text: str) -> tuple[str, Span]:

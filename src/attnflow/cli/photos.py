@@ -193,12 +193,12 @@ def _result(
     options: PhotoOptions,
     method: Method | None,
 ) -> Attribution:
-    from attnflow.api import explain
+    from attnflow.explainers.texts import explain
 
     page = options.output is not None and options.output.suffix == ".html"
     targets: Any = [parse_target(target) for target in options.targets or ()] or None
     return explain(
-        loaded.module,
+        loaded,
         path,
         method,
         targets="all" if page and targets is None else targets,

@@ -105,18 +105,18 @@ def _continue(
     chat: bool,
     images: list[Path] | None,
 ) -> Comparison:
-    from attnflow.explainers.comparison import continued
+    from attnflow.explainers.comparison import compare_completions
+    from attnflow.explainers.prompts import as_chat
     from attnflow.hosts.load import as_model
 
     with progress_bars("loading the model"):
         loaded = as_model(model, default="smollm2")
         check_texts_model(model, loaded.tokenizer)
-        return continued(
+        return compare_completions(
             loaded,
-            prompt,
+            as_chat(prompt) if chat else prompt,
             methods or [None],
             max_new_tokens=max_new_tokens,
             images=images,
-            chat=chat,
             confirm=images is None,
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,16 @@ from attnflow.attribution.passages import (
     positions_of,
     statements_of,
 )
-from attnflow.errors import InputError, optional_import, shorten
-from attnflow.explainers.completions import explain_completion, generate
+from attnflow.errors import InputError, shorten
+from attnflow.errors.arguments import checked_arguments
+from attnflow.explainers.ablation import CompletionAblation
+from attnflow.explainers.completions import generate
+from attnflow.explainers.confirm import confirm_completion
 from attnflow.explainers.documents import mark_documents
-from attnflow.explainers.rerun_choice import MeasuredChoice, measured_choice
-from attnflow.methods import Method
+from attnflow.explainers.prompts import Message, as_chat, encode_prompts
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.model import Model
+from attnflow.methods import Method, RerunMethod, make_method
 from attnflow.tokens.documents import (
     Document,
     Documents,
@@ -33,8 +37,6 @@ from attnflow.tokens.documents import (
 from attnflow.tokens.units import split_units
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from attnflow.show.page import InteractiveView
 
 __all__ = ["Answer", "Omission", "ask", "question_prompt", "uses_chat"]
@@ -129,23 +131,22 @@ class Answer:
         return answer_html(self.result, question=self.question, lines=self.lines)
 
 
+@checked_arguments
 def ask(
-    model: nn.Module | str | os.PathLike[str] | None,
+    model: ModelLike,
     question: str,
     documents: Documents,
+    method: str | Method | None = None,
     *,
     max_new_tokens: int = 64,
-    method: str | Method | None = None,
-    careful: bool = False,
-    tokenizer: Any = None,
     chat: bool | None = None,
     confirm: bool = False,
-    seed: int | None = None,
-    generate_kwargs: Mapping[str, Any] | None = None,
+    **generate_kwargs: Any,
 ) -> Answer:
     """Answer a question from documents, and say which of them each statement came from.
 
-    model: a name, a path, a loaded model (with its `tokenizer`), or None for SmolLM2.
+    model: a name, a path, what `attnflow.load` gives, a loaded module with its tokenizer as a pair,
+        or None for SmolLM2.
     documents: texts, or texts by name: ["...", "..."] or {"contract.txt": "..."}.
     chat: whether the model's chat template is used; None uses it where there is one. Without it
         the answer is the first line that the model writes.
@@ -155,78 +156,47 @@ def ask(
     hidden together is in `answer.result.confirmation`: one more pass, always.
 
     >>> from attnflow.testing import tiny_decoder
-    >>> model, tokenizer = tiny_decoder()
     >>> texts = {"a.txt": "the keys to the cabinets .", "b.txt": "the author is old ."}
-    >>> answer = ask(model, "the keys", texts, tokenizer=tokenizer, max_new_tokens=3)
+    >>> answer = ask(tiny_decoder(), "the keys", texts, max_new_tokens=3)
     >>> sorted(source.name for source in answer.statements[0].sources)
     ['a.txt', 'b.txt']
     """
-    if not isinstance(question, str) or not question.strip():
+    if not question.strip():
         raise InputError(f"A question is a text that is not empty; got {shorten(question)}.")
     collection = named_documents(documents)
-    optional_import("torch", extra="models", purpose="Running a model")
-    from attnflow.explainers.prompts import encode_prompts
-    from attnflow.hosts.load import as_model
-
-    if model is None or isinstance(model, (str, os.PathLike)):
-        loaded = as_model(model, default="smollm2")
-        model, tokenizer = loaded.module, tokenizer or loaded.tokenizer
-    templated = uses_chat(tokenizer, chat)
-    shared: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "tokenizer": tokenizer,
-        "chat": templated,
-        "seed": seed,
-        "generate_kwargs": {"min_new_tokens": 1, **(generate_kwargs or {})},
-    }
+    loaded = as_model(model, default="smollm2")
+    templated = uses_chat(loaded.tokenizer, chat)
+    writing = {"min_new_tokens": 1, **generate_kwargs, "max_new_tokens": max_new_tokens}
     prompt = question_prompt(question, collection, templated)
-    choice = measured_choice(method, careful)
-    again = isinstance(choice, MeasuredChoice)
-    completion = generate(model, prompt, method=None if again else method, **shared)
-    result = _first_line(completion, templated)
-    if again:
-        result = _measured(model, prompt, result, choice, tokenizer, templated)
-    ids = encode_prompts(model, tokenizer, prompt, chat=templated).prompts()[0].ids
-    result = mark_documents(
-        result, collection, tokenizer, list(tokenizer.convert_ids_to_tokens(ids))
-    )
-    answer = Answer(question, collection, _how_sure(model, tokenizer, result, ids))
+    applied = None if method is None else make_method(method)
+    rerun = isinstance(applied, RerunMethod)
+    result = _first_line(generate(loaded, prompt, None if rerun else applied, **writing), templated)
+    if rerun:  # once for each statement, not for each token
+        statements = split_units(list(result.targets), "sentence")
+        targets = [slice(unit.tokens[0], unit.tokens[-1] + 1) for unit in statements]
+        ids = result.provenance["completion_ids"]
+        result = generate(loaded, prompt, applied, completion=ids, targets=targets or None)
+    prompt_ids = encode_prompts(loaded, prompt).prompts()[0].ids
+    tokens = list(loaded.tokenizer.convert_ids_to_tokens(prompt_ids))
+    result = mark_documents(result, collection, loaded.tokenizer, tokens)
+    answer = Answer(question, collection, _how_sure(loaded, result, prompt_ids))
     if not confirm:
         return answer
-    omissions = _confirm(model, answer, ids, templated, shared)
+    omissions = _confirm(loaded, answer, prompt_ids, templated, writing)
     return Answer(question, collection, answer.result, omissions)
 
 
-def _measured(
-    model: Any, prompt: str, answer: Attribution, choice: Any, tokenizer: Any, chat: bool
-) -> Attribution:
-    """By a method that runs the model again: once for each statement, not for each token."""
-    statements = split_units(list(answer.targets), "sentence")
-    targets = [slice(unit.tokens[0], unit.tokens[-1] + 1) for unit in statements]
-    return explain_completion(
-        model,
-        prompt,
-        answer.provenance["completion_ids"],
-        method=choice.method,
-        targets=targets or None,
-        tokenizer=tokenizer,
-        chat=chat,
-    )
-
-
-def _how_sure(model: Any, tokenizer: Any, result: Attribution, ids: list[int]) -> Attribution:
-    """With what the answer loses when the sentences it is said to come from are hidden."""
-    from attnflow.explainers.confirm import confirm_completion
-
+def _how_sure(model: Model, result: Attribution, ids: list[int]) -> Attribution:
+    """Return the result with what the answer loses when the sentences it names are hidden."""
     passages = _named_sentences(result)
     if not passages:
         return result
     confirmation = confirm_completion(
         result,
-        model,
+        model.module,
         ids,
         result.provenance["completion_ids"],
-        tokenizer=tokenizer,
+        tokenizer=model.tokenizer,
         passages=passages,
     )
     return replace(result, confirmation=confirmation)
@@ -254,14 +224,17 @@ def uses_chat(tokenizer: Any, chat: bool | None) -> bool:
     return bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
 
 
-def question_prompt(question: str, documents: Sequence[Document], chat: bool) -> str:
-    """The documents and the question, as the model is asked.
+def question_prompt(
+    question: str, documents: Sequence[Document], chat: bool
+) -> str | list[Message]:
+    """Return the documents and the question, as the model is asked.
 
     >>> question_prompt("How long?", [Document("a", "45 days.")], chat=False)
     '45 days.\\n\\nQuestion: How long?\\nAnswer:'
     """
     ending = _CHAT_ENDING if chat else "\nAnswer:"
-    return compose_prompt(f"Question: {question.strip()}", documents, ending=ending)
+    text = compose_prompt(f"Question: {question.strip()}", documents, ending=ending)
+    return as_chat(text) if chat else text
 
 
 def _first_line(result: Attribution, chat: bool) -> Attribution:
@@ -292,22 +265,17 @@ def _first_targets(result: Attribution, count: int) -> Attribution:
 
 
 def _confirm(
-    model: Any,
-    answer: Answer,
-    ids: Sequence[int],
-    chat: bool,
-    shared: Mapping[str, Any],
+    model: Model, answer: Answer, ids: Sequence[int], chat: bool, writing: dict[str, Any]
 ) -> tuple[Omission, ...]:
-    """Each document that is named, left out: the model asked again, and the first answer's odds."""
+    """Leave each named document out: ask the model again, and take the first answer's odds."""
     names = [source.name for statement in answer.statements for source in statement.sources[:2]]
     strongest = list(dict.fromkeys(names))[:_MOST_CONFIRMED]
     factors = _less_likely(model, answer, ids, strongest)
     omissions = []
     for name, factor in zip(strongest, factors, strict=True):
         others = [document for document in answer.documents if document.name != name]
-        again = _first_line(
-            generate(model, question_prompt(answer.question, others, chat), **shared), chat
-        )
+        prompt = question_prompt(answer.question, others, chat)
+        again = _first_line(generate(model, prompt, **writing), chat)
         text = str(again.provenance["completion"]).strip()
         changed = _plain(text) != _plain(answer.text)
         omissions.append(Omission(name, text, changed, factor))
@@ -315,16 +283,14 @@ def _confirm(
 
 
 def _less_likely(
-    model: Any, answer: Answer, ids: Sequence[int], names: Sequence[str]
+    model: Model, answer: Answer, ids: Sequence[int], names: Sequence[str]
 ) -> list[float]:
-    from attnflow.explainers.ablation import CompletionAblation
-
     places = {
         str(name): positions_of(answer.result, range(int(first), int(end)))
         for name, first, end in answer.result.provenance[DOCUMENTS]
     }
     ablation = CompletionAblation(
-        model=model,
+        model=model.module,
         prompt_ids=tuple(ids),
         completion_ids=tuple(answer.result.provenance["completion_ids"]),
     )

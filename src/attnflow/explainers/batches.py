@@ -15,22 +15,21 @@ import torch
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, TokensError
-from attnflow.explainers.answer_rows import apply_method, default_method
+from attnflow.explainers.answer_rows import answer_rows, apply_method, needs_own_gradients
+from attnflow.explainers.defaults import default_method, drops_sink
 from attnflow.explainers.gradient_rows import completion_rows
 from attnflow.explainers.last_rows import explain_last_rows
-from attnflow.explainers.prompts import Prompt, encode_prompts
+from attnflow.explainers.prompts import Prompt, as_chat, encode_prompts
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import CompletionRequest, check_room, completion_ids
+from attnflow.explainers.texts import default_for
 from attnflow.explainers.writer import Writer
 from attnflow.hosts.capture import capture
 from attnflow.hosts.images import prepare_images
 from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import GradientAttention, Method, quiet_about_limits, requirements_of
-from attnflow.methods.rows import pooled_row
 from attnflow.tokens import TokenRef
-from attnflow.trace import AttentionTrace
-from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
 __all__ = ["Batches", "CompletionBatches", "ImageBatches", "TextBatches", "split_batches"]
 
@@ -122,7 +121,7 @@ class TextBatches(Batches[Any]):
         layers: int = -1,
     ) -> None:
         super().__init__(model, layers)
-        self._methods = list(methods) or [default_method(model.module)]
+        self._methods = list(methods) or [default_method(model)]
         self._targets = targets
         self._passes = self._divide()
 
@@ -167,18 +166,15 @@ class TextBatches(Batches[Any]):
 
         Such a function gives the results of every method for all inputs.
         """
-        facts, adapter = self.model.facts, self.model.adapter
+        adapter = self.model.adapter
         by_rows = self._targets is None and adapter.supports_row_gradients(self.model.module)
         rows: list[Method] = [
             m for m in self._methods if by_rows and isinstance(m, GradientAttention)
         ]
-        gradients = {GRADIENTS}
-        if self._targets is not None and self._targets != "all":
-            gradients.add(GRADIENT_ATTENTION)
         alone = [
             method
             for method in self._methods
-            if facts.answer == "each" and gradients & set(method.requires.record)
+            if drops_sink(method) or needs_own_gradients(self.model, method, self._targets)
         ]
         shared = [m for m in self._methods if m not in rows and m not in alone]
         return [
@@ -193,38 +189,27 @@ class TextBatches(Batches[Any]):
         return explain_last_rows(self.model, items, methods, self.layers)
 
     def _explain_alone(self, items: Sequence[Any], methods: Sequence[Method]) -> Results:
-        """A token classifier has one answer for each token, and a gradient for each answer."""
-        module, tokenizer = self.model
-        traces = capture(self.model, list(items), heads="mean")
-        options: dict[str, Any] = {"tokenizer": tokenizer, "layers": self.layers}
+        """Explain one by one what has a gradient for each answer, or drops each text's sink."""
         return [
             [
-                apply_method(method, module, text, targets=self._rows(trace), **options)
-                for text, trace in zip(items, traces, strict=True)
+                apply_method(
+                    default_for(self.model, text) if drops_sink(method) else method,
+                    self.model,
+                    text,
+                    targets=self._targets,
+                    layers=self.layers,
+                )
+                for text in items
             ]
             for method in methods
         ]
 
     def _explain_traces(self, items: Sequence[Any], methods: Sequence[Method]) -> Results:
         traces = capture(self.model, self._inputs(items), methods=methods)
-        return [[self._apply(method, trace) for trace in traces] for method in methods]
-
-    def _apply(self, method: Method, trace: AttentionTrace) -> Attribution:
-        """The rows that are asked for; of an answer that all positions give, their one row."""
-        prediction = trace.prediction
-        if self._targets is None and prediction is not None and prediction.pooled:
-            return pooled_row(method(trace, layers=self.layers, threads=1))
-        return method(trace, targets=self._rows(trace), layers=self.layers, threads=1)
-
-    def _rows(self, trace: AttentionTrace) -> Any:
-        if self._targets == "all":
-            return None
-        if self._targets is None:
-            # Where there is no answer, the first position stands for a text, or the last of a
-            # causal model: no other has seen all of it.
-            without = -1 if trace.kind == "causal" else 0
-            return trace.prediction.position if trace.prediction else without
-        return list(self._targets)
+        return [
+            [answer_rows(method, trace, self._targets, self.layers, threads=1) for trace in traces]
+            for method in methods
+        ]
 
     def _inputs(self, items: Sequence[Any]) -> Any:
         return list(items)
@@ -300,12 +285,9 @@ class CompletionBatches(Batches[PromptText]):
         chat: bool = False,
     ) -> None:
         super().__init__(model, layers)
-        module = checked_generator(model.module)
+        checked_generator(model.module)
         choices: Sequence[Method | None] = methods or (None,)
-        self._readers = [
-            Reader(module, model.tokenizer, CompletionRequest.of(module, method, None, "prompt"))
-            for method in choices
-        ]
+        self._readers = [Reader(model, CompletionRequest.of(model, method)) for method in choices]
         self._max_new_tokens, self._chat = max_new_tokens, chat
 
     @property
@@ -345,8 +327,7 @@ class CompletionBatches(Batches[PromptText]):
 
     def _write_all(self, items: Sequence[PromptText]) -> Results:
         first, *others = self._readers
-        prompts = [item.prompt for item in items]
-        batch = encode_prompts(self.model.module, self.model.tokenizer, prompts, chat=self._chat)
+        batch = encode_prompts(self.model, [self._wording(item) for item in items])
         completions = Writer(first).write(batch, self._max_new_tokens, seed=None, options={})
         prompts_ids = [each.prompt for each in completions], [each.ids for each in completions]
         results = [self._read(reader, *prompts_ids) for reader in others]
@@ -367,9 +348,9 @@ class CompletionBatches(Batches[PromptText]):
             for pad, (prompt, ids) in zip(padding, pairs, strict=True)
         ]
         mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
-        device = reader.model.device
+        device = reader.module.device
         rows = completion_rows(
-            reader.model,
+            reader.module,
             torch.tensor(sequences, device=device),
             torch.tensor(mask, device=device),
             longest,
@@ -382,8 +363,10 @@ class CompletionBatches(Batches[PromptText]):
         ]
 
     def _prompt(self, item: PromptText) -> Prompt:
-        module, tokenizer = self.model
-        return encode_prompts(module, tokenizer, item.prompt, chat=self._chat).prompts()[0]
+        return encode_prompts(self.model, self._wording(item)).prompts()[0]
+
+    def _wording(self, item: PromptText) -> Any:
+        return as_chat(item.prompt) if self._chat else item.prompt
 
     def _ids(self, completion: str) -> list[int]:
         return completion_ids(self.model.tokenizer, completion, self.model.facts)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from attnflow.errors import ModelError
 from attnflow.errors.progress import tell
 from attnflow.explainers.ablation import CompletionAblation, log_odds
-from attnflow.explainers.gradient_rows import can_explain_rows, completion_rows
+from attnflow.explainers.gradient_rows import completion_rows
 from attnflow.explainers.reruns import AblationTask, register_rerun
 from attnflow.explainers.sources import Sources
+from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.visibility import visibility
 from attnflow.methods.reruns import Careful, Visibility
@@ -120,7 +121,7 @@ def _summed(tokens: Floats, sources: Sources) -> Floats:
 
 
 def _check_model(ablation: CompletionAblation) -> None:
-    if not can_explain_rows(ablation.model):
+    if not adapter_for(ablation.model).supports_row_gradients(ablation.model):
         raise ModelError(
             f"Visibility and gradient attention of a completion need a causal language model whose "
             f"attention can be seen; {type(ablation.model).__name__} is not one. Leave-one-out "

@@ -6,22 +6,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError
 from attnflow.errors.progress import tell
+from attnflow.explainers.answer_rows import ALL, apply_method, needs_own_gradients
+from attnflow.explainers.answers import Answer, ask, question_prompt, uses_chat
+from attnflow.explainers.completions import generate
+from attnflow.explainers.documents import mark_documents
+from attnflow.explainers.prompts import encode_prompts
+from attnflow.explainers.texts import default_for, explain, next_token, with_confirmation
 from attnflow.graph import LayeredGraph
-from attnflow.methods import Flow, Method, Raw, Rollout
+from attnflow.hosts.capture import capture
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.model import Model
+from attnflow.hosts.transformers.inputs import tokens_of
+from attnflow.methods import Flow, Method, Raw, RerunMethod, Rollout, make_method
 from attnflow.show.view import HeadWeights, View, view
+from attnflow.tokens.documents import Documents
+from attnflow.trace import AttentionTrace
 
-if TYPE_CHECKING:
-    from attnflow.explainers.answers import Answer
-    from attnflow.hosts.model import Model
-    from attnflow.tokens.documents import Documents
-    from attnflow.trace import AttentionTrace
-
-__all__ = ["FLOW_TOKENS", "Comparison", "answered", "compare", "continued", "usual_methods"]
+__all__ = [
+    "FLOW_TOKENS",
+    "Comparison",
+    "compare",
+    "compare_answers",
+    "compare_completions",
+    "usual_methods",
+]
 
 HEADS_TOKENS = 64  # up to here the weights of every head are shown
 COMPLETION_TOKENS = 640  # of prompt and completion: only the rows of the completion are shown
@@ -54,199 +67,172 @@ def usual_methods(length: int, first: Method | None = None) -> tuple[Method, ...
 
 
 def compare(
-    loaded: Model,
+    model: ModelLike,
     text: Any,
-    methods: Sequence[Method | None] | None = None,
+    methods: Sequence[str | Method | None] | None = None,
     *,
     decoder_text: str | None = None,
-    careful: bool = False,
     confirm: bool = False,
 ) -> Comparison:
     """Run the model once, with all that these methods need, and apply each to every target.
 
-    Among the methods None stands for the model's default. careful, confirm: as `explain` takes
-    them; a model that is no causal language model is not confirmed.
+    Among the methods None stands for the model's default. A method that runs the model again
+    explains words, so it stands alone. confirm: as `explain` takes it; a model that is no causal
+    language model is not confirmed.
 
-    >>> from attnflow.hosts.load import load
-    >>> comparison = compare(load(), "the key to the cabinets", [Rollout(), Raw()])
+    >>> comparison = compare(None, "the key to the cabinets", [Rollout(), Raw()])
     >>> [result.method.name for result in comparison.results]
     ['rollout', 'raw']
     """
-    from attnflow.explainers.next_token import next_token
-    from attnflow.explainers.texts import default_method, explain, with_confirmation
-    from attnflow.hosts.capture import capture
-    from attnflow.hosts.registry import adapter_for
-
-    if methods is not None and not methods:
-        raise InputError("There is nothing to compare: give at least one method.")
+    loaded = as_model(model)
+    _check_methods(methods)
     tell("running the model", 0, 1)
-    if careful:
-        _check_alone(methods)
-        options: dict[str, Any] = {"tokenizer": loaded.tokenizer, "confirm": confirm}
-        return Comparison((explain(loaded.module, text, careful=True, **options),))
-    first = default_method(loaded.module)
+    if methods is not None and _reruns(methods[0]):
+        return Comparison((explain(loaded, text, methods[0], confirm=confirm),))
+    first = default_for(loaded, text)
+    applicable = None
     if methods is not None:
-        methods = list(dict.fromkeys(method or first or Rollout() for method in methods))
-    trace = capture(
-        loaded,
-        text,
-        decoder_text=decoder_text,
-        methods=[m for m in methods or usual_methods(0, first) if m is not None],
-    )
-    applied = usual_methods(trace.length, first)
-    if methods is not None:
-        applied = tuple(method for method in methods if method is not None)
-    results = tuple(_apply(method, trace) for method in applied)
-    if confirm and adapter_for(loaded.module).supports_row_gradients(loaded.module):
+        applicable = tuple(dict.fromkeys(first if m is None else make_method(m) for m in methods))
+    shared = [m for m in applicable or usual_methods(0, first) if not _is_apart(loaded, m)]
+    trace = capture(loaded, text, methods=shared, decoder_text=decoder_text)
+    applied = usual_methods(trace.length, first) if applicable is None else applicable
+    results = tuple(_apply(method, loaded, text, trace) for method in applied)
+    if confirm and loaded.adapter.supports_row_gradients(loaded.module):
         tell("hiding the strongest sources", 0, 1)
-        answer = next_token(loaded.module, text, loaded.tokenizer, None)
-        confirmed = with_confirmation(results[0], loaded.module, answer, loaded.tokenizer)
+        confirmed = with_confirmation(results[0], loaded, next_token(loaded, text))
         results = (confirmed, *results[1:])
     heads = _all_heads(loaded, text, trace) if decoder_text is None else None
     return Comparison(results, _graph(trace, applied, results[0]), HeadWeights.of_trace(heads))
 
 
-def _check_alone(methods: Sequence[Method | None] | None) -> None:
-    """The careful method is over words, which others cannot be shown beside."""
-    if any(method is not None for method in methods or ()):
-        raise InputError("The careful method explains words: ask for it alone, without methods.")
+def _check_methods(methods: Sequence[str | Method | None] | None) -> None:
+    """Refuse an empty list, and a method over words beside others, which are over tokens."""
+    if methods is not None and not methods:
+        raise InputError("There is nothing to compare: give at least one method.")
+    if methods is not None and len(methods) > 1 and any(map(_reruns, methods)):
+        name = next(make_method(m).name for m in methods if m is not None and _reruns(m))
+        raise InputError(
+            f"The method {name!r} explains words: ask for it alone, without other methods."
+        )
 
 
-def continued(
-    loaded: Model,
+def _reruns(method: str | Method | None) -> bool:
+    return method is not None and isinstance(make_method(method), RerunMethod)
+
+
+def _is_apart(model: Model, method: Method) -> bool:
+    """Return whether a method needs a pass for each target, so that it shares none."""
+    return needs_own_gradients(model, method, ALL)
+
+
+def compare_completions(
+    model: ModelLike,
     prompt: Any,
-    methods: Sequence[Method | None] = (None,),
+    methods: Sequence[str | Method | None] = (None,),
     *,
     max_new_tokens: int = 20,
     images: Sequence[Any] | None = None,
-    chat: bool = False,
-    careful: bool = False,
     confirm: bool = False,
 ) -> Comparison:
     """Continue a prompt; the first method watches it being written, the others read it again.
 
-    None stands for the default of `generate`. images, careful, confirm: as `generate` takes them.
+    None stands for the default of `generate`. images, confirm: as `generate` takes them.
     """
-    from attnflow.explainers.completions import explain_completion, generate
-
-    if not methods:
-        raise InputError("There is nothing to compare: give at least one method.")
-    if careful:
-        _check_alone(methods)
-    shared: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chat": chat, "images": images}
+    loaded = as_model(model, default="smollm2")
+    _check_methods(methods)
     tell("writing", 0, max_new_tokens)
-    first: Attribution = generate(
-        loaded.module,
+    first = generate(
+        loaded,
         prompt,
+        methods[0],
         max_new_tokens=max_new_tokens,
-        method=methods[0],
-        careful=careful,
+        images=images,
         confirm=confirm,
-        **shared,
     )
     ids = first.provenance["completion_ids"]  # not by name: names of tokens may be ambiguous
-    results = [first]
-    for method in methods[1:]:
-        tell("default" if method is None else method.name, 0, 1)
-        results.append(explain_completion(loaded.module, prompt, ids, method=method, **shared))
-    heads = None if images else _completion_heads(loaded, prompt, ids, chat)
-    return Comparison(tuple(results), heads=heads)
+    others = _read_again(loaded, prompt, ids, methods[1:], images=images)
+    heads = None if images else _completion_heads(loaded, prompt, ids)
+    return Comparison((first, *others), heads=heads)
 
 
-def answered(
-    loaded: Model,
+def compare_answers(
+    model: ModelLike,
     question: str,
     documents: Documents,
-    methods: Sequence[Method | None] = (None,),
+    methods: Sequence[str | Method | None] = (None,),
     *,
     max_new_tokens: int = 64,
     chat: bool | None = None,
-    careful: bool = False,
     confirm: bool = False,
 ) -> tuple[Answer, Comparison]:
     """Answer a question from documents; the first method explains it, the others stand beside it.
 
-    None stands for the default of `ask`. careful, confirm, chat: as `ask` takes them.
+    None stands for the default of `ask`. confirm, chat: as `ask` takes them.
 
     >>> from attnflow.testing import tiny_decoder
-    >>> answer, comparison = answered(tiny_decoder(), "the keys", ["the author is old ."],
+    >>> answer, comparison = compare_answers(tiny_decoder(), "the keys", ["the author is old ."],
     ...     [None, Rollout()], max_new_tokens=3)
     >>> [result.method.name for result in comparison.results]
     ['gradient-attention', 'rollout']
     """
-    from attnflow.explainers.answers import ask, question_prompt, uses_chat
-    from attnflow.explainers.completions import explain_completion
-    from attnflow.explainers.documents import mark_documents
-
-    if not methods:
-        raise InputError("There is nothing to compare: give at least one method.")
-    if careful:
-        _check_alone(methods)
-    templated = uses_chat(loaded.tokenizer, chat)
+    loaded = as_model(model, default="smollm2")
+    _check_methods(methods)
     tell("reading and answering", 0, 0)
     answer = ask(
-        loaded.module,
+        loaded,
         question,
         documents,
-        tokenizer=loaded.tokenizer,
+        methods[0],
         max_new_tokens=max_new_tokens,
-        method=methods[0],
-        careful=careful,
-        chat=templated,
+        chat=chat,
         confirm=confirm,
     )
-    prompt = question_prompt(question, answer.documents, templated)
+    prompt = question_prompt(question, answer.documents, uses_chat(loaded.tokenizer, chat))
     ids = answer.result.provenance["completion_ids"]
-    results = [answer.result]
-    for method in methods[1:]:
-        tell("default" if method is None else method.name, 0, 1)
-        result = explain_completion(
-            loaded.module, prompt, ids, method=method, tokenizer=loaded.tokenizer, chat=templated
-        )
-        results.append(mark_documents(result, answer.documents, loaded.tokenizer))
-    heads = _completion_heads(loaded, prompt, ids, templated)
-    return answer, Comparison(tuple(results), heads=heads)
+    others = [
+        mark_documents(result, answer.documents, loaded.tokenizer)
+        for result in _read_again(loaded, prompt, ids, methods[1:])
+    ]
+    heads = _completion_heads(loaded, prompt, ids)
+    return answer, Comparison((answer.result, *others), heads=heads)
 
 
-def _completion_heads(
-    loaded: Model,
-    prompt: Any,
-    ids: Sequence[int],
-    chat: bool,
-) -> HeadWeights | None:
-    """Where every head looks while the completion is written: one more pass, if it is short."""
-    from attnflow.explainers.prompts import encode_prompts
-    from attnflow.hosts.capture import capture
-    from attnflow.hosts.registry import adapter_for
-    from attnflow.hosts.transformers.inputs import tokens_of
+def _read_again(
+    model: Model, prompt: Any, ids: Sequence[int], methods: Sequence[Any], **options: Any
+) -> list[Attribution]:
+    """Explain a completion that exists by other methods."""
+    results = []
+    for method in methods:
+        tell("default" if method is None else str(method), 0, 1)
+        results.append(generate(model, prompt, method, completion=ids, **options))
+    return results
 
-    encoded = encode_prompts(loaded.module, loaded.tokenizer, prompt, chat=chat).prompts()[0].ids
+
+def _completion_heads(model: Model, prompt: Any, ids: Sequence[int]) -> HeadWeights | None:
+    """Return where every head looks while the completion is written: one more pass, if short."""
+    encoded = encode_prompts(model, prompt).prompts()[0].ids
     text = [[*encoded, *ids[:-1]]]
-    two_sided = adapter_for(loaded.module).facts(loaded.module).encoder_decoder
-    if two_sided or len(text[0]) > COMPLETION_TOKENS:
+    if model.facts.encoder_decoder or len(text[0]) > COMPLETION_TOKENS:
         return None
     tell("looking at every head", 0, 1)
-    inputs = {"input_ids": text, "attention_mask": [[1] * len(text[0])]}
-    trace = capture(loaded, inputs)
+    trace = capture(model, {"input_ids": text, "attention_mask": [[1] * len(text[0])]})
     if trace.weights.ndim != 4 or trace.weights.shape[1] < 2:
         return None
-    return HeadWeights.of_completion(trace, len(encoded), tokens_of(loaded.tokenizer, ids))
+    return HeadWeights.of_completion(trace, len(encoded), tokens_of(model.tokenizer, ids))
 
 
-def _apply(method: Method, trace: AttentionTrace) -> Attribution:
+def _apply(method: Method, model: Model, text: Any, trace: AttentionTrace) -> Attribution:
     tell(method.name, 0, 1)
+    if _is_apart(model, method):
+        return apply_method(method, model, text, targets=ALL)
     return method(trace)
 
 
-def _all_heads(loaded: Model, text: Any, trace: AttentionTrace) -> AttentionTrace | None:
-    """Every head by itself, where they are few enough to look at: one more pass."""
-    from attnflow.hosts.capture import capture
-
+def _all_heads(model: Model, text: Any, trace: AttentionTrace) -> AttentionTrace | None:
+    """Return every head by itself, where they are few enough to look at: one more pass."""
     if trace.length > HEADS_TOKENS or trace.encoder_length is not None:
         return None
-    if trace.weights.shape[1] > 1:
-        return trace
-    return capture(loaded, text)
+    return trace if trace.weights.shape[1] > 1 else capture(model, text)
 
 
 def _graph(

@@ -40,11 +40,11 @@ def confirm_completion(
     Where the log-probabilities of the completion are known from the explanation itself, this is
     one forward pass. Sources are ranked by the sum over the result's targets at its highest layer.
 
-    >>> from attnflow import explain_completion
+    >>> from attnflow import generate
     >>> from attnflow.testing import tiny_decoder
     >>> model, tokenizer = tiny_decoder()
     >>> ids = [3, 4, 5, 6]  # the author talked to
-    >>> result = explain_completion(model, {"input_ids": [ids]}, [7], tokenizer=tokenizer)
+    >>> result = generate((model, tokenizer), {"input_ids": [ids]}, completion=[7])
     >>> confirmation = confirm_completion(result, model, ids, [7], tokenizer=tokenizer, top=1)
     >>> confirmation.targets, len(confirmation.sources), len(confirmation.log_probs_without)
     (('sara',), 1, 1)

@@ -10,32 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES
-from attnflow.errors import InputError, TokensError
-from attnflow.tokens.documents import Document, compose_prompt, document_tokens
+from attnflow.errors import TokensError
+from attnflow.tokens.documents import Document, document_tokens
 
 if TYPE_CHECKING:
-    from attnflow.explainers.prompts import Message, Prompts
+    from attnflow.explainers.prompts import Message
 
-__all__ = ["mark_documents", "mark_messages", "messages_of", "prompt_with_documents"]
-
-
-def prompt_with_documents(prompt: Prompts, documents: Sequence[Document]) -> Prompts:
-    """The prompt with the documents before it; of a conversation, before its last message.
-
-    >>> prompt_with_documents("How long?", [Document("a.txt", "45 days.")])
-    '45 days.\\n\\nHow long?'
-    """
-    if isinstance(prompt, str):
-        return compose_prompt(prompt, documents)
-    messages = messages_of(prompt)
-    if not messages:
-        raise InputError(
-            "documents go with one question, or with one conversation of messages; got a "
-            f"{type(prompt).__name__}. Ask one question at a time."
-        )
-    last = dict(messages[-1])
-    last["content"] = compose_prompt(str(last["content"]), documents)
-    return [*messages[:-1], last]
+__all__ = ["mark_documents", "mark_messages", "messages_of"]
 
 
 def messages_of(prompt: Any) -> list[Message]:

@@ -32,7 +32,7 @@ from attnflow.trace.extras import LOG_PROB, ScoreName
 
 _MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum over layers is kept
 
-__all__ = ["LOG_PROBS", "CompletionRows", "can_explain_rows", "completion_rows", "empty_cache"]
+__all__ = ["LOG_PROBS", "CompletionRows", "completion_rows", "empty_cache"]
 
 LOG_PROBS = "log_probs"
 """Where the provenance of a result says how likely each token of the completion is, in nats."""
@@ -66,11 +66,6 @@ class CompletionRows:
         rows = np.cumsum(self.rows[:, example, :count], axis=0)
         on_prompt = rows[..., self.padding[example] : self.prompt]
         return on_prompt.copy(), rows[..., self.prompt :].sum(axis=-1)
-
-
-def can_explain_rows(model: Any) -> bool:
-    """Whether gradient attention of every generated token comes from one pass."""
-    return adapter_for(model).supports_row_gradients(model)
 
 
 def empty_cache() -> DynamicCache:

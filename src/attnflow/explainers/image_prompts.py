@@ -29,14 +29,16 @@ def measure_images(
             "cannot say what a patch is worth. 'visibility' and the methods that read attention do."
         )
     inputs = reader.text_inputs(prompt.ids, list(ids))
-    trace = capture((reader.model, reader.tokenizer), inputs, heads="mean")
+    trace = capture(reader.model, inputs, heads="mean")
     first, patches = len(prompt.ids) - 1, trace.encoder_length or 0
     columns = reader.columns(trace, len(prompt.ids))
     targets = reader.targets(list(ids))
     rows = np.zeros((1, len(targets), trace.length))
     for row, target in zip(rows[0], targets, strict=True):
         answer = [(first + k, ids[k]) for k in target.tokens]
-        losses = image_visibility(reader.model, inputs, len(prompt.ids), answer, steps=method.steps)
+        losses = image_visibility(
+            reader.module, inputs, len(prompt.ids), answer, steps=method.steps
+        )
         row[patches:] = losses.double().cpu().numpy()
     values = carried(rows, trace, "rollout")[..., columns]
     return Attribution(

@@ -12,6 +12,8 @@ from torch import Tensor
 from attnflow.errors import InputError, TokensError, shorten
 from attnflow.hosts.adapter import device_of, on_device
 from attnflow.hosts.inputs import checked_text, padding_to_the_right
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.model import Model
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.transformers.inputs import check_vocabulary, checked_tokenizer
 from attnflow.tokens import Tokens
@@ -22,13 +24,22 @@ __all__ = [
     "Prompt",
     "PromptBatch",
     "Prompts",
+    "as_chat",
     "encode_prompts",
     "neutral_ids",
+    "neutral_prompt",
     "wrap_prompts",
 ]
 
 Message = Mapping[str, str]
-Prompts = str | Sequence[str] | Sequence[Message] | Mapping[str, Tensor]
+Prompts = (
+    str
+    | Sequence[str]
+    | Sequence[Message]
+    | Sequence[Sequence[Message]]
+    | Mapping[str, Tensor]
+    | Mapping[str, Any]
+)
 _FILLER = " thing"
 _SIGN = "\ue000"  # of the private use area: in no template and in no text
 
@@ -75,24 +86,28 @@ class PromptBatch:
         return {"input_ids": self.ids, "attention_mask": self.mask, **self.extra}
 
 
-def encode_prompts(model: Any, tokenizer: Any, prompts: Prompts, *, chat: bool) -> PromptBatch:
-    """Texts, a conversation, or inputs the user prepared."""
+def encode_prompts(model: Model, prompts: Prompts) -> PromptBatch:
+    """Encode texts, conversations of messages, or inputs that the user prepared."""
     if isinstance(prompts, Mapping):
-        if chat:
-            raise InputError("chat=True is for texts; prepared inputs are taken as they are.")
-        return wrap_prompts(model, prompts)
+        return wrap_prompts(model.module, prompts)
+    tokenizer = model.tokenizer
     checked_tokenizer(tokenizer)
     if not isinstance(prompts, (str, Sequence)) or not prompts:
         raise TokensError(f"There is nothing to continue: the prompt is {shorten(prompts)}.")
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    conversation = all(isinstance(text, Mapping) for text in texts)
-    rows = [texts] if conversation else texts
-    if chat or conversation:
-        encoded = [_encode_chat(tokenizer, row) for row in rows]
-    else:
-        encoded = [Prompt(_encode_text(tokenizer, row)) for row in rows]
-    several = not isinstance(prompts, str) and not conversation
-    return _padded(model, tokenizer, encoded, several)
+    single = isinstance(prompts, str) or all(isinstance(text, Mapping) for text in prompts)
+    rows: list[Any] = [prompts] if single else list(prompts)
+    encoded = [
+        Prompt(_encode_text(tokenizer, row))
+        if isinstance(row, (str, Mapping)) or not isinstance(row, Sequence)
+        else _encode_chat(tokenizer, row)
+        for row in rows
+    ]
+    return _padded(model.module, tokenizer, encoded, not single)
+
+
+def as_chat(text: str) -> list[Message]:
+    """Return a text as a conversation of one message: the model's chat template is used."""
+    return [{"role": "user", "content": text}]
 
 
 def _padded(model: Any, tokenizer: Any, prompts: Sequence[Prompt], several: bool) -> PromptBatch:
@@ -134,11 +149,10 @@ def _encode_text(tokenizer: Any, prompt: object) -> list[int]:
 
 def _encode_chat(tokenizer: Any, prompt: Any) -> Prompt:
     if getattr(tokenizer, "chat_template", None) is None:
-        way_out = (
-            "leave out chat=True." if isinstance(prompt, str) else "pass the prompt as one text."
+        raise TokensError(
+            "This model's tokenizer has no chat template; pass the prompt as one text."
         )
-        raise TokensError(f"This model's tokenizer has no chat template; {way_out}")
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    messages = list(prompt)
     for message in messages:
         checked_text(message.get("content"), "continue", "message")
     options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
@@ -238,18 +252,37 @@ def _check_padding(ids: Tensor, mask: Tensor, side: Literal["left", "right"]) ->
     raise TokensError("This attention_mask has gaps; padding stands together, at one end.")
 
 
+def neutral_prompt(model: ModelLike, prompt: Prompts) -> dict[str, list[list[int]]]:
+    """Return a prompt with nothing in it: every word that says something becomes one filler word.
+
+    Special tokens, punctuation, function words and what a chat template put there stay where they
+    are, so the neutral prompt has the same length and the same form, and draws the attention that
+    form alone draws: a baseline, as `result.minus(generate(model, neutral_prompt(model, prompt),
+    completion=...), name="neutral prompt", match="positions")`.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> len(neutral_prompt(tiny_decoder(), "the keys to")["input_ids"][0])
+    3
+    """
+    loaded = as_model(model, default="smollm2")
+    batch = encode_prompts(loaded, prompt)
+    if len(batch) != 1:
+        raise InputError(f"neutral_prompt() takes one prompt; got {len(batch)}.")
+    (encoded,) = batch.prompts()
+    row = neutral_ids(loaded.tokenizer, encoded.ids, encoded.form)
+    return {"input_ids": [row], "attention_mask": [[1] * len(row)]}
+
+
 def neutral_ids(
     tokenizer: Any, ids: Sequence[int], form: Sequence[bool] | None = None
 ) -> list[int]:
-    """The same prompt with nothing in it: every word that says something becomes one filler word.
+    """Return these ids with a filler in place of each word that says something.
 
-    Special tokens, punctuation, function words and what a chat template put there (`form`) stay
-    where they are, so the neutral prompt has the same length and the same form, and draws the
-    attention that form alone draws.
+    form: True where a chat template put a token, which stays.
     """
     if tokenizer is None:
         raise TokensError(
-            "The neutral prompt is made with the tokenizer: pass tokenizer=..., or baseline=None."
+            "The neutral prompt is made with the tokenizer: attnflow.load(model, tokenizer=...)."
         )
     tokens = Tokens(tuple(map(str, tokenizer.convert_ids_to_tokens(list(ids)))))
     common = common_tokens(tokens).tolist()

@@ -11,23 +11,21 @@ from torch import Tensor
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import SOURCE_TOKENS, resolve_spans
-from attnflow.errors import InputError
 from attnflow.explainers.answer_rows import join_targets
+from attnflow.explainers.defaults import drop_sink
 from attnflow.explainers.gradient_rows import (
     LOG_PROBS,
     CompletionRows,
-    can_explain_rows,
     completion_rows,
 )
-from attnflow.explainers.prompts import Prompt, neutral_ids
+from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import CompletionRequest, takes_gradients
 from attnflow.explainers.rollout_cache import RolloutCache, streams
-from attnflow.explainers.sink import prompt_sink
 from attnflow.explainers.targets import ANSWER, CompletionTarget, Contrast, resolve_targets
 from attnflow.hosts.adapter import ModelFacts
 from attnflow.hosts.capture import capture, capture_phrase
 from attnflow.hosts.forward_pass import provenance_of
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.transformers.inputs import tokens_of
@@ -47,16 +45,25 @@ __all__ = ["Reader"]
 class Reader:
     """A language model, its tokenizer, and what is asked of its completions."""
 
-    model: Any
-    tokenizer: Any
+    model: Model
     request: CompletionRequest
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """What a prompt has beside its tokens: the images of a vision-language model."""
 
     @property
+    def module(self) -> Any:
+        """The model itself."""
+        return self.model.module
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.model.tokenizer
+
+    @property
     def facts(self) -> ModelFacts:
-        """What is known of the model."""
-        return adapter_for(self.model).facts(self.model)
+        """Facts that are known of the model."""
+        return self.model.facts
 
     def read(self, prompt: Prompt, ids: list[int], notes: dict[str, Any]) -> Attribution:
         """Attribute a completion to its prompt: its targets, by default every token of it."""
@@ -79,22 +86,23 @@ class Reader:
         return Contrast.of(self.tokenizer, ids, names, target, request.contrast)
 
     def method_for(self, prompt: Prompt) -> Method:
-        """The method, with the prompt's own sink dropped where that is asked."""
-        method = self.request.method
-        if not self.request.finds_sink or not isinstance(method, Rollout) or has_images(self.extra):
-            return method
+        """Return the method, with the prompt's own sink dropped where it is the default."""
+        if not self.request.is_default or has_images(self.extra):
+            return self.request.method
         inputs = self.text_inputs(prompt.ids, [0])
-        sink = prompt_sink(self.model, self.tokenizer, inputs, prompt.ids[0], self.facts)
-        return replace(method, drop=() if sink is None else (sink,))
+        return drop_sink(self.request.method, self.model, inputs, prompt.ids[0])
 
     def explains_rows(self, method: Method) -> bool:
         """Whether one pass over what was written explains it."""
         by_rows = isinstance(method, GradientAttention) and self.request.sources == "prompt"
-        return by_rows and not has_images(self.extra) and can_explain_rows(self.model)
+        return (
+            by_rows
+            and not has_images(self.extra)
+            and self.model.adapter.supports_row_gradients(self.module)
+        )
 
     def finished(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
-        """Less the baseline, and over the spans that are asked for."""
-        result = self._less_baseline(result, prompt, ids)
+        """Return the result over the spans that are asked for."""
         if self.request.spans is None:
             return result
         members = self._spans(prompt.ids)
@@ -108,39 +116,16 @@ class Reader:
 
     @property
     def _sums_early(self) -> bool:
-        """Whether rows beside the cache hold spans alone; a baseline's tokens are others."""
+        """Whether rows beside the cache hold spans alone."""
         request = self.request
         linear = isinstance(request.method, Rollout) and request.method.receptive_field is None
-        return (
-            request.spans is not None
-            and request.baseline is None
-            and linear
-            and self.streamable(request.method)
-        )
-
-    def _less_baseline(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
-        """Less what the method says of the same completion after a prompt that says nothing."""
-        baseline = self.request.baseline
-        if baseline is None:
-            return result
-        if baseline == "neutral":
-            other = neutral_ids(self.tokenizer, prompt.ids, prompt.form)
-        else:
-            other = list(baseline)
-            if len(other) != len(prompt.ids):
-                raise InputError(
-                    f"The baseline has {len(other)} tokens and the prompt {len(prompt.ids)}; a "
-                    "baseline needs as many."
-                )
-        name = "neutral prompt" if baseline == "neutral" else "baseline prompt"
-        less = self._attribute(result.method, other, ids, {})
-        return result.minus(less, name=name, match="positions")
+        return request.spans is not None and linear and self.streamable(request.method)
 
     # -- rows beside the cache ----------------------------------------------------------------
 
     def streamable(self, method: Method) -> bool:
         """Whether rows can be had while the model runs; otherwise a whole trace is needed."""
-        if self.request.sources == "all" or has_images(self.extra) or not can_stream(self.model):
+        if self.request.sources == "all" or has_images(self.extra) or not can_stream(self.module):
             return False
         return isinstance(method, Rollout) and streams(method)
 
@@ -157,7 +142,7 @@ class Reader:
             ]
             for row, pad, rollout in rows
         ]
-        layers = adapter_for(self.model).expected_layers(self.model)
+        layers = self.model.adapter.expected_layers(self.module)
         return RolloutCache(
             rollouts[0],
             prompt=ids.shape[1],
@@ -219,7 +204,7 @@ class Reader:
         sink = rows.sink(example, len(ids))
         if isinstance(method, GradientAttention):
             values, elsewhere = method.without_sink(values, elsewhere, sink)
-        dtype = str(self.model.dtype).removeprefix("torch.")
+        dtype = str(self.module.dtype).removeprefix("torch.")
         likely = rows.log_probs[example, : len(ids)].tolist()
         frame = self._frame(prompt, ids, dtype, {"sink": sink, LOG_PROBS: likely, **notes})
         result = Attribution(values, rows.layers, method=method, elsewhere=elsewhere, **frame)
@@ -229,7 +214,7 @@ class Reader:
         self, prompt: list[int], ids: list[int], dtype: str, notes: dict[str, Any]
     ) -> dict[str, Any]:
         """The axes of a result, and what it says of the model and the text."""
-        about = {**provenance_of(self.model, dtype), **self.about(prompt, ids), **notes}
+        about = {**provenance_of(self.module, dtype), **self.about(prompt, ids), **notes}
         return {
             "targets": self._tokens_after(prompt, ids),
             "sources": self.tokens(prompt),
@@ -242,19 +227,19 @@ class Reader:
         self, method: Method, prompt: list[int], ids: list[int], notes: dict[str, Any]
     ) -> Attribution:
         if self.explains_rows(method):
-            sequence = torch.tensor([[*prompt, *ids]], device=self.model.device)
+            sequence = torch.tensor([[*prompt, *ids]], device=self.module.device)
             mask = torch.ones_like(sequence[:, : len(prompt)])
             options = self.row_options([ids])
-            rows = completion_rows(self.model, sequence, mask, len(prompt), [len(ids)], **options)
+            rows = completion_rows(self.module, sequence, mask, len(prompt), [len(ids)], **options)
             return self.from_rows(rows, 0, prompt, ids, notes)
         if takes_gradients(method):
             return self._from_phrases(method, prompt, ids, notes)
         if not self.streamable(method):
             return self._from_trace(method, prompt, ids, notes)
-        text = torch.tensor([[*prompt, *ids[:-1]]], device=self.model.device)
+        text = torch.tensor([[*prompt, *ids[:-1]]], device=self.module.device)
         cache = self.cache([method], text[:, : len(prompt)], [0], text.shape[1])
-        with at_rest(self.model):
-            run_once(self.model, text, cache)
+        with at_rest(self.module):
+            run_once(self.module, text, cache)
         cache.check(text.shape[1])
         return self.from_cache(cache, 0, method, prompt, ids, notes)
 
@@ -263,7 +248,7 @@ class Reader:
     ) -> Attribution:
         """Any method, through a trace of the whole text."""
         trace = capture(
-            (self.model, self.tokenizer),
+            self.model,
             self.text_inputs(prompt, ids),
             methods=[method],
         )
@@ -286,7 +271,7 @@ class Reader:
         targets, results = self.targets(ids), []
         for target in targets:
             trace = capture_phrase(
-                (self.model, self.tokenizer),
+                self.model,
                 inputs,
                 [(first + k, ids[k]) for k in target.tokens],
                 method=method,
@@ -362,7 +347,7 @@ class Reader:
     def text_inputs(self, prompt: list[int], ids: list[int]) -> dict[str, Tensor]:
         """Prompt and completion as one text, or on the two sides of an encoder–decoder."""
         if has_images(self.extra):
-            return after_prompt(self.model, self.extra, prompt, ids[:-1])
+            return after_prompt(self.module, self.extra, prompt, ids[:-1])
         if not self.facts.encoder_decoder:
             text = torch.tensor([[*prompt, *ids[:-1]]])
             return {"input_ids": text, "attention_mask": torch.ones_like(text)}

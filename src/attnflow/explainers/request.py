@@ -1,4 +1,4 @@
-"""What is asked of a completion: by which method, from which sources, against what baseline."""
+"""What is asked of a completion: by which method, of which targets, from which sources."""
 
 from __future__ import annotations
 
@@ -10,61 +10,41 @@ import torch
 
 from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError, TokensError, shorten
-from attnflow.explainers.gradient_rows import can_explain_rows
+from attnflow.explainers.defaults import default_method
 from attnflow.explainers.targets import TargetRef
 from attnflow.hosts.adapter import ModelFacts
 from attnflow.hosts.inputs import checked_text
+from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.inputs import after_start, check_vocabulary, prefix_ids
-from attnflow.methods import GradientAttention, GradientRollout, Method, Rollout, make_method
-from attnflow.methods.mixing import ONE_STEP
+from attnflow.methods import Method, make_method
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
 __all__ = [
-    "DEFAULT_METHOD",
-    "FALLBACK_METHOD",
-    "IMAGE_METHOD",
-    "Baseline",
     "CompletionRequest",
     "Sources",
-    "Targets",
+    "TargetRefs",
     "check_completion",
     "check_room",
     "checked_new_tokens",
     "completion_ids",
-    "default_method",
     "takes_gradients",
 ]
 
-DEFAULT_METHOD = GradientAttention()
-"""What agrees best with leaving sources out, for one pass (docs/generation.md)."""
-FALLBACK_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
-"""For models in which gradient attention of every generated token cannot be had in one pass.
-
-Dropped is the prompt's sink, wherever it is."""
-
-IMAGE_METHOD = GradientRollout()
-"""For prompts with images: what found the true object of drawn scenes (docs/images.md)."""
-
-Baseline = Literal["neutral"] | Sequence[int] | None
-Targets = Sequence[TargetRef] | TargetRef | None
+TargetRefs = Sequence[TargetRef] | TargetRef | None
 Sources = Literal["prompt", "all"] | Mapping[str, Span]
-
-
-def default_method(model: Any) -> Method:
-    """What explains a completion when nothing is asked for."""
-    return DEFAULT_METHOD if can_explain_rows(model) else FALLBACK_METHOD
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """What is to be computed of each completion; `finds_sink`: the method drops the prompt's sink,
-    wherever it is. `spans`: named spans of the prompt as sources, in place of its tokens.
+    """What is to be computed of each completion.
+
+    is_default: no method was asked for; a default rollout drops the prompt's sink, wherever it is.
+    spans: named spans of the prompt as sources, in place of its tokens.
     """
 
     method: Method
-    baseline: Literal["neutral"] | tuple[int, ...] | None
-    sources: Literal["prompt", "all"]
-    finds_sink: bool = False
+    sources: Literal["prompt", "all"] = "prompt"
+    is_default: bool = False
     targets: tuple[TargetRef, ...] | None = None
     contrast: str | None = None
     spans: Mapping[str, Span] | None = None
@@ -72,11 +52,10 @@ class CompletionRequest:
     @classmethod
     def of(
         cls,
-        model: Any,
-        method: str | Method | None,
-        baseline: Baseline,
-        sources: Sources,
-        targets: Targets = None,
+        model: Model,
+        method: str | Method | None = None,
+        sources: Sources = "prompt",
+        targets: TargetRefs = None,
         contrast: str | None = None,
     ) -> CompletionRequest:
         """From what generate() takes; errors name what is allowed."""
@@ -88,10 +67,6 @@ class CompletionRequest:
                 "sources is 'prompt', 'all', or spans of the prompt by name, such as "
                 f"{{'contract': (0, 120)}}; got {shorten(sources)}."
             )
-        if isinstance(baseline, str) and baseline != "neutral":
-            raise InputError(
-                f"baseline is 'neutral', None, or token ids of a prompt; got {shorten(baseline)}."
-            )
         if contrast is not None and not contrast.strip():
             raise InputError(f"contrast={contrast!r} names no answer; write the one you expected.")
         if contrast is not None and not takes_gradients(applied):
@@ -102,9 +77,7 @@ class CompletionRequest:
         references = _listed_targets(targets)
         if contrast is not None and references is not None and len(references) != 1:
             raise InputError(f"contrast= is about one target; got {len(references)}.")
-        if baseline is not None and not isinstance(baseline, str):
-            baseline = _token_ids(baseline, "baseline")
-        return cls(applied, baseline, side, method is None, references, contrast, spans)
+        return cls(applied, side, method is None, references, contrast, spans)
 
 
 def takes_gradients(method: Method) -> bool:
@@ -112,7 +85,7 @@ def takes_gradients(method: Method) -> bool:
     return bool({GRADIENTS, GRADIENT_ATTENTION} & set(method.requires.record))
 
 
-def _listed_targets(targets: Targets) -> tuple[TargetRef, ...] | None:
+def _listed_targets(targets: TargetRefs) -> tuple[TargetRef, ...] | None:
     if targets is None:
         return None
     single = isinstance(targets, (str, slice, range)) or not isinstance(targets, Iterable)

@@ -17,7 +17,7 @@ from attnflow.attribution.rescaling import Span
 from attnflow.errors import MethodError, TokensError
 from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers.ablation import CompletionAblation, blank_token, log_odds
-from attnflow.explainers.prompts import Prompt, encode_prompts
+from attnflow.explainers.prompts import Prompt, Prompts, encode_prompts
 from attnflow.explainers.regression import lasso, random_ablations
 from attnflow.explainers.request import check_completion, completion_ids
 from attnflow.explainers.sources import (
@@ -29,7 +29,8 @@ from attnflow.explainers.sources import (
 )
 from attnflow.explainers.targets import CompletionTarget, TargetRef, resolve_targets
 from attnflow.hosts.forward_pass import provenance_of
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.transformers.inputs import checked_tokenizer
 from attnflow.methods.reruns import AblationRegression, LeaveOneOut, RerunMethod
@@ -111,12 +112,10 @@ def _ablation_regression(method: AblationRegression, task: AblationTask) -> tupl
 @checked_arguments
 def run_again(
     method: RerunMethod,
-    model: Any,
-    prompt: Any,
+    model: ModelLike,
+    prompt: Prompts,
     completion: str | Sequence[int],
     *,
-    tokenizer: Any = None,
-    chat: bool = False,
     targets: Sequence[TargetRef] | TargetRef | None = None,
     spans: Mapping[str, Span] | None = None,
     blank: int | None = None,
@@ -131,16 +130,19 @@ def run_again(
     spans: named spans of the prompt as sources, in place of the method's `level`.
     blank: with by="replace", the id of the blank token; default: the tokenizer's.
     """
+    loaded = as_model(model, default="smollm2")
+    module, tokenizer = loaded
+    checked_generator(module)
     if tokenizer is not None:
         checked_tokenizer(tokenizer)
-    encoded = encode_prompts(checked_generator(model), tokenizer, prompt, chat=chat)
+    encoded = encode_prompts(loaded, prompt)
     if len(encoded) != 1:
         raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
     (text,) = encoded.prompts()
     prompt_ids = text.ids
-    facts = adapter_for(model).facts(model)
+    facts = loaded.facts
     completion_row = completion_ids(tokenizer, completion, facts)
-    check_completion(model, facts, completion_row)
+    check_completion(module, facts, completion_row)
     tokens, special = prompt_tokens(tokenizer, prompt_ids)
     if spans is not None:
         sources = Sources.of_spans(tokens, spans)
@@ -148,14 +150,14 @@ def run_again(
         sources = Sources.of_tokens(
             tokens,
             level=method.level,
-            inside=_contents(tokens, prompt, chat, text.form),
+            inside=_contents(tokens, prompt, text.form),
             special=special if tokenizer is not None else (),
             exclude_first=not facts.encoder_decoder,
         )
     names = prompt_tokens(tokenizer, completion_row)[0]
     needs_blank = method.by == "replace" and blank is None and tokenizer is not None
     ablation = CompletionAblation(
-        model=model,
+        model=module,
         prompt_ids=prompt_ids,
         completion_ids=completion_row,
         by=method.by,
@@ -205,39 +207,37 @@ def measure(
 
 def measure_completion(
     method: RerunMethod,
-    model: Any,
+    model: Model,
     prompt: Prompt,
     ids: Sequence[int],
     *,
-    tokenizer: Any = None,
     targets: Sequence[CompletionTarget] | None = None,
 ) -> Attribution:
     """Do the same on a prompt that is encoded; what a chat template put there is no source."""
+    tokenizer = model.tokenizer
     tokens, special = prompt_tokens(tokenizer, prompt.ids)
     template = [k for k, is_form in enumerate(prompt.form or ()) if is_form]
     sources = Sources.of_tokens(
         tokens,
         level=method.level if tokenizer is not None or method.level != "word" else "token",
         special=(*special, *template),
-        exclude_first=not adapter_for(model).facts(model).encoder_decoder,
+        exclude_first=not model.facts.encoder_decoder,
     )
     blank = blank_token(tokenizer) if method.by == "replace" and tokenizer is not None else None
     ablation = CompletionAblation(
-        model=model, prompt_ids=prompt.ids, completion_ids=ids, by=method.by, blank=blank
+        model=model.module, prompt_ids=prompt.ids, completion_ids=ids, by=method.by, blank=blank
     )
     names = prompt_tokens(tokenizer, ids)[0]
     return measure(method, ablation, sources, names=names, targets=targets)
 
 
 def _contents(
-    tokens: Tokens, prompt: Any, chat: bool, form: Sequence[bool] | None
+    tokens: Tokens, prompt: Any, form: Sequence[bool] | None
 ) -> list[tuple[int, int]] | None:
     """Where a conversation's messages stand; None if the prompt is no conversation."""
     if form is not None:
         return spans_of_content(tokens, form)
-    if isinstance(prompt, str):
-        return content_spans(tokens, [prompt]) if chat else None
-    if isinstance(prompt, Mapping):
+    if isinstance(prompt, (str, Mapping)):
         return None
     contents = [str(m["content"]) for m in prompt if isinstance(m, Mapping) and m.get("content")]
     return content_spans(tokens, contents) if contents else None

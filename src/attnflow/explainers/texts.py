@@ -1,71 +1,70 @@
-"""explain(): which tokens of a text a model's answer draws on."""
+"""explain(): which tokens of a text, or parts of an image, a model's answer draws on."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 
 from attnflow.attribution import Attribution
-from attnflow.errors import InputError, ModelError, optional_import
-from attnflow.errors.arguments import checked_arguments
-from attnflow.explainers.rerun_choice import MeasuredChoice, measured_choice
-from attnflow.methods import Method, make_method
-from attnflow.tokens import TokenRef
+from attnflow.errors import InputError, ModelError, TokensError
+from attnflow.errors.arguments import check_named, checked_arguments
+from attnflow.explainers.answer_rows import Targets, apply_method
+from attnflow.explainers.confirm import confirm_completion
+from attnflow.explainers.defaults import default_method, drop_sink
+from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.reruns import measure_completion
+from attnflow.hosts.inputs import checked_text
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.model import Model
+from attnflow.hosts.restore import at_rest
+from attnflow.hosts.vision_language.towers import image_prompt, read_photos, reads_images
+from attnflow.hosts.vision_language.views import with_pictures
+from attnflow.methods import Method, RerunMethod, make_method
+from attnflow.methods.rows import less_identity
 from attnflow.tokens.pictures import Picture
+from attnflow.trace import Prediction
 
-if TYPE_CHECKING:
-    from torch import nn
+__all__ = ["NextToken", "default_for", "explain", "next_token", "with_confirmation"]
 
-    from attnflow.explainers.next_token import NextToken
-
-__all__ = ["default_method", "explain", "with_confirmation"]
+_LEVELS = ("token", "word")
 
 
 @checked_arguments
 def explain(
-    model: nn.Module | str | os.PathLike[str] | None,
+    model: ModelLike,
     text: str | Mapping[str, Any] | Picture,
     method: str | Method | None = None,
     *,
-    targets: Sequence[TokenRef] | TokenRef | None = None,
+    targets: Targets = None,
     layers: Sequence[int] | int | None = None,
-    words: bool = False,
-    tokenizer: Any = None,
+    level: str = "token",
     images: Sequence[Any] | None = None,
-    processor: Any = None,
-    decoder_text: str | None = None,
     answer: int | str | None = None,
     contrast: int | str | None = None,
-    careful: bool = False,
     confirm: bool = False,
-    **options: Any,
 ) -> Attribution:
-    """Which input tokens did these targets draw on?
+    """Say which input tokens a model's answer, or these targets, draw on.
 
-    model: a Hugging Face name, a local path, a loaded model (then pass its `tokenizer` too), or
-        None for the model that ships with attnflow.
+    model: a Hugging Face name, a local path, what `attnflow.load` gives, a loaded module with its
+        tokenizer as a pair, or None for the model that ships with attnflow.
     text: a text, prepared inputs by name, or for a vision model an image: a path, a PIL image, an
         array (height, width, 3), a tensor (3, height, width) or the bytes of a file.
-    processor: what turns an image into the model's pixels; default: the model's own.
-    method: a name such as "raw", "rollout", "flow" with `options`, or a method such as
-        `Flow(residual=0.4)`; what it requires beside the weights is captured too. None is
-        what agrees best with ablations (docs/evidence.md): `GradientAttention()` for causal
-        language models and image classifiers, `Rollout(matrices="alti")` for text encoders whose
-        blocks are known,
-        `GradientRollout()` for text with images (docs/images.md), `Rollout()` for others.
+    method: a name with options such as "rollout:residual=0.4", or a method such as
+        `Flow(residual=0.4)`; what it requires beside the weights is captured too. "careful" takes
+        ten passes of a causal language model. None is what agrees best with ablations of models of
+        this kind (`explainers/defaults.py`, docs/evidence.md).
     targets, layers: only these; a target is a position or a token that occurs once. By default
         every layer, and the position that the model's answer is read from, so that `.top(3)` says
         what the answer draws on; "all", or a model without an answer: every position.
-    words: merge word pieces to words.
+    level: "token", or "word" to merge the pieces of words.
     images: for a vision-language model, the images that the text asks about; the sources are then
-        patches and words together. `processor` is the model's own unless another is handed in.
-    decoder_text: what the decoder of an encoder–decoder has written so far.
+        patches and words together.
     answer: for gradient methods, the class or token to explain, by number or by name; default: the
         model's answer. Where a model answers for each token, each target has its own gradient.
     contrast: for gradient methods, another class or token: why the answer rather than this one?
-    careful: for causal language models, ten passes instead of one: `methods.Careful`.
     confirm: for causal language models, hide the strongest three words together, in one more pass:
         `result.confirmation` says what the answer loses.
 
@@ -75,121 +74,126 @@ def explain(
     >>> [source.token for source in result.top(2, common=False)]
     ['keys', '[CLS]']
     """
-    measured = measured_choice(method, careful)
-    if not isinstance(measured, MeasuredChoice) and measured is not None:
-        measured = make_method(measured, options)
-    optional_import("torch", extra="models", purpose="Running a model")
-    from attnflow.explainers.answer_rows import apply_method
-    from attnflow.hosts.load import load
-
-    host, tokenizer = load(model, tokenizer=tokenizer)
+    check_named("level", level, _LEVELS)
+    applied = None if method is None else make_method(method)
+    reruns = isinstance(applied, RerunMethod)
+    loaded = as_model(model)
     if images is not None:
-        from attnflow.hosts.vision_language.towers import image_prompt, processor_of, read_photos
-
-        if confirm or isinstance(measured, MeasuredChoice):
+        if confirm or reruns:
             raise InputError(
-                "confirm=True, careful=True and methods that run the model again take no images "
-                "here; attnflow.generate(..., method='visibility', images=[...]) does."
+                "confirm=True and methods that run the model again take no images here; "
+                "attnflow.generate(..., method='visibility', images=[...]) does."
             )
-        processor = processor_of(host, processor)
-        tokenizer = tokenizer or processor.tokenizer
-        photos = read_photos(images)
-        text = image_prompt(host, text, photos, processor)
-    next_token = None
-    if confirm or isinstance(measured, MeasuredChoice):
-        next_token = _next_token(host, text, tokenizer, answer, targets)
-    if isinstance(measured, MeasuredChoice) and next_token is not None:
-        from attnflow.explainers.prompts import Prompt
-
+        result = _explain_question(
+            loaded, text, images, applied, targets=targets, layers=layers, answer=answer,
+            contrast=contrast,
+        )  # fmt: skip
+        return result.merge_words() if level == "word" else result
+    token = None
+    if confirm or reruns:
+        token = next_token(loaded, text, answer, targets)
+    if isinstance(applied, RerunMethod) and token is not None:
         if contrast is not None:
-            raise InputError(f"contrast= is about a gradient; {measured.method.name!r} has none.")
-        result = replace(
-            measured(host, Prompt(next_token.ids), [next_token.choice], tokenizer=tokenizer),
-            prediction=next_token.prediction,
-        )
+            raise InputError(f"contrast= is about a gradient; {applied.name!r} has none.")
+        measured = measure_completion(applied, loaded, Prompt(token.ids), [token.choice])
+        result = replace(measured, prediction=token.prediction)
     else:
-        applied = measured if isinstance(measured, Method) else default_method(host, options, text)
         result = apply_method(
-            applied,
-            host,
+            applied or default_for(loaded, text),
+            loaded,
             text,
             targets=targets,
             layers=layers,
-            tokenizer=tokenizer,
-            processor=processor,
-            decoder_text=decoder_text,
             answer=answer,
             contrast=contrast,
         )
-    if images is not None and isinstance(text, Mapping):
-        from attnflow.hosts.vision_language.views import with_pictures
-
-        result = with_pictures(result, host, text, processor, photos)
-    if images is not None and measured is None:
-        from attnflow.methods.rows import less_identity
-
-        place = result.targets.positions[0]  # that a word is itself explains nothing
-        result = less_identity(result, [result.sources.positions.index(place)])
-    if confirm and next_token is not None:
-        result = with_confirmation(result, host, next_token, tokenizer)
-    return result.merge_words() if words else result
+    if confirm and token is not None:
+        result = with_confirmation(result, loaded, token)
+    return result.merge_words() if level == "word" else result
 
 
-def default_method(
-    model: Any, options: Mapping[str, Any] | None = None, text: str | Mapping[str, Any] = ""
-) -> Method:
-    """What explains a text when nothing is asked for: what agrees best with ablations.
+def default_for(model: Model, text: Any) -> Method:
+    """Return the default for one text: where a sink is dropped, it is the text's own."""
+    about_images = isinstance(text, Mapping) and reads_images(model.module, text)
+    method = default_method(model, about_images=about_images)
+    if isinstance(text, Mapping):
+        inputs = text
+    elif isinstance(text, str) and model.tokenizer is not None:
+        inputs = model.adapter.encode(model.module, model.tokenizer, [checked_text(text)]).inputs
+    else:
+        return method
+    if "input_ids" not in inputs:
+        return method
+    first_token = int(torch.as_tensor(inputs["input_ids"]).reshape(-1)[0])
+    return drop_sink(method, model, inputs, first_token)
 
-    text: inputs with images are explained by what found the true object of drawn scenes.
 
-    >>> from attnflow.testing import tiny_decoder
-    >>> default_method(tiny_decoder()[0]).name
-    'gradient-attention'
+def _explain_question(
+    model: Model, text: Any, images: Sequence[Any], method: Method | None, **request: Any
+) -> Attribution:
+    """Explain the first word of a vision-language model's answer by patches and words."""
+    processor = model.question_processor
+    model = replace(model, tokenizer=model.tokenizer or processor.tokenizer)
+    photos = read_photos(images)
+    inputs = image_prompt(model.module, text, photos, processor)
+    applied = method or default_method(model, about_images=True)
+    result = apply_method(applied, model, inputs, **request)
+    result = with_pictures(result, model.module, inputs, processor, photos)
+    if method is not None:
+        return result
+    place = result.targets.positions[0]  # that a word is itself explains nothing
+    return less_identity(result, [result.sources.positions.index(place)])
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """A text as ids, the token that is explained, and the model's own answer.
+
+    choice: the token's id; the model's answer unless another was named.
     """
-    from attnflow.explainers import answer_rows
-    from attnflow.hosts.vision_language.towers import reads_images
 
-    if isinstance(text, Mapping) and reads_images(model, text):
-        from attnflow.explainers.request import IMAGE_METHOD
-
-        return make_method(IMAGE_METHOD.name, options) if options else IMAGE_METHOD
-    return answer_rows.default_method(model, options)
+    ids: list[int]
+    choice: int
+    prediction: Prediction
 
 
-def _next_token(
-    model: Any,
-    text: str | Mapping[str, Any],
-    tokenizer: Any,
-    answer: int | str | None,
-    targets: object,
+def next_token(
+    model: Model, text: Any, answer: int | str | None = None, targets: object = None
 ) -> NextToken:
-    """What a causal language model says after a text, which is what can be measured."""
-    from attnflow.explainers.next_token import next_token
-    from attnflow.hosts.registry import adapter_for
-
-    if not adapter_for(model).supports_row_gradients(model):
+    """Ask a causal language model what follows a text: that is what can be measured."""
+    module, adapter = model.module, model.adapter
+    if not adapter.supports_row_gradients(module):
         raise ModelError(
-            "careful=True and confirm=True run a causal language model again without parts of its "
-            f"text; {type(model).__name__} is not one. `attnflow evaluate` holds methods against "
-            "ablations of any model."
+            "method='careful' and confirm=True run a causal language model again without parts of "
+            f"its text; {type(module).__name__} is not one. `attnflow evaluate` holds methods "
+            "against ablations of any model."
         )
     if targets is not None:
         raise InputError(
-            f"targets={targets!r}: careful=True and confirm=True explain what follows the text; "
-            "leave targets out, or cut the text before the token you mean."
+            f"targets={targets!r}: method='careful' and confirm=True explain what follows the "
+            "text; leave targets out, or cut the text before the token you mean."
         )
-    return next_token(model, text, tokenizer, answer)
+    if isinstance(text, Mapping):
+        batch = adapter.wrap(module, text)
+    else:
+        batch = adapter.encode(module, model.tokenizer, [checked_text(text)])
+    if batch.size != 1:
+        raise TokensError(f"One example is explained at a time; got a batch of {batch.size}.")
+    with torch.no_grad(), at_rest(module):
+        outputs = adapter.forward(module, batch.inputs)
+    (scores,) = adapter.scores(module, model.tokenizer, outputs, batch)
+    if scores is None:
+        raise ModelError(f"{type(module).__name__} says nothing of what follows this text.")
+    row = batch.inputs["input_ids"][0]
+    ids = row[list(batch.positions_of(0, len(row)))].tolist()
+    return NextToken(ids, scores.choice(answer), scores.prediction())
 
 
-def with_confirmation(
-    result: Attribution, model: Any, next_token: NextToken, tokenizer: Any
-) -> Attribution:
-    """The result with what the next token loses without the strongest sources of its row."""
-    from attnflow.explainers.confirm import confirm_completion
-
-    position = next_token.prediction.position
+def with_confirmation(result: Attribution, model: Model, token: NextToken) -> Attribution:
+    """Return the result with what the next token loses without the strongest sources."""
+    position = token.prediction.position
     row = result.row(position) if position in result.targets.positions else result
     confirmation = confirm_completion(
-        row, model, next_token.ids, [next_token.choice], tokenizer=tokenizer
+        row, model.module, token.ids, [token.choice], tokenizer=model.tokenizer
     )
     return replace(result, confirmation=confirmation)

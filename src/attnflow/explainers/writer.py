@@ -106,9 +106,9 @@ class Writer:
         settings = {**self._pad_token(), **options, "max_new_tokens": max_new_tokens}
         if keys is not None:
             settings.setdefault("past_key_values", keys)
-        with at_rest(reader.model):
+        with at_rest(reader.module):
             sequences = run_generate(
-                reader.model,
+                reader.module,
                 batch.inputs(),
                 settings,
                 observer=observer,
@@ -121,7 +121,7 @@ class Writer:
         self, sequences: Tensor, batch: PromptBatch, completions: list[list[int]], keys: Any
     ) -> CompletionRows:
         return completion_rows(
-            self.reader.model,
+            self.reader.module,
             sequences,
             batch.mask,
             batch.length,
@@ -149,13 +149,12 @@ class Writer:
         """The completion up to its end token, which is left out with the padding after it."""
         start = 1 if self.reader.facts.encoder_decoder else prompt
         ids = row[start:].tolist()
-        ends = end_tokens(self.reader.model, settings)
+        ends = end_tokens(self.reader.module, settings)
         stop = next((k for k, token in enumerate(ids) if token in ends), len(ids))
         if stop == 0:
             raise InputError(
                 f"The model ended at once: the first token it generated is its end token "
                 f"({self.reader.tokens(ids[:1])[0]!r}), so there is nothing to explain. Try "
-                "another prompt, chat=True for a model trained on chats, or "
-                "generate_kwargs={'min_new_tokens': 1}."
+                "another prompt, messages for a model trained on chats, or min_new_tokens=1."
             )
         return ids[:stop]

@@ -27,8 +27,8 @@ class Model:
 
     >>> from attnflow import load
     >>> model = load()
-    >>> type(model.module).__name__, model.facts.answer
-    ('VerbNumberModel', 'first')
+    >>> type(model.module).__name__, model.facts.encoder_decoder
+    ('VerbNumberModel', False)
     """
 
     module: nn.Module

@@ -19,7 +19,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from pydantic_core import ErrorDetails
 
 from attnflow.errors import InputError, shorten
-from attnflow.explainers.comparison import Comparison, answered, compare, continued
+from attnflow.explainers.comparison import (
+    Comparison,
+    compare,
+    compare_answers,
+    compare_completions,
+)
+from attnflow.explainers.prompts import as_chat
 from attnflow.methods import Method, make_method, trace_methods
 from attnflow.show.view import View
 from attnflow.tokens.documents import named_documents
@@ -130,13 +136,15 @@ class BaseRequest(BaseModel):
         """The heading of the result; None takes the text's."""
         return _shorten_title(self.wording.strip())
 
-    def chosen(self) -> tuple[Method | None, ...]:
+    def chosen(self) -> tuple[str | Method | None, ...]:
         """Return the methods, in the order they were sent; None is the default."""
-        return tuple(None if name == DEFAULT else make_method(name) for name in self.methods)
+        careful = ("careful",) if getattr(self, "careful", False) else ()
+        others = [name for name in self.methods if not careful or name != DEFAULT]
+        return (*careful, *(None if name == DEFAULT else make_method(name) for name in others))
 
     def options(self) -> dict[str, Any]:
         """Return the fields that are called as the explainers call them."""
-        return self.model_dump(include={"careful", "chat", "confirm"})
+        return self.model_dump(include={"chat", "confirm"})
 
     def compare(self, model: Model) -> Comparison:
         """Carry out the request."""
@@ -183,7 +191,7 @@ class GenerateRequest(BaseRequest):
     ability = "generates"
     purpose = "continue a prompt"
     subject = "prompt"
-    usual_tokens = _usual_count(continued)
+    usual_tokens = _usual_count(compare_completions)
 
     prompt: str = ""
     tokens: int
@@ -207,7 +215,7 @@ class ChatRequest(BaseRequest):
     task = "chat"
     ability = "chats"
     purpose = "talk with"
-    usual_tokens = _usual_count(continued)
+    usual_tokens = _usual_count(compare_completions)
 
     class Message(BaseModel):
         """A turn of a conversation."""
@@ -258,7 +266,7 @@ class AskRequest(BaseRequest):
     ability = "generates"
     purpose = "answer a question"
     limit = "ask_tokens"
-    usual_tokens = _usual_count(answered)
+    usual_tokens = _usual_count(compare_answers)
 
     class Document(BaseModel):
         """A document: its name and its text."""
@@ -295,7 +303,7 @@ class AskRequest(BaseRequest):
         """Answer the question; the view has a line for each statement."""
         documents = [(document.name, document.text) for document in self.documents]
         methods, options = self.chosen() or (None,), self.options()
-        answer, comparison = answered(
+        answer, comparison = compare_answers(
             model, self.question, documents, methods, max_new_tokens=self.tokens, **options
         )
         return comparison, {**comparison.view(title=self.question), "lines": answer.lines}
@@ -350,7 +358,7 @@ class ImageQuestionRequest(ImageRequest):
     ability = "answers"
     purpose = "answer a question about an image"
     subject = "question"
-    usual_tokens = _usual_count(continued)
+    usual_tokens = _usual_count(compare_completions)
 
     question: str = ""
     tokens: int
@@ -372,7 +380,9 @@ def _continue(
     **options: Any,
 ) -> Comparison:
     options |= {"max_new_tokens": request.tokens, **request.options()}
-    return continued(model, prompt, request.chosen() or (None,), **options)
+    if options.pop("chat", False):
+        prompt = as_chat(prompt)
+    return compare_completions(model, prompt, request.chosen() or (None,), **options)
 
 
 REQUESTS: tuple[type[BaseRequest], ...] = (

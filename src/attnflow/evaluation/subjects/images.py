@@ -23,7 +23,7 @@ from attnflow.evaluation.patches import Hiding, PatchAblation
 from attnflow.evaluation.records import RANDOM, Metric, Record
 from attnflow.evaluation.subjects.base import Judge, MetricGroup, Subject, label_methods
 from attnflow.evaluation.subjects.examples import ImageExample, read_images
-from attnflow.explainers.answer_rows import explain_answer
+from attnflow.explainers.answer_rows import answer_rows
 from attnflow.hosts.capture import capture
 from attnflow.hosts.images import Photo, PreparedImage, prepare_images, read_photo
 from attnflow.hosts.load import ModelLike, as_model
@@ -260,7 +260,7 @@ class ImageJudge(Judge):
     def _map(self, method: Method, trace: AttentionTrace) -> Floats:
         """Return the patches of the row that the answer is read from, at the highest layer."""
         with quiet_about_limits():
-            result = explain_answer(method, trace, layers=-1)
+            result = answer_rows(method, trace, layers=-1)
         return patch_maps(result)[0].values
 
     def _scores_by_chance(

@@ -28,7 +28,7 @@ from attnflow.evaluation.subjects.examples import CompletionPrompt, read_prompts
 from attnflow.evaluation.subjects.known import PromptText, TrueSources, known_hits
 from attnflow.evaluation.subjects.rankings import CompletionCase, named_rankings
 from attnflow.explainers.ablation import CompletionAblation, blank_token, log_odds
-from attnflow.explainers.prompts import encode_prompts
+from attnflow.explainers.prompts import as_chat, encode_prompts
 from attnflow.explainers.regression import random_ablations
 from attnflow.explainers.request import check_room, completion_ids
 from attnflow.explainers.reruns import measure
@@ -237,9 +237,11 @@ class PromptJudge(Judge):
 
     def _sources(self, prompt: CompletionPrompt) -> tuple[list[int], PromptText, Sources]:
         """Return the prompt's tokens, where its characters stand in them, and its sources."""
-        module, tokenizer = self.model
+        tokenizer = self.model.tokenizer
         chat, level = self.subject.chat, self.subject.level
-        (encoded,) = encode_prompts(module, tokenizer, prompt.prompt, chat=chat).prompts()
+        (encoded,) = encode_prompts(
+            self.model, as_chat(prompt.prompt) if chat else prompt.prompt
+        ).prompts()
         tokens, special = prompt_tokens(tokenizer, encoded.ids)
         text = PromptText.of(tokens, prompt.prompt, encoded.form)
         inside = ((0, len(prompt.prompt)),) if chat and not prompt.inside else prompt.inside

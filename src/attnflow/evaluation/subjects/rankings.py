@@ -13,12 +13,13 @@ from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, did_you_mean
 from attnflow.evaluation.records import RANDOM
 from attnflow.explainers.ablation import CompletionAblation, blank_token
-from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.prompts import Prompt, neutral_ids
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import CompletionRequest
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources
 from attnflow.explainers.targets import ANSWER
+from attnflow.hosts.model import Model
 from attnflow.methods import (
     METHODS,
     Method,
@@ -71,9 +72,15 @@ class CompletionCase:
         """Return what reading this completion gives; None is the default method."""
         one_pass = method is not None and GRADIENTS in method.requires.record
         targets = ANSWER if one_pass else None  # one gradient of the whole answer
-        request = CompletionRequest.of(self.model, method, baseline, "prompt", targets)
-        reader = Reader(self.model, self.tokenizer, request)
-        return reader.read(Prompt(self.prompt_ids), self.completion_ids, {"streamed": False})
+        model = Model(self.model, self.tokenizer)
+        reader = Reader(model, CompletionRequest.of(model, method, targets=targets))
+        notes = {"streamed": False}
+        result = reader.read(Prompt(self.prompt_ids), self.completion_ids, notes)
+        if baseline is None:
+            return result
+        neutral = Prompt(neutral_ids(self.tokenizer, self.prompt_ids))
+        less = reader.read(neutral, self.completion_ids, notes)
+        return result.minus(less, name="neutral prompt", match="positions")
 
     def measured(self, method: RerunMethod) -> Attribution:
         """Return what a rerun method gives, taking sources away in its own way."""

@@ -30,7 +30,7 @@ from attnflow.evaluation.records import FAITHFULNESS, RANDOM, Metric, Record
 from attnflow.evaluation.subjects.base import Judge, MetricGroup, Subject, label_methods
 from attnflow.evaluation.subjects.examples import LabelledText, read_texts
 from attnflow.evaluation.verdict import join_names
-from attnflow.explainers.answer_rows import explain_answer
+from attnflow.explainers.answer_rows import answer_rows
 from attnflow.hosts.capture import capture
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.methods import Flow, Method, Requirements, quiet_about_limits, trace_methods
@@ -266,7 +266,7 @@ class TextJudge(Judge):
     def _row(self, method: Method, trace: AttentionTrace) -> Attribution:
         """Return the values of the answer's position at the highest layer."""
         with quiet_about_limits():  # the verdict tells of collapse and saturation
-            return explain_answer(method, trace, layers=-1)
+            return answer_rows(method, trace, layers=-1)
 
     def _judge(self, case: _Case) -> Record:
         methods: Mapping[str, Method] = self.usable

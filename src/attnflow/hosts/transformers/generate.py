@@ -105,7 +105,7 @@ def _refuse_other_modes(model: PreTrainedModel, options: Mapping[str, Any]) -> N
         raise InputError(
             f"This would generate with {way}, which drops and reorders what was written, so "
             "rows would not belong to the text any more. Use greedy search or sampling (seed=...); "
-            "or generate as you like and pass the text to explain_completion()."
+            "or generate as you like and pass the text as completion=."
         )
 
 
