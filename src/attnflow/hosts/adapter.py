@@ -40,7 +40,7 @@ AnswerPosition = Literal["first", "last", "mask", "each", "mean"]
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model's config and class say of it (`Adapter.facts`).
+    """Facts of a model by its config and class (`Adapter.facts`).
 
     causal: no position attends to a later one. False for an encoder–decoder, whose decoder is.
     encoder_decoder: the inputs are read by an encoder, the answer is written by a decoder.
@@ -92,14 +92,14 @@ class Batch:
     words: tuple[tuple[int | None, ...], ...] | None = None
 
     def positions_of(self, example: int, length: int, *, decoder: bool = False) -> tuple[int, ...]:
-        """The positions of one example that are no padding, of the `length` that were run."""
+        """Return the positions of one example that are no padding, of `length`."""
         positions = self.decoder_positions if decoder else self.positions
         return tuple(range(length)) if positions is None else positions[example]
 
 
 @dataclass(frozen=True)
 class TokenIds:
-    """What a tokenizer's ids mean to who changes an input.
+    """The meaning of a tokenizer's ids to whoever changes an input.
 
     `blanks` are the tokens that can stand for a word that is not shown, by name: "unk", "mask",
     "pad". `special` are the ids that frame a text and are no words of it.
@@ -114,7 +114,7 @@ class TokenIds:
 
 
 class Adapter(ABC):
-    """What a host declares: only `recognises` and `run` must be written.
+    """The declaration of a host: only `recognises` and `run` must be written.
 
     `attnflow.testing.check_adapter` holds an adapter to this contract. `measures` are the
     measurements its `run` hands to the recorder when they are asked for.
@@ -134,17 +134,17 @@ class Adapter(ABC):
 
     @abstractmethod
     def recognises(self, model: nn.Module) -> bool:
-        """Whether this adapter is for this model."""
+        """Return whether this adapter is for this model."""
 
     @abstractmethod
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """One forward pass; every layer's weights go to the recorder, in order.
+        """Run one forward pass; every layer's weights go to the recorder, in order.
 
         The model is given back as it was, also when the pass fails.
         """
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
-        """The same pass without watching: what capture must not change."""
+        """Run the same pass without watching: what capture must not change."""
         return model(**inputs)
 
     def encode(
@@ -165,13 +165,13 @@ class Adapter(ABC):
         return Batch(tensors, size=sizes[0])
 
     def expected_layers(self, model: nn.Module) -> int | None:
-        """How many layers must have been recorded, if the host says."""
+        """Return how many layers must have been recorded, if the host says."""
         return None
 
     def name_positions(
         self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
     ) -> Tokens:
-        """The tokens of the input (of the encoder, if there are two), padding left out.
+        """Return the tokens of the input (of the encoder, if there are two), padding left out.
 
         `length` is the number of positions that attention was seen over, padding included.
         """
@@ -180,12 +180,12 @@ class Adapter(ABC):
     def name_decoder_positions(
         self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
     ) -> Tokens:
-        """The same for the decoder of an encoder–decoder."""
+        """Return the same for the decoder of an encoder–decoder."""
         return Tokens(tuple(f"output {k}" for k in range(length)))
 
     def embedding(self, model: nn.Module, at: EmbeddingSite) -> nn.Module:
-        """The module whose output input gradients are taken of: the "words" embedding, or the one
-        that gives the "stream" which the first block reads (positions and norms applied).
+        """Return the module whose output input gradients are taken of: the "words" embedding, or
+        the one that gives the "stream" which the first block reads (positions and norms applied).
         """
         raise UnsupportedModelError(
             f"{type(model).__name__} declares no embedding of tokens, which this needs; an adapter "
@@ -193,20 +193,20 @@ class Adapter(ABC):
         )
 
     def token_ids(self, model: nn.Module, tokenizer: Any) -> TokenIds:
-        """The ids that can blank a token, and those that are no words."""
+        """Return the ids that can blank a token, and those that are no words."""
         raise UnsupportedModelError(
             f"{type(model).__name__} declares no tokens that could be blanked; an adapter declares "
             "them with `token_ids`."
         )
 
     def facts(self, model: nn.Module) -> ModelFacts:
-        """What the model's config and class say of it; by default an encoder's."""
+        """Return what the model's config and class say of it; by default an encoder's."""
         return ModelFacts()
 
     def run_with(
         self, model: nn.Module, inputs: Mapping[str, Tensor], intervention: Intervention
     ) -> Any:
-        """One forward pass under an intervention, watched by nobody.
+        """Run one forward pass under an intervention, watched by nobody.
 
         Without more, only uniform attention is possible, which `run` makes for a recorder.
         """
@@ -226,22 +226,22 @@ class Adapter(ABC):
             )
 
     def reads_images(self, model: nn.Module) -> bool:
-        """Whether one image is what the model takes: its positions are patches."""
+        """Return whether one image is what the model takes: its positions are patches."""
         return False
 
     def image_processor(self, model: nn.Module) -> Any:
-        """What turns an image into the model's pixels: a processor, or a function of an image."""
+        """Return the processor, or the function, that turns an image into the model's pixels."""
         raise ModelError(
             f"{type(model).__name__} names no image processor of its own; pass one: "
             "processor=..., or prepared pixels: {'pixel_values': pixels}."
         )
 
     def supports_decomposition(self, model: nn.Module) -> bool:
-        """Whether it is a text encoder with an answer whose blocks can be taken apart."""
+        """Return whether it is a text encoder with an answer whose blocks can be taken apart."""
         return False
 
     def supports_row_gradients(self, model: nn.Module) -> bool:
-        """Whether every position has an answer of its own whose gradient `gradient_rows` gives."""
+        """Return whether `gradient_rows` gives each position's own gradient."""
         return False
 
     def gradient_rows(
@@ -252,7 +252,7 @@ class Adapter(ABC):
         contrasts: Sequence[int | None],
         score: ScoreName,
     ) -> Tensor:
-        """`(layers, batch, n, n)`: gradient attention of the token that follows each position.
+        """Return `(layers, batch, n, n)`: gradient attention of each position's next token.
 
         `choices` are what the last position of each example is explained by, `contrasts` what
         they are held against there.
@@ -260,7 +260,7 @@ class Adapter(ABC):
         raise UnsupportedModelError(f"{type(model).__name__} has no row for each answer.")
 
     def supports_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
-        """Whether `run_in_factors` can run this model on these inputs."""
+        """Return whether `run_in_factors` can run this model on these inputs."""
         return False
 
     def run_in_factors(
@@ -270,7 +270,7 @@ class Adapter(ABC):
         gradient_kind: str | None = None,
         spans: Any = None,
     ) -> Any:
-        """One forward pass of one example by the model's own fused attention, factors kept.
+        """Run one example by the model's own fused attention and keep its factors.
 
         spans: passed by every layer as it runs (`pass_layer`), where nothing is to be kept.
         """
@@ -281,8 +281,8 @@ class Adapter(ABC):
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Scores | None]:
-        """The scores each example's answer is read from, where the model has a head that says
-        something: its prediction, and what gradients are taken of.
+        """Return the scores each example's answer is read from, where the model has a head that
+        says something: its prediction, and what gradients are taken of.
         """
         return [None] * batch.size
 
@@ -306,7 +306,7 @@ def on_device(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Tens
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's weights are; inputs go there too.
+    """Return where the model's weights are; inputs go there too.
 
     >>> device_of(nn.Linear(2, 2))
     device(type='cpu')

@@ -67,7 +67,7 @@ class FixedNorm:
 
 @dataclass(frozen=True, eq=False)
 class BlockState:
-    """What one block did to one example: everything its vectors are made of.
+    """The work of one block on one example: everything its vectors are made of.
 
     `norms` are the LayerNorms that follow attention and that end the block, of a post-norm block;
     a pre-norm block has none.
@@ -104,13 +104,14 @@ class BlockState:
         return torch.einsum("hqk,hkd->qkd", self.weights[:, rows], self.projected)
 
     def add_residual(self, vectors: Tensor, rows: Tensor) -> Tensor:
-        """The target's own input, added in place to what it has from itself."""
+        """Add the target's own input in place to what it has from itself."""
         vectors[torch.arange(len(rows), device=rows.device), rows] += self.inputs[rows]
         return vectors
 
 
 def measure_block(inside: BlockState, names: Collection[str]) -> dict[str, Tensor]:
-    """The measurements of these names, (n, n) each, "residual-share" (n,); some targets at a time.
+    """Return the measurements of these names, (n, n) each, "residual-share" (n,); some targets at a
+    time.
 
     The vectors are those with the residual, "norms" excepted, which has neither residual nor norm.
     The last LayerNorm is folded in as GlobEnc (Modarressi et al. 2022) does: the feed-forward part
@@ -150,7 +151,9 @@ def _measured_rows(inside: BlockState, rows: Tensor) -> dict[str, Tensor]:
 
 
 def _nearer(vectors: Tensor, output: Tensor) -> Tensor:
-    """How much less is missing to the output, in the L1 norm, once a source's vector is there."""
+    """Return how much less is missing to the output, in the L1 norm, once a source's vector is
+    there.
+    """
     missing = (output[:, None] - vectors).abs().sum(dim=-1)
     return (output.abs().sum(dim=-1, keepdim=True) - missing).clamp(min=0)
 
@@ -231,7 +234,7 @@ class Parts:
 
 
 def declared_parts(base: nn.Module, model_type: str, model_name: str) -> list[Parts]:
-    """The parts of every block of a declared family; other models are refused by name."""
+    """Return the parts of every block of a declared family; other models are refused by name."""
     for plan in DECLARED.get(model_type, ()):
         try:
             blocks = cast(nn.ModuleList, base.get_submodule(plan.blocks))
@@ -282,7 +285,7 @@ def _refuse_missing_norms(blocks: Sequence[Parts], names: Sequence[str], model_n
 
 
 class _Watch:
-    """What the running block has shown so far; put together and measured when it ends."""
+    """The running block as far as it was seen; measured when it ends."""
 
     def __init__(self, recorder: Recorder, names: Sequence[str]) -> None:
         self.recorder = recorder

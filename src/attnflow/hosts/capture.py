@@ -13,7 +13,7 @@ from attnflow.errors import InputError, TokensError, UnsupportedModelError, shor
 from attnflow.errors.arguments import checked_arguments
 from attnflow.hosts.adapter import Batch
 from attnflow.hosts.factored import Form, capture_in_factors, chosen_form, single_example
-from attnflow.hosts.forward_pass import Explained, ForwardPass, check_layers, check_size
+from attnflow.hosts.forward_pass import ForwardPass, check_layers, check_size
 from attnflow.hosts.images import image_of
 from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
@@ -22,14 +22,13 @@ from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.hosts.scores import (
     Choice,
+    Explained,
     Scores,
     TokenAt,
     choose_answers,
-    choose_contrasts,
     differentiable,
     gradients_of,
     phrase_scores,
-    total_score,
 )
 from attnflow.hosts.vision_language.composition import (
     compose_towers,
@@ -45,24 +44,8 @@ from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, Score
 __all__ = ["capture", "capture_phrase"]
 
 OneInput = str | Mapping[str, Any] | Picture
-Several = list[str] | tuple[str, ...] | list[Mapping[str, Any]]
+Several = list[str] | tuple[str, ...] | list[dict[str, Any]] | list[Mapping[str, Any]]
 _OF_AN_ANSWER = frozenset((GRADIENTS, GRADIENT_ATTENTION))
-
-
-@overload
-def capture(
-    model: ModelLike,
-    inputs: OneInput,
-    *,
-    methods: Sequence[Method] = (),
-    heads: Heads | None = None,
-    record: Sequence[str] = (),
-    answer: int | str | None = None,
-    contrast: int | str | None = None,
-    position: int | None = None,
-    form: Form = "auto",
-    decoder_text: str | None = None,
-) -> AttentionTrace: ...
 
 
 @overload
@@ -79,6 +62,22 @@ def capture(
     form: Form = "auto",
     decoder_text: Sequence[str] | None = None,
 ) -> list[AttentionTrace]: ...
+
+
+@overload
+def capture(
+    model: ModelLike,
+    inputs: OneInput,
+    *,
+    methods: Sequence[Method] = (),
+    heads: Heads | None = None,
+    record: Sequence[str] = (),
+    answer: int | str | None = None,
+    contrast: int | str | None = None,
+    position: int | None = None,
+    form: Form = "auto",
+    decoder_text: str | None = None,
+) -> AttentionTrace: ...
 
 
 @checked_arguments
@@ -129,7 +128,7 @@ def capture(
     loaded = as_model(model)
     several = isinstance(inputs, (list, tuple))
     image = None if several or isinstance(inputs, Mapping) else image_of(loaded, inputs)
-    prepared = inputs if image is None else image.inputs
+    prepared: Any = inputs if image is None else image.inputs
     batch = _batch(loaded, prepared if several else [prepared], decoder_text)
     if batch.size != 1 and not several:
         raise TokensError(
@@ -183,7 +182,7 @@ def _batch(
 
 @dataclass(frozen=True)
 class _Request:
-    """What shall be recorded of a forward pass, and of which answer."""
+    """All that is asked of one forward pass, and of which answer."""
 
     heads: Heads | None
     record: tuple[str, ...]
@@ -217,15 +216,7 @@ class _Request:
         """Return what gradients are taken of, where any are asked for."""
         if not self.gradients:
             return None
-        choices = choose_answers(scores, self.answer, model)
-        contrasts = choose_contrasts(scores, self.contrast, model)
-        for choice, other in zip(choices, contrasts, strict=True):
-            if choice == other:
-                raise InputError(
-                    f"contrast={shorten(self.contrast)} is the answer itself; name another one, "
-                    "which the answer is held against."
-                )
-        return Explained(scores, choices, contrasts)
+        return choose_answers(scores, self.answer, model, self.contrast)
 
 
 def _request(
@@ -269,7 +260,7 @@ def _traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrac
         return [_two_tower_trace(model, batch, request)]
     if _form(model, batch, request) == "factors":
         kind = request.gradients[0] if request.gradients else None
-        answers = request.answer
+        answers: Any = request.answer
         if isinstance(answers, str) or not isinstance(answers, Sequence):
             answers = [answers] * batch.size
         return [
@@ -312,7 +303,7 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
         explained = request.explained(scores, module)
         gradients = None
         if explained is not None and differentiates:
-            gradients = gradients_of(*explained, request.score, recorder, module)
+            gradients = gradients_of(explained.total(request.score), recorder, module)
     if by_rows and explained is not None:
         choices = explained.choices, explained.contrasts
         with at_rest(module):
@@ -340,13 +331,13 @@ def _two_tower_trace(model: Model, batch: Batch, request: _Request) -> Attention
     with at_rest(module), differentiable(module, differentiates):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
         outputs, recorded = run_both_towers(module, inputs, recorder)
-        scores = model.adapter.scores(module, model.tokenizer, outputs, batch)
-        scores = request.read(scores, module)
+        read = model.adapter.scores(module, model.tokenizer, outputs, batch)
+        scores = request.read(read, module)
         explained = request.explained(scores, module)
         composition = compose_towers(module, batch, recorded)
         weighted = None
         if explained is not None:
-            weighted = composition.gradient_weighted(total_score(*explained, request.score))
+            weighted = composition.gradient_weighted(explained.total(request.score))
     watched = ForwardPass(model, batch, recorder, scores, None, explained)
     return watched.two_tower_trace(composition, weighted)
 

@@ -46,10 +46,11 @@ def check_model(model: ModelLike, inputs: str | Mapping[str, Tensor]) -> list[Ch
         loaded = as_model(model)
         module, adapter = loaded.module, loaded.adapter
         state = model_state(module)
-        (trace, *_) = capture(loaded, [inputs])  # type: ignore[list-item]
         if isinstance(inputs, str):
+            trace = capture(loaded, inputs)
             batch = adapter.encode(module, loaded.tokenizer, [inputs])
         else:
+            trace = capture(loaded, [inputs])[0]
             batch = adapter.wrap(module, inputs)
     except AttnflowError as error:
         return [Check("attention was captured", False, str(error))]

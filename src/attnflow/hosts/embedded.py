@@ -77,13 +77,13 @@ class EmbeddedAdapter(Adapter):
     def name_positions(
         self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
     ) -> Tokens:
-        """The user's own words: an unknown one is shown as written, not as its class."""
+        """Return the user's own words: an unknown one is shown as written, not as its class."""
         if isinstance(batch, _TextBatch):
             return Tokens(batch.texts[example])
         return super().name_positions(model, tokenizer, batch, example, length)
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """The model's own switch for attention; its blocks are watched where they are measured."""
+        """Use the model's own switch for attention; watch its blocks where they are measured."""
         if set(recorder.record) & set(self.measures):
             return _measured(cast(VerbNumberModel, model), inputs, recorder)
         output: VerbNumberOutput = model(**inputs, output_attentions=True)
@@ -96,7 +96,7 @@ class EmbeddedAdapter(Adapter):
         return len(cast(VerbNumberModel, model).blocks)
 
     def embedding(self, model: nn.Module, at: EmbeddingSite) -> nn.Module:
-        """The words' vectors, or (dropped out) their sums with those of the positions."""
+        """Return the words' vectors, or (dropped out) their sums with those of the positions."""
         own = cast(VerbNumberModel, model)
         return own.word_embedding if at == "words" else own.dropout
 
@@ -109,7 +109,7 @@ class EmbeddedAdapter(Adapter):
     def run_with(
         self, model: nn.Module, inputs: Mapping[str, Tensor], intervention: Intervention
     ) -> Any:
-        """Values are zeroed as they are projected; keys are not hidden one by one."""
+        """Zero values as they are projected; keys are not hidden one by one."""
         self.refuse_other_kinds(model, intervention, allowed=("zero_values",))
         blocks = cast("list[Block]", list(cast(VerbNumberModel, model).blocks))
         with _watched(model, blocks, Session(intervention=intervention)):
@@ -122,7 +122,7 @@ class EmbeddedAdapter(Adapter):
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Scores | None]:
-        """The number of the verb, read from the first position, [CLS]."""
+        """Return the number of the verb, read from the first position, [CLS]."""
         labels = cast(VerbNumberModel, model).labels
         return [Scores(row, 0, lambda ids: [labels[k] for k in ids]) for row in outputs.logits]
 
@@ -174,7 +174,7 @@ class _AttentionHooks:
     def attend(
         self, module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
     ) -> None:
-        """The weights of one layer, all rows at once."""
+        """Show the weights of one layer, all rows at once."""
         observer, weights = self.session.observer, output[1]
         if observer is not None:
             layer = RecordedLayer(module, self.values, weights.shape[-2])

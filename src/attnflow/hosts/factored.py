@@ -57,7 +57,7 @@ def capture_in_factors(
     answer: Choice,
     score: ScoreName,
 ) -> FactoredTrace:
-    """One example as a trace in factors."""
+    """Return the trace of one example in factors."""
     module, adapter = model.module, model.adapter
     length = next(iter(batch.inputs.values())).shape[1]
     with told_memory(module, length), at_rest(module), torch.set_grad_enabled(bool(gradient_kind)):
@@ -65,17 +65,17 @@ def capture_in_factors(
         run = adapter.run_in_factors(module, inputs, gradient_kind)
         run.recording.check()
         scores = _scores(model, run.outputs, batch, length)
+        if gradient_kind is not None:
+            explained = choose_answers([scores], answer, module)
         if gradient_kind == GRADIENTS:
-            (choice,) = choose_answers([scores], answer, module)
-            run.go_back(scores.score(choice, score) if scores else None)
+            run.go_back(explained.total(score))
         elif gradient_kind == GRADIENT_ATTENTION:
-            (choice,) = choose_answers([scores], answer, module)
-            run.go_back_by_rows(batch.inputs["input_ids"][0], choice)
+            run.go_back_by_rows(batch.inputs["input_ids"][0], explained.choices[0])
     recording: FactorRecording = run.recording
     _check_layers(model, recording)
     about = provenance_of(module, str(recording.dtype).removeprefix("torch."))
     if gradient_kind == GRADIENTS and scores is not None:
-        about["gradients_of"] = scores.label(choice)
+        about["gradients_of"] = explained.labels()[0]
     numbers = [number for number in recording.numbers if number is not None]
     numbered = len(numbers) == len(recording.numbers) and numbers == sorted(set(numbers))
     with torch.no_grad():
@@ -100,7 +100,9 @@ def _check_layers(model: Model, recording: FactorRecording) -> None:
 
 
 def _scores(model: Model, outputs: Any, batch: Batch, length: int) -> Scores | None:
-    """What the answer is read from; logits of the last position alone stand for that position."""
+    """Return what the answer is read from; logits of the last position alone stand for that
+    position.
+    """
     (scores,) = model.adapter.scores(model.module, model.tokenizer, outputs, batch)
     logits = getattr(outputs, "logits", None)
     if scores is None or not isinstance(logits, Tensor) or logits.ndim != 3 or length == 1:
@@ -117,7 +119,7 @@ def chosen_form(
     arrays: int,
     mixed: bool,
 ) -> Form:
-    """Weights or factors: as asked, or else by the memory that weights would take.
+    """Choose weights or factors: as asked, or by the memory that weights would take.
 
     arrays: how many arrays of the weights' size are kept. mixed: whether heads are mixed at once.
     """
@@ -168,7 +170,7 @@ def free_memory() -> float:
 
 
 def single_example(batch: Batch, example: int) -> Batch:
-    """One example of a batch, without its padding and without a mask."""
+    """Return one example of a batch, without its padding and without a mask."""
     if "input_ids" not in batch.inputs:
         if batch.size != 1:
             raise InputError("Factors of several examples are captured from input_ids only.")

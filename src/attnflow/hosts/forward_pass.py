@@ -12,7 +12,7 @@ to know nothing of it.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +26,7 @@ from attnflow.errors import CaptureError
 from attnflow.hosts.adapter import Batch
 from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import Recorder
-from attnflow.hosts.scores import Scores
+from attnflow.hosts.scores import Explained, Scores
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
 from attnflow.trace.extras import GRADIENT_ATTENTION
@@ -84,29 +84,12 @@ def compose(
 
 
 def join_tokens(encoder: Tokens, decoder: Tokens) -> Tokens:
-    """Both sides in one row; words keep apart."""
+    """Join both sides in one row; words keep apart."""
     words = None
     if encoder.words is not None and decoder.words is not None:
         shift = max((w for w in encoder.words if w is not None), default=-1) + 1
         words = (*encoder.words, *(None if w is None else w + shift for w in decoder.words))
     return Tokens((*encoder.texts, *decoder.texts), words=words)
-
-
-class Explained(NamedTuple):
-    """Whose gradients are taken: of each example a choice, and what it is held against."""
-
-    scores: Sequence[Scores | None]
-    choices: Sequence[int]
-    contrasts: Sequence[int | None]
-
-    def labels(self) -> list[str]:
-        """In words, one for each example."""
-        examples = zip(self.scores, self.choices, self.contrasts, strict=True)
-        return [
-            one.label(k) if other is None else f"{one.label(k)} rather than {one.label(other)}"
-            for one, k, other in examples
-            if one is not None
-        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +104,7 @@ class ForwardPass:
     explained: Explained | None = None
 
     def traces(self) -> list[AttentionTrace]:
-        """One for each example."""
+        """Return one trace for each example."""
         check_layers(self.model, self.recorder)
         composed = self.recorder.layers[0].stage == "encoder"
         build = self._composed_trace if composed else self._trace
@@ -177,20 +160,19 @@ class ForwardPass:
         decoder = np.array(self.batch.positions_of(example, lengths["decoder"], decoder=True))
         queries = {"encoder": encoder, "decoder": decoder, "cross": decoder}
         keys = {"encoder": encoder, "decoder": decoder, "cross": encoder}
-        layers = [
-            (x.stage, x.weights[example][:, queries[x.stage][:, None], keys[x.stage]])
-            for x in self.recorder.layers
-        ]
-        composed = compose(layers, len(encoder), len(decoder))
-        gradients = None
-        if self.gradients is not None:
-            squares = [
-                (x.stage, g[example][:, queries[x.stage][:, None], keys[x.stage]])
-                for x, g in zip(self.recorder.layers, self.gradients, strict=True)
+        layers = self.recorder.layers
+
+        def squares(arrays: Sequence[Weights], idle: float) -> Composed:
+            parts = [
+                (x.stage, array[example][:, queries[x.stage][:, None], keys[x.stage]])
+                for x, array in zip(layers, arrays, strict=True)
             ]
-            gradients = compose(squares, len(encoder), len(decoder), idle=0.0).weights
+            return compose(parts, len(encoder), len(decoder), idle=idle)
+
+        composed = squares([layer.weights for layer in layers], 1.0)
+        gradients = None if self.gradients is None else squares(self.gradients, 0.0).weights
         measured = {
-            name: self._composed(arrays, example, queries, keys)
+            name: squares([array[:, None] for array in arrays], 0.0).weights[:, 0]
             for name, arrays in self.recorder.measured.items()
             if name == GRADIENT_ATTENTION
         }
@@ -212,7 +194,7 @@ class ForwardPass:
     def two_tower_trace(
         self, composition: Composition, weighted: NDArray[np.float32] | None = None
     ) -> AttentionTrace:
-        """A vision-language model: both towers as one graph over patches and tokens.
+        """Return both towers of a vision-language model as one graph over patches and tokens.
 
         weighted: gradient-weighted attention of every layer, `(layers, n, n)`, where it was taken.
         """
@@ -235,21 +217,6 @@ class ForwardPass:
             measured=measured,
             **self._about(0),
         )
-
-    def _composed(
-        self,
-        arrays: Sequence[NDArray[np.float32]],
-        example: int,
-        queries: Mapping[str, NDArray[np.intp]],
-        keys: Mapping[str, NDArray[np.intp]],
-    ) -> NDArray[np.float32]:
-        """A matrix of each sub-layer as one square stack; where it does nothing, 0."""
-        squares = [
-            (x.stage, array[example][queries[x.stage][:, None], keys[x.stage]][None])
-            for x, array in zip(self.recorder.layers, arrays, strict=True)
-        ]
-        lengths = len(queries["encoder"]), len(queries["decoder"])
-        return np.asarray(compose(squares, *lengths, idle=0.0).weights[:, 0])
 
     def _prediction(self, example: int, shift: int = 0) -> Prediction | None:
         scores = self.scores[example]
@@ -279,7 +246,7 @@ class ForwardPass:
 
 
 def _sinks(recorder: Recorder, weights: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    """What the rows of layers with a learned sink lack; all other rows must be whole."""
+    """Return what the rows of layers with a learned sink lack; all other rows must be whole."""
     declared = [layer.sink for layer in recorder.layers]
     if not any(declared):
         return None
@@ -312,7 +279,7 @@ def check_size(model: nn.Module, size: int, recorder: Recorder) -> None:
 
 
 def provenance_of(model: nn.Module, dtype: str) -> dict[str, Any]:
-    """What a result should say of the model it was made with."""
+    """Return what a result should say of the model it was made with."""
     config = getattr(model, "config", None)
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,

@@ -64,7 +64,7 @@ class Photo:
 
 
 def read_photo(source: Any) -> Photo:
-    """A path, the bytes of a file, a PIL image, an array or a tensor as a photo.
+    """Read a photo: a path, the bytes of a file, a PIL image, an array or a tensor.
 
     Arrays are (height, width) or (height, width, channels), tensors (channels, height, width);
     whole numbers from 0 to 255 or shares from 0 to 1.
@@ -270,7 +270,7 @@ class PreparedImage:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What a result says of the image it is about; `images` has one entry for each grid."""
+        """The notes of a result on its image; `images` has one entry for each grid."""
         about: dict[str, Any] = {"image": self.name, "images": [reduced_address(self.picture)]}
         return {**about, "image_remarks": list(self.remarks)} if self.remarks else about
 
@@ -326,7 +326,7 @@ def picture_of(pixels: Tensor, processor: Any) -> NDArray[np.uint8]:
 
 
 def reduced_address(picture: NDArray[np.uint8]) -> str:
-    """A picture as a small JPEG inside a text: what a report or a file carries of it.
+    """Write a picture as a small JPEG inside a text, for a report or a file.
 
     >>> reduced_address(np.zeros((8, 8, 3), np.uint8))[:23]
     'data:image/jpeg;base64,'

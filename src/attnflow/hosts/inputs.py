@@ -23,7 +23,7 @@ __all__ = [
 
 
 def checked_text(text: object, purpose: str = "explain", name: str = "text") -> str:
-    """The text, or an error that says why there is nothing to do with it.
+    """Return the text, or raise an error that says why nothing can be done with it.
 
     >>> checked_text("the keys")
     'the keys'
@@ -46,7 +46,7 @@ def checked_text(text: object, purpose: str = "explain", name: str = "text") -> 
 
 
 def kept_positions(mask: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
-    """The positions of each example that are not padding; None if there is no mask."""
+    """Return the positions of each example that are not padding; None if there is no mask."""
     if mask is None or mask.ndim != 2:
         return None
     positions = tuple(tuple(torch.nonzero(row)[:, 0].tolist()) for row in mask)

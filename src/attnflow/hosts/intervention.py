@@ -25,7 +25,7 @@ Positions = Sequence[Iterable[int]]
 
 @dataclass(frozen=True, eq=False)
 class Intervention:
-    """What shall be other than it is, for each example of a batch, in every layer and head.
+    """A change of a forward pass, for each example of a batch, in every layer and head.
 
     zero_values: positions that are attended to as before and say nothing.
     hide_keys: positions that no query attends to; all others keep their places. A hidden position
@@ -63,27 +63,28 @@ class Intervention:
 
     @property
     def size(self) -> int | None:
-        """How many examples it is for; None fits any batch."""
+        """The number of examples it is for; None fits any batch."""
         return next(iter(self._sizes), None)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What it does, by the names of its fields."""
+        """The names of the fields that change something."""
         return tuple(name for name in (*_POSITIONS, "uniform") if getattr(self, name))
 
     def queries(self, query: Tensor) -> Tensor:
-        """Queries as they shall be: one of zeros scores every key alike, whatever is masked."""
+        """Return queries as they shall be: zeros score every key alike, whatever is masked."""
         return torch.zeros_like(query) if self.uniform else query
 
     def values(self, value: Tensor, stage: Stage) -> Tensor:
-        """Values (batch, heads, keys, width) as they shall be."""
+        """Return values (batch, heads, keys, width) as they shall be."""
         rows = self._mask("zero_values", stage, value.shape[-2], len(value), value.device)
         return value if rows is None else value.masked_fill(rows[:, None, :, None], 0.0)
 
     def mask(
         self, mask: Tensor | None, query: Tensor, keys: int, stage: Stage, first: int, total: int
     ) -> Tensor | None:
-        """The mask (batch, 1 or heads, queries, keys) that is added to these queries' scores.
+        """Return the mask (batch, 1 or heads, queries, keys) that is added to these queries'
+        scores.
 
         `first` is the place of the first of these queries among the layer's `total` ones.
         """
@@ -130,7 +131,7 @@ UNIFORM = Intervention(uniform=True)
 
 
 class Session:
-    """Who watches a forward pass and what changes it, as asked each time a layer attends."""
+    """The observer and the intervention of a pass, asked each time a layer attends."""
 
     def __init__(
         self, observer: AttentionObserver | None = None, intervention: Intervention | None = None

@@ -40,7 +40,7 @@ class RecordedLayer:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """What a recorder keeps of one layer: (batch, heads, queries, keys), heads mixed if so asked.
+    """One layer as a recorder keeps it: (batch, heads, queries, keys), heads mixed if so asked.
 
     `in_graph` are the same weights as the model used them, some queries at a time, where gradients
     are asked for. The rest is as in `RecordedLayer`.
@@ -58,11 +58,11 @@ class AttentionObserver(ABC):
 
     @abstractmethod
     def see_rows(self, layer: RecordedLayer, weights: Tensor, rows: slice) -> None:
-        """Weights after the softmax, (batch, heads, these rows of the layer's queries, keys)."""
+        """See weights after the softmax, (batch, heads, these rows of the queries, keys)."""
 
     @abstractmethod
     def end_layer(self, layer: RecordedLayer) -> None:
-        """All rows of one layer were shown."""
+        """Learn that all rows of one layer were shown."""
 
 
 class Recorder(AttentionObserver):
@@ -122,7 +122,7 @@ class Recorder(AttentionObserver):
 
     @property
     def wants_gradients(self) -> bool:
-        """Whether weights must be kept as the model used them."""
+        """True where weights must be kept as the model used them."""
         return GRADIENTS in self.record
 
     def measure(self, name: str, values: Tensor) -> None:
@@ -140,7 +140,7 @@ class Recorder(AttentionObserver):
         return np.empty(shape, dtype=np.float32)
 
     def stacked(self) -> NDArray[np.float32]:
-        """All layers, (layers, batch, heads, queries, keys)."""
+        """Return all layers, (layers, batch, heads, queries, keys)."""
         block = self._block
         if (
             block is not None
@@ -151,7 +151,7 @@ class Recorder(AttentionObserver):
         return np.stack([layer.weights for layer in self.layers])
 
     def reduce(self, weights: Tensor) -> NDArray[np.float32]:
-        """What is kept of weights after the softmax, (batch, heads, queries, keys).
+        """Return what is kept of weights after the softmax, (batch, heads, queries, keys).
 
         Where every head is kept this is a view of the host's memory: copy it before the host goes
         on.

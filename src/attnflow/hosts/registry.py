@@ -55,7 +55,7 @@ def _plug_in(point: EntryPoint) -> Adapter | None:
 
 
 def adapter_for(model: nn.Module) -> Adapter:
-    """The first adapter that recognises the model."""
+    """Return the first adapter that recognises the model."""
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"A model is a torch module, a name, a path or None for the embedded one; got "

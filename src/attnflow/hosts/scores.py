@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,15 +21,15 @@ from attnflow.trace.extras import ScoreName
 
 __all__ = [
     "Choice",
+    "Explained",
     "PhraseScores",
     "Scores",
     "TokenAt",
     "choose_answers",
-    "choose_contrasts",
     "differentiable",
     "gradients_of",
     "phrase_scores",
-    "total_score",
+    "weight_gradients",
 ]
 
 _ALTERNATIVES = 5  # choices a prediction names
@@ -60,7 +61,7 @@ class Scores:
     pooled: bool = False
 
     def at(self, position: int) -> Scores:
-        """The scores that another position's answer is read from."""
+        """Return the scores that another position's answer is read from."""
         if self.each is None:
             if position == self.position:
                 return self
@@ -75,7 +76,7 @@ class Scores:
         return replace(self, logits=self.each[position], position=position)
 
     def choice(self, answer: int | str | None) -> int:
-        """The number of a choice that is given by number or by name; None is the best one."""
+        """Return the number of a choice given by number or by name; None is the best one."""
         if answer is None:
             return int(self.logits.argmax())
         if isinstance(answer, str):
@@ -101,12 +102,12 @@ class Scores:
         )
 
     def probabilities(self) -> Tensor:
-        """The probability of each choice."""
+        """Return the probability of each choice."""
         scores = self.logits.float()
         return scores.softmax(dim=-1) if self.exclusive else scores.sigmoid()
 
     def score(self, choice: int, name: ScoreName) -> Tensor:
-        """The number whose gradient is taken of one choice."""
+        """Return the number whose gradient is taken of one choice."""
         logits = self.logits.float()
         if name == "logit":
             return logits[choice]
@@ -114,11 +115,11 @@ class Scores:
         return shares[choice]
 
     def label(self, choice: int) -> str:
-        """What people call a choice."""
+        """Return what people call a choice."""
         return self.names([choice])[0]
 
     def contrast(self, choice: int, other: int, name: ScoreName) -> Tensor:
-        """How much more one choice is said than another: the difference of their scores.
+        """Return how much more one choice is said than another: the difference of their scores.
 
         >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, list)
         >>> float(scores.contrast(1, 0, "log-prob"))
@@ -127,7 +128,7 @@ class Scores:
         return self.score(choice, name) - self.score(other, name)
 
     def prediction(self) -> Prediction:
-        """The most probable choice, and the next ones."""
+        """Return the most probable choice, and the next ones."""
         shares = self.probabilities()
         best = shares.topk(min(_ALTERNATIVES, len(shares)))
         names = self.names(best.indices.tolist())
@@ -155,22 +156,22 @@ class PhraseScores(Scores):
     phrase: tuple[TokenAt, ...] = ()
 
     def choice(self, answer: int | str | None) -> int:
-        """By default the first token of the phrase."""
+        """Return the choice; by default the first token of the phrase."""
         return self.phrase[0][1] if answer is None else Scores.choice(self, answer)
 
     def score(self, choice: int, name: ScoreName) -> Tensor:
-        """The sum over the phrase, whose first token is `choice`."""
+        """Return the sum over the phrase, whose first token is `choice`."""
         ((first, _), *rest) = self.phrase
         pairs = [(first, choice), *rest]
         parts = [Scores.score(self.at_row(row), token, name) for row, token in pairs]
         return torch.stack(parts).sum()
 
     def label(self, choice: int) -> str:
-        """All tokens of the phrase."""
+        """Return all tokens of the phrase."""
         return " ".join(self.names([choice, *(token for _, token in self.phrase[1:])]))
 
     def at_row(self, row: int) -> Scores:
-        """The scores that one position gives to the token after it."""
+        """Return the scores that one position gives to the token after it."""
         assert self.next_tokens is not None
         return Scores(self.next_tokens[row], row, self.names, self.exclusive)
 
@@ -178,7 +179,7 @@ class PhraseScores(Scores):
 def phrase_scores(
     scores: Scores | None, phrase: Sequence[TokenAt], model: nn.Module
 ) -> PhraseScores:
-    """The same scores, read where these tokens are predicted."""
+    """Return the same scores, read where these tokens are predicted."""
     if scores is None or scores.next_tokens is None:
         raise InputError(
             f"{type(model).__name__} does not say what follows each position, so several of its "
@@ -200,7 +201,7 @@ Choice = Answer | Sequence[Answer] | None
 
 @contextmanager
 def differentiable(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """A graph for one pass, also of a model whose parameters are frozen; their flags come back.
+    """Make a graph in one pass, also of a model with frozen parameters; their flags come back.
 
     Only gradients of the weights are computed later: no parameter's `.grad` is touched.
     """
@@ -215,8 +216,47 @@ def differentiable(model: nn.Module, enabled: bool) -> Iterator[None]:
         yield
 
 
-def choose_answers(scores: Sequence[Scores | None], answer: Choice, model: nn.Module) -> list[int]:
-    """For each example which of its choices the gradients are of: the best one unless named."""
+class Explained(NamedTuple):
+    """The answers that gradients are taken of: a choice of each example, and what it is held
+    against.
+    """
+
+    scores: Sequence[Scores | None]
+    choices: Sequence[int]
+    contrasts: Sequence[int | None]
+
+    def labels(self) -> list[str]:
+        """Return each example's answer in words."""
+        examples = zip(self.scores, self.choices, self.contrasts, strict=True)
+        return [
+            one.label(k) if other is None else f"{one.label(k)} rather than {one.label(other)}"
+            for one, k, other in examples
+            if one is not None
+        ]
+
+    def total(self, score: ScoreName) -> Tensor:
+        """Return the sum of what is explained of each example.
+
+        No example's score depends on another's weights, so the gradient of their sum is each
+        one's own.
+        """
+        examples = zip(self.scores, self.choices, self.contrasts, strict=True)
+        return torch.stack(
+            [
+                one.score(k, score) if other is None else one.contrast(k, other, score)
+                for one, k, other in examples
+                if one
+            ]
+        ).sum()
+
+
+def choose_answers(
+    scores: Sequence[Scores | None],
+    answer: Choice,
+    model: nn.Module,
+    contrast: Answer | None = None,
+) -> Explained:
+    """Choose what gradients are of in each example: its best choice unless one is named."""
     if isinstance(answer, Sequence) and not isinstance(answer, str):
         answers: Sequence[Answer | None] = answer
     else:
@@ -225,16 +265,14 @@ def choose_answers(scores: Sequence[Scores | None], answer: Choice, model: nn.Mo
         raise InputError(
             f"answer={shorten(answer)} names {len(answers)} choices for {len(scores)} examples."
         )
-    return [_choice(one, k, model) for one, k in zip(scores, answers, strict=True)]
-
-
-def choose_contrasts(
-    scores: Sequence[Scores | None], contrast: Answer | None, model: nn.Module
-) -> list[int | None]:
-    """For each example the choice that its answer is held against, where there is one."""
-    if contrast is None:
-        return [None] * len(scores)
-    return [_choice(one, contrast, model) for one in scores]
+    choices = [_choice(one, k, model) for one, k in zip(scores, answers, strict=True)]
+    contrasts = [None if contrast is None else _choice(one, contrast, model) for one in scores]
+    if any(choice == other for choice, other in zip(choices, contrasts, strict=True)):
+        raise InputError(
+            f"contrast={shorten(contrast)} is the answer itself; name another one, which the "
+            "answer is held against."
+        )
+    return Explained(scores, choices, contrasts)
 
 
 def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> int:
@@ -249,58 +287,30 @@ def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> i
     return scores.choice(answer)
 
 
-def gradients_of(
-    scores: Sequence[Scores | None],
-    choices: Sequence[int],
-    contrasts: Sequence[int | None],
-    score: ScoreName,
-    recorder: Recorder,
-    model: nn.Module,
-) -> list[NDArray[np.float32]]:
-    """One array for each layer, in the shape of its weights.
-
-    No example's score depends on another's weights, so the gradient of their sum is each one's own.
-    """
-    total = total_score(scores, choices, contrasts, score)
-    weights = [part for layer in recorder.layers for part in layer.in_graph]
-    if not total.requires_grad or not all(part.requires_grad for part in weights):
-        raise _not_in_graph(model)
-    gradients = iter(torch.autograd.grad(total, weights, allow_unused=True))
+def gradients_of(total: Tensor, recorder: Recorder, model: nn.Module) -> list[NDArray[np.float32]]:
+    """Return the gradient of each layer's weights, in their shape."""
+    layers = recorder.layers
+    gradients = iter(weight_gradients(total, [layer.in_graph for layer in layers], model))
     return [
-        _joined([next(gradients) for _ in layer.in_graph], layer.weights.shape, model)
-        for layer in recorder.layers
+        torch.cat([next(gradients) for _ in layer.in_graph], dim=-2)
+        .float()
+        .cpu()
+        .numpy()
+        .reshape(layer.weights.shape)
+        for layer in layers
     ]
 
 
-def total_score(
-    scores: Sequence[Scores | None],
-    choices: Sequence[int],
-    contrasts: Sequence[int | None],
-    score: ScoreName,
-) -> Tensor:
-    """The sum of what is explained of each example."""
-    examples = zip(scores, choices, contrasts, strict=True)
-    return torch.stack(
-        [
-            one.score(k, score) if other is None else one.contrast(k, other, score)
-            for one, k, other in examples
-            if one
-        ]
-    ).sum()
-
-
-def _joined(
-    parts: Sequence[Tensor | None], shape: tuple[int, ...], model: nn.Module
-) -> NDArray[np.float32]:
-    present = [part for part in parts if part is not None]
-    if len(present) < len(parts) or not present:
-        raise _not_in_graph(model)
-    gradient: NDArray[np.float32] = torch.cat(present, dim=-2).float().cpu().numpy()
-    return gradient.reshape(shape)
-
-
-def _not_in_graph(model: nn.Module) -> CaptureError:
-    return CaptureError(
+def weight_gradients(
+    total: Tensor, layers: Sequence[Sequence[Tensor]], model: nn.Module
+) -> list[Tensor]:
+    """Return the gradient of each part of each layer's weights, one after the other."""
+    weights = [part for parts in layers for part in parts]
+    if all(layers) and total.requires_grad and all(part.requires_grad for part in weights):
+        gradients = torch.autograd.grad(total, weights, allow_unused=True)
+        if all(gradient is not None for gradient in gradients):
+            return list(gradients)
+    raise CaptureError(
         f"The attention weights that {type(model).__name__} shows are not part of the graph its "
         "score is computed from, so there are no gradients of them. Methods without gradients work."
     )

@@ -44,7 +44,7 @@ def roll_out_spans(
     *,
     rollout: Rollout | None = None,
 ) -> Attribution:
-    """The rollout of every token onto named spans: `(1 layer, tokens, spans)`.
+    """Return the rollout of every token onto named spans: `(1 layer, tokens, spans)`.
 
     The same as `Rollout()(capture(model, text)).spans(spans)` at the highest layer, without weights
     and without keeping any layer, while the model's own fused attention runs.
@@ -87,11 +87,11 @@ class SpansGoingUp:
 
     @property
     def arrived(self) -> bool:
-        """Whether the highest layer was passed."""
+        """True once the highest layer was passed."""
         return self.passed == self.count
 
     def pass_layer(self, layer: FactoredLayer, number: int | None) -> None:
-        """One layer's matrix times what has come up to it."""
+        """Multiply what has come up to a layer by its matrix."""
         share = float(self.rollout.residual_shares(self.count)[self.passed])
         self.passed += 1
         self.number = self.passed if number is None else number
@@ -111,7 +111,7 @@ class _Passage:
     rollout: Rollout
 
     def result(self, spans: Mapping[str, Any]) -> Attribution:
-        """The device computes while names are looked up; then it is waited for."""
+        """Look names up while the device computes; then wait for it."""
         _check_linear(self.rollout)
         by_text = [*spans.values(), *self.rollout.drop] if isinstance(spans, Mapping) else []
         places = self._names() if any(isinstance(x, str) for x in by_text) else self._numbers()

@@ -51,13 +51,13 @@ class TimmAdapter(Adapter):
         return model(inputs["pixel_values"])
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """One forward pass with every attention module unfused and watched."""
+        """Run one forward pass with every attention module unfused and watched."""
         parts = _parts_of(model) if set(recorder.record) & set(BLOCK_MEASURES) else []
         with _watched(model, recorder), watched_blocks(parts, recorder, type(model).__name__):
             return self.forward(model, inputs)
 
     def expected_layers(self, model: nn.Module) -> int | None:
-        """One for each block."""
+        """Count the blocks."""
         blocks = getattr(model, "blocks", None)
         return None if blocks is None else len(blocks)
 
@@ -74,13 +74,13 @@ class TimmAdapter(Adapter):
         return Tokens(patch_names(grid, _prefix_names(host, prefix)), grid=grid)
 
     def facts(self, model: nn.Module) -> ModelFacts:
-        """Where the class is read, if there are classes."""
+        """Return where the class is read, if there are classes."""
         if not getattr(model, "num_classes", 0):
             return ModelFacts()
         return ModelFacts(answer="mean" if _is_pooled(model) else "first")
 
     def reads_images(self, model: nn.Module) -> bool:
-        """All of timm's models do."""
+        """Return True: all of timm's models read images."""
         return True
 
     def image_processor(self, model: nn.Module) -> Any:
@@ -90,7 +90,7 @@ class TimmAdapter(Adapter):
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Scores | None]:
-        """The classes of a classification head, read from the first position or from all."""
+        """Return the classes of a classification head, read from the first position or from all."""
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[1] < 2:
             return [None] * batch.size
         if not getattr(model, "num_classes", 0):
@@ -118,7 +118,7 @@ class TimmTransform:
         return cls(data.create_transform(**config), config["mean"], config["std"])
 
     def __call__(self, image: Any) -> Tensor:
-        """One image, (channels, height, width)."""
+        """Return the pixels of one image, (channels, height, width)."""
         return self.transform(image)
 
 
@@ -137,7 +137,7 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 
 def _is_pooled(model: nn.Module) -> bool:
-    """Whether the class is read from all positions together."""
+    """Return whether the class is read from all positions together."""
     return getattr(model, "global_pool", "token") in ("avg", "avgmax", "max")
 
 
@@ -164,7 +164,7 @@ class _AttentionWatch:
     def attended(
         self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
     ) -> Tensor | None:
-        """Weights after the softmax."""
+        """Record the weights after the softmax."""
         self.recorder.add(inputs[0])
         if self.recorder.watch is not None:
             self.recorder.watch(inputs[0], self.values)
@@ -191,7 +191,9 @@ def _parts_of(model: nn.Module) -> list[Parts]:
 
 
 def _is_plain(attention: Any) -> bool:
-    """Whether values go straight from `qkv` through the weights to `proj`, nothing in between."""
+    """Return whether values go straight from `qkv` through the weights to `proj`, nothing in
+    between.
+    """
     return (
         isinstance(getattr(attention, "qkv", None), nn.Linear)
         and isinstance(getattr(attention, "proj", None), nn.Linear)

@@ -49,7 +49,7 @@ class TorchAdapter(Adapter):
         return batch if first or vectors.ndim != 3 else replace(batch, size=vectors.shape[1])
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """One forward pass with the inputs passed by name."""
+        """Run one forward pass with the inputs passed by name."""
         with _watched(model, recorder):
             return self.forward(model, inputs)
 

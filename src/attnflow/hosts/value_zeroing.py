@@ -34,7 +34,7 @@ _APART = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.b
 
 
 def outermost_layers(model: nn.Module) -> list[nn.Module]:
-    """The members of module lists that lie in no other list: the layers, among them."""
+    """Return the members of module lists that lie in no other list: the layers, among them."""
     layers: list[nn.Module] = []
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
@@ -97,7 +97,9 @@ class _Replay:
         return distances
 
     def _tell(self, example: int, start: int, length: int, batch: int) -> None:
-        """How many positions of all layers are done, if it is known how many layers there are."""
+        """Return how many positions of all layers are done, if it is known how many layers there
+        are.
+        """
         done = (len(self.recorder.layers) - 1) * batch * length + example * length + start
         tell(VALUE_ZEROING, done, self.recorder.expected * batch * length)
 

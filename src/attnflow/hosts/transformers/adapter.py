@@ -78,13 +78,13 @@ class TransformersAdapter(Adapter):
     measures = tuple(MEASURES)
 
     def recognises(self, model: nn.Module) -> bool:
-        """Every model of the library."""
+        """Return whether it is one of the library's models."""
         return isinstance(model, PreTrainedModel)
 
     def encode(
         self, model: nn.Module, tokenizer: Any, texts: Texts, decoder_texts: Texts | None = None
     ) -> Batch:
-        """The model's own tokenizer, with its special tokens; nothing is cut off."""
+        """Use the model's own tokenizer, with its special tokens; nothing is cut off."""
         encoded, facts = tokenize(tokenizer, texts), self.facts(model)
         inputs = dict(padded(encoded, facts))
         if facts.encoder_decoder and not facts.decoder_reads_input:
@@ -129,11 +129,11 @@ class TransformersAdapter(Adapter):
         return Batch(tensors, size=size, positions=positions, decoder_positions=decoder_positions)
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
-        """The model, or the one of its towers that the inputs are for."""
+        """Run the model, or the one of its towers that the inputs are for."""
         return self._watched(model, inputs)[1](**inputs)
 
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """One forward pass through our attention function, or eagerly where that is not used."""
+        """Run one forward pass through our attention function, or eagerly."""
         tower, host = self._watched(model, inputs)
         if uses_the_interface(tower):
             change = UNIFORM if recorder.disturb else None
@@ -156,7 +156,7 @@ class TransformersAdapter(Adapter):
         return outputs
 
     def expected_layers(self, model: nn.Module) -> int | None:
-        """What the config says: a hybrid counts only the layers that attend."""
+        """Return what the config says: a hybrid counts only the layers that attend."""
         config = _config(model)
         if hasattr(config, "vision_config") and hasattr(config, "text_config"):
             return None  # which tower ran is known only from its inputs
@@ -180,7 +180,7 @@ class TransformersAdapter(Adapter):
                 return tokens
             return replace(tokens, words=tuple(batch.words[example][k] for k in positions))
         if "pixel_values" in batch.inputs:
-            return name_patches(_config(model), batch.inputs["pixel_values"], length)
+            return name_patches(cast(PreTrainedModel, model), batch.inputs["pixel_values"], length)
         if "input_features" in batch.inputs:
             return Tokens(tuple(f"{k * _SECONDS_A_FRAME:.2f}s" for k in range(length)))
         return super().name_positions(model, tokenizer, batch, example, length)
@@ -188,14 +188,14 @@ class TransformersAdapter(Adapter):
     def name_decoder_positions(
         self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
     ) -> Tokens:
-        """The decoder's word pieces."""
+        """Return the decoder's word pieces."""
         if "decoder_input_ids" not in batch.inputs:
             return super().name_decoder_positions(model, tokenizer, batch, example, length)
         positions = list(batch.positions_of(example, length, decoder=True))
         return tokens_of(tokenizer, batch.inputs["decoder_input_ids"][example][positions].tolist())
 
     def embedding(self, model: nn.Module, at: EmbeddingSite) -> nn.Module:
-        """The model's own word embedding, or the last module before its first block."""
+        """Return the model's own word embedding, or the last module before its first block."""
         words = cast(PreTrainedModel, model).get_input_embeddings()
         base: Any = cast(PreTrainedModel, model).base_model
         if at == "words" or hasattr(base, "rotary_emb"):  # no positions are added to the stream
@@ -208,7 +208,7 @@ class TransformersAdapter(Adapter):
         )
 
     def token_ids(self, model: nn.Module, tokenizer: Any) -> TokenIds:
-        """What the tokenizer names; a word it does not know is still a word."""
+        """Return what the tokenizer names; a word it does not know is still a word."""
         ids = {name: getattr(tokenizer, f"{name}_token_id", None) for name in _TOKENS}
         numbers = {name: int(number) for name, number in ids.items() if number is not None}
         blanks = {name: numbers[name] for name in _TOKENS[:3] if name in numbers}
@@ -239,15 +239,17 @@ class TransformersAdapter(Adapter):
         return tower, tower if compared_side(host, inputs) is None else host
 
     def reads_images(self, model: nn.Module) -> bool:
-        """The library says of each model what its main input is."""
+        """Ask the library what the model's main input is."""
         return getattr(model, "main_input_name", None) == "pixel_values"
 
     def image_processor(self, model: nn.Module) -> Any:
-        """The processor that lies in the folder, or under the name, that the model came from."""
+        """Return the processor that lies in the folder, or under the name, that the model came
+        from.
+        """
         return own_processor(cast(PreTrainedModel, model))
 
     def supports_decomposition(self, model: nn.Module) -> bool:
-        """A classifier or masked language model of a declared family that reads text."""
+        """Return True for a text classifier or masked language model of a declared family."""
         host, facts, config = cast(PreTrainedModel, model), self.facts(model), _config(model)
         encoder = not facts.causal and not facts.encoder_decoder and facts.answer is not None
         if not encoder or hasattr(config, "patch_size") or not uses_the_interface(host):
@@ -258,7 +260,7 @@ class TransformersAdapter(Adapter):
             return False
 
     def supports_row_gradients(self, model: nn.Module) -> bool:
-        """A causal language model in which attention alone carries one position to another."""
+        """Return True where attention alone carries one position to another."""
         host, facts = cast(PreTrainedModel, model), self.facts(model)
         return (
             facts.causal
@@ -290,7 +292,7 @@ class TransformersAdapter(Adapter):
         return gradient_rows(cast(PreTrainedModel, model), rows, score).values
 
     def supports_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
-        """One stack of layers over word pieces, its attention looked up by name."""
+        """Return True for one stack of layers over word pieces that looks its attention up."""
         host = cast(PreTrainedModel, model)
         single = not is_encoder_decoder(model) and compared_side(model, inputs) is None
         return "input_ids" in inputs and single and uses_the_interface(host)
@@ -313,7 +315,7 @@ class TransformersAdapter(Adapter):
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Scores | None]:
-        """A class, the word under the first mask, or the next word: whatever the head says."""
+        """Read a class, the word under the first mask, or the next word, as the head says."""
         side = compared_side(model, batch.inputs)
         if side is not None:
             return [similarity_scores(model, outputs, batch.inputs, side)]
@@ -352,7 +354,9 @@ def _sides(model: nn.Module) -> list[Any]:
 
 
 def _layer_counts(model: nn.Module) -> tuple[int | None, int | None]:
-    """How many layers the encoder and the decoder have; families name that in different ways."""
+    """Return how many layers the encoder and the decoder have; families name that in different
+    ways.
+    """
     sides = _sides(model)
     if len(sides) == 2:
         counts = [getattr(side, "num_hidden_layers", None) for side in sides]
@@ -376,7 +380,7 @@ def _check_ranks(inputs: Mapping[str, Tensor]) -> None:
 def _check_classifier(
     model: nn.Module, inputs: Mapping[str, Tensor], size: int, facts: ModelFacts
 ) -> None:
-    """What the library's own classifiers cannot do without, said before they fail."""
+    """Return what the library's own classifiers cannot do without, said before they fail."""
     ids, name = inputs.get("input_ids"), type(model).__name__
     if ids is None or not name.endswith("ForSequenceClassification"):
         return

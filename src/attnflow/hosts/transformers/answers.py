@@ -51,13 +51,13 @@ _CLASSIFIER = "Classification"
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:
-    """Whether an encoder reads and a decoder writes."""
+    """Return whether an encoder reads and a decoder writes."""
     config: Any = model.config
     return bool(getattr(config, "is_encoder_decoder", False))
 
 
 def facts_of(model: PreTrainedModel) -> ModelFacts:
-    """Every attention module of the library says whether it is causal."""
+    """Ask the config, the class and the attention modules, which say if they are causal."""
     both = is_encoder_decoder(model)
     causal = not both and any(getattr(part, "is_causal", False) is True for part in model.modules())
     endings = (place for ending, place in _ANSWERS.items() if type(model).__name__.endswith(ending))
@@ -80,7 +80,8 @@ def facts_of(model: PreTrainedModel) -> ModelFacts:
 
 
 def _pooling(model: PreTrainedModel) -> AnswerPosition:
-    """Whether the config says that a classifier reads the mean of all positions, or the first.
+    """Return whether the config says that a classifier reads the mean of all positions, or the
+    first.
 
     Families name it differently; one that is not named here reads one position.
     """
@@ -122,7 +123,7 @@ Names = Callable[[Sequence[int]], list[str]]
 def read_scores(
     model: nn.Module, tokenizer: Any, logits: Tensor, batch: Batch, facts: ModelFacts
 ) -> list[Scores | None]:
-    """For each example the scores of its class, of its words' classes, or of the next word."""
+    """Return each example's scores: of its class, of its words' classes, or of the next word."""
     config: Any = model.config
     classes = partial(_class_names, getattr(config, "id2label", None) or {})
     tokens = partial(_token_names, tokenizer)
@@ -215,13 +216,15 @@ Side = Literal["image", "text"]
 
 
 def compares(model: nn.Module) -> bool:
-    """Whether a model has two towers that do not attend to each other."""
+    """Return whether a model has two towers that do not attend to each other."""
     parts = (getattr(model, name, None) for name in ("vision_model", "text_model"))
     return all(isinstance(part, PreTrainedModel) for part in parts)
 
 
 def compared_side(model: nn.Module, inputs: Mapping[str, Tensor]) -> Side | None:
-    """The tower that is explained by the similarity of images and texts; None if one is alone."""
+    """Return the tower that is explained by the similarity of images and texts; None if one is
+    alone.
+    """
     if not compares(model) or not {"pixel_values", "input_ids"} <= set(inputs):
         return None
     images, texts = len(inputs["pixel_values"]), len(inputs["input_ids"])
@@ -237,7 +240,7 @@ def compared_side(model: nn.Module, inputs: Mapping[str, Tensor]) -> Side | None
 
 
 def tower_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
-    """The tower whose attention is watched: the model itself unless it has two that compare."""
+    """Return the tower that is watched: the model itself unless it has two that compare."""
     if not compares(model):
         return model
     side = compared_side(model, inputs)
@@ -247,10 +250,10 @@ def tower_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrained
 
 
 def similarity_scores(model: Any, outputs: Any, inputs: Mapping[str, Tensor], side: Side) -> Scores:
-    """How similar what is explained is to each text, or to each image."""
+    """Return how similar what is explained is to each text, or to each image."""
     logits = outputs.logits_per_image[0] if side == "image" else outputs.logits_per_text[0]
     other = "text" if side == "image" else "image"
-    sigmoid = "siglip" in model.config.model_type  # it judges each pair by itself
+    sigmoid = hasattr(model, "logit_bias")  # it judges each pair by itself, as SigLIP does
     pooled = side == "image" and hasattr(model.vision_model, "head")  # attention over all patches
     return Scores(
         logits,

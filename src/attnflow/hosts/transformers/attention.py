@@ -141,7 +141,7 @@ class AttentionCall:
         )
 
     def rows(self, rows: slice) -> AttentionCall:
-        """The same call of some of its queries, masks and biases cut to them."""
+        """Return the same call of some of its queries, masks and biases cut to them."""
         length = self.query.shape[-2]
         options = {name: _rows_of(option, rows, length) for name, option in self.options.items()}
         mask = _rows_of(self.mask, rows, length)
@@ -355,7 +355,7 @@ def _configs(model: PreTrainedModel) -> list[Any]:
 
 
 def _stage(model: PreTrainedModel, name: str) -> Stage:
-    """Which of the three attentions of an encoder–decoder a module computes, by its name."""
+    """Return which of the three attentions of an encoder–decoder a module computes, by its name."""
     if not is_encoder_decoder(model):
         return "self"
     if any(part in _CROSS for part in name.split(".")):

@@ -46,7 +46,7 @@ class SpansArrived(Exception):  # noqa: N818 - no error: the pass has done its w
 
 
 class _Difference(NamedTuple):
-    """How far a layer's output is from that of its factors, and how large it is."""
+    """The distance of a layer's output from that of its factors, and its size."""
 
     name: str
     off: Tensor
@@ -55,7 +55,7 @@ class _Difference(NamedTuple):
 
 @dataclass(eq=False)
 class FactorRecording(AttentionHandler):
-    """What is kept of one forward pass, layer by layer.
+    """The factors of one forward pass, layer by layer.
 
     gradients: whether values and output gradients are kept too. own_rows: hold the keys and values
     of other positions constant, so that each row's gradient is that of its own answer. spans:
@@ -77,7 +77,7 @@ class FactorRecording(AttentionHandler):
     causal: bool = False
 
     def layers(self) -> list[FactoredLayer]:
-        """Every layer, in the order in which they ran."""
+        """Return every layer, in the order in which they ran."""
         if self.gradients and any(layer.gradient is None for layer in self.factors.values()):
             missing = sum(layer.gradient is None for layer in self.factors.values())
             raise CaptureError(
@@ -89,7 +89,7 @@ class FactorRecording(AttentionHandler):
         ]  # a layer that gave no sums computes them when they are needed
 
     def check(self) -> None:
-        """That the factors gave every layer's own output; looked at once, at the end."""
+        """Check that the factors gave every layer's own output; looked at once, at the end."""
         if not self.checks:
             return
         offs = torch.stack([one.off / one.size for one in self.checks]).tolist()
@@ -138,7 +138,9 @@ class FactorRecording(AttentionHandler):
         return arranged
 
     def _factors(self, call: AttentionCall) -> Factors:
-        """What the module was given, with its scale, cap and sink as its own options name them."""
+        """Return what the module was given, with its scale, cap and sink as its own options name
+        them.
+        """
         query, key, module = call.query[0], call.key[0], call.module
         if call.options.get("position_bias") is not None or query.shape[1:] != key.shape[1:]:
             raise UnsupportedModelError(
@@ -162,7 +164,7 @@ class FactorRecording(AttentionHandler):
         )
 
     def cut(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        """The embedded tokens as the leaf of the graph."""
+        """Return the embedded tokens as the leaf of the graph."""
         self.leaf = output.detach().requires_grad_()
         return self.leaf
 
@@ -235,7 +237,7 @@ def _no_band(module: nn.Module) -> UnsupportedModelError:
 def _difference(
     module: nn.Module, layer: Factors, value: Tensor, output: Tensor, sums: Tensor | None
 ) -> _Difference:
-    """How far the factors' output is from the layer's own, at the sampled rows."""
+    """Return how far the factors' output is from the layer's own, at the sampled rows."""
     rows = _sampled(layer.length, value.device)
     totals = row_sums(layer, rows) if sums is None else sums[:, rows]
     weights = weight_rows(layer, totals, rows)
@@ -283,7 +285,7 @@ class FactoredRun:
     hidden: Tensor | None = None
 
     def run(self, inputs: Mapping[str, Tensor]) -> FactoredRun:
-        """One forward pass; of a language model's scores only those of the last position."""
+        """Run one forward pass; of a language model's scores only those of the last position."""
         options: dict[str, Any] = (
             {"use_cache": False} if "use_cache" in _parameters(self.model) else {}
         )
@@ -307,12 +309,12 @@ class FactoredRun:
             yield
 
     def go_back(self, root: Tensor, gradient: Tensor | None = None) -> None:
-        """A gradient runs down to the embedded tokens; each layer's is kept on its way."""
+        """Send a gradient down to the embedded tokens; keep each layer's on its way."""
         with holding_factors(self.model, replace(self.recording, going_back=True)):
             torch.autograd.grad(root, self.recording.leaf, gradient)
 
     def go_back_by_rows(self, ids: Tensor, last: int) -> None:
-        """The gradient of each position's own answer, which is the token that follows it."""
+        """Return the gradient of each position's own answer, which is the token that follows it."""
         if self.hidden is None:
             raise CaptureError(f"{type(self.model).__name__} shows no last hidden state.")
         tokens = torch.cat([ids[1:], ids.new_tensor([last])])

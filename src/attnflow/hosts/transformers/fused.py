@@ -194,7 +194,7 @@ def constant_others(layer: Factors, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LayerRows(NamedTuple):
-    """What rows of one layer add: (batch, rows, keys) each, the mean over heads."""
+    """The part of one layer in some rows: (batch, rows, keys) each, the mean over heads."""
 
     contributions: Tensor
     weights: Tensor

@@ -24,7 +24,7 @@ _ALLOWED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
 def checked_generator(model: nn.Module) -> PreTrainedModel:
-    """The model, or an error that says why it cannot generate."""
+    """Return the model, or an error that says why it cannot generate."""
     if not isinstance(model, PreTrainedModel):
         raise ModelError(
             f"generate() runs the generate() of a transformers language model; "
@@ -39,12 +39,12 @@ def checked_generator(model: nn.Module) -> PreTrainedModel:
 
 
 def can_stream(model: PreTrainedModel) -> bool:
-    """Whether attention can be watched during generate(): one stack, through the interface."""
+    """Return whether attention can be watched during generate(): one stack that looks it up."""
     return uses_the_interface(model) and not is_encoder_decoder(model)
 
 
 def end_tokens(model: PreTrainedModel, options: Mapping[str, Any]) -> set[int]:
-    """The tokens that end a text under these options of generate().
+    """Return the tokens that end a text under these options of generate().
 
     Where something else may end a text before others of its batch, padding shows where it ended.
     """
@@ -71,7 +71,7 @@ def run_generate(
     tokenizer: Any,
     seed: int | None,
 ) -> Tensor:
-    """The model's own generate(): prompt and completion, (batch, length)."""
+    """Return the model's own generate(): prompt and completion, (batch, length)."""
     settings = {"do_sample": seed is not None, "use_cache": True, **options}
     _refuse_other_modes(model, settings)
     if is_heard() and tokenizer is not None and len(inputs["input_ids"]) == 1:
@@ -90,7 +90,7 @@ def run_generate(
 
 
 def run_once(model: PreTrainedModel, ids: Tensor, observer: AttentionObserver) -> None:
-    """One forward pass over a finished text, seen by the watcher; scores are not needed."""
+    """Run one forward pass over a finished text, seen by the watcher, without scores."""
     with torch.no_grad(), watch_attention(model, observer=observer):
         model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
 

@@ -37,7 +37,7 @@ _NO_TOKENIZER = (
 
 
 def checked_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer, or an error that says where one comes from."""
+    """Return the tokenizer, or an error that says where one comes from."""
     if tokenizer is None:
         raise TokensError(_NO_TOKENIZER)
     if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
@@ -69,7 +69,7 @@ def padded(encoded: Any, facts: ModelFacts) -> Mapping[str, Tensor]:
 
 
 def words_of(encoded: Any, texts: Sequence[str]) -> tuple[tuple[int | None, ...], ...] | None:
-    """For each text the word that each position is a piece of, where the tokenizer tells.
+    """Return for each text the word that each position is a piece of, where the tokenizer tells.
 
     Some tokenizers take a space for a letter like any other, and a sentence for one word. Where
     there are fewer words than the spaces make, the spaces decide.
@@ -100,7 +100,9 @@ def _word_at(starts: Sequence[int], text: str, start: int, end: int) -> int | No
 
 
 def prefix_ids(tokenizer: Any, text: str) -> list[int]:
-    """A text on the decoder's side as its beginning: what the tokenizer puts before it, no end."""
+    """Return a text on the decoder's side as its beginning: what the tokenizer puts before it, no
+    end.
+    """
     if tokenizer is None:
         raise TokensError(_NO_TOKENIZER)
     framed = list(tokenizer(text_target=text)["input_ids"])
@@ -114,7 +116,7 @@ def prefix_ids(tokenizer: Any, text: str) -> list[int]:
 def decoder_inputs(
     tokenizer: Any, texts: Sequence[str] | None, count: int, facts: ModelFacts
 ) -> dict[str, Tensor]:
-    """The decoder's start token, then the text that it has written so far, if there is one."""
+    """Return the decoder's start token, then the text that it has written so far, if any."""
     if facts.start_token is None:
         raise TokensError("The model names no token to start its decoder with.")
     if texts is None:
@@ -133,7 +135,7 @@ def decoder_inputs(
 
 
 def check_vocabulary(model: Any, ids: Tensor) -> None:
-    """That the model has a vector for every one of these tokens of its input."""
+    """Check that the model has a vector for every one of these tokens of its input."""
     words = model.get_input_embeddings()
     count = getattr(words, "num_embeddings", None)
     if count is None or ids.is_floating_point() or not ids.numel():
@@ -148,7 +150,7 @@ def check_vocabulary(model: Any, ids: Tensor) -> None:
 
 
 def shifted_input(ids: Tensor, facts: ModelFacts) -> Tensor:
-    """The input behind the start token, its last token left out: what such a decoder reads."""
+    """Return what such a decoder reads: the start token, then the input but its last token."""
     if facts.start_token is None:
         raise TokensError("The model names no token to start its decoder with.")
     return torch.cat([torch.full_like(ids[:, :1], facts.start_token), ids[:, :-1]], dim=1)
@@ -160,7 +162,7 @@ def after_start(ids: list[int], facts: ModelFacts) -> list[int]:
 
 
 def tokens_of(tokenizer: Any, ids: Sequence[int]) -> Tokens:
-    """The tokens of these ids by name; by number where there is no tokenizer."""
+    """Return the tokens of these ids by name; by number where there is no tokenizer."""
     names = list(ids) if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))
     return Tokens(tuple(map(str, names)))
 
@@ -169,7 +171,7 @@ _PROCESSORS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 
 
 def own_processor(model: PreTrainedModel) -> Any:
-    """The image processor that was saved beside the model's weights; loaded once."""
+    """Return the image processor that was saved beside the model's weights; loaded once."""
     if model not in _PROCESSORS:
         _PROCESSORS[model] = _load_processor(model)
     return _PROCESSORS[model]
@@ -195,8 +197,10 @@ def _load_processor(model: PreTrainedModel) -> Any:
         ) from error
 
 
-def name_patches(config: Any, pixels: Tensor, length: int) -> Tokens:
-    """Names of `length` positions over pixels (batch, channels, height, width)."""
+def name_patches(model: PreTrainedModel, pixels: Tensor, length: int) -> Tokens:
+    """Return names of `length` positions over pixels (batch, channels, height, width)."""
+    config: Any = model.config
+    distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
     vision = getattr(config, "vision_config", None) or getattr(config, "encoder", config)
     size = vision.patch_size
     down, across = size if isinstance(size, (tuple, list)) else (size, size)
@@ -206,7 +210,7 @@ def name_patches(config: Any, pixels: Tensor, length: int) -> Tokens:
     if prefix < 0:
         raise CaptureError(f"{length} positions for {rows} × {columns} patches.")
     grid = Grid(rows, columns, prefix, height, width)
-    return Tokens(patch_names(grid, _prefix_names(prefix, config.model_type == "deit")), grid=grid)
+    return Tokens(patch_names(grid, _prefix_names(prefix, distilled)), grid=grid)
 
 
 def _prefix_names(count: int, distilled: bool) -> tuple[str, ...]:

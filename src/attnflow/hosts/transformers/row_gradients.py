@@ -54,13 +54,13 @@ NO_CONTRAST = -1
 
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
-    """`(batch, rows)`: how likely each token is, in nats."""
+    """Return `(batch, rows)`: how likely each token is, in nats."""
     shares = logits.float().log_softmax(dim=-1)
     return shares.gather(-1, tokens[..., None]).squeeze(-1)
 
 
 def logit(logits: Tensor, tokens: Tensor) -> Tensor:
-    """`(batch, rows)`: the score of each token before the softmax."""
+    """Return `(batch, rows)`: the score of each token before the softmax."""
     return logits.float().gather(-1, tokens[..., None]).squeeze(-1)
 
 
@@ -95,17 +95,19 @@ class PredictingRows:
         return int(self.ids.shape[1])
 
     def ordinary(self) -> PredictingRows:
-        """The same without tensors that were made in inference mode."""
+        """Return the same without tensors that were made in inference mode."""
         explained = None if self.explained is None else ordinary(self.explained)
         ids, mask, tokens = map(ordinary, (self.ids, self.mask, self.tokens))
         return replace(self, ids=ids, mask=mask, tokens=tokens, explained=explained)
 
     def positions(self) -> Tensor:
-        """The position each token has in its own text, as generate() counts."""
+        """Return the position each token has in its own text, as generate() counts."""
         return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
 
     def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
-        """`(batch, rows)`: what each of these rows is explained by, 0 where it does not count."""
+        """Return `(batch, rows)`: what each of these rows is explained by, 0 where it does not
+        count.
+        """
         score = _SCORES[name]
         scores = score(logits, self.tokens[:, rows])
         if self.contrasts is not None:
@@ -216,7 +218,7 @@ def _attend_fused(call: AttentionCall) -> tuple[Tensor, Report]:
 
 @torch.no_grad()
 def _check_output(call: AttentionCall, output: Tensor) -> None:
-    """That the model file's own attention gives the same: the last row must be equal."""
+    """Check that the model file's own attention gives the same: the last row must be equal."""
     last = slice(call.query.shape[-2] - 1, None)
     expected = call.rows(last).run_eager()[0].float()
     off = (expected - output[:, -1:].float()).abs().amax()
@@ -227,7 +229,7 @@ def _check_output(call: AttentionCall, output: Tensor) -> None:
 
 @torch.no_grad()
 def _check_scores(call: AttentionCall, weights: Tensor) -> None:
-    """That scale and soft cap are the model's: the last row recomputed must be its weights.
+    """Check that scale and soft cap are the model's: the last row recomputed must be its weights.
 
     What a learned sink takes is left out by comparing shares of what is on the keys.
     """
@@ -262,7 +264,8 @@ def _weight_gradient(gradient: Tensor, value: Tensor) -> Tensor:
 
 
 def rows_are_exact(model: PreTrainedModel, layers: int | None) -> bool:
-    """Whether attention alone carries one position to another: every block of the model attends.
+    """Return whether attention alone carries one position to another: every block of the model
+    attends.
 
     A layer that mixes positions otherwise (a convolution, a recurrent state) would pass gradients
     between rows.
@@ -375,7 +378,7 @@ def _detach(cache: Any) -> None:
 
 
 def cropped(cache: Any, length: int) -> Any:
-    """The cache of the first positions, or None where this kind of cache cannot be cut."""
+    """Return the cache of the first positions, or None where this kind of cache cannot be cut."""
     layers: Sequence[Any] = getattr(cache, "layers", ())
     lengths = {layer.get_seq_length() for layer in layers}
     full = all(

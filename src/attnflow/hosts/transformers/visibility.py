@@ -77,7 +77,7 @@ class _KeyBiases(AttentionHandler):
         return output.transpose(1, 2).contiguous()
 
     def _additive(self, call: AttentionCall) -> Tensor:
-        """What eager attention adds to its scores: the mask as numbers, and each key's bias."""
+        """Return what is added to eager scores: the mask as numbers, and each key's bias."""
         query, mask = call.query, call.mask
         if mask is None:
             rows, columns = query.shape[-2], call.key.shape[-2]

@@ -23,6 +23,7 @@ from attnflow.hosts.adapter import Batch
 from attnflow.hosts.forward_pass import join_tokens
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Recorder
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.scores import weight_gradients
 from attnflow.hosts.transformers.attention import watch_attention
 from attnflow.hosts.vision_language.connector import Connector, connector_of
 from attnflow.hosts.vision_language.towers import Towers, checked_towers, placeholders, reads_images
@@ -56,7 +57,7 @@ class AttendingModule:
 
     @property
     def length(self) -> int:
-        """How many positions attend in all calls together."""
+        """The number of positions that attend in all calls together."""
         return sum(call.shape[0] * call.shape[2] for call in self.calls)
 
 
@@ -93,12 +94,9 @@ class TowerRecorder(AttentionObserver):
         self._rows, self._in_graph = [], []
 
 
-Array = NDArray[np.float32]
-
-
 @dataclass(frozen=True, eq=False)
 class Composition:
-    """What both towers did in one pass, and how they are joined."""
+    """The attention of both towers in one pass, and how they are joined."""
 
     model: nn.Module
     vision: Sequence[AttendingModule]
@@ -115,7 +113,9 @@ class Composition:
         connector: Connector,
         views: Sequence[View],
     ) -> Composition:
-        """The recorded modules by tower; those that the language model does not read left out."""
+        """Return the recorded modules by tower; those that the language model does not read left
+        out.
+        """
         inside = {id(part) for part in towers.vision.modules()}
         vision = [module for module in recorder.modules if id(module.module) in inside]
         language = [module for module in recorder.modules if id(module.module) not in inside]
@@ -124,7 +124,7 @@ class Composition:
         return composition
 
     def check(self) -> None:
-        """That every layer is over the same positions."""
+        """Check that every layer is over the same positions."""
         name = type(self.model).__name__
         lengths = {module.length for module in self.vision}
         if len(lengths) != 1 or lengths != {sum(self.connector.blocks)}:
@@ -141,17 +141,17 @@ class Composition:
 
     @property
     def seen(self) -> int:
-        """How many vision positions there are."""
+        """The number of vision positions."""
         return sum(self.connector.blocks)
 
     @property
     def length(self) -> int:
-        """How many positions in all."""
+        """The number of positions in all."""
         return self.seen + int(self.language[0].calls[0].shape[-1])
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Which tower each layer belongs to."""
+        """The tower of each layer."""
         return ("vision",) * len(self.vision) + ("connector",) + ("language",) * len(self.language)
 
     def tokens(self, words: Tokens) -> Tokens:
@@ -161,7 +161,8 @@ class Composition:
         return Tokens(joined.texts, words=joined.words, images=patches.images)
 
     def stack(self, arrays: Sequence[Sequence[Array]] | None = None, *, idle: float = 1.0) -> Array:
-        """`(layers, heads, n, n)`: the recorded weights, or arrays in the shape of their calls.
+        """Return `(layers, heads, n, n)`: the recorded weights, or arrays in the shape of their
+        calls.
 
         idle: what a position that a layer does not touch gives to itself.
         """
@@ -196,7 +197,7 @@ class Composition:
         return joint
 
     def sinks(self, weights: Array) -> Array | None:
-        """What the rows of layers with a learned sink lack."""
+        """Return what the rows of layers with a learned sink lack."""
         declared = [module.sink for module in self.language]
         if not any(declared):
             return None
@@ -204,33 +205,22 @@ class Composition:
         return np.clip(1 - weights.sum(axis=-1), 0, 1) * flags[:, None, None]
 
     def gradient_weighted(self, total: Tensor) -> Array:
-        """`(layers, n, n)`: Ā, the mean over heads of relu(A ⊙ ∇A), of one backward pass."""
+        """Return `(layers, n, n)`: Ā, the mean over heads of relu(A ⊙ ∇A), of one backward pass."""
         modules = [*self.vision, *self.language]
-        tensors = [part for module in modules for call in module.in_graph for part in call]
-        if not total.requires_grad or not all(tensor.requires_grad for tensor in tensors):
-            raise _not_in_graph(self.model)
-        gradients = iter(torch.autograd.grad(total, tensors, allow_unused=True))
+        calls = [call for module in modules for call in module.in_graph]
+        gradients = iter(weight_gradients(total, calls, self.model))
         arrays: list[list[Array]] = []
         for module in modules:
             calls = []
             for call in module.in_graph:
-                products = [_product(part, next(gradients), self.model) for part in call]
+                products = [_raising(weights, next(gradients)) for weights in call]
                 calls.append(torch.cat(products, dim=2).float().cpu().numpy())
             arrays.append(calls)
         return np.asarray(self.stack(arrays, idle=0.0)[:, 0])
 
 
-def _product(weights: Tensor, gradient: Tensor | None, model: nn.Module) -> Tensor:
-    if gradient is None:
-        raise _not_in_graph(model)
+def _raising(weights: Tensor, gradient: Tensor) -> Tensor:
     return (weights.detach() * gradient).clamp_min(0).mean(dim=1, keepdim=True)
-
-
-def _not_in_graph(model: Any) -> CaptureError:
-    return CaptureError(
-        f"The attention weights that {type(model).__name__} shows are not part of the graph its "
-        "score is computed from, so there are no gradients of them. Methods without gradients work."
-    )
 
 
 def _diagonal(calls: Sequence[Array]) -> Array:
@@ -255,7 +245,7 @@ def _stay(square: Array, positions: slice, share: float) -> None:
 def run_both_towers(
     model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder
 ) -> tuple[Any, TowerRecorder]:
-    """One forward pass; what it returns, and what both towers attended to."""
+    """Run one forward pass; return its outputs and what both towers attended to."""
     host = cast(PreTrainedModel, model)
     checked_towers(host)
     if recorder.measured or any(name != "gradients" for name in recorder.record):
@@ -270,7 +260,7 @@ def run_both_towers(
 
 
 def compose_towers(model: nn.Module, batch: Batch, recorded: TowerRecorder) -> Composition:
-    """What was recorded as one stack over patches and words."""
+    """Return what was recorded as one stack over patches and words."""
     host = cast(PreTrainedModel, model)
     if batch.size != 1:
         raise InputError(

@@ -49,7 +49,7 @@ _MOST_TOKENS = 4096  # one backward pass for each, where positions overlap
 
 
 def fed_by(outputs: Tensor, leaves: Sequence[Tensor]) -> NDArray[np.intp] | None:
-    """For each position of the leaves the number of the output that it feeds, -1 for none.
+    """Return for each position of the leaves the number of the output that it feeds, -1 for none.
 
     outputs: (tokens, width). leaves: tensors (..., width) whose last axis belongs to one position;
     their positions are numbered one after the other. None where a position feeds several outputs.
@@ -75,8 +75,8 @@ def fed_by(outputs: Tensor, leaves: Sequence[Tensor]) -> NDArray[np.intp] | None
 
 
 def feeding_matrix(outputs: Tensor, leaves: Sequence[Tensor], name: str) -> NDArray[np.float64]:
-    """(tokens, positions): the share of each position in each output; rows sum to 1, or to 0 for
-    an output that no position feeds.
+    """Return (tokens, positions): the share of each position in each output; rows sum to 1, or to 0
+    for an output that no position feeds.
 
     A token is the mean of the positions that feed it, each of which feeds it alone; where they
     overlap the shares are those of the gradients' lengths.
@@ -164,7 +164,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Connector]] = WeakKeyDictionary()
 def connector_of(
     model: PreTrainedModel, towers: Towers, inputs: Mapping[str, Tensor], places: list[int]
 ) -> Connector:
-    """The connector for these inputs; found once for images of the same shape."""
+    """Return the connector for these inputs; found once for images of the same shape."""
     key = (tuple(places), *((name, _shape(tensor)) for name, tensor in sorted(inputs.items())))
     known = _KNOWN.setdefault(model, {})
     if key not in known:
@@ -198,7 +198,7 @@ class _Probe(AttentionObserver):
     stream: Tensor | None = None
 
     def see_rows(self, layer: RecordedLayer, weights: Tensor, rows: slice) -> None:
-        """The lengths of what attends together, as the first rows of a call show it."""
+        """Return the lengths of what attends together, as the first rows of a call show it."""
         if rows.start == 0:
             lengths = self.blocks.setdefault(id(layer.module), [])
             lengths.extend([layer.length] * len(weights))
@@ -207,7 +207,7 @@ class _Probe(AttentionObserver):
         """Nothing is kept."""
 
     def run(self) -> Connector:
-        """The pass, and what its gradients say."""
+        """Return the pass, and what its gradients say."""
         pixels, inputs = {}, dict(self.inputs)
         for name, tensor in pixels_of(inputs).items():
             flat = tensor.ndim == _FLAT

@@ -49,7 +49,7 @@ class Towers:
 
 
 def towers_of(model: nn.Module) -> Towers | None:
-    """Both towers of a model that writes about images; None for every other model."""
+    """Return both towers of a model that writes about images; None for every other model."""
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         return None
     vision, language = model.get_encoder(modality="image"), model.get_decoder()
@@ -60,12 +60,12 @@ def towers_of(model: nn.Module) -> Towers | None:
 
 
 def reads_images(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
-    """Whether these inputs go through both towers."""
+    """Return whether these inputs go through both towers."""
     return any(name in inputs for name in PIXELS) and towers_of(model) is not None
 
 
 def checked_towers(model: PreTrainedModel) -> Towers:
-    """The towers, or an error that names what cannot be read and why."""
+    """Return the towers, or an error that names what cannot be read and why."""
     towers = towers_of(model)
     name = type(model).__name__
     if towers is None:
@@ -95,12 +95,12 @@ def _attention_between(model: PreTrainedModel, towers: Towers) -> str | None:
 
 
 def pixels_of(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The images and videos among the inputs."""
+    """Return the images and videos among the inputs."""
     return {name: inputs[name] for name in PIXELS if name in inputs}
 
 
 def placeholders(model: PreTrainedModel, ids: Iterable[int]) -> list[int]:
-    """The positions of the language model that stand for parts of an image."""
+    """Return the positions of the language model that stand for parts of an image."""
     config: Any = model.config
     numbers = [getattr(config, name, None) for name in _IMAGE_TOKENS]
     tokens = {int(number) for number in numbers if number is not None}
@@ -137,7 +137,7 @@ def image_prompt(
 
 
 def read_photos(images: Sequence[Any]) -> list[Photo]:
-    """The images of a prompt, each the right way up and in colour."""
+    """Return the images of a prompt, each the right way up and in colour."""
     if isinstance(images, (str, bytes, os.PathLike, Mapping)) or not isinstance(images, Sequence):
         raise InputError(f"images is a list of images; got {shorten(images)}.")
     if not images:
@@ -146,7 +146,7 @@ def read_photos(images: Sequence[Any]) -> list[Photo]:
 
 
 def processor_of(model: nn.Module, processor: Any = None) -> Any:
-    """The processor that was handed in, or that which was saved with the model."""
+    """Return the processor that was handed in, or that which was saved with the model."""
     if processor is not None:
         if hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
             return processor
@@ -214,5 +214,5 @@ def after_prompt(
 
 
 def has_images(extra: Mapping[str, Any]) -> bool:
-    """Whether a prompt comes with images."""
+    """Return whether a prompt comes with images."""
     return any(name in extra for name in PIXELS)

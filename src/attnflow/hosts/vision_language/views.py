@@ -52,7 +52,9 @@ class View:
 
 
 def views_of(model: Any, connector: Connector, inputs: Mapping[str, Tensor]) -> list[View]:
-    """Every view in the order of the pixels; class tokens stand before the patches of a tile."""
+    """Return every view in the order of the pixels; class tokens stand before the patches of a
+    tile.
+    """
     views: list[View] = []
     for pixels in connector.pixels:
         if pixels.positions.ndim == 1:
@@ -117,7 +119,7 @@ def _cut_patches(model: Any, pixels: PixelMap, inputs: Mapping[str, Tensor]) -> 
 def patch_grids(
     model: Any, name: str, inputs: Mapping[str, Tensor]
 ) -> list[tuple[tuple[int, int, int], NDArray[np.intp]]]:
-    """(steps, rows, columns) of each image or video, and the numbers of its patches."""
+    """Return (steps, rows, columns) of each image or video, and the numbers of its patches."""
     grids, start = [], 0
     for steps, rows, columns in inputs[_GRIDS[name]].tolist():
         count = steps * rows * columns
@@ -129,7 +131,7 @@ def patch_grids(
 def reading_order(
     numbers: NDArray[np.intp], grid: tuple[int, int, int], model: Any
 ) -> NDArray[np.intp]:
-    """(steps, rows × columns): numbers that stand block by block, row by row instead."""
+    """Return (steps, rows × columns): numbers that stand block by block, row by row instead."""
     steps, rows, columns = grid
     merge = int(getattr(model.config.vision_config, "spatial_merge_size", 1))
     blocks = numbers.reshape(steps, rows // merge, columns // merge, merge, merge)
@@ -158,7 +160,7 @@ def _numbered(views: Sequence[View], connector: Connector) -> list[View]:
 
 
 def name_views(views: Sequence[View]) -> Tokens:
-    """The vision positions of all views in one row, each with its place in its image."""
+    """Return the vision positions of all views in one row, each with its place in its image."""
     texts: list[str] = []
     images = []
     for view in views:
@@ -176,7 +178,7 @@ _FLAT = 2  # axes of pixels that come as one row for each patch
 
 
 def pictures_of(model: nn.Module, inputs: Mapping[str, Any], processor: Any) -> list[Picture]:
-    """(height, width, 3) of every view, in the order of the pixels."""
+    """Return (height, width, 3) of every view, in the order of the pixels."""
     pictures: list[Picture] = []
     for name, pixels in pixels_of(inputs).items():
         part = "video_processor" if name == VIDEO else "image_processor"
@@ -219,7 +221,8 @@ def with_pictures(
     processor: Any,
     photos: Sequence[Photo] = (),
 ) -> Attribution:
-    """The result with the pictures behind its maps, reduced, and what is to be said of the photos.
+    """Return the result with the pictures behind its maps, reduced, and what is to be said of the
+    photos.
 
     Where a picture does not fit its grid there are none: a map beside its thing would mislead.
     """
