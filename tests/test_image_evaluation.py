@@ -61,10 +61,10 @@ def test_hidden_patches_and_areas_equal_plain_loops(by: Any) -> None:
     deletion = [plain_probability(pixels, order[:count], filling) for count in steps]
     insertion = [plain_probability(pixels, order[count:], filling) for count in steps]
     curves = ablation.curves(values)
-    np.testing.assert_allclose(curves.deletion, deletion, atol=1e-6)
-    np.testing.assert_allclose(curves.insertion, insertion, atol=1e-6)
+    np.testing.assert_allclose(curves.deletion[0], deletion, atol=1e-6)
+    np.testing.assert_allclose(curves.insertion[0], insertion, atol=1e-6)
     area = sum((a + b) / 2 for a, b in pairwise(deletion)) / 10
-    assert curves.deletion_area == pytest.approx(area, abs=1e-6)
+    assert curves.deletion_area[0] == pytest.approx(area, abs=1e-6)
     alone = [deletion[0] - plain_probability(pixels, [k], filling) for k in range(16)]
     np.testing.assert_allclose(ablation.leave_one_out().ravel(), alone, atol=1e-6)
 

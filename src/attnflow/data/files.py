@@ -222,7 +222,7 @@ class DataFile:
             line = 0 if offset else header_lines + count
             values = dict(zip(names, fields, strict=False))
             row = Row(self.path, number, values, line)
-            problem = lines.take_problem()
+            problem: FileError | InputError | None = lines.take_problem()
             if problem is None and len(fields) != len(names):
                 problem = InputError(
                     f"{row.place} has {len(fields)} fields and the header {len(names)} "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,41 +13,18 @@ from torch.nn import functional
 
 from attnflow.errors import ModelError
 from attnflow.errors.arguments import check_named
-from attnflow.evaluation.metrics import area, curve_steps
+from attnflow.evaluation.faithfulness import Curves
+from attnflow.evaluation.metrics import curve_steps
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.tokens import Grid
 
-__all__ = ["Hiding", "PatchAblation", "PatchCurves"]
+__all__ = ["Hiding", "PatchAblation"]
 
 Hiding = Literal["mean", "blur", "zero"]
 Patches = tuple[int, ...]
 _BLURRED = 4  # patches that a blurred pixel is the mean of, along each side
-
-
-@dataclass(frozen=True)
-class PatchCurves:
-    """The answer's probability while patches are hidden by an order, strongest first.
-
-    deletion: after 0, 1 ... 10 tenths were hidden; insertion: with only so many tenths to be seen.
-
-    >>> PatchCurves((1.0, 0.0), (0.0, 1.0)).deletion_area
-    0.5
-    """
-
-    deletion: tuple[float, ...]
-    insertion: tuple[float, ...]
-
-    @property
-    def deletion_area(self) -> float:
-        """The area under the deletion curve; lower is more faithful."""
-        return area(self.deletion)
-
-    @property
-    def insertion_area(self) -> float:
-        """The area under the insertion curve; higher is more faithful."""
-        return area(self.insertion)
 
 
 class PatchAblation:
@@ -106,12 +82,12 @@ class PatchAblation:
                 self._known[patches] = float(each.probabilities()[self.choice])
         return np.array([self._known[_sorted(patches)] for patches in hidden])
 
-    def curves(self, values: NDArray[np.float64]) -> PatchCurves:
+    def curves(self, values: NDArray[np.float64]) -> Curves:
         """Return deletion and insertion by a value for each patch; ties in reading order."""
         steps = curve_steps(np.argsort(-values.ravel(), kind="stable").tolist())
         deleted = self.probabilities([hidden for hidden, _ in steps])
         inserted = self.probabilities([hidden for _, hidden in steps])
-        return PatchCurves(tuple(deleted.tolist()), tuple(inserted.tolist()))
+        return Curves(np.array([self.probability]), deleted[None], inserted[None])
 
     def leave_one_out(self) -> NDArray[np.float64]:
         """Return what the answer loses without each patch alone, (rows, columns)."""

@@ -341,7 +341,8 @@ def centre_map(grid: Grid) -> Floats:
 def _score_map(ablation: PatchAblation, values: Floats, cover: Cover | None) -> dict[str, float]:
     """Return areas for any image; pointing and mass where it is known where the thing is."""
     curves = ablation.curves(values)
-    scores = {"deletion": curves.deletion_area, "insertion": curves.insertion_area}
+    areas = curves.deletion_area[0], curves.insertion_area[0]
+    scores = {"deletion": float(areas[0]), "insertion": float(areas[1])}
     if cover is None:
         return scores
     covered, centres = cover

@@ -141,7 +141,8 @@ class Texts(Subject):
         """Return what judges texts; by default all methods that need one pass are compared."""
         loaded = as_model(model)
         passes = Passes.over(loaded, self.batch_size)
-        by = self.by or next((b for b in _BLANKS if b in passes.ids.blanks), "delete")
+        there: BlankToken = next((name for name in _BLANKS if name in passes.ids.blanks), "delete")
+        by: BlankToken = self.by or there
         measures = self.measures or {"blank-out": BlankOut(by=by), "gradient": InputGradient()}
         usual = trace_methods()
         return TextJudge(
