@@ -36,7 +36,7 @@ from attnflow.hosts.model import Model
 from attnflow.methods import make_method, trace_methods
 from attnflow.models.verb_number import load_verb_number
 from attnflow.testing import tiny_encoder
-from attnflow_experiments.verb_number import agreement
+from attnflow_experiments.verb_number import data as agreement
 from attnflow_experiments.verb_number.data import template_examples
 from torture_evaluation import run_script
 

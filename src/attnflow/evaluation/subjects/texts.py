@@ -261,8 +261,7 @@ class TextJudge(Judge):
 
     def _capture(self, text: str, methods: Sequence[Method]) -> AttentionTrace:
         """Return one pass with everything these methods need."""
-        module, tokenizer = self.model
-        return capture((module, tokenizer), text, methods=methods)
+        return capture(self.model, text, methods=methods)
 
     def _row(self, method: Method, trace: AttentionTrace) -> Attribution:
         """Return the values of the answer's position at the highest layer."""
