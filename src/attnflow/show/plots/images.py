@@ -183,13 +183,7 @@ def _picture(result: Attribution, index: int, grid: Grid) -> NDArray[np.uint8]:
 
 
 def carried_pictures(result: Attribution) -> list[NDArray[np.uint8]]:
-    """Return the pictures that a result carries, each at the size the model saw.
-
-    >>> from attnflow import Raw, Tokens
-    >>> word = Tokens(("key",))
-    >>> carried_pictures(Attribution(np.ones((1, 1, 1)), (1,), word, word, Raw()))
-    []
-    """
+    """Return the pictures that a result carries, each at the size the model saw."""
     pictures, grids = result.provenance.get("images") or (), grids_of(result.sources)
     return [_decode(picture, grid) for picture, grid in zip(pictures, grids, strict=False)]
 
@@ -293,9 +287,8 @@ def _draw_patches(
     extent = (0, grid.width, grid.height, 0)
     ground = np.full((1, 1), 255.0) if picture is None else _brightness(picture)
     axes.imshow(ground, cmap="gray", vmin=0, vmax=255, extent=extent)
-    most = (
-        float(np.percentile(np.maximum(patches, 0), _STRONG_PATCH)) or float(patches.max()) or 1.0
-    )
+    strong = float(np.percentile(np.maximum(patches, 0), _STRONG_PATCH))
+    most = strong or float(patches.max()) or 1.0
     strength = np.clip(patches / most, 0, 1)
     colour = np.zeros((*strength.shape, 4))
     colour[..., :3] = _colours().to_rgb(VERMILLION)
