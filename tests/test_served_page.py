@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attnflow.hosts.model import Model
-from attnflow.methods import METHODS
+from attnflow.methods import trace_methods
 from attnflow.web.models import Limits, OfferedModel, embedded_models
 from browser import Browser, Page, installed_browser
 from serving import Client, serving
@@ -246,7 +246,7 @@ def test_ask_offers_methods_and_two_stand_side_by_side(tab: Page, server: Client
     tab.click("document.getElementById('edit')")
     offered = tab.run("[...document.querySelectorAll('#ask [name=method]')].map(e => e.value)")
     assert offered[:4] == ["default", "rollout", "raw", "flow"]
-    assert set(offered) == {"default", *METHODS}
+    assert set(offered) == {"default", *trace_methods()}
 
 
 def test_the_careful_method_on_the_page(tab: Page, server: Client) -> None:

@@ -24,7 +24,7 @@ from attnflow.cli.app import _run
 from attnflow.errors import AttributionWarning
 from attnflow.errors.progress import Progress, relaying
 from attnflow.hosts.model import Model
-from attnflow.methods import METHODS
+from attnflow.methods import trace_methods
 from attnflow.show.view import unpack_values
 from attnflow.testing import tiny_encoder
 from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError, Results
@@ -143,7 +143,7 @@ def test_the_page_and_its_files_are_served_and_nothing_else(client: Client) -> N
 
 def test_the_page_offers_what_python_does(client: Client) -> None:
     offers = client.get("/api/models").json
-    assert offers["methods"] == ["default", *METHODS]
+    assert offers["methods"] == ["default", *trace_methods()]
     for task, function in (("generate", attnflow.generate), ("ask", attnflow.ask)):
         default = inspect.signature(function).parameters["max_new_tokens"].default
         assert offers["new_tokens"][task] == default
