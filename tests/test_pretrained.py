@@ -141,7 +141,7 @@ def test_smollm2_on_the_command_line(
 def test_known_answers_of_smollm2(smollm2: Model) -> None:
     """A small run of `attnflow experiment known-answer`: the default finds what others do not."""
     experiment = KnownAnswer(prompts=32, wording="development")
-    facts, *_ = experiment.of_language_model(smollm2.module, smollm2.tokenizer, lambda *_: None)
+    facts, *_ = experiment.of_language_model(smollm2.module, smollm2.tokenizer)
     first = {name: cells[0].value for name, cells in facts.rows.items()}
     assert first[LESS_NEUTRAL] > 0.6
     assert first[LESS_NEUTRAL] > max(first["raw"], first["rollout"], first["flow"])
@@ -150,7 +150,7 @@ def test_known_answers_of_smollm2(smollm2: Model) -> None:
 @pytest.mark.parametrize("sign", ["*", "+"])
 def test_known_answers_of_mathformer(sign: str) -> None:
     model, vocabulary = load_mathformer(needed("mathformer"), sign)
-    table, related = KnownAnswer().of_arithmetic(model, vocabulary, sign, lambda *_: None)
+    table, related = KnownAnswer().of_arithmetic(model, vocabulary, sign)
     assert table.rows["rollout"][0].n == 100  # all answered rightly
     assert table.rows["rollout"][0].value == 1
     assert table.rows["raw"][0].value < 0.1

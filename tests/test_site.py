@@ -90,7 +90,8 @@ def test_every_option_is_described(
         if getattr(parameter, "hidden", False):
             continue
         assert help_text, f"{' '.join(path)} {parameter.opts} has no help"
-        name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.name
+        is_option = parameter.param_type_name == "option"
+        name = parameter.opts[-1] if is_option else parameter.metavar or parameter.name
         assert str(name) in text, f"{' '.join(path)} {name}"
 
 

@@ -39,9 +39,9 @@ def demo(
         Path, typer.Option(metavar="FOLDER", help="The folder for the documents and the reports.")
     ] = (Path("attnflow-demo")),
 ) -> None:
-    """Ask about five documents, explain a sentence, write reports.
+    """Ask about five documents and write reports.
 
-    The question goes to SmolLM2, and the sentence to the embedded model. The documents and a
+    A question goes to SmolLM2, and a sentence to the embedded model. The documents and a
     report of each are left in a folder.
     """
     if output.suffix or output.is_file():

@@ -112,7 +112,9 @@ def evaluate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which method to trust for MODEL on the texts, prompts or images of DATA.
+    """Say which method to trust for MODEL on DATA.
+
+    DATA are texts, prompts or images.
 
     Every method is held against what the model uses: words are taken away, and the answer loses
     something. Without --method all methods are compared. A file with a column 'prompt' (and, where

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,10 @@ def evaluate(
     >>> evaluation.methods, len(evaluation.used)
     (('rollout', 'alti'), 1)
     """
+    if not isinstance(data, (str, os.PathLike, Iterable)):
+        raise InputError(
+            f"data is a file, a folder, or a list of texts, prompts or images; got {shorten(data)}."
+        )
     subject = guess_subject(data) if subject is None else subject
     if samples is not None and not 1 <= samples <= _MOST:
         raise InputError(f"samples is a number of at least 1; got {samples!r}.")
