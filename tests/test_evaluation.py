@@ -24,14 +24,14 @@ from attnflow.cli.app import _run
 from attnflow.cli.options import parse_method
 from attnflow.errors import FileError, InputError, MethodError, ModelError, progress
 from attnflow.errors.progress import Progress, ProgressCallback, listening
-from attnflow.evaluation import Evaluation, Record, Texts, fingerprint
-from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
+from attnflow.evaluation import Evaluation, Record, Texts
 from attnflow.evaluation.importance import BlankOut
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.run import draw_examples
 from attnflow.evaluation.subjects import texts as judging
 from attnflow.evaluation.subjects.examples import LabelledText, read_texts
 from attnflow.evaluation.subjects.texts import beating
+from attnflow.hosts.fingerprint import digest_bytes, digest_tokenizer, digest_weights
 from attnflow.hosts.model import Model
 from attnflow.methods import make_method, trace_methods
 from attnflow.models.verb_number import load_verb_number
@@ -458,32 +458,32 @@ def test_a_line_without_an_end_that_is_not_ours_is_left_alone(tmp_path: Path) ->
 
 def test_every_weight_counts_in_the_fingerprint() -> None:
     model, _ = load_verb_number()
-    before = digest_of_weights(model)
-    assert digest_of_weights(load_verb_number()[0]) == before
+    before = digest_weights(model)
+    assert digest_weights(load_verb_number()[0]) == before
     weight = model.word_embedding.weight
     with torch.no_grad():
         weight[-1, -1] = torch.nextafter(weight[-1, -1], torch.tensor(9.0))  # one bit, the last
-    assert digest_of_weights(model) != before
+    assert digest_weights(model) != before
     half = torch.nn.Linear(2, 2).to(torch.bfloat16)
-    assert digest_of_weights(half) != digest_of_weights(half.float())
+    assert digest_weights(half) != digest_weights(half.float())
     with pytest.raises(InputError, match="only where all weights of the model are in memory"):
-        Journal(Path("never.jsonl"), {"weights": digest_of_weights(half.to("meta"))})
+        Journal(Path("never.jsonl"), {"weights": digest_weights(half.to("meta"))})
 
 
 def test_the_tokenizer_counts_in_the_fingerprint() -> None:
     tokenizer = tiny_encoder().tokenizer
-    before = digest_of_tokenizer(tokenizer)
+    before = digest_tokenizer(tokenizer)
     tokenizer(["one", "two words"], padding=True, truncation=True, max_length=3)
-    assert digest_of_tokenizer(tokenizer) == before  # how it was called last does not matter
-    assert digest_of_tokenizer(tiny_encoder().tokenizer) == before
+    assert digest_tokenizer(tokenizer) == before  # how it was called last does not matter
+    assert digest_tokenizer(tiny_encoder().tokenizer) == before
     tokenizer.add_tokens(["another"])
-    assert digest_of_tokenizer(tokenizer) != before
+    assert digest_tokenizer(tokenizer) != before
     _, vocabulary = load_verb_number()
     words = list(vocabulary.tokens)
     words[-1], words[-2] = words[-2], words[-1]
     other = type(vocabulary)(tuple(words), vocabulary.max_length)
-    assert digest_of_tokenizer(other) != digest_of_tokenizer(vocabulary)
-    assert fingerprint.digest_of([b"ab"]) == fingerprint.digest_of([b"a", b"b"])
+    assert digest_tokenizer(other) != digest_tokenizer(vocabulary)
+    assert digest_bytes([b"ab"]) == digest_bytes([b"a", b"b"])
 
 
 @pytest.mark.timing

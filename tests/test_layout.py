@@ -33,7 +33,7 @@ RANK = {
     "data": 7,
     "explainers": 7,
     "evaluation": 8,
-    "corpus": 9,
+    "corpus": 8,
     "api": 10,
     "web": 12,
     "cli": 13,

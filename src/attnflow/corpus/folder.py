@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from attnflow import storage
 from attnflow.errors import FileError, InputError, shorten
-from attnflow.evaluation.journal import fingerprint
+from attnflow.hosts.fingerprint import digest_settings
 
 __all__ = [
     "OutputFolder",
@@ -165,7 +165,7 @@ class OutputFolder:
         if manifest is None:
             manifest = {
                 "format": _FORMAT,
-                "fingerprint": fingerprint(settings),
+                "fingerprint": digest_settings(settings),
                 "settings": dict(settings),
                 "provenance": dict(provenance),
             }

@@ -16,7 +16,7 @@ from attnflow.corpus.settings import Columns
 from attnflow.data import DataFile, Row
 from attnflow.errors import FileError, InputError, TokensError, shorten
 from attnflow.errors.progress import tell
-from attnflow.evaluation.fingerprint import digest_of
+from attnflow.hosts.fingerprint import digest_bytes
 from attnflow.hosts.inputs import checked_text
 
 __all__ = ["CorpusText", "Plan", "Shard", "ShardReader", "make_text"]
@@ -76,7 +76,7 @@ class Plan:
             Shard(k, k * shard_size, min(shard_size, total - k * shard_size), *start)
             for k, start in enumerate(starts)
         )
-        return cls(tuple(files), shards, total, digest_of(digests))
+        return cls(tuple(files), shards, total, digest_bytes(digests))
 
 
 def _begins_shard(rows_before: int, shard_size: int, row: int) -> bool:

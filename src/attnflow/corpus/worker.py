@@ -16,7 +16,6 @@ from attnflow.corpus.rows import SCHEMA, Row, error_row, result_rows
 from attnflow.corpus.settings import Columns, Settings
 from attnflow.errors import AttnflowError, InputError
 from attnflow.errors.progress import listening
-from attnflow.evaluation.fingerprint import digest_of_tokenizer, digest_of_weights
 from attnflow.explainers.batches import (
     Batches,
     CompletionBatches,
@@ -25,6 +24,7 @@ from attnflow.explainers.batches import (
     TextBatches,
     split_batches,
 )
+from attnflow.hosts.fingerprint import digest_tokenizer, digest_weights
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
@@ -73,7 +73,7 @@ class ShardWorker:
     def identity(self) -> Identity:
         """Describe what a result depends on beside settings and data, and the model."""
         module, tokenizer = self._model
-        weights = digest_of_weights(module)
+        weights = digest_weights(module)
         if weights is None:
             raise InputError(
                 "Some weights of the model are not in memory, so it cannot be told from another "
@@ -83,8 +83,8 @@ class ShardWorker:
         dtype = "" if parameter is None else str(parameter.dtype).removeprefix("torch.")
         settings = {
             "weights": weights,
-            "tokenizer": None if tokenizer is None else digest_of_tokenizer(tokenizer),
             "methods": [method.label for method in self._batches.methods],
+            "tokenizer": None if tokenizer is None else digest_tokenizer(tokenizer),
         }
         return Identity(settings, provenance_of(module, dtype))
 

@@ -7,7 +7,6 @@ dropped. While a run has the file open it is locked: two runs would write the sa
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -19,20 +18,12 @@ from typing import Any, BinaryIO
 from attnflow import storage
 from attnflow.errors import FileError, InputError, shorten
 from attnflow.evaluation.records import Record
+from attnflow.hosts.fingerprint import digest_settings
 
-__all__ = ["Journal", "fingerprint"]
+__all__ = ["Journal"]
 
 _FORMAT = "attnflow evaluation 1"
 _BEGINNING = b'{"format": "attnflow evaluation'
-
-
-def fingerprint(settings: Mapping[str, Any]) -> str:
-    """The same for the same settings, in any order and on any machine.
-
-    >>> fingerprint({"seed": 0, "by": "unk"}) == fingerprint({"by": "unk", "seed": 0})
-    True
-    """
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Journal:
@@ -122,7 +113,7 @@ class Journal:
         return lines[1:]
 
     def _header(self) -> str:
-        about = {"format": _FORMAT, "fingerprint": fingerprint(self.settings)}
+        about = {"format": _FORMAT, "fingerprint": digest_settings(self.settings)}
         return json.dumps({**about, "settings": dict(self.settings)}, ensure_ascii=False)
 
     def _check_header(self, line: bytes) -> None:

@@ -13,12 +13,12 @@ from attnflow._version import __version__
 from attnflow.errors import InputError, ModelError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.errors.progress import patiently, tell
-from attnflow.evaluation.fingerprint import digest_of, digest_of_tokenizer, digest_of_weights
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.records import Record
 from attnflow.evaluation.results import Evaluation
 from attnflow.evaluation.subjects import Subject, guess_subject
 from attnflow.evaluation.subjects.base import Judge
+from attnflow.hosts.fingerprint import digest_bytes, digest_tokenizer, digest_weights
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import ModelLike
 
@@ -154,9 +154,9 @@ def _settings(judge: Judge, examples: Sequence[Any]) -> dict[str, Any]:
         "subject": subject.name,
         "model": provenance["model"],
         "dtype": provenance["dtype"],
-        "weights": digest_of_weights(module),
-        "tokenizer": None if tokenizer is None else digest_of_tokenizer(tokenizer),
-        "data": digest_of(subject.content(example) + b"\n" for example in examples),
+        "weights": digest_weights(module),
+        "tokenizer": None if tokenizer is None else digest_tokenizer(tokenizer),
+        "data": digest_bytes(subject.content(example) + b"\n" for example in examples),
         subject.plural: len(examples),
         **judge.settings(),
     }

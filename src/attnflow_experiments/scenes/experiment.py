@@ -14,11 +14,11 @@ import numpy as np
 from attnflow.errors import InputError
 from attnflow.errors.percent import percent
 from attnflow.errors.progress import tell
-from attnflow.evaluation.fingerprint import digest_of_weights
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.metrics import compare_paired, summarize
 from attnflow.evaluation.records import Record
 from attnflow.evaluation.table import Cell, Table
+from attnflow.hosts.fingerprint import digest_weights
 from attnflow.methods import (
     GradientAttention,
     GradientRollout,
@@ -149,7 +149,7 @@ class Scenes:
             "part": self.part,
             "scenes": self.scenes,
             "methods": {name: repr(method) for name, method in CONTENDERS.items()},
-            "weights": digest_of_weights(model),
+            "weights": digest_weights(model),
         }
         return Journal(path, settings)
 

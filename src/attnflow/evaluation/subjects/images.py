@@ -17,7 +17,6 @@ from attnflow.attribution.patch_maps import grids_of, patch_maps
 from attnflow.errors import AttnflowError, InputError, ModelError, optional_import
 from attnflow.errors.arguments import check_named
 from attnflow.errors.percent import percent
-from attnflow.evaluation.fingerprint import digest_of
 from attnflow.evaluation.metrics import STEPS
 from attnflow.evaluation.patches import Hiding, PatchAblation
 from attnflow.evaluation.records import RANDOM, Metric, Record
@@ -25,6 +24,7 @@ from attnflow.evaluation.subjects.base import Judge, MetricGroup, Subject, label
 from attnflow.evaluation.subjects.examples import ImageExample, read_images
 from attnflow.explainers.answer_rows import answer_rows
 from attnflow.hosts.capture import capture
+from attnflow.hosts.fingerprint import digest_bytes
 from attnflow.hosts.images import Photo, PreparedImage, prepare_images, read_photo
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.vision_language.towers import image_prompt, towers_of
@@ -192,7 +192,7 @@ class ImageJudge(Judge):
         processor = self.processor
         fields = processor.to_dict() if hasattr(processor, "to_dict") else repr(processor)
         text = json.dumps(fields, sort_keys=True, default=str)
-        return {**super().settings(), "processor": digest_of([text.encode()])}
+        return {**super().settings(), "processor": digest_bytes([text.encode()])}
 
     def record(self, number: int, example: ImageExample) -> Record:
         """Return everything that is measured of one image, or why it cannot be used."""

@@ -1,10 +1,10 @@
-"""What a run's numbers depend on, as short digests: the weights, the tokenizer, the texts."""
+"""Short digests of what a run's numbers depend on: weights, tokenizer, texts, settings."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,25 +12,34 @@ from torch import Tensor, nn
 
 from attnflow.errors.progress import tell
 
-__all__ = ["digest_of", "digest_of_tokenizer", "digest_of_weights"]
+__all__ = ["digest_bytes", "digest_settings", "digest_tokenizer", "digest_weights"]
 
 _DIGITS = 16
 
 
-def digest_of(parts: Iterable[bytes]) -> str:
-    """The same for the same bytes, on any machine.
+def digest_bytes(pieces: Iterable[bytes]) -> str:
+    """Return what is the same for the same bytes, on any machine.
 
-    >>> digest_of([b"one", b"two"])
+    >>> digest_bytes([b"one", b"two"])
     '25b6746d5172ed63'
     """
     total = hashlib.sha256()
-    for part in parts:
-        total.update(part)
+    for piece in pieces:
+        total.update(piece)
     return total.hexdigest()[:_DIGITS]
 
 
-def digest_of_weights(model: nn.Module) -> str | None:
-    """Of every byte of every weight and buffer, with its name, dtype and shape.
+def digest_settings(settings: Mapping[str, Any]) -> str:
+    """Return what is the same for the same settings, in any order and on any machine.
+
+    >>> digest_settings({"seed": 0, "by": "unk"}) == digest_settings({"by": "unk", "seed": 0})
+    True
+    """
+    return digest_bytes([json.dumps(settings, sort_keys=True).encode()])
+
+
+def digest_weights(model: nn.Module) -> str | None:
+    """Digest every byte of every weight and buffer, with its name, dtype and shape.
 
     None where some of them are not in memory (offloaded: on the meta device), so that nothing can
     be said of them. It is computed once for each run and takes about two seconds for each GB.
@@ -51,18 +60,18 @@ def _bytes(tensor: Tensor) -> Any:
     return flat.view(torch.uint8).numpy()
 
 
-def digest_of_tokenizer(tokenizer: Any) -> str:
-    """Of everything that decides which ids a text becomes.
+def digest_tokenizer(tokenizer: Any) -> str:
+    """Digest everything that decides which ids a text becomes.
 
     >>> from attnflow.models.verb_number import load_verb_number
     >>> _, vocabulary = load_verb_number()
-    >>> digest_of_tokenizer(vocabulary) == digest_of_tokenizer(vocabulary)
+    >>> digest_tokenizer(vocabulary) == digest_tokenizer(vocabulary)
     True
     """
-    parts = {"class": type(tokenizer).__name__, **_vocabulary(tokenizer)}
+    facts = {"class": type(tokenizer).__name__, **_vocabulary(tokenizer)}
     for name in ("special_tokens_map", "model_max_length", "padding_side", "max_length"):
-        parts[name] = getattr(tokenizer, name, None)
-    return digest_of([json.dumps(parts, sort_keys=True, default=str).encode()])
+        facts[name] = getattr(tokenizer, name, None)
+    return digest_bytes([json.dumps(facts, sort_keys=True, default=str).encode()])
 
 
 def _vocabulary(tokenizer: Any) -> dict[str, Any]:
