@@ -13,7 +13,7 @@ import attnflow
 from attnflow import Attribution, Raw, Tokens
 from attnflow.attribution.passages import passages_of, rank_passages, statements_of
 from attnflow.cli.app import _run
-from attnflow.cli.documents import read_documents, read_text
+from attnflow.cli.inputs import read_documents, read_text
 from attnflow.errors import FileError, InputError, TokensError
 from attnflow.testing import tiny_decoder
 from attnflow.tokens.documents import Document, compose_prompt, document_tokens, named_documents
@@ -162,9 +162,7 @@ def test_how_sure_hides_the_sentences_that_are_named(writer: tuple[Any, Any]) ->
     assert confirmation.verdict in answer._repr_html_()
 
 
-@pytest.mark.parametrize(
-    "how", [{"method": "careful"}, {"method": "leave-one-out"}, {"method": "raw"}]
-)
+@pytest.mark.parametrize("method", ["careful", "leave-one-out", "raw"])
 def test_ask_takes_every_method(writer: tuple[Any, Any], method: str) -> None:
     """A method that runs the model again explains the statements: ten passes each, not a token."""
     model, tokenizer = writer
@@ -259,7 +257,7 @@ def test_files_patterns_and_standard_input(
 
 
 def test_the_command_answers_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [part for name in TEXTS for part in ("--document", str(folder / name))]
+    files = [str(folder / name) for name in TEXTS]
     options = ["--model", str(folder / "model"), "--max-new-tokens", "4"]
     assert _run(["ask", "the keys", *files, *options, "--confirm"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -278,14 +276,14 @@ def test_the_command_answers_first(folder: Path, capsys: pytest.CaptureFixture[s
 def test_the_command_says_how_sure_and_takes_methods(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = ["--document", str(folder / "a.txt"), "--document", str(folder / "b.txt")]
+    files = ["--documents", str(folder / "a.txt"), str(folder / "b.txt")]
     options = ["--model", str(folder / "model"), "--max-new-tokens", "4"]
     assert _run(["ask", "the keys", *files, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     (at,) = [k for k, line in enumerate(lines) if line.startswith("How sure? Hiding ")]
     assert lines[at + 1].startswith("  with it     █")
     assert lines[at + 2].startswith("  without it  ")
-    assert _run(["ask", "the keys", *files, *options, "--careful"]) == 0
+    assert _run(["ask", "the keys", *files, *options, "--method", "careful"]) == 0
     assert "the whole model" in capsys.readouterr().out
     assert _run(["ask", "the keys", *files, *options, "--method", "rollout"]) == 0
     assert "Rollout" in capsys.readouterr().out
@@ -322,6 +320,6 @@ def test_a_conversation_on_the_command_line(
 
 def test_the_command_checks_before_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["ask", "why?"]) == 2
-    assert "There is no document: add --document FILE" in capsys.readouterr().err
-    assert _run(["ask", "why?", "--document", "nowhere.txt"]) == 2
+    assert "There is no document: name files behind the question" in capsys.readouterr().err
+    assert _run(["ask", "why?", "nowhere.txt"]) == 2
     assert "there is no such file" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import json
 import os
@@ -21,12 +22,12 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+import attnflow
 from attnflow import Attribution, __version__
-from attnflow.cli.app import _run, app
-from attnflow.cli.plugins import GROUP, add_plugins
-from attnflow.cli.progress import progress_bars
+from attnflow.cli.app import GROUP, _run, add_plugins, app
+from attnflow.cli.progress import _tell_lines, progress_bars
 from attnflow.errors import AttributionWarning, MissingDependencyError
-from attnflow.errors.progress import tell
+from attnflow.errors.progress import Progress, tell
 from attnflow.methods import METHODS, Rollout
 from attnflow.testing import tiny_encoder
 from hostile_surface import try_command_lines
@@ -74,30 +75,20 @@ def test_json_is_the_whole_result(folder: str, capsys: pytest.CaptureFixture[str
     record = json.loads(capsys.readouterr().out)
     assert np.array(record["values"]).shape == (1, 1, 10)
     assert record["targets"]["texts"] == ["sara"]
-    assert record["method"] == {
-        "name": "rollout",
-        "options": {
-            "heads": "mean",
-            "residual": 0.4,
-            "discard": 0.0,
-            "drop": [],
-            "receptive_field": None,
-            "start_layer": 1,
-            "top_head": None,
-        },
-    }
+    assert record["method"]["name"] == "rollout"
+    assert record["method"]["options"]["residual"] == 0.4
 
 
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".gif": b"GIF89a"}
 
 FIGURES = [
     ("pairs.svg", ["--figure", "pairs"]),
-    ("all.png", ["--all-targets"]),
-    ("bars.pdf", ["--figure", "bars", "--target", "sara", "--layer", "2", "--words"]),
-    ("graph.png", ["--figure", "graph", "--layer", "2"]),
+    ("all.png", ["--targets", "all"]),
+    ("bars.pdf", ["--figure", "bars", "--targets", "sara", "--layers", "2", "--level", "word"]),
+    ("graph.png", ["--figure", "graph", "--layers", "2"]),
     ("cut.png", ["--method", "flow", "--cut", "book"]),
     ("built.gif", ["--method", "flow"]),
-    ("words.gif", ["--words"]),
+    ("words.gif", ["--level", "word"]),
     ("relative.gif", ["--method", "alti"]),
 ]
 
@@ -150,17 +141,17 @@ def test_what_gradients_are_of_can_be_chosen(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = []
-    for of in ("0", "1"):
-        arguments = ["explain", "the key", "--method", "gradient-rollout", "--of", of, "--json"]
-        assert _run(arguments) == 0
+    for answer in ("0", "plural"):
+        arguments = ["explain", "the key", "--method", "gradient-rollout", "--json"]
+        assert _run([*arguments, "--answer", answer]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert [record["provenance"]["gradients_of"] for record in found] == ["singular", "plural"]
     assert found[0]["values"] != found[1]["values"]
-    assert _run(["explain", "the key", "--of", "1"]) == 2
+    assert _run(["explain", "the key", "--answer", "1"]) == 2
     assert "answer=1 chooses what gradients are taken of" in capsys.readouterr().err
     encoder = ["explain", "--model", folder, TEXT, "--method", "rollout:matrices=norms-encoder"]
     assert _run(encoder) == 0
-    assert "Norm rollout, kind encoder, layer" in capsys.readouterr().out
+    assert "Norm rollout, matrices norms-encoder, layer" in capsys.readouterr().out
     assert _run(["explain", "the key", "--method", "norm-rollout:matrices=norms-encoder"]) == 1
     assert "VerbNumberModel normalises before attention" in capsys.readouterr().err
 
@@ -195,7 +186,7 @@ def test_check_says_when_not_to_trust(
 
 def test_the_cut_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     text = "the key to the cabinets"
-    assert _run(["explain", text, "--method", "flow", "--cut", "key", "--layer", "2"]) == 0
+    assert _run(["explain", text, "--method", "flow", "--cut", "key", "--layers", "2"]) == 0
     shown = capsys.readouterr().out
     assert "flow from '[CLS]' at layer 2 to 'key': 0." in shown
     assert re.search(r"held back (between|at the)", shown)
@@ -206,13 +197,22 @@ def test_saturation_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["explain", "the key to the cabinets", "--method", "flow"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(r"\d+ % of these flows are saturated at layer 6", shown)
-    assert _run(["explain", "the key to the cabinets", "--method", "flow", "--layer", "1"]) == 0
+    assert _run(["explain", "the key to the cabinets", "--method", "flow", "--layers", "1"]) == 0
     assert "saturated" not in capsys.readouterr().out
 
 
 def test_all_targets_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "all.safetensors"
-    arguments = ["explain", "the key", "--method", "flow", "--all-targets", "--output", str(file)]
+    arguments = [
+        "explain",
+        "the key",
+        "--method",
+        "flow",
+        "--targets",
+        "all",
+        "--output",
+        str(file),
+    ]
     assert _run(arguments) == 0
     result = Attribution.load(file)
     assert result.values.shape == (6, 4, 4)
@@ -223,21 +223,20 @@ def test_all_targets_go_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
 BAD_USAGE = [
     ([""], "There is nothing to explain: the text is ''"),
     ([TEXT, "--method", "flo"], "Unknown method 'flo'. Did you mean 'flow'?"),
-    ([TEXT, "--option", "residual"], "must read KEY=VALUE"),
     ([TEXT, "--method", "rollout:residual"], "NAME:key=value,key=value"),
     ([TEXT, "--method", "rollout:residul=1"], "no option 'residul'. Did you mean 'residual'?"),
     ([TEXT, "--method", "rollout:residual=2"], "a number from 0 to 1"),
-    ([TEXT, "--target", "book "], "No token 'book '"),
-    ([TEXT, "--target", "99"], "No position 99 here; choose from 0 '[CLS]'"),
-    (["the key to the cabinets", "--target", "the"], "occurs 2 times, at positions 1, 4"),
-    ([TEXT, "--layer", "9"], "choose from 1, 2, 3"),
+    ([TEXT, "--targets", "book "], "No token 'book '"),
+    ([TEXT, "--targets", "99"], "No position 99 here; choose from 0 '[CLS]'"),
+    (["the key to the cabinets", "--targets", "the"], "occurs 2 times, at positions 1, 4"),
+    ([TEXT, "--layers", "9"], "choose from 1, 2, 3"),
     ([TEXT, "--output", "x.txt"], "must be .json, .safetensors, .html, .png, .svg, .pdf or .gif"),
     ([TEXT, "--output", "no/such/folder/x.json"], "there is no folder 'no/such/folder'"),
     ([TEXT, "--json", "--output", "x.json"], "choose one"),
     ([TEXT, "--cut", "book"], "--cut explains a flow; add --method flow"),
     ([TEXT, "--method", "flow", "--cut", "boook"], "No token 'boook' here. Did you mean 'book'?"),
     ([TEXT, "--method", "flow", "--cut", "book", "--json"], "leave out --json"),
-    ([TEXT, "--all-targets"], "goes with --json or --output"),
+    ([TEXT, "--level", "wrod"], "--level='wrod': Did you mean 'word'? Allowed: 'token', 'word'"),
     (
         [TEXT, "--figure", "pair", "--output", "x.png"],
         "Unknown figure 'pair'. Did you mean 'pairs'?",
@@ -245,22 +244,21 @@ BAD_USAGE = [
     ([TEXT, "--figure", "graph"], "--figure graph needs a file: --output graph.png"),
     ([TEXT, "--figure", "graph", "--output", "x.json"], "A figure is written as .png, .svg, .pdf"),
     ([TEXT, "--figure", "graph", "--output", "x.gif"], "A figure is written as .png, .svg, .pdf"),
-    ([TEXT, "--all-targets", "--figure", "bars", "--output", "x.png"], "leave out --all-targets"),
-    ([TEXT, "--all-targets", "--output", "x.gif"], "leave out --all-targets"),
-    ([TEXT, "--layer", "2", "--output", "x.gif"], "leave out --layer"),
-    ([TEXT, "--words", "--figure", "graph", "--output", "x.png"], "without --words"),
-    ([TEXT, "--layer", "9", "--figure", "graph", "--output", "x.png"], "choose from 1, 2, 3"),
+    ([TEXT, "--targets", "all", "--figure", "bars", "--output", "x.png"], "shows one target"),
+    ([TEXT, "--targets", "all", "--output", "x.gif"], "shows one target"),
+    ([TEXT, "--layers", "2", "--output", "x.gif"], "leave out --layers"),
+    ([TEXT, "--level", "word", "--figure", "graph", "--output", "x.png"], "without --level"),
+    ([TEXT, "--layers", "9", "--figure", "graph", "--output", "x.png"], "choose from 1, 2, 3"),
     (
         [TEXT, "--method", "flow", "--cut", "book", "--figure", "graph", "--output", "x.png"],
         "--cut draws a figure of its own",
     ),
     (
-        [TEXT, "--method", "alti", "--figure", "graph", "--output", "x.png"],
-        "use it with --method raw, rollout or flow (now 'alti')",
+        [TEXT, "--method", "gradient-attention", "--figure", "graph", "--output", "x.png"],
+        "use it with --method raw, rollout or flow (now 'gradient-attention')",
     ),
     ([TEXT, "--method", "flow:threads=2"], "'flow' has no option 'threads'"),
     ([TEXT, "--method", "flow:tolerance=7"], "tolerance is a number from 1e-9 to 1"),
-    ([TEXT, "--targets", "sara", "--targets", "book"], "for several add --json or --output"),
     ([TEXT, "--model", "x" * 5000], "of up to 1,000 characters; got 5,000"),
 ]
 
@@ -322,33 +320,50 @@ def test_the_installed_command_runs_in_a_process_of_its_own(folder: str) -> None
     assert json.loads(run.stdout)["layers"] == [1, 2, 3]
 
 
-# -- old spellings, one syntax ---------------------------------------------------------------------
+# -- as in Python ----------------------------------------------------------------------------------
+
+SHOWN = {"file", "model", "as_json", "output", "table"}  # where it comes from, how it is shown
+AS_IN_PYTHON = {
+    "explain": (attnflow.explain, {"cut", "figure"}),
+    "generate": (
+        attnflow.generate,
+        {"message", "chat", "seed", "temperature", "layer", "top", "hide_common", "common"},
+    ),
+    "ask": (attnflow.ask, {"files", "seed"}),
+}
 
 
-def values(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
-    assert _run(["explain", "the key to the cabinets", *arguments, "--json"]) == 0
-    captured = capsys.readouterr()
-    record = json.loads(captured.out)
-    return (record["values"], record["method"], record["layers"]), captured.err
+@pytest.mark.parametrize("name", AS_IN_PYTHON)
+def test_options_are_called_like_the_arguments_in_python(name: str) -> None:
+    function, others = AS_IN_PYTHON[name]
+    arguments = set(inspect.signature(function).parameters) - {"generate_kwargs"}
+    command: Any = typer.main.get_command(app)
+    options = {parameter.name for parameter in command.commands[name].params} - {"help"}
+    assert arguments <= {*options, "text", "prompt", "question"}
+    assert options - arguments - SHOWN == others
 
 
-def test_old_spellings_go_on_working(capsys: pytest.CaptureFixture[str]) -> None:
-    new, silent = values(
-        ["--targets", "key", "--layers", "3", "--method", "rollout:residual=0.4,heads=max"], capsys
-    )
-    old, told = values(
-        ["--target", "key", "--layer", "3", "-o", "residual=0.4", "--option", "heads=max"], capsys
-    )
-    assert old == new
-    assert silent == ""
-    assert told == (
-        "attnflow: --option is now written behind the method, --method "
-        "rollout:residual=0.4,heads=max; --option will be removed in the next release.\n"
-    )
-    colons, _ = values(
-        ["--targets", "key", "--layers", "3", "--method", "rollout:residual=0.4:heads=max"], capsys
-    )
-    assert colons == new
+def test_a_model_without_an_answer_has_a_sentence_for_each_position(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = tiny_encoder(head="")
+    loaded.module.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    assert _run(["explain", "--model", str(tmp_path), TEXT]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("No single answer is read here: every target is explained by itself.")
+    assert shown.count("” came from “") == 8
+    assert "… and 2 more; --json prints all." in shown
+    assert "--targets chooses one." in shown
+
+
+def test_a_file_where_a_text_is_meant_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "contract.txt"
+    file.write_text("the keys", encoding="utf-8")
+    assert _run(["explain", str(file)]) == 2
+    assert f"is a file: --file {file} reads its text." in capsys.readouterr().err
 
 
 def test_several_targets_and_layers_go_into_one_result(
@@ -368,8 +383,8 @@ def test_every_command_has_a_file_of_its_own() -> None:
     names = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
     names |= {group.typer_instance.info.name for group in app.registered_groups}  # type: ignore[union-attr]
     files = {path.stem for path in folder.glob("*.py")}
-    files -= {"__init__", "app", "options", "output", "plugins", "progress", "documents"}
-    files -= {"photos"}  # of `explain` and `report`
+    files -= {"__init__", "app", "inputs", "options", "output", "progress"}
+    files -= {"photos"}  # of `explain`
     assert files == names - {"experiment"}  # the command of a plug-in
 
 
@@ -446,7 +461,7 @@ def test_what_a_terminal_cannot_encode_is_escaped(encoding: str) -> None:
 
 
 def test_a_reader_that_leaves_ends_the_command_in_silence() -> None:
-    for command in ("methods", 'explain "the key" --json --all-targets'):
+    for command in ("methods", 'explain "the key" --json --targets all'):
         run = in_shell(f"set -o pipefail; $attnflow {command} | head -c 1")
         assert (run.returncode, run.stderr) == (0, ""), command
 
@@ -517,7 +532,7 @@ def test_what_a_method_warns_of_is_one_sentence(
     assert _run(["explain", "the key", "--method", "rollout"]) == 0
     assert capsys.readouterr().err == "attnflow: Every row is the same.\n"
     file = tmp_path / "report.html"
-    assert _run(["report", "the key", "--method", "rollout", "--output", str(file)]) == 0
+    assert _run(["report", "the key", "--methods", "rollout", "--output", str(file)]) == 0
     assert capsys.readouterr().err == f"attnflow: Every row is the same.\nwrote {file}\n"
 
 
@@ -541,6 +556,17 @@ def test_progress_is_shown_on_a_terminal_for_every_stage(monkeypatch: pytest.Mon
     drawn = console.file.getvalue()  # type: ignore[attr-defined]
     for word in ("loading the model", "flow", "3/10", "reading", "2/4", "texts", "1/5"):
         assert word in drawn
+
+
+def test_a_log_has_a_line_where_the_work_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = iter([0.0, 0.0, 5.0, 30.0, 31.0, 300.0])
+    show = _tell_lines(lambda: next(seconds))
+    for done in (0, 5, 30, 31, 60):
+        show(Progress("flow", done, 100))
+    assert capsys.readouterr().err == (
+        "attnflow: flow, 30 of 100, about 70 seconds left.\n"
+        "attnflow: flow, 60 of 100, about 3 minutes left.\n"
+    )
 
 
 @pytest.fixture(scope="module")

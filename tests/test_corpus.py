@@ -761,8 +761,8 @@ def test_the_command_runs_and_sums_up(
 
     monkeypatch.setattr(Local, "start", start)
     data, out = write_texts(tmp_path), tmp_path / "out"
-    command = ["corpus", "run", "--data", str(data), "--output", str(out), "--method", "rollout"]
-    command += ["--method", "raw:heads=max", "--processes", "2", "--threads", "1", "--top", "2"]
+    command = ["corpus", "run", "--data", str(data), "--output", str(out), "--methods", "rollout"]
+    command += ["--methods", "raw:heads=max", "--processes", "2", "--threads", "1", "--top", "2"]
     assert _run(command) == 0
     lines = capsys.readouterr().err.splitlines()
     states = [json.loads(line) for line in lines if line.startswith("{")]

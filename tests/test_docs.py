@@ -225,11 +225,11 @@ def runnable() -> list[str]:
 
 # Tiny models know few words and have few layers: what a page asks of a word is asked of theirs.
 STAND_INS = {
-    "--document my-demo/": "--document ",
-    "--image docs/": "--image ",
+    "my-demo/": "",
+    "--images docs/": "--images ",
     "--output docs/": "--output ",
-    '--model ./vlm --image photo.jpg "what is on the table?"': (
-        '--model scenes --image scene.png "what colour is the circle?"'
+    '--model ./vlm --images photo.jpg "what is on the table?"': (
+        '--model scenes --images scene.png "what colour is the circle?"'
     ),
     "--targets Paris": "--targets the",
     "some text": "the old keys",
@@ -237,7 +237,7 @@ STAND_INS = {
     '--model ./my-model "the old keys" --targets the --layers 6': (
         '--model ./my-model "the old keys" --targets the --layers 2'
     ),
-    "--select Russia": "--select -1",
+    "--targets Russia": "--targets 0",
     "--data held-out.tsv": "--data texts.txt",
     "--skip 600 --samples 2000": "--samples 2",
     "--samples 2000": "--samples 2",

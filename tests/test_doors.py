@@ -204,7 +204,7 @@ def page_rows(case: Case, client: Client) -> Rows:
 def report_rows(case: Case, folder: Path, output: Path) -> Rows:
     arguments = ["report", case.text, "--model", str(folder), "--output", str(output)]
     if case.method is not None:
-        arguments += ["--method", case.method]
+        arguments += ["--methods", case.method]
     run(arguments)
     return rows_in(output)
 
@@ -228,7 +228,7 @@ def corpus_rows(case: Case, folder: Path, place: Path) -> Rows:
 
 
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
-@cases(("tagger", TAGGER), ("headless", HEADLESS), ("headless-decoder", HEADLESS))
+@cases()
 def test_the_command_line_gives_the_rows_of_python(case: Case, folders: Folders) -> None:
     same_rows(command_rows(case, folders[case.model]), python_rows(case, folders[case.model]))
 
@@ -281,7 +281,7 @@ def test_a_method_that_is_none_is_the_same_error_everywhere(
     sentence = str(raised.value).split(";")[0].split(".")[0]
     for arguments in (
         ["explain", text, "--model", folder, "--method", method],
-        ["report", text, "--model", folder, "--method", method, "--output", "page.html"],
+        ["report", text, "--model", folder, "--methods", method, "--output", "page.html"],
     ):
         outcome = CliRunner().invoke(app, arguments)
         assert outcome.exit_code != 0
@@ -292,7 +292,6 @@ def test_a_method_that_is_none_is_the_same_error_everywhere(
     assert client.post("/api/explain", fields).status == 422
 
 
-@pytest.mark.xfail(reason="the command line takes options without a method as those of rollout")
 def test_options_without_a_method_are_refused(folders: Folders) -> None:
     folder = str(folders["classifier"])
     with pytest.raises((TypeError, AttnflowError)):
@@ -321,6 +320,7 @@ def test_an_image_is_prepared_the_same_by_every_door(
     values = np.asarray(record["values"])[-1].tolist()
     same_rows(dict(zip(record["targets"]["positions"], values, strict=True)), expected)
     output = tmp_path / "page.html"
+    named = [] if method is None else ["--methods", method]
     run(["report", str(photo), "--model", str(folder), "--output", str(output), *named])
     shown_rows(rows_in(output), expected)
     data = tmp_path / "images.jsonl"
@@ -343,7 +343,7 @@ def test_a_lone_quote_is_a_sign_like_any_other(folders: Folders, tmp_path: Path)
         settings = corpus.Settings(methods=["rollout"], max_new_tokens=int(role == "prompt"))
         result = corpus.run(tiny_decoder(), path, tmp_path / role, settings=settings)
         assert result.texts == 5
-    arguments = ["evaluate", "--data", str(tmp_path / "text.tsv"), "--method", "rollout"]
+    arguments = ["evaluate", "--data", str(tmp_path / "text.tsv"), "--methods", "rollout"]
     shown = run([*arguments, "--model", str(folders["classifier"]), "--json"])
     assert json.loads(shown.stdout)["settings"]["texts"] == 5
 

@@ -56,7 +56,7 @@ def test_prompts_go_to_ablations(kind: str, tmp_path: Path) -> None:
     model = saved(language_model() if kind == "decoder" else bart(), tmp_path / kind)
     data = prompts_file(tmp_path)
     command = ["evaluate", "--data", str(data), "--model", model, "--output", str(tmp_path / "out")]
-    command += [part for name in METHODS for part in ("--method", name)]
+    command += [part for name in METHODS for part in ("--methods", name)]
     first = RUN.invoke(app, [*command, "--samples", "2"])
     assert first.exit_code == 0, first.output
     assert "LDS" in first.output

@@ -21,8 +21,7 @@ from scipy import stats
 from attnflow import Flow, Rollout, capture, evaluate
 from attnflow.cli import evaluate as command
 from attnflow.cli.app import _run
-from attnflow.cli.options import parse_method
-from attnflow.errors import FileError, InputError, MethodError, ModelError, progress
+from attnflow.errors import FileError, InputError, ModelError, progress
 from attnflow.errors.progress import Progress, ProgressCallback, listening
 from attnflow.evaluation import Evaluation, Record, Texts
 from attnflow.evaluation.importance import BlankOut
@@ -241,11 +240,6 @@ def test_rows_are_named_by_what_is_not_default() -> None:
     assert Flow(capacities="gradients", residual=0.5, heads="max").label == (
         "gradient-flow:heads=max,residual=0.5"
     )
-    assert parse_method("gradient-flow:residual=0.5:heads=max") == Flow(
-        capacities="gradients", residual=0.5, heads="max"
-    )
-    with pytest.raises(MethodError, match="has no option 'residul'"):
-        parse_method("flow:residul=1")
 
 
 def test_methods_a_model_cannot_run_are_left_out_with_the_reason(embedded: Model) -> None:
@@ -644,7 +638,7 @@ def test_the_command_on_the_embedded_model(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "out"
-    chosen = ["--method", "rollout", "--method", "gradient-flow:residual=0.5"]
+    chosen = ["--methods", "rollout", "--methods", "gradient-flow:residual=0.5"]
     arguments = ["evaluate", "--data", data, *chosen, "--samples", "3", "--output", str(folder)]
     assert _run(arguments) == 0
     shown = capsys.readouterr()
@@ -658,7 +652,8 @@ def test_the_command_on_the_embedded_model(
     ]
     page = (folder / "evaluation.md").read_text(encoding="utf-8")
     assert (
-        "`attnflow evaluate --data texts.txt --method rollout --method gradient-flow:residual=0.5 "
+        "`attnflow evaluate --data texts.txt --methods rollout "
+        "--methods gradient-flow:residual=0.5 "
         "--skip 0 --samples 3 --seed 0`"
     ) in page
     assert (folder / "evaluation.png").read_bytes().startswith(b"\x89PNG")
@@ -693,7 +688,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.jsonl"
-    arguments = ["evaluate", "--data", data, "--method", "raw", "--journal", str(path), "--json"]
+    arguments = ["evaluate", "--data", data, "--methods", "raw", "--journal", str(path), "--json"]
 
     @contextmanager
     def stopping(*_: str) -> Iterator[None]:
@@ -714,7 +709,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     ("arguments", "status", "message"),
     [
         (["--by", "blank"], 2, "by='blank'"),
-        (["--method", "flow:residual"], 2, "NAME:key=value,key=value"),
+        (["--methods", "flow:residual"], 2, "NAME:key=value,key=value"),
         (["--samples", "0"], 2, "samples is a number of at least 1"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(folder: str, *arguments: str) -> int:
-    return _run(["generate", "--model", folder, TEXT, "--tokens", "3", *arguments])
+    return _run(["generate", "--model", folder, TEXT, "--max-new-tokens", "3", *arguments])
 
 
 def test_the_completion_and_what_each_token_drew_on(
@@ -87,10 +88,8 @@ def test_json_is_the_whole_result_and_nothing_else(
 def test_spans_layers_sampling_and_common_words(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        run(folder, "--span", "head=0:2", "--span", "tail=cabinets", "--layer", "mean", "--table")
-        == 0
-    )
+    spans = ["--sources", "head=0:2", "--sources", "tail=cabinets"]
+    assert run(folder, *spans, "--layer", "mean", "--table") == 0
     shown = capsys.readouterr().out
     assert "the mean of layers" in shown
     assert "outside these spans" in shown
@@ -99,24 +98,23 @@ def test_spans_layers_sampling_and_common_words(
     drawn = [line.split("  ", 1)[-1] for line in (row.strip() for row in table)]
     assert any("cabinets ." in row or "key ." in row for row in drawn)
     assert not any("the ." in row or "to ." in row for row in drawn)
-    assert run(folder, "--method", "flow", "--select", "5") == 0
-    assert "flow" in capsys.readouterr().out
+    assert run(folder, "--method", "flow", "--targets", "0", "--table") == 0
+    assert re.search(r"layer +1 +2\n", capsys.readouterr().out)  # one target at every layer
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tokens", "0"], "at least 1; got 0"),
-        (["--tokens", "40"], "takes at most 32"),
-        (["--top", "0"], "--top is at least 1"),
+        (["--max-new-tokens", "0"], "at least 1; got 0"),
+        (["--max-new-tokens", "40"], "takes at most 32"),
+        (["--top", "0"], "is not in the range"),
         (["--temperature", "2"], "add --seed"),
-        (["--option", "residual=0.1"], "add --method"),
         (["--layer", "high"], "a number or 'mean'; got 'high'"),
         (["--layer", "7"], "no layer 7"),
-        (["--select", "nowhere"], "No token 'nowhere'"),
-        (["--span", "x"], "NAME=START:END"),
-        (["--span", "x=2:9"], "'x' is (2, 9)"),
-        (["--span", "x=nowhere"], "occurs 0 times"),
+        (["--targets", "nowhere"], "nowhere"),
+        (["--sources", "x"], "NAME=START:END"),
+        (["--sources", "x=2:9"], "'x' is (2, 9)"),
+        (["--sources", "x=nowhere"], "occurs 0 times"),
         (["--output", "x.txt"], "must be .json"),
         (["--method", "flew"], "Did you mean 'flow'?"),
     ],

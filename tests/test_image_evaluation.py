@@ -201,7 +201,7 @@ def test_a_folder_or_table_on_the_command_line(
         captured = capsys.readouterr()
         return int(status or 0), " ".join(f"{captured.out} {captured.err}".split())
 
-    common = ("--model", tmp_path / "vit", "--method", "rollout")
+    common = ("--model", tmp_path / "vit", "--methods", "rollout")
     status, words = run("--data", tmp_path / "data", *common, "--output", tmp_path / "out")
     assert status == 0, words
     assert "1 images from data" in words

@@ -289,9 +289,9 @@ def test_a_processor_that_fails_is_told_about_the_photo(loaded: Model) -> None:
         raise RuntimeError("no room")
 
     with pytest.raises(InputError, match=r"cannot prepare 'array' \(30 × 20 pixels\).* no room"):
-        attnflow.explain((loaded.module, broken), PIXELS)
+        attnflow.explain(attnflow.load(loaded.module, processor=broken), PIXELS)
     with pytest.raises(ModelError, match="gives pixel_values"):
-        attnflow.explain((loaded.module, lambda _: torch.zeros(2)), PIXELS)
+        attnflow.explain(attnflow.load(loaded.module, processor=lambda _: torch.zeros(2)), PIXELS)
 
 
 # -- maps -------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ def test_a_folder_of_photos_and_what_cannot_be_read(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--words"], "--words is about text"),
+        (["--level", "word"], "--level is about text"),
         (["--cut", "3"], "--cut is about text"),
         (["--figure", "pairs", "--output", "x.png"], "of an image it is overlay or methods"),
         (["--figure", "overlay"], "needs a file"),
@@ -557,7 +557,7 @@ def test_the_norm_family_explains_vision_models(name: str, _: str) -> None:
         result = attnflow.explain(model, {"pixel_values": pixels}, method)
         assert result.image(target=result.targets.positions[0]).shape == (16, 16)
     with pytest.raises(UnsupportedModelError, match="normalises before attention"):
-        attnflow.explain(model, {"pixel_values": pixels}, "norm-rollout:kind=layernorm")
+        attnflow.explain(model, {"pixel_values": pixels}, "rollout:matrices=norms-layernorm")
 
 
 def test_the_default_of_image_classifiers_is_what_hidden_patches_chose(loaded: Model) -> None:

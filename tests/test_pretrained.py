@@ -129,8 +129,8 @@ def test_smollm2_on_the_command_line(
     smollm2: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "russia.png"
-    prompt = ["generate", "My name is Putin, I am from", "--tokens", "3"]
-    assert _run([*prompt, "--select", "Russia", "--output", str(picture)]) == 0
+    prompt = ["generate", "My name is Putin, I am from", "--max-new-tokens", "3"]
+    assert _run([*prompt, "--targets", "Russia", "--output", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "My name is Putin, I am from Russia" in shown
     assert "“Russia” came from “Putin,”" in shown

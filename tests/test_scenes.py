@@ -14,7 +14,7 @@ import attnflow
 from attnflow import capture
 from attnflow.cli.app import _run, app
 from attnflow.errors import FileError, InputError, ModelError
-from attnflow.explainers.request import IMAGE_METHOD
+from attnflow.explainers.defaults import DEFAULTS
 from attnflow.models.scenes import load_scenes
 from attnflow.show.plots.images import carried_pictures
 from attnflow.tokens.patches import Grid, ImagePatches
@@ -31,6 +31,7 @@ from attnflow_experiments.scenes.drawn_scenes import (
 from attnflow_experiments.scenes.experiment import CONTENDERS, DEFAULT, Scenes
 from attnflow_experiments.scenes.observe import SceneQuestion, _map, _mass, _points_at
 
+IMAGE_METHOD = DEFAULTS["question about images"]
 PAIR = Scene(
     (SceneObject("circle", "red", (0, 16, 16, 32)), SceneObject("cross", "blue", (32, 16, 48, 32))),
     seed=9,
@@ -156,7 +157,7 @@ def test_the_command_line_takes_an_image(tmp_path: Path) -> None:
     run = CliRunner().invoke(
         app,
         [
-            *("generate", "--model", "scenes", "--image", str(tmp_path / "scene.png")),
+            *("generate", "--model", "scenes", "--images", str(tmp_path / "scene.png")),
             *("--output", str(tmp_path / "map.png"), "what colour is the circle?"),
         ],
     )
@@ -182,7 +183,7 @@ def test_the_command_line_says_what_is_wrong_with_an_image(
     def ask(name: str) -> tuple[int, str]:
         question = "what shape is left of the cross?"
         status = _run(
-            ["generate", "--model", "scenes", "--image", str(tmp_path / name), question, "--json"]
+            ["generate", "--model", "scenes", "--images", str(tmp_path / name), question, "--json"]
         )
         return status, capsys.readouterr().err
 
@@ -201,11 +202,10 @@ def test_the_command_line_says_what_is_wrong_with_an_image(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--image", "SCENE", "a text"], "attnflow generate --image"),
-        (["--image", "SCENE", "--image", "SCENE"], "explain takes one --image; got 2"),
-        (["--model", "scenes", "--image", "SCENE"], "answers questions about images"),
+        (["--images", "SCENE", "a text"], "Text and images need the model's processor"),
+        (["--images", "SCENE"], "Give TEXT or --file"),
         (["--model", "scenes", "SCENE"], "answers questions about images"),
-        (["--image", "SCENE"], "Name a vision model"),
+        (["SCENE"], "Name a vision model"),
     ],
 )
 def test_explain_says_which_command_takes_the_image(
@@ -219,7 +219,7 @@ def test_explain_says_which_command_takes_the_image(
 
 def test_a_report_holds_the_image_and_its_maps(tmp_path: Path) -> None:
     pytest.importorskip("PIL.Image").fromarray(PAIR.image()).save(tmp_path / "scene.png")
-    options = ["--model", "scenes", "--image", str(tmp_path / "scene.png")]
+    options = ["--model", "scenes", "--images", str(tmp_path / "scene.png")]
     output = ["--output", str(tmp_path / "report.html")]
     assert _run(["report", *options, "--prompt", PAIR.questions[0].text, *output]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -378,7 +378,7 @@ def test_evaluate_and_the_experiment_read_the_same_texts(
     model = ["--model", str(folder), "--data", str(path)]
     assert _run(["experiment", "sst2", *model, "--samples", "9"]) == 0
     assert "2 texts from dev.tsv" in capsys.readouterr().out
-    assert _run(["evaluate", *model, "--method", "raw"]) == 0
+    assert _run(["evaluate", *model, "--methods", "raw"]) == 0
     assert "2 texts from dev.tsv" in capsys.readouterr().out
 
 

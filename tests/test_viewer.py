@@ -451,7 +451,7 @@ def test_report_compares_methods_on_one_page(tmp_path: Path) -> None:
 
 def test_report_takes_methods_and_a_title(tmp_path: Path) -> None:
     output = tmp_path / "report.html"
-    chosen = ["--method", "flow", "--method", "gradient-rollout", "--title", "Keys"]
+    chosen = ["--methods", "flow", "--methods", "gradient-rollout", "--title", "Keys"]
     assert _run(["report", "the key", *chosen, "--output", str(output)]) == 0
     document = read_data(output)
     assert [found["name"] for found in document["results"]] == ["flow", "gradient-rollout"]
@@ -472,7 +472,7 @@ def test_explain_writes_a_page_of_every_target(tmp_path: Path) -> None:
         (["a", "--output", "r.pdf"], "its ending is .html"),
         (["  ", "--output", "r.html"], "nothing to explain"),
         (["a", "--output", "nowhere/r.html"], "there is no folder 'nowhere'"),
-        (["a", "--method", "flaw", "--output", "r.html"], "Did you mean 'flow'?"),
+        (["a", "--methods", "flaw", "--output", "r.html"], "Did you mean 'flow'?"),
     ],
 )
 def test_report_refuses_what_it_cannot_do(
@@ -488,9 +488,9 @@ def test_report_and_generate_write_completions(tmp_path: Path) -> None:
     loaded = tiny_writer()
     loaded.module.save_pretrained(tmp_path / "writer")
     loaded.tokenizer.save_pretrained(tmp_path / "writer")
-    model = ["--model", str(tmp_path / "writer"), "--tokens", "4"]
+    model = ["--model", str(tmp_path / "writer"), "--max-new-tokens", "4"]
     output = tmp_path / "x.html"
-    methods = ["--method", "rollout", "--method", "flow"]
+    methods = ["--methods", "rollout", "--methods", "flow"]
     assert _run(["report", "--prompt", "a b c", *model, *methods, "--output", str(output)]) == 0
     document = read_data(output)
     assert [found["name"] for found in document["results"]] == ["rollout", "flow"]

@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from attnflow.cli.options import check_model_name, check_text, prepare_models
+from attnflow.cli.inputs import check_text
+from attnflow.cli.options import check_model_name, prepare_models
 from attnflow.cli.progress import progress_bars
 from attnflow.errors.progress import tell
 

@@ -22,7 +22,6 @@ from attnflow.cli.options import (
     JsonOption,
     MethodsOption,
     ModelOption,
-    parse_method,
     parse_target,
     prepare_models,
 )
@@ -31,6 +30,7 @@ from attnflow.errors import InputError, did_you_mean, optional_import, shorten
 from attnflow.errors.percent import percent
 from attnflow.errors.progress import Progress as StageProgress
 from attnflow.errors.progress import listening
+from attnflow.methods import make_method
 
 if TYPE_CHECKING:
     from attnflow.corpus import Local, Ray, Summary
@@ -69,7 +69,7 @@ def run(
         ),
     ],
     model: ModelOption = None,
-    method: MethodsOption = None,
+    methods: MethodsOption = None,
     text: Annotated[str | None, _column("texts")] = None,
     prompt: Annotated[str | None, _column("prompts")] = None,
     completion: Annotated[str | None, _column("completions")] = None,
@@ -130,7 +130,7 @@ def run(
 
     If a run was stopped, the same command goes on with it.
     """
-    methods = [parse_method(name) for name in method or ()]
+    method_list = [make_method(name) for name in methods or ()]
     target_refs: Any = [parse_target(target) for target in targets or ()] or None
     optional_import("pyarrow", extra="corpus", purpose="Explaining a corpus")
     local: dict[str, Any] = {"processes": processes, "threads": threads}
@@ -142,7 +142,7 @@ def run(
     roles = {"text": text, "prompt": prompt, "completion": completion, "documents": documents}
     roles |= {"image": image, "id": key}
     settings = corpus.Settings(
-        methods=methods,
+        methods=method_list,
         columns={role: name for role, name in roles.items() if name is not None},
         targets="all" if target_refs == ["all"] else target_refs,
         layers=layers,

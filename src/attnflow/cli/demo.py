@@ -12,7 +12,7 @@ from rich.text import Text
 
 from attnflow import storage
 from attnflow.cli.ask import show_answer
-from attnflow.cli.generate import say_if_preparing
+from attnflow.cli.inputs import tell_preparation
 from attnflow.cli.options import prepare_models
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
@@ -65,9 +65,9 @@ def _ask(console: Console, output: Path) -> None:
 
     for name, text in DOCUMENTS.items():
         storage.write_text(output / name, text)
-    say_if_preparing(None)
+    tell_preparation(None)
     console.print(
-        Text(f"$ attnflow ask {QUESTION!r} --document '{output}/*.txt'", style="dim"),
+        Text(f"$ attnflow ask {QUESTION!r} '{output}/*.txt'", style="dim"),
         soft_wrap=True,
     )
     with progress_bars("reading and answering"):

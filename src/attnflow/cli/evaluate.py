@@ -15,10 +15,10 @@ from rich.markup import escape
 
 from attnflow import storage
 from attnflow.cli.options import ChatOption, JsonOption, ModelOption, SeedOption, prepare_models
-from attnflow.cli.output import print_json, tell_written
+from attnflow.cli.output import make_folder, print_json, tell_written
 from attnflow.cli.progress import progress_bars
 from attnflow.data import name_subject
-from attnflow.errors import FileError, InputError, StoppedError
+from attnflow.errors import InputError, StoppedError
 from attnflow.methods import METHODS, trace_methods
 
 if TYPE_CHECKING:
@@ -48,10 +48,9 @@ def evaluate(
         str | None,
         typer.Option(help="The column of the texts. Default: 'text' or 'sentence'."),
     ] = None,
-    method: Annotated[
+    methods: Annotated[
         list[str] | None,
         typer.Option(
-            "--method",
             metavar="NAME[:KEY=VALUE,...]",
             help=f"A method with its options. May be repeated. The methods are "
             f"{', '.join(trace_methods())}; for prompts also {', '.join(_RERUNS)} and default.",
@@ -117,7 +116,7 @@ def evaluate(
     DATA are texts, prompts or images.
 
     Every method is held against what the model uses: words are taken away, and the answer loses
-    something. Without --method all methods are compared. A file with a column 'prompt' (and, where
+    something. Without --methods all methods are compared. A file with a column 'prompt' (and, where
     known, 'completion', 'answer' and 'documents') is about what a language model or an
     encoder-decoder writes after each prompt.
     """
@@ -134,7 +133,7 @@ def evaluate(
         evaluation = run(
             model,
             data,
-            method,
+            methods,
             subject=subject,
             samples=samples,
             skip=skip,
@@ -143,7 +142,7 @@ def evaluate(
         )
     if output is not None:
         numbers = {"skip": skip, "samples": samples, "seed": seed}
-        _write(evaluation, output, data, _command(data, model, method, {**options, **numbers}))
+        _write(evaluation, output, data, _command(data, model, methods, {**options, **numbers}))
     if as_json:
         print_json(evaluation.to_dict())
     else:
@@ -213,10 +212,7 @@ def _write(evaluation: Evaluation, output: Path, data: Path, command: str) -> No
     from attnflow.show import plots
 
     table, page, figure = (output / f"{_NAME}.{ending}" for ending in ("csv", "md", "png"))
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"{str(output)!r} cannot be written to: {error}.") from error
+    make_folder(output)
     storage.write_text(table, evaluation.to_csv())
     storage.write_text(page, evaluation.to_markdown(source=data.name, command=command))
     plots.interval_panels(evaluation.panels(), figure)
@@ -230,7 +226,7 @@ def _command(
     """Return what to type to get the same numbers; of paths only the last part."""
     words = ["attnflow evaluate", f"--data {data.name}"]
     words += [f"--model {Path(model).name if Path(model).is_dir() else model}"] if model else []
-    words += [f"--method {name}" for name in methods or []]
+    words += [f"--methods {name}" for name in methods or []]
     for name, value in options.items():
         if value is not None and name != "batch_size":
             option = f"--{name.replace('_', '-')}"

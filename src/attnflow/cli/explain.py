@@ -1,8 +1,8 @@
-"""`attnflow explain`: which tokens of a text the model's output draws on."""
+"""`attnflow explain`: which words of a text, or parts of a photo, the model's answer draws on."""
 
 from __future__ import annotations
 
-import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,67 +12,57 @@ from rich.markup import escape
 from rich.text import Text
 
 from attnflow.attribution import Attribution
-from attnflow.cli.documents import read_text
+from attnflow.cli.inputs import check_text, load_for_text, names_photos, read_text
 from attnflow.cli.options import (
-    AnswerOption,
-    CarefulOption,
     ConfirmOption,
-    DecoderTextOption,
+    ContrastOption,
     FileOption,
+    ImagesOption,
     JsonOption,
-    LayersOption,
     MethodOption,
     ModelOption,
-    OptionOption,
     OutputOption,
-    RatherThanOption,
     TableOption,
-    TargetsOption,
-    WordsOption,
-    check_text,
-    check_texts_model,
-    parse_method,
     parse_target,
     prepare_models,
 )
 from attnflow.cli.output import (
-    FIGURES,
-    check_figure,
+    ANIMATION,
+    PICTURES,
     check_output,
-    print_how_sure,
+    draw_result,
+    print_confirmation,
     print_json,
-    write_cut,
-    write_graph,
+    print_maps,
+    tell_written,
+    write_figure,
     write_result,
 )
-from attnflow.cli.photos import PhotoOptions, explain_photos, names_photos, photo_path
+from attnflow.cli.photos import explain_photos
 from attnflow.cli.progress import progress_bars
-from attnflow.errors import (
-    AttributionWarning,
-    CollapseWarning,
-    InputError,
-    SaturationWarning,
-)
-from attnflow.methods import Flow, Method
-from attnflow.methods.rows import pooled_row
+from attnflow.errors import InputError, did_you_mean
+from attnflow.errors.arguments import check_named
+from attnflow.methods import Flow, Method, MixingMethod, make_method, quiet_about_limits
 from attnflow.show import terminal
 from attnflow.show.sentences import (
     TABLE_LEGENDS,
+    answer_subject,
     caveats,
     reading_place,
     sources_sentence,
     unit_of,
 )
 from attnflow.tokens import TokenRef
-from attnflow.trace import AttentionTrace
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
+    from attnflow.trace import AttentionTrace
 
 __all__ = ["explain"]
 
-_WORTH_AN_ESTIMATE = 50_000  # pairs of one layer: below this, flow takes seconds
-_LONG = 20.0  # seconds after which people want to know how many more
+FIGURES = ("layers", "pairs", "bars", "graph")
+_ALL = "all"
+_SENTENCES = 8  # targets that get a sentence
 
 
 def explain(
@@ -84,21 +74,37 @@ def explain(
         ),
     ] = None,
     file: FileOption = None,
-    images: Annotated[
-        list[Path] | None,
-        typer.Option("--image", help="The photo to explain, instead of its path as TEXT."),
-    ] = None,
+    images: ImagesOption = None,
     model: ModelOption = None,
     method: MethodOption = None,
-    targets: TargetsOption = None,
-    layers: LayersOption = None,
-    option: OptionOption = None,
-    words: WordsOption = False,
-    decoder_text: DecoderTextOption = None,
-    answer: AnswerOption = None,
-    rather_than: RatherThanOption = None,
-    careful: CarefulOption = False,
-    confirm: ConfirmOption = True,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="POSITION|TOKEN|all",
+            help="The position or token to explain, or 'all'. Positions count from 0, negative "
+            "ones from the end. May be repeated. Default: where the answer is read.",
+        ),
+    ] = None,
+    layers: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Only this layer, counted from 1. May be repeated. Default: all layers.",
+        ),
+    ] = None,
+    level: Annotated[
+        str, typer.Option(help="What a source is: token, or word, whose pieces are merged.")
+    ] = "token",
+    answer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|NUMBER",
+            help="With a gradient method: the class or token to explain, by its name or its "
+            "number. Default: the model's answer.",
+        ),
+    ] = None,
+    contrast: ContrastOption = None,
+    confirm: ConfirmOption = None,
     cut: Annotated[
         str | None,
         typer.Option(
@@ -107,10 +113,6 @@ def explain(
             "which is a position or a token. The cut is the edges that hold the flow back.",
         ),
     ] = None,
-    all_targets: Annotated[
-        bool,
-        typer.Option("--all-targets", help="Explain every position. Needs --json or --output."),
-    ] = False,
     table: TableOption = False,
     as_json: JsonOption = False,
     output: OutputOption = None,
@@ -118,8 +120,8 @@ def explain(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"Which figure to write: one of {', '.join(FIGURES)}. Default: layers; with "
-            "--all-targets pairs; with --cut the graph with the cut. For photos: overlay (the "
+            help=f"Which figure to write: one of {', '.join(FIGURES)}. Default: layers; for "
+            "several targets pairs; with --cut the graph with the cut. For photos: overlay (the "
             "default), or methods for several methods side by side.",
         ),
     ] = None,
@@ -127,256 +129,206 @@ def explain(
     """Show which words, or parts of a photo, an answer draws on.
 
     Without --method it uses the default of `attnflow.explain`: the method that agrees best with
-    ablations on models of this kind.
+    ablations on models of this kind. `attnflow methods` lists the others.
+
+    Examples: attnflow explain "the key to the cabinets" --table;
+    attnflow explain "the key to the cabinets" --method flow --cut key;
+    attnflow explain --model FOLDER photo.jpg --output overlay.png.
     """
-    text = photo_path(text, file, images)
-    if text is not None and file is None and (images or names_photos(text, model)):
-        others = {"--words": words, "--decoder-text": decoder_text, "--careful": careful}
-        others |= {"--cut": cut, "--table": table, "--all-targets": all_targets}
-        explain_photos(
-            text,
-            model,
-            PhotoOptions(
-                None if method is None and not option else _choice(method, option, None),
-                targets,
-                layers,
-                answer,
-                rather_than,
-                figure,
-                as_json,
-                output,
-                others,
-            ),
-        )
+    explainer = None if method is None else make_method(method)
+    request: dict[str, Any] = {
+        "targets": _parse_targets(targets),
+        "layers": layers or None,
+        "answer": None if answer is None else parse_target(answer),
+        "contrast": contrast,
+    }
+    check_named("--level", level, ("token", "word"))
+    if text is not None and file is None and not images and names_photos(text, model):
+        others = {"--level": level != "token", "--cut": cut, "--table": table}
+        explain_photos(text, model, explainer, request, others, figure, as_json, output)
         return
-    text = read_text(text, file)
-    choice = _choice(method, option, figure)
-    all_targets = all_targets or figure == "pairs"
-    several = all_targets or len(targets or []) > 1
-    _check_request(choice, text, targets, cut, all_targets, several, as_json, output)
-    check_figure(figure, output, choice, cut=cut, words=words, several=several, layers=layers)
-    loaded = _load(model)
-    if careful:
-        _check_careful(choice, targets, layers, cut, figure, all_targets)
-        result = _carefully(loaded, text, answer, rather_than, confirm)
-        result = result.merge_words() if words else result
-        _deliver(result, [], as_json, output, figure, None, table, bool(layers))
+    text = check_text(read_text(text, file))
+    if figure == "pairs" and targets is None:
+        request["targets"] = _ALL
+    _check_figure(figure, output, explainer, cut, level, request, as_json)
+    prepare_models()
+    loaded = load_for_text(model)
+    if cut is not None or figure == "graph":
+        _show_graph(loaded, text, explainer, request, cut, output)
         return
-    applied = choice or _default(loaded)
-    trace = _capture(loaded, text, decoder_text, applied, answer, rather_than)
-    every = all_targets or (not targets and output is not None and output.suffix == ".html")
-    references = None if every else _targets_or_prediction(targets, trace)
-    layer = layers[0] if layers else None
-    if isinstance(applied, Flow) and cut is not None and references is not None:
-        _show_cut(applied, trace, references[0], parse_target(cut), layer, output)
-        return
-    if output is not None and figure == "graph" and references is not None:
-        write_graph(applied, trace, references[0], layer, output)
-        return
-    result, remarks = _apply(applied, trace, references, layers)
-    result = pooled_row(result) if references is None and not every else result
-    if confirm and not targets and rather_than is None:
-        result = _confirmed(result, loaded, text, answer)
-    result = result.merge_words() if words else result
-    behind = None if words else trace
-    _deliver(result, remarks, as_json, output, figure, behind, table, bool(layers))
-
-
-def _choice(method: str | None, option: list[str] | None, figure: str | None) -> Method | None:
-    """The method that is named; the graph of attention, and options alone, mean rollout."""
-    if method is None and not option and figure != "graph":
-        return None
-    return parse_method(method or "rollout", option)
-
-
-def _deliver(
-    result: Attribution,
-    remarks: list[AttributionWarning],
-    as_json: bool,
-    output: Path | None,
-    figure: str | None,
-    trace: AttentionTrace | None,
-    table: bool,
-    every_layer: bool,
-) -> None:
-    """Print the result, or write it; what the method warns of goes beside it."""
-    in_table = not as_json and output is None
-    notes = caveats(result) if in_table else []
-    for remark in remarks:
-        if not (notes and isinstance(remark, (CollapseWarning, SaturationWarning))):
-            typer.echo(f"attnflow: {remark}", err=True)
+    on_screen = output is None and not as_json  # the caveats are shown there
+    with progress_bars("running the model"), quiet_about_limits() if on_screen else nullcontext():
+        result = _explain(loaded, text, explainer, request, confirm, level, images or None, output)
     if as_json:
         print_json(result.to_dict())
-    elif output is not None:
-        write_result(result, output, figure=figure, trace=trace)
+    elif output is None:
+        _show(result, table=table, every_layer=bool(layers))
     else:
-        _show(result, notes, table=table, every_layer=every_layer)
+        _write(result, output, figure, loaded, text if level == "token" else None)
 
 
-def _check_request(
-    method: Method | None,
+def _parse_targets(targets: list[str] | None) -> Any:
+    if targets == [_ALL]:
+        return _ALL
+    return None if not targets else [parse_target(target) for target in targets]
+
+
+def _explain(
+    model: Model,
     text: str,
-    targets: list[str] | None,
-    cut: str | None,
-    all_targets: bool,
-    several: bool,
-    as_json: bool,
+    method: Method | None,
+    request: dict[str, Any],
+    confirm: bool | None,
+    level: str,
+    images: list[Path] | None,
     output: Path | None,
-) -> None:
-    """Everything that can be known before the work: a long run must not fail on a file name."""
-    check_text(text)
-    if as_json and output is not None:
-        raise InputError("--json prints the result and --output writes it to a file: choose one.")
-    if output is not None:
-        check_output(output, animated=True)
-    if all_targets and (targets or (not as_json and output is None)):
-        raise InputError("--all-targets goes with --json or --output, and without --targets.")
-    if several and not all_targets and not as_json and output is None:
-        raise InputError("The table shows one target; for several add --json or --output.")
-    if cut is not None and not isinstance(method, Flow):
-        raise InputError("--cut explains a flow; add --method flow.")
-    if cut is not None and (as_json or several):
-        raise InputError("--cut shows one flow; leave out --json and --all-targets.")
-
-
-def _load(model: str | None) -> Model:
-    prepare_models()
-    from attnflow.hosts.load import load
-
-    with progress_bars("loading the model"):
-        loaded = load(model)
-    check_texts_model(model, loaded.tokenizer)
-    return loaded
-
-
-def _default(loaded: Model) -> Method:
-    from attnflow.explainers.defaults import default_method
-
-    return default_method(loaded)
-
-
-def _capture(
-    loaded: Model,
-    text: str,
-    decoder_text: str | None,
-    method: Method,
-    answer: int | None,
-    contrast: str | None,
-) -> AttentionTrace:
-    from attnflow.hosts.capture import capture
-
-    with progress_bars("running the model"):
-        return capture(
-            loaded,
-            text,
-            decoder_text=decoder_text,
-            methods=[method],
-            answer=answer,
-            contrast=contrast,
-        )
-
-
-def _check_careful(
-    method: Method | None,
-    targets: list[str] | None,
-    layers: list[int] | None,
-    cut: str | None,
-    figure: str | None,
-    all_targets: bool,
-) -> None:
-    """The careful method has one layer and one target, and reads no attention map."""
-    others: dict[str, object] = {
-        "--method": method,
-        "--targets": targets,
-        "--layers": layers,
-        "--cut": cut,
-    }
-    others |= {"--figure graph": figure == "graph", "--all-targets": all_targets}
-    for name, value in others.items():
-        if value:
-            raise InputError(f"--careful explains what follows the text; leave out {name}.")
-
-
-def _carefully(
-    loaded: Model, text: str, answer: int | None, contrast: str | None, confirm: bool
 ) -> Attribution:
+    """Call the pipeline; a page shows every target, and an answer is confirmed where it can be."""
     from attnflow.explainers.texts import explain as run
 
-    options: dict[str, Any] = {"answer": answer, "contrast": contrast, "confirm": confirm}
-    with progress_bars("running the model"):
-        return run(loaded, text, "careful", **options)
+    if confirm is None:
+        arguments = (request["targets"], request["contrast"], images)
+        can_confirm = model.adapter.supports_row_gradients(model.module)
+        confirm = can_confirm and all(value is None for value in arguments)
+    reads_trace = method is None or not method.reruns_model
+    if output is not None and output.suffix == ".html" and reads_trace and images is None:
+        request = {**request, "targets": request["targets"] or _ALL}
+    return run(model, text, method, level=level, images=images, confirm=confirm, **request)
 
 
-def _confirmed(result: Attribution, loaded: Model, text: str, answer: int | None) -> Attribution:
-    """With one more pass, where the model is a language model that can be run without words."""
-    from attnflow.explainers.texts import next_token, with_confirmation
-    from attnflow.hosts.registry import adapter_for
-
-    if not adapter_for(loaded.module).supports_row_gradients(loaded.module):
-        return result
-    token = next_token(loaded, text, answer)
-    return with_confirmation(result, loaded, token)
-
-
-def _targets_or_prediction(
-    targets: list[str] | None, trace: AttentionTrace
-) -> list[TokenRef] | None:
-    """Where the answer is read from; None where that is the mean of all positions."""
-    if targets:
-        return [parse_target(target) for target in targets]
-    if trace.prediction is not None and trace.prediction.pooled:
-        return None
-    return [trace.prediction.position if trace.prediction else 0]
-
-
-def _apply(
-    method: Method,
-    trace: AttentionTrace,
-    targets: list[TokenRef] | None,
-    layers: list[int] | None,
-) -> tuple[Attribution, list[AttributionWarning]]:
-    """The result, and what the method warns of."""
-    _tell_estimate(method, trace, targets, layers)
-    usual = warnings.showwarning
-    with warnings.catch_warnings(record=True) as recorded, progress_bars():
-        warnings.simplefilter("always", AttributionWarning)
-        result = method(trace, targets=targets, layers=layers)
-    remarks = []
-    for entry in recorded:
-        if isinstance(entry.message, AttributionWarning):
-            remarks.append(entry.message)
-        else:
-            usual(entry.message, entry.category, entry.filename, entry.lineno)
-    return result, remarks
-
-
-def _tell_estimate(
-    method: Method,
-    trace: AttentionTrace,
-    targets: list[TokenRef] | None,
-    layers: list[int] | None,
+def _check_figure(
+    figure: str | None,
+    output: Path | None,
+    method: Method | None,
+    cut: str | None,
+    level: str,
+    request: dict[str, Any],
+    as_json: bool,
 ) -> None:
-    pairs = trace.length * (len(targets) if targets else trace.length)
-    if not isinstance(method, Flow) or pairs < _WORTH_AN_ESTIMATE:
+    """Check that this can be drawn and written there, before any work is done."""
+    check_output(output, animated=True, as_json=as_json)
+    targets, layers = request["targets"], request["layers"] or []
+    several = targets == _ALL or len(targets or ()) > 1
+    suffix = None if output is None else output.suffix
+    mixes = method is None or isinstance(method, MixingMethod)
+    cuts = cut is not None
+    refusals = {
+        f"Unknown figure {figure!r}.{did_you_mean(str(figure), FIGURES)} Allowed: "
+        f"{', '.join(FIGURES)}.": figure is not None and figure not in FIGURES,
+        f"A figure is written as {', '.join(PICTURES)}; got {str(output)!r}.": (
+            (figure or cuts) and output is not None and suffix not in PICTURES
+        ),
+        f"--figure {figure} needs a file: --output {figure}.png.": figure and output is None,
+        "--cut draws a figure of its own; leave out --figure.": figure and cuts,
+        "--cut explains a flow; add --method flow.": cuts and not isinstance(method, Flow),
+        "--cut shows one flow; leave out --json, and give one of --targets.": (
+            cuts and (as_json or several)
+        ),
+        "This figure shows one target; give one of --targets.": (
+            several and (suffix == ANIMATION or figure in ("layers", "bars", "graph"))
+        ),
+        "A .gif is built up from the lowest layer to the highest; leave out --layers.": (
+            suffix == ANIMATION and layers
+        ),
+        "This figure goes up to one layer; give --layers once.": (
+            len(layers) > 1 and (cuts or figure == "graph")
+        ),
+        "--figure graph draws attention weights between tokens: use it with --method raw, rollout "
+        f"or flow (now {getattr(method, 'name', None)!r}) and without --level.": (
+            figure == "graph" and (level != "token" or not mixes)
+        ),
+    }
+    for sentence, refused in refusals.items():
+        if refused:
+            raise InputError(sentence)
+
+
+def _show_graph(
+    model: Model,
+    text: str,
+    method: Any,
+    request: dict[str, Any],
+    cut: str | None,
+    output: Path | None,
+) -> None:
+    """Draw the attention graph of one target, or show or draw its minimum cut."""
+    from attnflow.hosts.capture import capture
+    from attnflow.show import plots
+
+    with progress_bars("running the model"):
+        trace = capture(model, text, methods=[] if method is None else [method])
+    layer = request["layers"][0] if request["layers"] else trace.layers[-1]
+    if layer not in trace.layers:
+        numbers = ", ".join(map(str, trace.layers))
+        raise InputError(f"--layers {layer}: choose from {numbers}.")
+    target = _graph_target(trace, request["targets"])
+    if cut is None:
+        assert output is not None  # checked before the work
+        layers = [number for number in trace.layers if number <= layer]
+        axes = plots.attention_graph(trace, target=target, layers=layers, mixing=method)
+        write_figure(axes.get_figure(root=True), output)
         return
-    seconds = method.estimate(trace, targets=targets, layers=layers)
-    if seconds >= _LONG:
-        duration = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
-        typer.echo(f"attnflow: this will take about {duration}.", err=True)
-
-
-def _show(result: Attribution, notes: list[str], *, table: bool, every_layer: bool) -> None:
-    """What must be known first, the answer and its sources in a sentence, the text; the table."""
+    ends: dict[str, Any] = {"target": target, "source": parse_target(cut), "layer": layer}
+    if output is not None:
+        write_figure(plots.cut_graph(method, trace, **ends).get_figure(root=True), output)
+        return
+    minimum = method.minimum_cut(trace, **ends)
     console = Console(highlight=False)
-    for note in notes:
-        console.print(note, style="yellow", soft_wrap=True)
-    predicting = result.prediction is not None and (
-        result.prediction.position == result.targets.positions[0]
+    console.print(
+        f"flow from {escape(repr(minimum.target))} at layer {minimum.layer} to "
+        f"{escape(repr(minimum.source))}: [bold]{minimum.value:.6f}[/bold]"
     )
+    console.print(f"held back {escape(minimum.place)}")
+    console.print(terminal.cut_table(minimum))
+
+
+def _graph_target(trace: AttentionTrace, targets: list[TokenRef] | None) -> TokenRef:
+    if targets:
+        return targets[0]
+    if trace.prediction is None or trace.prediction.pooled:
+        raise InputError(
+            "This model reads its answer from no single position: choose one with --targets."
+        )
+    return trace.prediction.position
+
+
+def _write(
+    result: Attribution, output: Path, figure: str | None, model: Model, text: str | None
+) -> None:
+    """Write the result; an animation shows the graph of the tokens of `text` beside it."""
+    from attnflow.show import plots
+
+    if output.suffix == ANIMATION:
+        from attnflow.hosts.capture import capture
+
+        draws_graph = text is not None and isinstance(result.method, MixingMethod)
+        trace = capture(model, text, methods=[result.method]) if draws_graph else None
+        plots.build_up(result, output, trace=trace)
+        tell_written(output)
+    elif result.sources.images:
+        write_result(result, output, plots.image_words_figure)
+    else:
+        write_result(result, output, lambda result: draw_result(result, figure))
+
+
+def _show(result: Attribution, *, table: bool, every_layer: bool) -> None:
+    """Print what must be known first, the answer and its sources in sentences, then the table."""
+    console = Console(highlight=False)
+    for note in caveats(result):
+        console.print(note, style="yellow", soft_wrap=True)
     if result.prediction is not None:
         console.print(f"The model says [bold]{escape(str(result.prediction))}[/bold].")
-    subject = result.prediction.label if predicting and result.prediction else None
-    sentence = sources_sentence(result, k=4, subject=subject)
+    if result.sources.images:
+        print_maps(result, console)
+    elif len(result.targets) == 1:
+        _show_target(result, console, table=table, every_layer=every_layer)
+    else:
+        _show_targets(result, console, table=table)
+    print_confirmation(result.confirmation, console)
+
+
+def _show_target(result: Attribution, console: Console, *, table: bool, every_layer: bool) -> None:
+    sentence = sources_sentence(result, k=4, subject=answer_subject(result))
     console.print(Text(sentence), soft_wrap=True)
     console.print()
     shaded = terminal.shaded_text(result, console=console)
@@ -387,32 +339,24 @@ def _show(result: Attribution, notes: list[str], *, table: bool, every_layer: bo
         most = None if every_layer else terminal.MOST_LAYERS
         console.print(terminal.layers_table(result, console=console, most=most))
         console.print(terminal.contributions(result))
-    place = reading_place(result)
     position = f"{result.targets.text[0]}, position {result.targets.positions[0]}"
-    hint = f" {TABLE_LEGENDS[unit_of(result)]}" if table else " --table shows every layer."
-    about = f"{result.title}, {place}, read at {position}.{hint}"
+    hint = TABLE_LEGENDS[unit_of(result)] if table else "--table shows every layer."
+    about = f"{result.title}, {reading_place(result)}, read at {position}. {hint}"
     console.print(Text(about, style="dim"), soft_wrap=True)
-    if result.confirmation is not None:
-        print_how_sure(result.confirmation, console)
 
 
-def _show_cut(
-    method: Flow,
-    trace: AttentionTrace,
-    target: TokenRef,
-    source: TokenRef,
-    layer: int | None,
-    output: Path | None,
-) -> None:
-    number = -1 if layer is None else layer
-    if output is not None:
-        write_cut(method, trace, target, source, number, output)
-        return
-    console = Console(highlight=False)
-    cut = method.minimum_cut(trace, target=target, source=source, layer=number)
-    console.print(
-        f"flow from {escape(repr(cut.target))} at layer {cut.layer} to "
-        f"{escape(repr(cut.source))}: [bold]{cut.value:.6f}[/bold]"
+def _show_targets(result: Attribution, console: Console, *, table: bool) -> None:
+    """Print a sentence for each of the first targets, as where a model has no answer of its own."""
+    if result.prediction is None:
+        console.print("No single answer is read here: every target is explained by itself.")
+    for row in range(min(_SENTENCES, len(result.targets))):
+        console.print(Text(sources_sentence(result, [row])), soft_wrap=True)
+    if len(result.targets) > _SENTENCES:
+        console.print(f"… and {len(result.targets) - _SENTENCES} more; --json prints all.")
+    hint = (
+        "--table shows one target: choose it with --targets."
+        if table
+        else ("--targets chooses one.")
     )
-    console.print(f"held back {escape(cut.place)}")
-    console.print(terminal.cut_table(cut))
+    about = f"{result.title}, {reading_place(result)}. {hint}"
+    console.print(Text(about, style="dim"), soft_wrap=True)

@@ -1,54 +1,39 @@
 """The options that several commands share: each is declared once, with its check.
 
-Names are those of the Python functions (`--targets`, `--layers`, `--answer`, `--max-new-tokens`).
-The spellings of 0.1.0 go on working beside them. Declarations of options look alike because typer
-has one shape for them; each says something else.
+They are called like the arguments in Python (`--targets`, `--layers`, `--max-new-tokens`).
+Declarations look alike because typer has one shape for them; each says something else.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnflow.errors import InputError, optional_import
-from attnflow.methods import Method, make_method, trace_methods
+from attnflow.methods import METHODS
 from attnflow.tokens import TokenRef
-from attnflow.tokens.pictures import names_picture
 
 __all__ = [
-    "AnswerOption",
-    "CarefulOption",
     "ChatOption",
     "ConfirmOption",
-    "DecoderTextOption",
+    "ContrastOption",
     "FileOption",
-    "ImagesOption",
     "FolderOption",
+    "ImagesOption",
     "JsonOption",
-    "LayersOption",
     "MaxNewTokensOption",
-    "MessageOption",
     "MethodOption",
     "MethodsOption",
     "ModelOption",
-    "ModelsOption",
-    "OptionOption",
     "OutputOption",
     "ProtocolOption",
-    "RatherThanOption",
     "SamplingSeedOption",
     "SeedOption",
     "TableOption",
-    "TargetsOption",
-    "WordsOption",
     "check_model_name",
-    "check_text",
-    "check_texts_model",
-    "parse_method",
     "parse_span",
     "parse_target",
     "prepare_models",
@@ -57,22 +42,17 @@ __all__ = [
 _LONGEST_NAME = 1000  # characters of a model's name or path; file systems take less
 _LARGEST_SEED = 2**32 - 1  # what numpy's and torch's generators take alike
 _SYNTAX = "NAME[:KEY=VALUE,...]"
+_NAMES = ", ".join(METHODS)
 
 
 def check_model_name(name: str | None) -> str | None:
-    """That a name may be one: of a sensible length."""
+    """Refuse what cannot be the name of a model: it is too long."""
     if name is not None and (len(name) > _LONGEST_NAME or "\0" in name):
         raise InputError(
             f"--model is a Hugging Face name or a folder, of up to {_LONGEST_NAME:,} characters; "
             f"got {len(name):,} that begin with {name[:40]!r}."
         )
     return name
-
-
-def _check_models(names: list[str] | None) -> list[str] | None:
-    for name in names or []:
-        check_model_name(name)
-    return names
 
 
 def _check_seed(seed: int | None) -> int | None:
@@ -89,9 +69,9 @@ FileOption = Annotated[
 ImagesOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--image",
+        "--images",
         metavar="FILE",
-        help="An image that the text is about, for a vision-language model. May be repeated.",
+        help="An image that the text asks about, for a vision-language model. May be repeated.",
     ),
 ]
 TableOption = Annotated[
@@ -106,116 +86,43 @@ ModelOption = Annotated[
         "attnflow, and one of them is the default.",
     ),
 ]
-ModelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model",
-        metavar="NAME|FOLDER",
-        callback=_check_models,
-        help="A Hugging Face name or a local folder to offer beside the embedded models. May be "
-        "repeated. Visitors can reach no other model.",
-    ),
-]
 MethodOption = Annotated[
     str | None,
     typer.Option(
         metavar=_SYNTAX,
-        help=f"One of {', '.join(trace_methods())}. Options follow a colon, as in "
-        "rollout:residual=0.4,heads=max. `attnflow methods` lists them.",
+        help=f"One of {_NAMES}. Options follow a colon, as in rollout:residual=0.4,heads=max. "
+        "`attnflow methods` lists them.",
     ),
 ]
 MethodsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--method",
+        "--methods",
         metavar=_SYNTAX,
         help="A method with its options, as in gradient-flow:residual=0.5. May be repeated. The "
-        f"methods are {', '.join(trace_methods())}.",
+        f"methods are {_NAMES}.",
     ),
 ]
-OptionOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        "-o",
-        metavar="KEY=VALUE",
-        help="The old form of --method NAME:KEY=VALUE. It will be removed in the next release.",
-    ),
-]
-TargetsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--targets",
-        "--target",
-        metavar="POSITION|TOKEN",
-        help="The position or token to explain. Positions count from 0, negative ones from the "
-        "end. May be repeated with --json or --output. Default: where the answer is read.",
-    ),
-]
-LayersOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--layers",
-        "--layer",
-        metavar="NUMBER",
-        help="Only this layer, counted from 1. May be repeated. Default: all layers.",
-    ),
-]
-AnswerOption = Annotated[
-    int | None,
-    typer.Option(
-        "--answer",
-        "--of",
-        metavar="NUMBER",
-        help="With a gradient method: the class or token to explain, by its number. Default: the "
-        "model's answer.",
-    ),
-]
-MaxNewTokensOption = Annotated[
-    int,
-    typer.Option("--max-new-tokens", "--tokens", help="How many tokens the model writes, at most."),
-]
-CarefulOption = Annotated[
-    bool,
-    typer.Option(
-        "--careful",
-        help="Run a language model up to ten times for each target, for a surer explanation.",
-    ),
-]
+MaxNewTokensOption = Annotated[int, typer.Option(help="How many tokens the model writes, at most.")]
 ConfirmOption = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--confirm/--no-confirm",
         help="Hide the strongest three words together and say what the answer loses. This costs "
-        "one more pass of a language model.",
+        "one more pass. Default: do so for a language model.",
     ),
 ]
-RatherThanOption = Annotated[
+ContrastOption = Annotated[
     str | None,
     typer.Option(
         metavar="TEXT",
         help="With a gradient method: explain why the model gives its answer rather than this.",
     ),
 ]
-DecoderTextOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT", help="For an encoder-decoder: what its decoder has written so far."
-    ),
-]
-WordsOption = Annotated[
-    bool, typer.Option("--words", help="Merge the pieces of a word into the word.")
-]
 ChatOption = Annotated[
-    bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")
-]
-MessageOption = Annotated[
-    list[str] | None,
+    bool,
     typer.Option(
-        "--message",
-        metavar="ROLE=TEXT",
-        help="Instead of PROMPT: a message of a conversation, whose role is system, user or "
-        "assistant. May be repeated. Or one .json file with a list of messages.",
+        "--chat", help="Put the prompt into the model's chat template, as one message of a user."
     ),
 ]
 JsonOption = Annotated[
@@ -253,32 +160,8 @@ ProtocolOption = Annotated[
 ]
 
 
-def parse_method(text: str, options: Sequence[str] | None = None) -> Method:
-    """A method written as NAME:key=value,key=value.
-
-    `options` are those of the old --option; they and the old colons between options go in the
-    next release.
-
-    >>> parse_method("rollout:residual=0.4,heads=max").residual
-    0.4
-    """
-    for option in options or ():
-        if not re.match(r"\s*[\w-]+\s*=", option):
-            raise InputError(f"--option {option!r} must read KEY=VALUE, for example residual=0.4.")
-    name, colon, rest = text.partition(":")
-    parts = [re.sub(r":(?=[\w-]+=)", ",", rest)] if colon else []
-    parts += options or []
-    if options:
-        typer.echo(
-            f"attnflow: --option is now written behind the method, --method {name}:"
-            f"{','.join(parts)}; --option will be removed in the next release.",
-            err=True,
-        )
-    return make_method(f"{name}:{','.join(parts)}" if parts else name)
-
-
 def parse_target(text: str) -> TokenRef:
-    """A position, or else a token.
+    """Return a position, or else a token.
 
     >>> parse_target("-1"), parse_target("key")
     (-1, 'key')
@@ -287,7 +170,7 @@ def parse_target(text: str) -> TokenRef:
 
 
 def parse_span(text: str) -> int | str | slice:
-    """A part of a completion: a token's number, numbers START:END, or else a text.
+    """Return a part of a completion: a token's number, numbers START:END, or else a text.
 
     >>> parse_span("2"), parse_span("2:5"), parse_span("45 days")
     (2, slice(2, 5, None), '45 days')
@@ -299,34 +182,8 @@ def parse_span(text: str) -> int | str | slice:
     return slice(start, stop)
 
 
-def check_text(text: str, purpose: str = "explain") -> str:
-    """That there is a text, in valid Unicode, and that it is no image's path."""
-    if not text.strip():
-        raise InputError(f"There is nothing to {purpose}: the text is {text!r}.")
-    if any("\ud800" <= sign <= "\udfff" for sign in text):
-        raise InputError(
-            "The text is not valid Unicode: it holds bytes that the terminal could not decode. "
-            "Save it as UTF-8 and try again."
-        )
-    if names_picture(text):
-        raise InputError(
-            f"{text!r} is an image, and this command takes text. Photos: attnflow explain, report "
-            "and evaluate, with --model FOLDER of a vision model."
-        )
-    return text
-
-
-def check_texts_model(name: str | None, tokenizer: object) -> None:
-    """That a model reads text: what the command line can hand it."""
-    if tokenizer is None:
-        raise InputError(
-            f"--model {name!r} reads no text: it has no tokenizer. A vision model takes the path "
-            "of an image: attnflow explain --model FOLDER photo.jpg --output overlay.png."
-        )
-
-
 def prepare_models() -> None:
-    """What every command that runs a model does first: torch must be there, hosts are quiet."""
+    """Check that torch is there and quiet the hosts, before a command runs a model."""
     optional_import("torch", extra="models", purpose="Running a model")
     from attnflow.hosts.load import quiet_hosts
 

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attnflow import storage
+from attnflow.cli.inputs import check_text, load_for_photo, load_for_text, tell_preparation
 from attnflow.cli.options import (
     ChatOption,
     ImagesOption,
     MaxNewTokensOption,
     MethodsOption,
     ModelOption,
-    check_text,
-    check_texts_model,
-    parse_method,
     prepare_models,
 )
 from attnflow.cli.output import check_output, tell_written
-from attnflow.cli.photos import load_vision_model
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
-from attnflow.methods import Method
+from attnflow.methods import make_method
 from attnflow.show.page import page
 from attnflow.tokens.pictures import names_picture
 
@@ -44,7 +41,7 @@ def report(
     ] = None,
     images: ImagesOption = None,
     model: ModelOption = None,
-    method: MethodsOption = None,
+    methods: MethodsOption = None,
     max_new_tokens: MaxNewTokensOption = 20,
     chat: ChatOption = False,
     title: Annotated[str | None, typer.Option(help="The heading. Default: the text.")] = None,
@@ -53,27 +50,28 @@ def report(
 
     The page is one file, and it needs no network.
 
-    Without --method a text is explained by rollout, raw attention and, up to 128 tokens, flow. A
-    prompt is explained by the default of `attnflow generate`. With --image a vision-language model
-    answers --prompt, and the page shows the image's map under each word.
+    Without --methods a text or a photo is explained by the default of `attnflow explain`, then by
+    rollout, raw attention and, up to 128 tokens, flow. A prompt is explained by the default of
+    `attnflow generate`. With --images a vision-language model answers --prompt, and the page shows
+    the image's map under each word.
     """
-    _check_request(output, text, prompt)
-    if images and prompt is None:
-        raise InputError(
-            "--image goes with --prompt: the question that a vision-language model answers. A "
-            "photo alone is given as TEXT."
-        )
-    methods = [parse_method(name) for name in method or []]
+    _check_request(output, text, prompt, images)
+    method_list = [make_method(name) for name in methods or []]
     prepare_models()
-    if prompt is None:
-        comparison = _explain(model, text or "", methods)
+    if text is not None:
+        comparison = _compare(model, text, method_list)
     else:
-        comparison = _continue(model, prompt, methods, max_new_tokens, chat, images or None)
+        messages: Any = [{"role": "user", "content": prompt}] if chat else prompt
+        comparison = _compare_completions(
+            model, messages, method_list, max_new_tokens=max_new_tokens, images=images or None
+        )
     storage.write_text(output, page(comparison.view(title=title)))
     tell_written(output)
 
 
-def _check_request(output: Path, text: str | None, prompt: str | None) -> None:
+def _check_request(
+    output: Path, text: str | None, prompt: str | None, images: list[Path] | None
+) -> None:
     if (text is None) == (prompt is None):
         raise InputError('A report is about one thing: give TEXT, or --prompt "...".')
     if text is None or not names_picture(text):
@@ -81,42 +79,28 @@ def _check_request(output: Path, text: str | None, prompt: str | None) -> None:
     if output.suffix != ".html":
         raise InputError(f"--output {str(output)!r}: a report is a page; its ending is .html.")
     check_output(output)
+    if images and prompt is None:
+        raise InputError(
+            "--images go with --prompt: the question that a vision-language model answers. A "
+            "photo alone is given as TEXT."
+        )
 
 
-def _explain(model: str | None, text: str, methods: list[Method]) -> Comparison:
+def _compare(model: str | None, text: str, methods: list[Any]) -> Comparison:
     from attnflow.explainers.comparison import compare
-    from attnflow.hosts.load import load
 
-    if names_picture(text):
-        loaded = load_vision_model(model, text)
-        with progress_bars("running the model"):
-            return compare(loaded, text, methods or None)
-    with progress_bars("loading the model"):
-        loaded = load(model)
-        check_texts_model(model, loaded.tokenizer)
-        return compare(loaded, text, methods or None, confirm=True)
+    is_photo = names_picture(text)
+    loaded = load_for_photo(model, text) if is_photo else load_for_text(model)
+    with progress_bars("running the model"):
+        return compare(loaded, text, methods or None, confirm=not is_photo)
 
 
-def _continue(
-    model: str | None,
-    prompt: str,
-    methods: list[Method],
-    max_new_tokens: int,
-    chat: bool,
-    images: list[Path] | None,
+def _compare_completions(
+    model: str | None, prompt: Any, methods: list[Any], **request: Any
 ) -> Comparison:
     from attnflow.explainers.comparison import compare_completions
-    from attnflow.explainers.prompts import as_chat
-    from attnflow.hosts.load import as_model
 
+    tell_preparation(model)
+    confirm = request["images"] is None
     with progress_bars("loading the model"):
-        loaded = as_model(model, default="smollm2")
-        check_texts_model(model, loaded.tokenizer)
-        return compare_completions(
-            loaded,
-            as_chat(prompt) if chat else prompt,
-            methods or [None],
-            max_new_tokens=max_new_tokens,
-            images=images,
-            confirm=images is None,
-        )
+        return compare_completions(model, prompt, methods or [None], confirm=confirm, **request)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from attnflow.cli.options import ModelsOption, prepare_models
+from attnflow.cli.options import check_model_name, prepare_models
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError, optional_import
 
@@ -20,8 +20,22 @@ __all__ = ["serve"]
 _HOST = "127.0.0.1"
 
 
+def _check_models(names: list[str] | None) -> list[str] | None:
+    for name in names or []:
+        check_model_name(name)
+    return names
+
+
 def serve(
-    model: ModelsOption = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FOLDER",
+            callback=_check_models,
+            help="A Hugging Face name or a local folder to offer beside the embedded models. May "
+            "be repeated. Visitors can reach no other model.",
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1. 0 takes a free one.")] = 8765,
     open_page: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in a browser.")

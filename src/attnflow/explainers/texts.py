@@ -11,7 +11,7 @@ import torch
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.arguments import check_named, checked_arguments
-from attnflow.explainers.answer_rows import Targets, apply_method
+from attnflow.explainers.answer_rows import ALL, Targets, apply_method
 from attnflow.explainers.confirm import confirm_completion
 from attnflow.explainers.defaults import default_method, drop_sink
 from attnflow.explainers.prompts import Prompt
@@ -91,7 +91,8 @@ def explain(
         return result.merge_words() if level == "word" else result
     token = None
     if confirm or reruns:
-        token = next_token(loaded, text, answer, targets)
+        includes_answer = not reruns and isinstance(targets, str) and targets == ALL
+        token = next_token(loaded, text, answer, None if includes_answer else targets)
     if isinstance(applied, RerunMethod) and token is not None:
         if contrast is not None:
             raise InputError(f"contrast= is about a gradient; {applied.name!r} has none.")

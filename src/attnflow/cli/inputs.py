@@ -1,0 +1,247 @@
+"""What commands read: texts, documents and messages from files and standard input, photos by path,
+and the model, which must take what is given.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from attnflow.cli.progress import progress_bars
+from attnflow.errors import FileError, InputError, shorten
+from attnflow.tokens.documents import Document, named_documents
+from attnflow.tokens.pictures import PICTURE_ENDINGS, names_picture
+
+if TYPE_CHECKING:
+    from attnflow.hosts.model import Model
+
+__all__ = [
+    "check_text",
+    "load_for_photo",
+    "load_for_text",
+    "names_photos",
+    "read_documents",
+    "read_messages",
+    "read_text",
+    "tell_preparation",
+]
+
+STANDARD_INPUT = "-"
+ROLES = ("system", "user", "assistant")
+_LARGEST = 2_000_000  # bytes of a document: far more than any prompt takes
+
+
+def read_documents(places: Sequence[str]) -> tuple[Document, ...]:
+    """Read the documents that are named: files, patterns such as 'notes/*.txt', or - ."""
+    if not places:
+        raise InputError(
+            "There is no document: name files behind the question (a pattern such as 'docs/*.txt', "
+            "or - for standard input)."
+        )
+    files = [file for place in places for file in _files(place)]
+    return named_documents([(_name_document(file, files), _read(file)) for file in files])
+
+
+def _name_document(file: str, files: Sequence[str]) -> str:
+    """Name a document by its file, with the folders where two files have one name."""
+    if file == STANDARD_INPUT:
+        return "standard input"
+    name = Path(file).name
+    return name if [Path(other).name for other in files].count(name) == 1 else file
+
+
+def read_text(text: str | None, file: Path | None, name: str = "TEXT") -> str:
+    """Read a text from the command line, from --file, or from standard input (-)."""
+    if (text is None) == (file is None):
+        raise InputError(f"Give {name} or --file, and only one of them; - reads standard input.")
+    if file is not None:
+        return _read(str(file))
+    return _read(STANDARD_INPUT) if text == STANDARD_INPUT else str(text)
+
+
+def read_messages(turns: Sequence[str]) -> list[dict[str, str]]:
+    """Read the messages of --message: ROLE=TEXT each, or one file of JSON with all of them.
+
+    >>> read_messages(["system=Be brief.", "user=Why?"])[1]
+    {'role': 'user', 'content': 'Why?'}
+    """
+    if len(turns) == 1 and turns[0].endswith(".json"):
+        return [_message(turn) for turn in _listed_messages(Path(turns[0]))]
+    messages = []
+    for turn in turns:
+        role, equals, content = turn.partition("=")
+        if not equals or role.strip() not in ROLES:
+            raise InputError(
+                f"--message {turn[:60]!r} must read ROLE=TEXT, where the role is one of "
+                f"{', '.join(ROLES)}; or name one .json file with a list of messages."
+            )
+        messages.append({"role": role.strip(), "content": content})
+    return [_message(message) for message in messages]
+
+
+def _listed_messages(path: Path) -> list[object]:
+    try:
+        record = json.loads(_read(str(path)))
+    except ValueError as error:
+        raise InputError(f"{str(path)!r} is not JSON ({error}).") from error
+    messages = record.get("messages") if isinstance(record, dict) else record
+    if not isinstance(messages, list) or not messages:
+        raise InputError(
+            f"{str(path)!r} must hold a list of messages, "
+            '[{"role": "user", "content": "..."}, ...], or that list as "messages".'
+        )
+    return messages
+
+
+def _message(record: object) -> dict[str, str]:
+    if not isinstance(record, dict) or not {"role", "content"} <= record.keys():
+        raise InputError(f"A message has a role and a content; got {shorten(record)}.")
+    role, content = record["role"], record["content"]
+    if not isinstance(content, str) or not content.strip() or not isinstance(role, str):
+        raise InputError(f"A message's role and content are texts; got {shorten(record)}.")
+    return {"role": role, "content": content}
+
+
+def _files(place: str) -> list[str]:
+    if place == STANDARD_INPUT or Path(place).is_file():
+        return [place]
+    matches = sorted(
+        name
+        for name in glob.glob(place, recursive=True)  # noqa: PTH207 (an absolute pattern too)
+        if Path(name).is_file()
+    )
+    if not matches:
+        raise InputError(
+            f"The document {place!r}: there is no such file, and no file matches it as a pattern."
+        )
+    return matches
+
+
+def _read(place: str) -> str:
+    label = "Standard input" if place == STANDARD_INPUT else repr(place)
+    try:
+        data = sys.stdin.buffer.read() if place == STANDARD_INPUT else _bytes(Path(place))
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{label} is not UTF-8 text ({error.reason}). Save it as UTF-8; of a PDF or the like, "
+            "save its text."
+        ) from error
+    if not text.strip():
+        raise InputError(f"{label} is empty.")
+    return text.strip()
+
+
+def _bytes(path: Path) -> bytes:
+    if not path.is_file():
+        raise FileError(f"There is no file {str(path)!r}.")
+    if path.stat().st_size > _LARGEST:
+        raise InputError(
+            f"{str(path)!r} has {path.stat().st_size:,} bytes; a document of up to {_LARGEST:,} "
+            "is read. Cut it into parts."
+        )
+    return path.read_bytes()
+
+
+def check_text(text: str, purpose: str = "explain") -> str:
+    """Return a text that is there, in valid Unicode, and no file's name."""
+    if not text.strip():
+        raise InputError(f"There is nothing to {purpose}: the text is {text!r}.")
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise InputError(
+            "The text is not valid Unicode: it holds bytes that the terminal could not decode. "
+            "Save it as UTF-8 and try again."
+        )
+    if names_picture(text):
+        raise InputError(
+            f"{text!r} is an image, and this command takes text. Photos: attnflow explain, report "
+            "and evaluate, with --model FOLDER of a vision model."
+        )
+    if _names_file(text):
+        raise InputError(f"{text!r} is a file: --file {text} reads its text.")
+    return text
+
+
+def _names_file(text: str) -> bool:
+    """Tell whether a text is the name of a file that is there, with an ending."""
+    try:
+        return bool(Path(text).suffix) and Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def names_photos(text: str | None, model: str | None) -> bool:
+    """Tell whether TEXT is the path of an image, or of a folder that holds some.
+
+    With a model, what reads like the name of an image is one, and a folder of them is meant.
+    """
+    if text is None:
+        return False
+    if names_picture(text):
+        return True
+    if model is None:
+        return False
+    if text.lower().endswith(PICTURE_ENDINGS) and not text.split()[1:]:
+        return True  # a file that is not there is told
+    try:
+        return Path(text).is_dir() and any(
+            file.suffix.lower() in PICTURE_ENDINGS for file in Path(text).iterdir()
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def load_for_text(model: str | None) -> Model:
+    """Load a model that reads text."""
+    from attnflow.hosts.load import load
+
+    with progress_bars("loading the model"):
+        loaded = load(model)
+    if loaded.tokenizer is None:
+        raise InputError(
+            f"--model {model!r} reads no text: it has no tokenizer. A vision model takes the path "
+            "of an image: attnflow explain --model FOLDER photo.jpg --output overlay.png."
+        )
+    return loaded
+
+
+def load_for_photo(model: str | None, photo: str) -> Model:
+    """Load a model that takes a photo without a text."""
+    if model is None:
+        raise InputError(
+            f"{photo!r} is an image, and the models that come with attnflow read text. Name a "
+            "vision model: --model FOLDER, with its weights and preprocessor_config.json."
+        )
+    from attnflow.hosts.load import as_model
+    from attnflow.hosts.vision_language.towers import towers_of
+
+    with progress_bars("loading the model"):
+        loaded = as_model(model, needs_tokenizer=False)
+    name = type(loaded.module).__name__
+    if towers_of(loaded.module) is not None:
+        raise InputError(
+            f"--model {model!r} ({name}) answers questions about images: "
+            f'attnflow generate --model {model} --images {photo} "what is in the image?".'
+        )
+    if not loaded.adapter.reads_images(loaded.module):
+        raise InputError(
+            f"{photo!r} is an image, and --model {model!r} ({name}) reads text. Give a text, or a "
+            "vision model."
+        )
+    return loaded
+
+
+def tell_preparation(model: str | None) -> None:
+    """Say so when the first use of SmolLM2 takes longer."""
+    if model is not None and model.lower() != "smollm2":
+        return
+    from attnflow.models.smollm2 import prepared_folder
+
+    if not prepared_folder().is_dir():
+        typer.echo("attnflow: preparing SmolLM2 for its first use, about 30 seconds.", err=True)
