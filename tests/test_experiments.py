@@ -235,7 +235,7 @@ def test_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_data_is_refused_with_its_line(
     tmp_path: Path, content: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "data"
+    path = tmp_path / "data.tsv"
     path.write_text(content, encoding="utf-8")
     assert _run(["experiment", "verb-number", "--data", str(path)]) == 2
     assert re.search(says, capsys.readouterr().err)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import html
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from attnflow.data import rows
 from attnflow.errors import FileError, InputError
 from attnflow.evaluation import CompletionPrompt
 from attnflow_experiments.known_answer.data import Wording, fact_prompts
@@ -33,6 +33,7 @@ _PASSAGES = 60  # of each part, after those that are skipped
 _PASSAGE_WORDS = 70  # the last words of a passage: what is run
 _PARAGRAPH = (115, 220)  # words of a paragraph that a passage is taken from
 _LARGEST_DUMP = 60_000_000  # characters that are read of a large file
+_QUESTION = ("article", "paragraph", "context", "question", "answer", "start")
 _DOCUMENTS = 5
 _DOCUMENT_WORDS = 55
 _WORDINGS: dict[Part, Wording] = {"development": "development", "held-out": "test"}
@@ -185,10 +186,10 @@ def questions(path: Path, part: Part) -> list[CompletionPrompt]:
     place in the context. Paragraphs are cut to whole sentences of about 55 words.
     """
     rng = random.Random(_SEED)
-    rows = _question_rows(path)
-    paragraphs = {(row["article"], row["paragraph"]): row["context"] for row in rows}
+    entries = _read_questions(path)
+    paragraphs = {(row["article"], row["paragraph"]): row["context"] for row in entries}
     prompts_of: dict[Part, list[CompletionPrompt]] = {name: [] for name in PARTS}
-    for row in rows:
+    for row in entries:
         own = _crop(row["context"], _DOCUMENT_WORDS, row["start"])
         answer = row["answer"]
         if len(own.split()) > _DOCUMENT_WORDS + 25 or answer not in own or len(answer.split()) > 5:
@@ -213,22 +214,21 @@ def questions(path: Path, part: Part) -> list[CompletionPrompt]:
     return prompts_of[part]
 
 
-def _question_rows(path: Path) -> list[dict[str, Any]]:
+def _read_questions(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise FileError(f"There is no file {str(path)!r} to take questions from.")
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                rows.append({**row, "start": int(row["start"]), "answer": str(row["answer"])})
-                _ = row["article"], row["paragraph"], row["context"], row["question"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(
-                    f"Line {number} of {str(path)!r} is not a question with article, paragraph, "
-                    f"context, question, answer and start ({error!r})."
-                ) from error
-    return rows
+    questions = []
+    for row in rows(path):
+        try:
+            values = {name: row.values[name] for name in _QUESTION}
+            values |= {"start": int(values["start"]), "answer": str(values["answer"])}
+            questions.append(values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{row.place} is not a question with {', '.join(_QUESTION[:-1])} and "
+                f"{_QUESTION[-1]} ({error!r})."
+            ) from error
+    return questions
 
 
 def _among_documents(

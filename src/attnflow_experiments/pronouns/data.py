@@ -12,13 +12,13 @@ the other way round, and everything else stays.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from attnflow.data import Row, find_files, rows
 from attnflow.errors import FileError, InputError, TargetError
 
 __all__ = [
@@ -227,30 +227,25 @@ def read_winogender(path: Path) -> list[Schema]:
     if not path.is_file():
         raise FileError(f"There is no file {str(path)!r}. {_FORMAT}")
     variants: dict[tuple[str, str, int], dict[str, str]] = {}
-    for number, sentid, sentence in _rows(path):
-        occupation, participant, referent, gender = _id(path, number, sentid)
-        variants.setdefault((occupation, participant, referent), {})[gender] = sentence
+    (table,) = find_files(path)
+    columns = table.columns()
+    if columns[:2] != ["sentid", "sentence"]:
+        raise InputError(f"{str(path)!r} begins with {columns or 'nothing'!r}. {_FORMAT}")
+    for row in rows(path):
+        key, gender = _read_id(row)
+        variants.setdefault(key, {})[gender] = row.values["sentence"]
     if not variants:
         raise InputError(f"{str(path)!r} has a header and no rows. {_FORMAT}")
     return [Schema(*key, *_without_pronoun(path, key, texts)) for key, texts in variants.items()]
 
 
-def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    with path.open(encoding="utf-8", newline="") as lines:
-        table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-        if list(table.fieldnames or ())[:2] != ["sentid", "sentence"]:
-            raise InputError(
-                f"{str(path)!r} begins with {table.fieldnames or 'nothing'!r}. {_FORMAT}"
-            )
-        for number, row in enumerate(table, start=2):
-            yield number, row["sentid"] or "", row["sentence"] or ""
-
-
-def _id(path: Path, number: int, sentid: str) -> tuple[str, str, int, str]:
+def _read_id(row: Row) -> tuple[tuple[str, str, int], str]:
+    """Read occupation, participant and referent, and the gender."""
+    sentid = row.values["sentid"]
     parts = sentid.removesuffix(".txt").split(".")
     if len(parts) != 4 or parts[2] not in ("0", "1") or parts[3] not in _GENDERS:
-        raise InputError(f"Line {number} of {str(path)!r} has the id {sentid!r}. {_FORMAT}")
-    return parts[0], parts[1], int(parts[2]), parts[3]
+        raise InputError(f"{row.place} has the id {sentid!r}. {_FORMAT}")
+    return (parts[0], parts[1], int(parts[2])), parts[3]
 
 
 def _without_pronoun(

@@ -8,13 +8,13 @@ both.
 
 from __future__ import annotations
 
-import csv
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from attnflow.data import Row, find_files, rows
 from attnflow.errors import FileError, InputError
 
 __all__ = [
@@ -53,16 +53,7 @@ class Example(NamedTuple):
 
 
 def read_agreement(path: Path) -> list[Example]:
-    """Read either format; which one it is, the first line says.
-
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = Path(folder.name) / "data.tsv"
-    >>> _ = path.write_text("VBZ\\tthe key to the cabinets\\n", encoding="utf-8")
-    >>> read_agreement(path)[0].label
-    0
-    >>> folder.cleanup()
-    """
+    """Read either format; which one it is, the first line says."""
     if not path.is_file():
         raise FileError(f"There is no file {str(path)!r}. {_FORMATS}")
     with path.open(encoding="utf-8") as lines:
@@ -73,16 +64,7 @@ def read_agreement(path: Path) -> list[Example]:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read ``label <tab> words [<tab> tags]`` lines.
-
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = Path(folder.name) / "data.tsv"
-    >>> _ = path.write_text("VBZ\\tthe key to the cabinets\\n", encoding="utf-8")
-    >>> read_examples(path)[0].words
-    ('the', 'key', 'to', 'the', 'cabinets')
-    >>> folder.cleanup()
-    """
+    """Read ``label <tab> words [<tab> tags]`` lines."""
     text = path.read_text(encoding="utf-8")
     return [_example(path, k, line) for k, line in enumerate(text.splitlines(), start=1)]
 
@@ -99,31 +81,20 @@ def read_subjects(path: Path) -> list[Example]:
     """Read the table whose rows also say where the subject and the verb stand in the sentence.
 
     Files of both habits exist, so whether positions count from 0 or from 1 is told by the verb:
-    it must stand where `verb_idx` says (or right after the sentence, if that ends before it).
-
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = Path(folder.name) / "table.tsv"
-    >>> row = ["the key is here", "1", "2", "VBZ", "is", "are"]
-    >>> lines = "\\n".join("\\t".join(entries) for entries in (COLUMNS, row))
-    >>> _ = path.write_text(lines, encoding="utf-8")
-    >>> read_subjects(path)[0].words
-    ('the', 'key')
-    >>> folder.cleanup()
-    """
-    with path.open(encoding="utf-8", newline="") as lines:
-        table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-        missing = [name for name in COLUMNS[:5] if name not in (table.fieldnames or ())]
-        if missing:
-            raise InputError(f"{str(path)!r} lacks the columns {', '.join(missing)}. {_FORMATS}")
-        rows = [_row(path, number, row) for number, row in enumerate(table, start=2)]
-    if not rows:
+    it must stand where `verb_idx` says (or right after the sentence, if that ends before it)."""
+    (table,) = find_files(path)
+    missing = [name for name in COLUMNS[:5] if name not in table.columns()]
+    if missing:
+        raise InputError(f"{str(path)!r} lacks the columns {', '.join(missing)}. {_FORMATS}")
+    sentences = [_read_sentence(row) for row in rows(path)]
+    if not sentences:
         raise InputError(f"{str(path)!r} has a header and no rows. {_FORMATS}")
-    first = _counted_from(path, rows)
-    return [_located(path, number, row, first) for number, row in enumerate(rows, start=2)]
+    first = _find_first_position(sentences)
+    return [_cut_before_verb(sentence, first) for sentence in sentences]
 
 
-class _Row(NamedTuple):
+class _Sentence(NamedTuple):
+    place: str
     words: Words
     subject: int
     verb_index: int
@@ -131,48 +102,50 @@ class _Row(NamedTuple):
     verb: str
 
 
-def _row(path: Path, number: int, row: dict[str, str | None]) -> _Row:
+def _read_sentence(row: Row) -> _Sentence:
+    words = tuple(row.values["sentence"].split())
     try:
-        words = tuple(str(row["sentence"] or "").split())
-        subject, verb = int(row["subj_idx"] or ""), int(row["verb_idx"] or "")
-        return _Row(words, subject, verb, LABELS.index(row["verb_pos"] or ""), str(row["verb"]))
+        subject, verb = int(row.values["subj_idx"]), int(row.values["verb_idx"])
+        label = LABELS.index(row.values["verb_pos"])
+        return _Sentence(row.place, words, subject, verb, label, row.values["verb"])
     except ValueError as error:
         raise InputError(
-            f"Line {number} of {str(path)!r}: {error}. subj_idx and verb_idx are positions in the "
+            f"{row.place}: {error}. subj_idx and verb_idx are positions in the "
             f"sentence, verb_pos is {' or '.join(LABELS)}."
         ) from error
 
 
-def _counted_from(path: Path, rows: Sequence[_Row]) -> int:
-    fits = {first: sum(_verb_fits(row, first) for row in rows) for first in (0, 1)}
-    best = max(fits, key=lambda first: fits[first])
-    if fits[best] < len(rows):
-        wrong = next(k for k, row in enumerate(rows) if not _verb_fits(row, best))
-        row = rows[wrong]
+def _find_first_position(sentences: Sequence[_Sentence]) -> int:
+    """Return the number that the first word of a sentence has, 0 or 1."""
+    fits = {first: [_verb_fits(sentence, first) for sentence in sentences] for first in (0, 1)}
+    best = max(fits, key=lambda first: sum(fits[first]))
+    if not all(fits[best]):
+        wrong = sentences[fits[best].index(False)]
         raise InputError(
-            f"Line {wrong + 2} of {str(path)!r}: the verb {row.verb!r} is not word "
-            f"{row.verb_index} of {' '.join(row.words)[:60]!r}, counted from {best} as in most "
-            "lines of the file."
+            f"{wrong.place}: the verb {wrong.verb!r} is not word {wrong.verb_index} of "
+            f"{' '.join(wrong.words)[:60]!r}, counted from {best} as in most lines of the file."
         )
     return best
 
 
-def _verb_fits(row: _Row, first: int) -> bool:
-    at = row.verb_index - first
-    if at == len(row.words):
+def _verb_fits(sentence: _Sentence, first: int) -> bool:
+    index = sentence.verb_index - first
+    if index == len(sentence.words):
         return True
-    return 0 <= at < len(row.words) and row.words[at].lower() == row.verb.lower()
+    return (
+        0 <= index < len(sentence.words) and sentence.words[index].lower() == sentence.verb.lower()
+    )
 
 
-def _located(path: Path, number: int, row: _Row, first: int) -> Example:
-    words = row.words[: row.verb_index - first]
-    subject = row.subject - first
+def _cut_before_verb(sentence: _Sentence, first: int) -> Example:
+    words = sentence.words[: sentence.verb_index - first]
+    subject = sentence.subject - first
     if not 0 <= subject < len(words):
         raise InputError(
-            f"Line {number} of {str(path)!r}: subj_idx {row.subject} is not before the verb; the "
+            f"{sentence.place}: subj_idx {sentence.subject} is not before the verb; the "
             f"words before it are {first} to {len(words) - 1 + first}."
         )
-    return Example(words, row.label, subject=subject)
+    return Example(words, sentence.label, subject=subject)
 
 
 def distinct(examples: Iterable[Example], exclude: set[Words] | None = None) -> list[Example]:
