@@ -18,10 +18,8 @@ READERS = {"csv.reader", "csv.DictReader", "pq.read_table", "pq.ParquetFile"}
 # Decisions that are still taken in more than one place, and where.
 NOT_YET: dict[str, str] = {
     "default method": "explainers/texts.py, answer_rows.py and request.py have one each",
-    "table reader": "corpus/ and evaluation/ have readers of their own",
-    "label": "corpus/settings.py, evaluation/run.py and ablation/rankings.py have one each",
-    "evaluation run": "evaluation/ablation and evaluation/images have runs of their own",
-    "ablation": "evaluation/ runs interventions of its own",
+    "label": "corpus/settings.py and evaluation/subjects/base.py have one each",
+    "ablation": "evaluation/importance silences values by itself",
 }
 
 

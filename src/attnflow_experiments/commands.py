@@ -385,12 +385,12 @@ def ablation(
     )
     loaded = as_model(model, default="smollm2")
     try:
-        host = loaded.module.float().to(device)
+        loaded.module.float().to(device)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
         raise InputError(f"--device {device!r} cannot be used: {error}") from error
     try:
         with progress_bars():
-            report = experiment(host, loaded.tokenizer, data=data, journals=output)
+            report = experiment(loaded, data=data, journals=output)
     except KeyboardInterrupt:
         if output is None:
             raise

@@ -22,7 +22,7 @@ from attnflow_experiments.report import Report
 
 __all__ = [
     *("DATA_FILES", "DEFAULT_METHODS", "KINDS", "AblationExperiment", "Kind"),
-    *("differences_table", "kind_table", "observe", "prompts_of"),
+    *("differences_table", "kind_table", "prompts_of"),
 ]
 
 DATA_FILES: Mapping[str, tuple[str, ...]] = {
@@ -78,33 +78,6 @@ def _all_prompts(
     if path is None:
         return None
     return passages(path, part, skip=skip) if kind == "text" else questions(path, part)
-
-
-def observe(
-    kind: str,
-    prompts: Sequence[CompletionPrompt],
-    model: Any,
-    tokenizer: Any,
-    *,
-    methods: Sequence[str],
-    samples: int | None,
-    ablations: int,
-    seed: int,
-    journal: Path | None,
-) -> Evaluation:
-    """Every method on every prompt; with a journal, the run goes on where it stopped."""
-    with relaying(lambda step: step._replace(stage=kind)):
-        return evaluate(
-            (model, tokenizer),
-            prompts,
-            methods,
-            subject=Prompts(
-                ablations=ablations if KINDS[kind].ablated else 0, **KINDS[kind].options
-            ),
-            seed=seed,
-            samples=min(KINDS[kind].samples, samples or KINDS[kind].samples),
-            journal=journal,
-        )
 
 
 Floats = NDArray[np.float64]
@@ -237,14 +210,7 @@ class AblationExperiment:
             )
         named_rankings(self.methods)  # a long run must not fail on a name
 
-    def __call__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        data: Path | None,
-        journals: Path | None,
-    ) -> Report:
+    def __call__(self, model: Any, *, data: Path | None, journals: Path | None) -> Report:
         """Run every kind there is data for; `journals` is a folder that keeps each as it goes."""
         evaluations: dict[str, Evaluation] = {}
         missing = []
@@ -254,20 +220,26 @@ class AblationExperiment:
                 missing.append(kind)
                 continue
             journal = None if journals is None else journals / self.journal_name(kind)
-            evaluations[kind] = observe(
-                kind,
-                prompts,
-                model,
-                tokenizer,
-                methods=self.methods,
-                samples=self.samples,
-                ablations=self.ablations,
-                seed=self.seed,
-                journal=journal,
-            )
+            evaluations[kind] = self._evaluate(kind, model, prompts, journal)
         if not evaluations:
             raise InputError(f"The folder has no data for {', '.join(missing)}.")
         return self._report(evaluations, missing)
+
+    def _evaluate(
+        self, kind: str, model: Any, prompts: Sequence[CompletionPrompt], journal: Path | None
+    ) -> Evaluation:
+        data = KINDS[kind]
+        subject = Prompts(ablations=self.ablations if data.ablated else 0, **data.options)
+        with relaying(lambda step: step._replace(stage=kind)):
+            return evaluate(
+                model,
+                prompts,
+                self.methods,
+                subject=subject,
+                seed=self.seed,
+                samples=min(data.samples, self.samples or data.samples),
+                journal=journal,
+            )
 
     def journal_name(self, kind: str) -> str:
         """The file that the run on one kind of data is kept in."""
