@@ -385,4 +385,4 @@ def test_evaluate_and_the_experiment_read_the_same_texts(
 def test_a_missing_file_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["experiment", "sst2", "--model", str(folder), "--data", "nowhere.tsv"]
     assert _run(command) == 1
-    assert "There is no file 'nowhere.tsv'" in capsys.readouterr().err
+    assert "There is no file or folder 'nowhere.tsv'" in capsys.readouterr().err
