@@ -18,7 +18,6 @@ READERS = {"csv.reader", "csv.DictReader", "pq.read_table", "pq.ParquetFile"}
 # Decisions that are still taken in more than one place, and where.
 NOT_YET: dict[str, str] = {
     "default method": "explainers/texts.py, answer_rows.py and request.py have one each",
-    "label": "corpus/settings.py and evaluation/subjects/base.py have one each",
     "ablation": "evaluation/importance silences values by itself",
 }
 
@@ -48,7 +47,9 @@ def calls(node: ast.AST, *patterns: str) -> bool:
 
 
 def labels_method(node: ast.AST) -> bool:
-    """Whether the node is a function that makes one text of one method, for people."""
+    """Whether the node makes one text of one method, for people: `Method.label`, or a function."""
+    if isinstance(node, ast.ClassDef) and node.name.endswith("Method"):
+        return any(defines(each, "label") for each in node.body)
     if not isinstance(node, ast.FunctionDef) or "label" not in node.name or node.returns is None:
         return False
     kinds = [ast.unparse(each.annotation) for each in node.args.args if each.annotation]
