@@ -191,10 +191,10 @@ def test_the_models_own_pass_is_unchanged() -> None:
 
 def test_a_long_completion_keeps_the_sum_over_layers(monkeypatch: Any) -> None:
     model, tokenizer = tiny_decoder()
-    options: dict[str, Any] = {"tokenizer": tokenizer, "max_new_tokens": 4}
-    every = attnflow.generate(model, "the keys to", **options)
+    options: dict[str, Any] = {"max_new_tokens": 4}
+    every = attnflow.generate((model, tokenizer), "the keys to", **options)
     monkeypatch.setattr(completion_gradients, "_MOST_NUMBERS", 1)
-    top = attnflow.generate(model, "the keys to", **options)
+    top = attnflow.generate((model, tokenizer), "the keys to", **options)
     assert top.layers == every.layers[-1:]
     np.testing.assert_allclose(top.values, every.values[-1:], atol=1e-6)
 
@@ -202,7 +202,9 @@ def test_a_long_completion_keeps_the_sum_over_layers(monkeypatch: Any) -> None:
 def test_prefill_in_chunks_gives_the_same_rows() -> None:
     model, tokenizer = tiny_decoder()
     for method in ("gradient-attention", "rollout"):
-        options: dict[str, Any] = {"tokenizer": tokenizer, "max_new_tokens": 3, "method": method}
-        plain = attnflow.generate(model, "the keys to", **options)
-        chunked = attnflow.generate(model, "the keys to", **options, prefill_chunk_size=2)
+        options: dict[str, Any] = {"max_new_tokens": 3, "method": method}
+        plain = attnflow.generate((model, tokenizer), "the keys to", **options)
+        chunked = attnflow.generate(
+            (model, tokenizer), "the keys to", **options, prefill_chunk_size=2
+        )
         np.testing.assert_allclose(chunked.values, plain.values, atol=1e-5)

@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 _NO_TOKENIZER = (
-    "A text needs the model's tokenizer: pass tokenizer=AutoTokenizer.from_pretrained(...), or "
-    "pass the model's name instead of the loaded model."
+    "A text needs the model's tokenizer: pass attnflow.load(model, tokenizer=AutoTokenizer."
+    "from_pretrained(...)), or pass the model's name instead of the loaded model."
 )
 
 

@@ -207,13 +207,13 @@ class Composition:
     def gradient_weighted(self, total: Tensor) -> Array:
         """Return `(layers, n, n)`: Ā, the mean over heads of relu(A ⊙ ∇A), of one backward pass."""
         modules = [*self.vision, *self.language]
-        calls = [call for module in modules for call in module.in_graph]
-        gradients = iter(weight_gradients(total, calls, self.model))
+        weights = [call for module in modules for call in module.in_graph]
+        gradients = iter(weight_gradients(total, weights, self.model))
         arrays: list[list[Array]] = []
         for module in modules:
             calls = []
             for call in module.in_graph:
-                products = [_raising(weights, next(gradients)) for weights in call]
+                products = [_raising(part, next(gradients)) for part in call]
                 calls.append(torch.cat(products, dim=2).float().cpu().numpy())
             arrays.append(calls)
         return np.asarray(self.stack(arrays, idle=0.0)[:, 0])
