@@ -15,7 +15,7 @@ from attnflow import (
 from attnflow.errors import MethodError
 from attnflow.maxflow import minimum_cut
 from attnflow.methods import make_method, quiet_about_limits
-from attnflow.methods.capacities import CAPACITIES
+from attnflow.methods.flow import CAPACITIES
 from attnflow.methods.matrices import MEASUREMENTS
 from attnflow.testing import check_method, random_attention, random_trace
 

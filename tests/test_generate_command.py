@@ -17,7 +17,7 @@ import attnflow
 from attnflow.cli.app import _run
 from attnflow.methods import Rollout
 from attnflow.show import plots, terminal
-from attnflow.tokens.common_words import common_tokens, is_common
+from attnflow.tokens.text import common_tokens, is_common
 from attnflow_experiments.known_answer.data import fact_prompts
 from attnflow_experiments.known_answer.experiment import rank_of
 

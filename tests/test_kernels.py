@@ -18,7 +18,7 @@ from attnflow.kernels import blocks, loops
 from attnflow.kernels.dispatch import WAYS, products_of, way_for
 from attnflow.kernels.factors import Band, Factors
 from attnflow.kernels.layer import FactoredLayer
-from attnflow.trace.factors import LayerMix
+from attnflow.trace.factored_trace import LayerMix
 
 PRODUCTS = ("rows_down", "spans_up", "gradient_rows_down")
 

@@ -23,7 +23,7 @@ from attnflow.explainers.reruns import run_again
 from attnflow.hosts import registry
 from attnflow.hosts.load import load
 from attnflow.hosts.model import Model
-from attnflow.methods.sinks import attention_sink
+from attnflow.methods.gradients import attention_sink
 from attnflow.testing import tiny_encoder
 from families import FAMILIES, words
 from test_answers import tokenizer_with

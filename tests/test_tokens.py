@@ -7,8 +7,7 @@ import pytest
 
 from attnflow.errors import TargetError, TokensError
 from attnflow.tokens import Grid, Tokens, is_special, readable, words_of_pieces
-from attnflow.tokens.common_words import common_tokens
-from attnflow.tokens.text import labels, surfaces
+from attnflow.tokens.text import common_tokens, labels, surfaces
 
 KEY = Tokens(("[CLS]", "the", "key", "to", "the", "cabinets", "[EOS]"))
 

@@ -6,6 +6,7 @@ operation gives a new result and notes itself in its steps.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,18 @@ from attnflow.tokens import TokenRef, Tokens
 
 if TYPE_CHECKING:
     from attnflow.attribution.result import Attribution
+    from attnflow.methods import Method
 
-__all__ = ["mean_over_layers", "merge_words", "minus", "normalize", "sum_spans", "without"]
+__all__ = [
+    "mean_over_layers",
+    "merge_words",
+    "minus",
+    "normalize",
+    "sum_spans",
+    "without",
+    "step_in_words",
+    "title_in_words",
+]
 
 _ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
 
@@ -200,3 +211,41 @@ def _row_means(result: Attribution, change: Callable[[Values], Values]) -> dict[
     """What there is for each row, after a mean over rows."""
     arrays = result.arrays()
     return {name: change(arrays[name]) for name in _ROW_ARRAYS if name in arrays}
+
+
+_STEPS = {
+    "merge_words()": "words merged",
+    "mean_over_layers()": "mean of layers",
+    "normalize('sum')": "as shares of the row",
+    "normalize('max')": "strongest = 1",
+}
+_CALL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
+
+
+def step_in_words(step: str) -> str:
+    """An operation after the method.
+
+    >>> step_in_words("minus(neutral prompt)"), step_in_words("without(['[CLS]'])")
+    ('less the neutral prompt', 'without [CLS]')
+    """
+    call = _CALL.fullmatch(step)
+    if step in _STEPS or call is None:
+        return _STEPS.get(step, step)
+    verb, inner = call.groups()
+    plain = re.sub(r"^\[|\]$", "", inner)
+    plain = plain.replace("'", "").replace('"', "")
+    if verb == "minus":
+        return f"less the {plain}"
+    if verb == "spans":
+        return f"by span: {plain}"
+    return f"{verb.replace('_', ' ')} {plain}"
+
+
+def title_in_words(method: Method, steps: Sequence[str]) -> str:
+    """The method and every step after it.
+
+    >>> from attnflow import Rollout
+    >>> title_in_words(Rollout(), ["merge_words()"])
+    'Rollout · words merged'
+    """
+    return " · ".join([method.title, *map(step_in_words, steps)])

@@ -27,10 +27,9 @@ from attnflow.attribution.checks import (
 )
 from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
-from attnflow.attribution.image_parts import part_on_image
-from attnflow.attribution.patch_maps import patch_maps
+from attnflow.attribution.operations import title_in_words
+from attnflow.attribution.patch_maps import part_on_image, patch_maps
 from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
-from attnflow.attribution.words import title_in_words
 from attnflow.errors import (
     InputError,
     TargetError,
@@ -40,8 +39,8 @@ from attnflow.errors import (
 )
 from attnflow.errors.arguments import checked_arguments
 from attnflow.tokens import TokenRef, Tokens
-from attnflow.tokens.common_words import common_tokens
 from attnflow.tokens.patches import enlarge
+from attnflow.tokens.text import common_tokens
 from attnflow.trace import Prediction
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from attnflow.errors.progress import Progress, listening
 from attnflow.methods import make_method
 from attnflow.show import terminal
 from attnflow.show.sentences import TABLE_LEGENDS, reading_place, sources_sentence, unit_of
-from attnflow.tokens.common_words import common_tokens
+from attnflow.tokens.text import common_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

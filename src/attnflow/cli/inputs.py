@@ -16,7 +16,7 @@ import typer
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import FileError, InputError, shorten
 from attnflow.tokens.documents import Document, named_documents
-from attnflow.tokens.pictures import PICTURE_ENDINGS, names_picture
+from attnflow.tokens.patches import PICTURE_ENDINGS, names_picture
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model

@@ -22,7 +22,7 @@ from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
 from attnflow.methods import make_method
 from attnflow.show.page import page
-from attnflow.tokens.pictures import names_picture
+from attnflow.tokens.patches import names_picture
 
 if TYPE_CHECKING:
     from attnflow.explainers.comparison import Comparison

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from attnflow.data.find import Data, find_files, rows
 from attnflow.errors import AttnflowError, InputError, did_you_mean
-from attnflow.tokens.pictures import PICTURE_ENDINGS
+from attnflow.tokens.patches import PICTURE_ENDINGS
 
 __all__ = ["Subject", "find_column", "name_subject", "read_value"]
 

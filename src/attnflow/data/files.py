@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from attnflow.data import arrow
 from attnflow.errors import FileError, InputError, shorten
-from attnflow.tokens.pictures import PICTURE_ENDINGS
+from attnflow.tokens.patches import PICTURE_ENDINGS
 
 __all__ = ["FORMATS", "DataFile", "FileScan", "Row"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnflow.data.files import FORMATS, DataFile, Row
 from attnflow.errors import FileError, InputError, shorten
-from attnflow.tokens.pictures import PICTURE_ENDINGS
+from attnflow.tokens.patches import PICTURE_ENDINGS
 
 __all__ = ["find_files", "list_photos", "rows"]
 

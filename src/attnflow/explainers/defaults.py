@@ -9,8 +9,8 @@ from typing import Any
 from attnflow.hosts.capture import capture
 from attnflow.hosts.model import Model
 from attnflow.methods import GradientAttention, GradientRollout, Method, Rollout, make_method
+from attnflow.methods.gradients import attention_sink
 from attnflow.methods.mixing import ONE_STEP
-from attnflow.methods.sinks import attention_sink
 
 __all__ = ["DEFAULTS", "default_method", "drop_sink", "drops_sink", "kind_of"]
 

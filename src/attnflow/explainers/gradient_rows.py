@@ -27,7 +27,7 @@ from attnflow.hosts.transformers.row_gradients import (
     cropped,
     gradient_rows,
 )
-from attnflow.methods.sinks import find_sink
+from attnflow.methods.gradients import find_sink
 from attnflow.trace.extras import LOG_PROB, ScoreName
 
 _MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum over layers is kept

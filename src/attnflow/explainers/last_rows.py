@@ -31,7 +31,7 @@ from attnflow.hosts.transformers.row_gradients import (
 )
 from attnflow.methods import GradientAttention
 from attnflow.methods.base import layers_from
-from attnflow.methods.sinks import find_sink
+from attnflow.methods.gradients import find_sink
 from attnflow.trace.extras import ScoreName
 
 __all__ = ["explain_last_rows"]

@@ -17,7 +17,7 @@ from attnflow.hosts.model import Model
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.transformers.inputs import check_vocabulary, checked_tokenizer
 from attnflow.tokens import Tokens
-from attnflow.tokens.common_words import common_tokens
+from attnflow.tokens.text import common_tokens
 
 __all__ = [
     "Message",

@@ -24,7 +24,7 @@ from attnflow.hosts.vision_language.towers import image_prompt, read_photos, rea
 from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method
 from attnflow.methods.rows import less_identity
-from attnflow.tokens.pictures import Picture
+from attnflow.tokens.patches import Picture
 from attnflow.trace import Prediction
 
 __all__ = ["NextToken", "default_for", "explain", "next_token", "with_confirmation"]

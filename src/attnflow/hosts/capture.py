@@ -37,7 +37,7 @@ from attnflow.hosts.vision_language.composition import (
 )
 from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
-from attnflow.tokens.pictures import Picture
+from attnflow.tokens.patches import Picture
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
 

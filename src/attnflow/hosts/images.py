@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from attnflow.errors import FileError, InputError, ModelError, optional_import, shorten
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.tokens.pictures import is_picture
+from attnflow.tokens.patches import is_picture
 
 if TYPE_CHECKING:
     from PIL import Image

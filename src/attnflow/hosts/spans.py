@@ -28,10 +28,10 @@ from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.kernels.layer import FactoredLayer, aside
-from attnflow.methods.factored import head_shares
+from attnflow.methods.products import head_shares
 from attnflow.methods.rollout import Rollout
 from attnflow.tokens import Tokens
-from attnflow.trace.factors import LayerMix
+from attnflow.trace.factored_trace import LayerMix
 
 __all__ = ["SpansGoingUp", "roll_out_spans"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from attnflow.kernels import blocks
 from attnflow.kernels.dispatch import WAYS, Way, products_of, way_for
 from attnflow.kernels.factors import Factors
-from attnflow.trace.factors import LayerMix
+from attnflow.trace.factored_trace import LayerMix
 
 __all__ = ["FactoredLayer", "aside"]
 

@@ -18,8 +18,7 @@ from attnflow.methods.base import (
     requirements_of,
 )
 from attnflow.methods.flow import Flow
-from attnflow.methods.gradient_attention import GradientAttention
-from attnflow.methods.gradients import GradientRollout
+from attnflow.methods.gradients import GradientAttention, GradientRollout
 from attnflow.methods.limits import quiet_about_limits
 from attnflow.methods.registry import (
     METHODS,

@@ -1,20 +1,24 @@
-"""Weights that count only as far as they raise the score: gradient-weighted rollout and flow.
+"""Weights that count only as far as they raise the score: gradient rollout and gradient attention.
 
 Each weight is multiplied by the gradient of one score with respect to it, and what is negative is
 dropped: `Ā = mean over heads of relu(A ⊙ ∇A)`. The rows of Ā are no distributions: their size says
 how much the score depends on a position at a layer, and is zero where it does not. So the rows
 that mean something are those of the position the score was read from, and those it draws on.
+
+Gradient attention leaves out the position on which a causal model parks attention that it does not
+need, its sink, where `find_sink` finds one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, spread
+from attnflow.errors import MethodError, shorten
 from attnflow.methods.base import (
     Compared,
     Execution,
@@ -24,15 +28,28 @@ from attnflow.methods.base import (
     attribution_of,
     check_score,
     checked_start,
+    required,
 )
-from attnflow.methods.capacities import gradient_weighted
-from attnflow.methods.factored import check_gradients, gradient_steps, roll_out_factors
+from attnflow.methods.flow import gradient_weighted
 from attnflow.methods.mixing import Heads, checked_heads
-from attnflow.methods.towers import connector_index
+from attnflow.methods.products import (
+    check_gradients,
+    gradient_rows,
+    gradient_steps,
+    mean_weights,
+    roll_out_factors,
+)
+from attnflow.methods.towers import (
+    TowerRule,
+    carried,
+    check_tower_rule,
+    connector_index,
+    language_layers,
+)
 from attnflow.trace import AttentionTrace, FactoredTrace
-from attnflow.trace.extras import GRADIENTS, LOG_PROB, ScoreName
+from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName
 
-__all__ = ["GradientRollout"]
+__all__ = ["GradientRollout", "GradientAttention", "attention_sink", "find_sink"]
 
 Matrix = NDArray[np.float64]
 
@@ -119,3 +136,153 @@ def _normalized(relevance: Matrix) -> Matrix:
     gained = relevance - identity
     total = gained.sum(axis=1, keepdims=True)
     return np.divide(gained, total, out=np.zeros_like(gained), where=total > 0) + identity
+
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientAttention(Method):
+    """Gradient attention: weights of the predicting position, as far as they raise its answer.
+
+    `Σ over layers of mean over heads of relu(A[t, j] · ∂ log p / ∂ A[t, j])`.
+
+    t is the position that predicts, and p the probability of what it says: for a causal language
+    model the token that follows each position, for other models their answer. A weight counts as
+    far as it raises the answer. The value at a layer is the sum from the start layer up to it, so
+    the highest layer holds the whole of it. Values are in nats and do not add up to 1; `normalize`
+    makes them shares.
+
+    start_layer: the first layer that counts.
+    score: what gradients are taken of: the answer's "log-prob", or its "logit", the number before
+        the softmax.
+    drop_sink: leave out the position on which the model parks attention it does not need, where
+        one is found; what falls on it is counted in `elsewhere`. The provenance names it.
+    tower: how far what falls on an image is followed in a vision-language model: to the patches at
+        the place of each image token ("connector"), on through the vision tower's rollout
+        ("rollout"), or through that of its gradient-weighted attention ("gradients"). No other
+        model has one.
+
+    >>> from attnflow.testing import random_trace
+    >>> trace = random_trace(record=["gradient-attention"])
+    >>> GradientAttention()(trace, targets=-1, layers=-1).values.shape
+    (1, 1, 5)
+    """
+
+    name: ClassVar[str] = "gradient-attention"
+    start_layer: int = 1
+    score: ScoreName = LOG_PROB
+    drop_sink: bool = True
+    tower: TowerRule = "connector"
+
+    def __post_init__(self) -> None:
+        check_score(self.score)
+        check_tower_rule(self.tower)
+        object.__setattr__(self, "start_layer", checked_start(self.start_layer))
+        if not isinstance(self.drop_sink, bool):
+            raise MethodError(f"drop_sink is True or False; got {shorten(self.drop_sink)}.")
+
+    @property
+    def requires(self) -> Requirements:
+        """The products of weights and gradients, which capture forms row by row."""
+        return Requirements(record=(GRADIENT_ATTENTION,), score=self.score, needs_matrix=False)
+
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
+    ) -> Attribution:
+        """The running sum over layers of what was recorded, rows of these targets."""
+        rows = list(selection.rows)
+        sums = np.cumsum(self._contributions(trace, selection), axis=0, dtype=np.float64)
+        values = sums[[level - 1 for level in selection.levels]]
+        if connector_index(trace) is not None:
+            recorded = required(self, trace, GRADIENT_ATTENTION)
+            values = carried(values, trace, self.tower, recorded.astype(np.float64))
+        sink = find_sink(_mean_weights(trace, rows)) if _has_sink(trace) else None
+        values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
+        result = attribution_of(self, trace, values, selection, notes={"sink": sink})
+        return replace(result, elsewhere=elsewhere) if sink is not None else result
+
+    def _contributions(self, trace: AttentionTrace, selection: Selection) -> Values:
+        """`(available layers, rows, n)`: as they were recorded, or formed from the factors."""
+        indices = [trace.layers.index(number) for number in selection.available]
+        if not isinstance(trace, FactoredTrace):
+            recorded = required(self, trace, GRADIENT_ATTENTION)
+            return recorded[indices][:, list(selection.rows)].astype(np.float64)
+        check_gradients(self, trace, GRADIENT_ATTENTION)
+        return np.stack([gradient_rows(trace, k, selection.rows, "mean") for k in indices])
+
+    def without_sink(
+        self, values: Values, elsewhere: Values, sink: int | None
+    ) -> tuple[Values, Values]:
+        """What falls on the sink goes elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
+
+        A sink among generated tokens is no column here and is elsewhere already. The only source
+        there is stays, whatever it is.
+        """
+        columns = values.shape[-1]
+        if not self.drop_sink or sink is None or not 0 <= sink < columns or columns == 1:
+            return values, elsewhere
+        rest = values.copy()
+        rest[..., sink] = 0.0
+        return rest, elsewhere + values[..., sink]
+
+
+def _mean_weights(trace: AttentionTrace, rows: list[int]) -> Values:
+    """`(rows, n)`: the mean weight over layers and heads."""
+    if isinstance(trace, FactoredTrace):
+        return mean_weights(trace, rows)
+    return trace.weights[language_layers(trace)][:, :, rows].mean(axis=(0, 1))
+
+
+def _has_sink(trace: AttentionTrace) -> bool:
+    """Only a causal text of some length has a place to park attention that all rows share."""
+    writes = trace.kind == "causal" or connector_index(trace) is not None
+    return writes and trace.length > 2
+
+
+_SHARE_OF_A_SINK = 0.3  # of all weight, over layers and heads; what a text says never draws so much
+_FACTOR = 2.0  # a sink gets more than this many times what uniform attention would give it
+
+
+def find_sink(weights: NDArray[np.floating[Any]]) -> int | None:
+    """The position that takes most of the weight, if it takes so much that it must be a sink.
+
+    weights: `(rows, n)`, the mean weight over all layers and heads of each row that is explained.
+
+    So much is measured beyond what uniform attention gives it, since that is a lot in a short text:
+    all of it where a row sees one position, which is then its only source and no sink.
+
+    >>> find_sink(np.array([[0.7, 0.1, 0.2], [0.6, 0.2, 0.2]]))
+    0
+    >>> find_sink(np.array([[0.2, 0.3, 0.2, 0.3]])) is None
+    True
+    >>> find_sink(np.array([[0.4, 0.6]])) is None
+    True
+    """
+    rows = np.asarray(weights, dtype=np.float64)
+    mean = rows.mean(axis=0)
+    position = int(mean.argmax())
+    visible = rows > 0
+    uniform = float((visible[:, position] / np.maximum(visible.sum(axis=1), 1)).mean())
+    enough = uniform + (1 - uniform) * _SHARE_OF_A_SINK
+    return position if mean[position] > enough else None
+
+
+def attention_sink(trace: AttentionTrace) -> int | None:
+    """The source that gets most attention from the other positions, over all layers and heads.
+
+    It must get more than twice what it would if every position attended alike to all that it sees.
+    Of an encoder–decoder only the encoder's positions are sources.
+
+    >>> from attnflow import AttentionTrace
+    >>> weights = [[[1.0, 0.0, 0.0], [0.1, 0.2, 0.7], [0.1, 0.0, 0.9]]]
+    >>> attention_sink(AttentionTrace.from_arrays(weights, ["a", "b", "</s>"]))
+    2
+    """
+    weights = trace.weights.mean(axis=1, dtype=np.float64)
+    visible = weights > 0
+    uniform = visible / np.maximum(visible.sum(axis=-1, keepdims=True), 1)
+    others = ~np.eye(trace.length, dtype=bool)
+    received, expected = ((x * others).sum(axis=(0, 1)) for x in (weights, uniform))
+    sink = int(received[: trace.encoder_length].argmax())
+    return sink if received[sink] > _FACTOR * expected[sink] else None

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from attnflow.errors import MethodError, did_you_mean, shorten
 from attnflow.methods.base import Method
 from attnflow.methods.flow import Flow
-from attnflow.methods.gradient_attention import GradientAttention
-from attnflow.methods.gradients import GradientRollout
+from attnflow.methods.gradients import GradientAttention, GradientRollout
 from attnflow.methods.reruns import AblationRegression, Careful, LeaveOneOut, Visibility
 from attnflow.methods.rollout import Raw, Rollout
 from attnflow.methods.shapley_flow import ShapleyFlow

@@ -21,7 +21,6 @@ from attnflow.methods.base import (
     attribution_of,
     checked_start,
 )
-from attnflow.methods.factored import roll_out_factors, steps_of
 from attnflow.methods.matrices import (
     ATTENTION,
     MEASUREMENTS,
@@ -31,7 +30,7 @@ from attnflow.methods.matrices import (
     measured_rows,
 )
 from attnflow.methods.mixing import Mixing, Residual
-from attnflow.methods.products import RowsOf, roll_out
+from attnflow.methods.products import RowsOf, roll_out, roll_out_factors, steps_of
 from attnflow.methods.towers import carried, language_layers
 from attnflow.trace import AttentionTrace, FactoredTrace
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnflow.attribution import Attribution
-from attnflow.methods.gradient_attention import GradientAttention
-from attnflow.methods.gradients import GradientRollout
+from attnflow.methods.gradients import GradientAttention, GradientRollout
 from attnflow.tokens import Tokens
 
 __all__ = ["ALL_POSITIONS", "as_one", "less_identity", "pooled_row", "rows_of"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import MethodError, shorten, whole_number
 from attnflow.methods.base import Execution, Selection, attribution_of
-from attnflow.methods.capacities import CapacityMethod
+from attnflow.methods.flow import CapacityMethod
 from attnflow.tokens import Tokens
 from attnflow.tokens.units import Level, check_level, split_units
 from attnflow.trace import AttentionTrace

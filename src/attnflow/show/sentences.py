@@ -18,8 +18,7 @@ from attnflow.attribution.patch_maps import patch_maps
 from attnflow.errors import TokensError
 from attnflow.errors.percent import percent
 from attnflow.tokens import Tokens
-from attnflow.tokens.common_words import common_tokens
-from attnflow.tokens.text import join, visible
+from attnflow.tokens.text import common_tokens, join, visible
 
 __all__ = [
     "TABLE_LEGENDS",

@@ -23,7 +23,7 @@ from attnflow.attribution.patch_maps import contrast, patch_maps
 from attnflow.graph import Cut
 from attnflow.show.sentences import certainty_of, place_of, short_number
 from attnflow.show.static_html import shade
-from attnflow.tokens.common_words import common_tokens
+from attnflow.tokens.text import common_tokens
 
 __all__ = [
     "MOST_LAYERS",

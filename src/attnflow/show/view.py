@@ -54,7 +54,7 @@ from attnflow.show.packing import (
 from attnflow.show.sentences import caveats, remarks, unit_of
 from attnflow.show.view_reader import FORMAT, VERSION, results_of, unpack_values
 from attnflow.tokens import Tokens, is_special
-from attnflow.tokens.common_words import common_tokens
+from attnflow.tokens.text import common_tokens
 from attnflow.tokens.units import split_units
 from attnflow.trace import AttentionTrace
 

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = [
     "is_special",
@@ -25,6 +28,9 @@ __all__ = [
     "visible",
     "words_of_pieces",
     "written",
+    "FUNCTION_WORDS",
+    "common_tokens",
+    "is_common",
 ]
 
 _BYTE_MARKS = ("Ġ", "Ċ")  # a space and a line end, as byte-level BPE writes those bytes
@@ -216,3 +222,41 @@ def _end(decoder: codecs.IncrementalDecoder, texts: list[str]) -> None:
     decoder.reset()
     if rest:
         texts[-1] += rest
+
+
+FUNCTION_WORDS = frozenset(
+    """
+    a an the this that these those
+    i me my mine we us our ours you your yours he him his she her hers it its they them their
+    who whom whose which what where when why how
+    am is are was were be been being do does did done has have had having
+    will would shall should can could may might must
+    and or but nor so yet if then else than because while although though
+    of in on at by for with from to into onto over under about above below between through
+    as not no yes there here too very just also only own same such both each all any some more most
+    """.split()  # noqa: SIM905 (a list of quoted words would be three pages)
+)
+
+
+def is_common(token: str, words: Collection[str] = FUNCTION_WORDS) -> bool:
+    """Whether a token is one of these words, or has no letter and no digit.
+
+    >>> is_common("Ġthe"), is_common(","), is_common("key")
+    (True, True, False)
+    """
+    return _is_common(written(token), words)
+
+
+def common_tokens(tokens: Sequence[str], words: Collection[str] | None = None) -> NDArray[np.bool_]:
+    """One truth value for each token; `words` replaces the list of function words.
+
+    >>> common_tokens(["the", "key", "."]).tolist()
+    [True, False, True]
+    """
+    vocabulary = FUNCTION_WORDS if words is None else {word.strip().lower() for word in words}
+    return np.array([_is_common(text, vocabulary) for text in surfaces(tokens)], dtype=bool)
+
+
+def _is_common(surface: str, words: Collection[str]) -> bool:
+    text = surface.strip().lower()
+    return text in words or not any(character.isalnum() for character in text)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from attnflow.trace.attention_trace import AttentionTrace
 from attnflow.trace.checks import ROW_TOLERANCE, Kind
-from attnflow.trace.factored_trace import FactoredTrace
-from attnflow.trace.factors import LayerFactors, LayerMix
-from attnflow.trace.prediction import Prediction
+from attnflow.trace.extras import Prediction
+from attnflow.trace.factored_trace import FactoredTrace, LayerFactors, LayerMix
 
 __all__ = [
     "ROW_TOLERANCE",

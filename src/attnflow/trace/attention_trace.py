@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,8 +32,7 @@ from attnflow.trace.checks import (
     checked_tolerance,
     checked_weights,
 )
-from attnflow.trace.extras import checked_gradients, checked_measured, pack, unpack
-from attnflow.trace.prediction import Prediction
+from attnflow.trace.extras import Prediction, checked_gradients, checked_measured, pack, unpack
 
 __all__ = ["AttentionTrace"]
 
@@ -44,6 +43,21 @@ _STAGE_KINDS: Mapping[str, Kind] = {
     "language": "bidirectional",
     "decoder": "causal",
 }
+
+
+class TraceStructure(TypedDict, total=False):
+    """What few arrays have: heads that were mixed, several stacks, memory that need not be copied.
+
+    mixed_heads: how the heads were mixed to one.
+    stages, encoder_length: of an encoder–decoder or of two towers the stage of each layer, and how
+        many positions the first stack has.
+    copy: false lets the trace keep and freeze the array it is given.
+    """
+
+    mixed_heads: str | None
+    stages: Sequence[str] | None
+    encoder_length: int | None
+    copy: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,22 +115,20 @@ class AttentionTrace:
         layers: Sequence[int] | None = None,
         kind: Kind | None = None,
         sinks: ArrayLike | None = None,
-        mixed_heads: str | None = None,
         prediction: Prediction | None = None,
-        stages: Sequence[str] | None = None,
-        encoder_length: int | None = None,
         gradients: ArrayLike | None = None,
         measured: Mapping[str, ArrayLike] | None = None,
         row_tolerance: float | None = None,
         provenance: Mapping[str, Any] | None = None,
-        copy: bool = True,
+        **structure: Unpack[TraceStructure],
     ) -> Self:
-        """A trace from arrays of shape (layers, heads, n, n) or (layers, n, n) and n tokens.
+        """Make a trace from arrays of shape (layers, heads, n, n) or (layers, n, n) and n tokens.
 
         Rows must sum to 1 (or to 1 minus `sinks`) within `row_tolerance`, by default what the
         dtype can hold. `kind` is recognised when not given: causal if no position attends to a
-        later one. With `copy=False` the trace may keep and freeze the array it is given.
+        later one. `structure` is what captures add: see `TraceStructure`.
         """
+        copy = structure.get("copy", True)
         checked, dtype = checked_weights(weights, copy)
         names = Tokens.of(tokens)
         if len(names) != checked.shape[-1]:
@@ -135,9 +147,11 @@ class AttentionTrace:
             layers=numbers,
             kind=checked_kind(kind, checked, tolerance),
             sinks=sink,
-            mixed_heads=checked_mixed_heads(mixed_heads, checked.shape[1]),
+            mixed_heads=checked_mixed_heads(structure.get("mixed_heads"), checked.shape[1]),
             prediction=prediction,
-            **checked_stages(stages, encoder_length, len(checked), len(names)),
+            **checked_stages(
+                structure.get("stages"), structure.get("encoder_length"), len(checked), len(names)
+            ),
             gradients=checked_gradients(gradients, checked, copy=copy),
             measured=checked_measured(measured, len(checked), checked.shape[-1]),
             provenance={

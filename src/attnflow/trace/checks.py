@@ -15,7 +15,7 @@ from attnflow.errors import (
     shorten,
     whole_number,
 )
-from attnflow.trace.prediction import Prediction
+from attnflow.trace.extras import Prediction
 
 __all__ = [
     "ROW_TOLERANCE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,9 @@ from attnflow.trace.checks import (
     checked_layers,
     checked_provenance,
 )
-from attnflow.trace.factors import LayerFactors
-from attnflow.trace.prediction import Prediction
+from attnflow.trace.extras import Prediction
 
-__all__ = ["FactoredTrace", "size_in_words", "weights_size"]
+__all__ = ["FactoredTrace", "size_in_words", "weights_size", "LayerFactors", "LayerMix"]
 
 
 def weights_size(layers: int, heads: int, length: int) -> int:
@@ -159,3 +158,74 @@ class FactoredTrace(AttentionTrace):
             f"{size_in_words(sum(layer.size for layer in self.factors))}. Apply a method and save "
             "its result, or capture(..., form='weights')."
         )
+
+
+Rows = Sequence[int] | NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class LayerMix:
+    """How the heads of a layer become one matrix: `(1 - residual) W + residual I`.
+
+    heads: the share of each head in W. drop: positions on which nobody but themselves may draw;
+    each row is scaled back to the mass it had.
+
+    >>> LayerMix(heads=(0.5, 0.5), residual=0.5)
+    LayerMix(heads=(0.5, 0.5), residual=0.5, drop=())
+    """
+
+    heads: tuple[float, ...]
+    residual: float = 0.0
+    drop: tuple[int, ...] = ()
+
+
+class LayerFactors(Protocol):
+    """One layer's attention in factors. Vectors are opaque: only the layers of a trace, which all
+    compute in the same place, can take them; parts are had by indexing their first axis.
+
+    >>> from attnflow.testing import random_factors
+    >>> layer = random_factors(layers=1, length=4).factors[0]
+    >>> layer.array(layer.unit_rows([2])).tolist()
+    [[0.0, 0.0, 1.0, 0.0]]
+    """
+
+    @property
+    def heads(self) -> int:
+        """How many heads."""
+
+    @property
+    def length(self) -> int:
+        """How many positions."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes the factors take."""
+
+    @property
+    def way(self) -> str:
+        """How products are formed, in words for a result's provenance."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradient-weighted products can be formed."""
+
+    def weight_rows(self, rows: Rows, *, with_gradient: bool = False) -> NDArray[np.float32]:
+        """`(heads, rows, n)`: the weights of these rows, each times its gradient where asked."""
+
+    def unit_rows(self, rows: Rows) -> Any:
+        """A vector for each of these rows, 1 at its own position."""
+
+    def vectors(self, array: NDArray[np.float64]) -> Any:
+        """Vectors of these numbers, (vectors, n)."""
+
+    def join(self, vectors: Sequence[Any]) -> Any:
+        """Several groups of vectors as one."""
+
+    def array(self, vectors: Any) -> NDArray[np.float64]:
+        """`(vectors, n)`: the numbers of vectors."""
+
+    def times(self, vectors: Any, mix: LayerMix) -> Any:
+        """Vectors times the layer's matrix."""
+
+    def times_gradient(self, vectors: Any, heads: tuple[float, ...]) -> Any:
+        """Vectors times the weighted mean over heads of `relu(A ⊙ ∇A)`."""

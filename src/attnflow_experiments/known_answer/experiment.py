@@ -19,7 +19,7 @@ from attnflow.evaluation.table import Cell, Table
 from attnflow.hosts.capture import capture
 from attnflow.methods import Flow, Method, Raw, Rollout, quiet_about_limits
 from attnflow.methods.mixing import ONE_STEP
-from attnflow.tokens.common_words import common_tokens
+from attnflow.tokens.text import common_tokens
 from attnflow_experiments.known_answer.data import (
     Known,
     Wording,

@@ -12,7 +12,7 @@ from attnflow.evaluation.subjects.examples import CompletionPrompt, ImageExample
 from attnflow.evaluation.subjects.images import Images
 from attnflow.evaluation.subjects.prompts import Prompts
 from attnflow.evaluation.subjects.texts import Texts
-from attnflow.tokens.pictures import is_picture, names_picture
+from attnflow.tokens.patches import is_picture, names_picture
 
 __all__ = [
     "SUBJECTS",

@@ -23,7 +23,7 @@ from typing import Any
 from attnflow.data import Row, find_column, list_photos, read_value, rows
 from attnflow.errors import InputError, shorten
 from attnflow.errors.arguments import check_fields, checked_arguments
-from attnflow.tokens.pictures import PICTURE_ENDINGS
+from attnflow.tokens.patches import PICTURE_ENDINGS
 from attnflow.tokens.units import CharSpan
 
 __all__ = [

@@ -32,7 +32,7 @@ from attnflow.show.plots.canvas import (
 )
 from attnflow.show.sentences import place_of, short_number
 from attnflow.tokens import TokenRef
-from attnflow.tokens.common_words import common_tokens
+from attnflow.tokens.text import common_tokens
 from attnflow.trace import Prediction
 
 if TYPE_CHECKING:
