@@ -9,7 +9,6 @@ Everything runs on models that are tiny or shipped, on one thread, in under two 
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -187,34 +186,24 @@ def on_arrays() -> Iterator[tuple[str, Array]]:
 # --- the front functions --------------------------------------------------------------------------
 
 
-def call(function: Any, model: Any, *arguments: Any, **options: Any) -> Any:
-    """Call a front function; one that does not take a Model yet gets its parts by name."""
-    parameters = inspect.signature(function).parameters
-    if not isinstance(model, attnflow.Model) or not {"tokenizer", "processor"} & {*parameters}:
-        return function(model, *arguments, **options)
-    parts = {"tokenizer": model.tokenizer, "processor": model.processor}
-    named = {name: part for name, part in parts.items() if name in parameters and part is not None}
-    return function(model.module, *arguments, **named, **options)
-
-
 def explain(model: Any, text: Any, method: Any = None, **options: Any) -> Any:
     """Explain a text or an image."""
-    return call(attnflow.explain, model, text, method, **options)
+    return attnflow.explain(model, text, method, **options)
 
 
 def generate(model: Any, prompt: Any, **options: Any) -> Any:
     """Continue a prompt."""
-    return call(attnflow.generate, model, prompt, **options)
+    return attnflow.generate(model, prompt, **options)
 
 
 def read_completion(model: Any, prompt: Any, completion: Any, **options: Any) -> Any:
     """Explain a completion that is there already."""
-    return call(attnflow.explain_completion, model, prompt, completion, **options)
+    return attnflow.generate(model, prompt, completion=completion, **options)
 
 
 def ask(model: Any, question: str, documents: Any, **options: Any) -> Any:
     """Answer a question from documents."""
-    return call(attnflow.ask, model, question, documents, **options)
+    return attnflow.ask(model, question, documents, **options)
 
 
 def evaluate_texts(model: Any, texts: Sequence[str], journal: Path, **options: Any) -> Any:
@@ -341,11 +330,18 @@ def on_completions() -> Iterator[tuple[str, Array]]:
         torch.manual_seed(0)
         loaded = kind(config).eval()
         inputs = {"input_ids": torch.tensor([[1, 5, 6, 7, 8, 9, 10, 11]])}
-        for method in (
-            *(None, attnflow.Rollout(), attnflow.Rollout(residual="one-step", drop=(0,)), "raw"),
-            *("gradient-rollout", "flow"),
-        ):
-            name = f"{kind.__name__}/{method}"
+        fields = "discard=0.0, drop={}, receptive_field=None, start_layer=1, top_head=None"
+        methods: dict[str, Any] = {
+            **dict.fromkeys(("None", "raw", "gradient-rollout", "flow")),
+            f"Rollout(heads='mean', residual=0.5, {fields.format(())})": attnflow.Rollout(),
+            f"Rollout(heads='mean', residual='one-step', {fields.format((0,))})": attnflow.Rollout(
+                residual="one-step", drop=(0,)
+            ),
+        }
+        for label, method in methods.items():
+            name = f"{kind.__name__}/{label}"
+            if method is None and label != "None":
+                method = label
             result = generate(loaded, inputs, max_new_tokens=7, method=method)
             yield from arrays_of(f"{name}/streamed", result)
             ids = [int(text) for text in result.targets.texts]
