@@ -15,7 +15,7 @@ from torch import Tensor
 import attnflow
 from attnflow import Attribution, GradientAttention
 from attnflow.errors import InputError, MethodError, TargetError
-from attnflow.explainers.targets import resolve_targets
+from attnflow.explainers.request import resolve_targets
 from attnflow.testing import tiny_decoder
 from attnflow.tokens import Tokens
 from test_gradient_attention import TEXT, model_of

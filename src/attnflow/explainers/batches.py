@@ -17,8 +17,7 @@ from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, TokensError
 from attnflow.explainers.answer_rows import answer_rows, apply_method, needs_own_gradients
 from attnflow.explainers.defaults import default_method, drops_sink
-from attnflow.explainers.gradient_rows import completion_rows
-from attnflow.explainers.last_rows import explain_last_rows
+from attnflow.explainers.gradient_rows import completion_rows, explain_last_rows
 from attnflow.explainers.prompts import Prompt, as_chat, encode_prompts
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import CompletionRequest, check_room, completion_ids

@@ -1,4 +1,4 @@
-"""Visibility, and the careful method that joins it with gradient attention and checks the best.
+"""Visibility, on words and on images, and the careful method that joins it with gradient attention.
 
 Both are measured on the model, at a number of passes that does not grow with the number of sources.
 """
@@ -6,23 +6,31 @@ Both are measured on the model, at a number of passes that does not grow with th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attnflow.errors import ModelError
+from attnflow.attribution import Attribution
+from attnflow.errors import MethodError, ModelError
 from attnflow.errors.progress import tell
 from attnflow.explainers.ablation import CompletionAblation, log_odds
 from attnflow.explainers.gradient_rows import completion_rows
+from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.reader import Reader
 from attnflow.explainers.reruns import AblationTask, register_rerun
 from attnflow.explainers.sources import Sources
+from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.visibility import visibility
+from attnflow.hosts.transformers.visibility import image_visibility, visibility
+from attnflow.methods import RerunMethod
 from attnflow.methods.reruns import Careful, Visibility
+from attnflow.methods.towers import carried
 
-__all__: list[str] = []
+__all__ = ["measure_images"]
+
 
 Floats = NDArray[np.float64]
 _FADED = 2 / 3  # visibility's part of a careful prediction; chosen on development data, two models
@@ -127,3 +135,35 @@ def _check_model(ablation: CompletionAblation) -> None:
             f"attention can be seen; {type(ablation.model).__name__} is not one. Leave-one-out "
             "takes any model that generates."
         )
+
+
+def measure_images(
+    reader: Reader, method: RerunMethod, prompt: Prompt, ids: Sequence[int]
+) -> Attribution:
+    """What each target of a completion loses while parts of its prompt fade."""
+    if not isinstance(method, Visibility):
+        raise MethodError(
+            f"{method.name!r} runs the model again without words of its prompt; with images it "
+            "cannot say what a patch is worth. 'visibility' and the methods that read attention do."
+        )
+    inputs = reader.text_inputs(prompt.ids, list(ids))
+    trace = capture(reader.model, inputs, heads="mean")
+    first, patches = len(prompt.ids) - 1, trace.encoder_length or 0
+    columns = reader.columns(trace, len(prompt.ids))
+    targets = reader.targets(list(ids))
+    rows = np.zeros((1, len(targets), trace.length))
+    for row, target in zip(rows[0], targets, strict=True):
+        answer = [(first + k, ids[k]) for k in target.tokens]
+        losses = image_visibility(
+            reader.module, inputs, len(prompt.ids), answer, steps=method.steps
+        )
+        row[patches:] = losses.double().cpu().numpy()
+    values = carried(rows, trace, "rollout")[..., columns]
+    return Attribution(
+        values,
+        (trace.layers[-1],),
+        targets=reader.names_after(prompt.ids, targets),
+        sources=trace.tokens.select(columns),
+        method=replace(method, alone=0),
+        provenance={**trace.provenance, **reader.about(prompt.ids, list(ids))},
+    )

@@ -14,10 +14,10 @@ from typing import Any, overload
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError
 from attnflow.errors.arguments import checked_arguments, checked_seed
+from attnflow.explainers.careful import measure_images
 from attnflow.explainers.confirm import confirm_completion
 from attnflow.explainers.defaults import default_method
 from attnflow.explainers.documents import mark_messages, messages_of
-from attnflow.explainers.image_prompts import measure_images
 from attnflow.explainers.prompts import Message, Prompt, PromptBatch, Prompts, encode_prompts
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import (

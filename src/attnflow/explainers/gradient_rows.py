@@ -1,4 +1,4 @@
-"""Gradient attention of a completion: one pass over its positions, beside the prompt's cache.
+"""Gradient attention in one pass: of a completion beside the prompt's cache, and of many texts.
 
 The model writes as it always does, with its own fused attention. Its keys and values are kept, and
 when the text is there, one forward and one backward pass over the positions that predicted it give
@@ -8,8 +8,9 @@ token as it comes would double it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
+from attnflow.attribution import Attribution
+from attnflow.hosts.adapter import Scores
 from attnflow.hosts.factored import told_memory
+from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.model import Model
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.transformers.inputs import tokens_of
 from attnflow.hosts.transformers.row_gradients import (
     NO_CONTRAST,
     PredictingRows,
     cropped,
     gradient_rows,
+    log_probability,
+    logit,
 )
+from attnflow.methods import GradientAttention
+from attnflow.methods.base import layers_from
 from attnflow.methods.gradients import find_sink
 from attnflow.trace.extras import LOG_PROB, ScoreName
+
+__all__ = ["explain_last_rows"]
 
 _MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum over layers is kept
 
@@ -131,3 +143,90 @@ def _contrasts(tokens: Tensor, contrasts: Mapping[tuple[int, int], int] | None) 
     for (example, number), token in contrasts.items():
         others[example, number] = token
     return others
+
+
+@dataclass(frozen=True, eq=False)
+class _LastRow(PredictingRows):
+    """The last position of each text, explained by its likeliest token.
+
+    logits: what that token is read from, put here when the model has run.
+    """
+
+    logits: list[Tensor] = field(default_factory=list)
+
+    def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
+        """Return that of the likeliest token, `(batch, rows)`."""
+        self.logits.append(logits.detach()[:, -1])
+        score = logit if name == "logit" else log_probability
+        return score(logits, logits.argmax(dim=-1))
+
+
+def explain_last_rows(
+    model: Model, texts: Sequence[str], methods: Sequence[GradientAttention], layers: int
+) -> list[list[Attribution]]:
+    """Return for each method the result of every text: its last position at one layer.
+
+    The methods take gradients of the same score.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> [[first, second]] = explain_last_rows(
+    ...     Model(*tiny_decoder()), ["the key", "the keys to the"], [GradientAttention()], -1
+    ... )
+    >>> first.values.shape, second.values.shape  # layers, targets, sources
+    ((1, 1, 2), (1, 1, 4))
+    """
+    module, tokenizer = model
+    batch = model.adapter.encode(module, tokenizer, texts)
+    ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
+    lengths = mask.sum(dim=1).tolist()
+    padding = [ids.shape[1] - length for length in lengths]
+    text = _LastRow(
+        ids=_pad_left(ids, padding),
+        mask=_pad_left(mask, padding),
+        first=ids.shape[1] - 1,
+        tokens=ids[:, :1],
+    )
+    with at_rest(module):
+        rows = gradient_rows(module, text, methods[0].score)
+    values, weights = (array.double().cpu().numpy() for array in (rows.values, rows.weights))
+    about = provenance_of(module, str(module.dtype).removeprefix("torch."))
+    results: list[list[Attribution]] = [[] for _ in methods]
+    for k, (length, pad) in enumerate(zip(lengths, padding, strict=True)):
+        tokens = tokens_of(tokenizer, ids[k, :length].tolist())
+        scores = Scores(text.logits[-1][k], length - 1, partial(_names, tokenizer))
+        sink = find_sink(weights[k, :, pad:]) if length > 2 else None
+        frame = {
+            "targets": tokens.select([length - 1]),
+            "sources": tokens,
+            "prediction": scores.prediction(),
+            "provenance": {**about, "kind": "causal", "sink": sink},
+        }
+        for method, column in zip(methods, results, strict=True):
+            column.append(_result(method, values[:, k, :, pad:], sink, layers, frame))
+    return results
+
+
+def _pad_left(rows: Tensor, padding: Sequence[int]) -> Tensor:
+    """Move the padding to the left, so that all texts end together."""
+    return torch.stack([row.roll(pad) for row, pad in zip(rows, padding, strict=True)])
+
+
+def _result(
+    method: GradientAttention, rows: Any, sink: int | None, layers: int, frame: dict[str, Any]
+) -> Attribution:
+    numbers = tuple(range(1, len(rows) + 1))
+    available = layers_from(numbers, method.start_layer)
+    top = available[-1] if layers == -1 else layers
+    sums = rows[available[0] - 1 : top].sum(axis=0, keepdims=True)
+    values, elsewhere = method.without_sink(sums, np.zeros(sums.shape[:2]), sink)
+    return Attribution(
+        values,
+        (top,),
+        method=method,
+        elsewhere=elsewhere if sink is not None else None,
+        **frame,
+    )
+
+
+def _names(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    return [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]

@@ -19,9 +19,15 @@ from attnflow.explainers.gradient_rows import (
     completion_rows,
 )
 from attnflow.explainers.prompts import Prompt
-from attnflow.explainers.request import CompletionRequest, takes_gradients
+from attnflow.explainers.request import (
+    ANSWER,
+    CompletionRequest,
+    CompletionTarget,
+    Contrast,
+    resolve_targets,
+    takes_gradients,
+)
 from attnflow.explainers.rollout_cache import RolloutCache, streams
-from attnflow.explainers.targets import ANSWER, CompletionTarget, Contrast, resolve_targets
 from attnflow.hosts.adapter import ModelFacts
 from attnflow.hosts.capture import capture, capture_phrase
 from attnflow.hosts.forward_pass import provenance_of

@@ -15,10 +15,9 @@ from attnflow.evaluation.records import RANDOM
 from attnflow.explainers.ablation import CompletionAblation, blank_token
 from attnflow.explainers.prompts import Prompt, neutral_ids
 from attnflow.explainers.reader import Reader
-from attnflow.explainers.request import CompletionRequest
+from attnflow.explainers.request import ANSWER, CompletionRequest
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources
-from attnflow.explainers.targets import ANSWER
 from attnflow.hosts.model import Model
 from attnflow.methods import (
     METHODS,
