@@ -84,12 +84,22 @@ def patiently() -> Iterator[None]:
 
 
 def is_heard() -> bool:
-    """Return true if someone listens."""
+    """Return true if someone listens.
+
+    >>> with listening(print):
+    ...     is_heard()
+    True
+    """
     return _LISTENER.get() is not None
 
 
 def tell(stage: str, done: int, total: int, text: str = "") -> None:
-    """Tell the listener, if there is one, how far the work is and what was written."""
+    """Tell the listener, if there is one, how far the work is and what was written.
+
+    >>> with listening(lambda step: print(step.text, end="")):
+    ...     tell("writing", 1, 2, "Paris")
+    Paris
+    """
     callback = _LISTENER.get()
     if callback is not None:
         callback(Progress(stage, done, total, text))

@@ -147,7 +147,6 @@ def _times(vectors: Matrix, rows_of: RowsOf, index: int) -> Matrix:
     return product
 
 
-Matrix = NDArray[np.float64]
 Step = Callable[[int, Any], Any]
 """`step(index, vectors)`: vectors times the matrix of the trace's layer at this index."""
 
