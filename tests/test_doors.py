@@ -127,18 +127,6 @@ class Case:
         return f"{self.model} {self.method or 'default'}{target}"
 
 
-TAGGER = pytest.mark.xfail(reason="the gradient of the surest token, the row of the one asked for")
-HEADLESS = pytest.mark.xfail(reason="every position, position 0, or the last one, by the door")
-
-
-def cases(*broken: tuple[str, pytest.MarkDecorator]) -> pytest.MarkDecorator:
-    """Every case; those of these models by gradients, or without an answer, do not agree yet."""
-    marks = dict(broken)
-    return pytest.mark.parametrize(
-        "case", [pytest.param(c, marks=marks.get(c.model, ()), id=str(c)) for c in CASES]
-    )
-
-
 CASES = [
     *(Case("classifier", method=name) for name in (None, "rollout:residual=0.4", "flow", "alti")),
     *(Case("classifier", method=name) for name in ("gradient-rollout", "gradient-attention")),
@@ -228,27 +216,27 @@ def corpus_rows(case: Case, folder: Path, place: Path) -> Rows:
 
 
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
-@cases()
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_command_line_gives_the_rows_of_python(case: Case, folders: Folders) -> None:
     same_rows(command_rows(case, folders[case.model]), python_rows(case, folders[case.model]))
 
 
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
-@cases(("tagger", TAGGER), ("headless", HEADLESS), ("headless-decoder", HEADLESS))
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_corpus_gives_the_rows_of_python(case: Case, folders: Folders, tmp_path: Path) -> None:
     folder = folders[case.model]
     same_rows(corpus_rows(case, folder, tmp_path), python_rows(case, folder))
 
 
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
-@cases(("tagger", TAGGER))
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_report_shows_the_rows_of_python(case: Case, folders: Folders, tmp_path: Path) -> None:
     rows = report_rows(case, folders[case.model], tmp_path / "page.html")
     shown_rows(rows, python_rows(case, folders[case.model]))
 
 
 @pytest.mark.filterwarnings("ignore::attnflow.errors.AttributionWarning")
-@cases(("tagger", TAGGER))
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_page_shows_the_rows_of_python(case: Case, folders: Folders, client: Client) -> None:
     shown_rows(page_rows(case, client), python_rows(case, folders[case.model]))
 
@@ -353,7 +341,7 @@ def test_a_byte_that_is_no_utf8_is_said_by_every_door(folders: Folders, tmp_path
     path.write_bytes("text\nthe key\nthe caf\xe9 of sara\n".encode("latin-1"))
     settings = corpus.Settings(methods=["rollout"])
     result = corpus.run(tiny_encoder(), path, tmp_path / "out", settings=settings)
-    errors = [row["error"] for row in result.to_arrow().to_pylist()]
+    errors = {row["text"]: row["error"] for row in result.to_arrow().to_pylist()}
     assert errors[0] is None
     assert "UTF-8" in errors[1]
     arguments = ["evaluate", "--data", str(path), "--model", str(folders["classifier"])]

@@ -102,7 +102,9 @@ def compare(
         confirmed = with_confirmation(results[0], loaded, next_token(loaded, text))
         results = (confirmed, *results[1:])
     heads = _all_heads(loaded, text, trace) if decoder_text is None else None
-    return Comparison(results, _graph(trace, applied, results[0]), HeadWeights.of_trace(heads))
+    one_graph = not any(isinstance(m, Flow) and _is_apart(loaded, m) for m in applied)
+    graph = _graph(trace, applied, results[0]) if one_graph else None  # else one for each target
+    return Comparison(results, graph, HeadWeights.of_trace(heads))
 
 
 def _check_methods(methods: Sequence[str | Method | None] | None) -> None:
