@@ -288,6 +288,14 @@ def test_options_without_a_method_are_refused(folders: Folders) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
+def test_a_causal_model_without_row_gradients_has_one_default(folders: Folders) -> None:
+    """`explain` gave rollout with residual ½, `generate` one-step rollout."""
+    model = attnflow.load(folders["jamba"])
+    explained = attnflow.explain(model, "the keys to the")
+    written = attnflow.generate(model, "the keys to the", max_new_tokens=1)
+    assert explained.method == written.method
+
+
 # --- images ---------------------------------------------------------------------------------------
 
 
