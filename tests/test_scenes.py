@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,18 @@ def test_explain_says_which_command_takes_the_image(
     named = [str(tmp_path / "scene.png") if one == "SCENE" else one for one in arguments]
     assert _run(["explain", *named]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_explain_takes_a_question_about_an_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL.Image").fromarray(PAIR.image()).save(tmp_path / "scene.png")
+    question = ["--images", str(tmp_path / "scene.png"), PAIR.questions[0].text]
+    assert _run(["explain", "--model", "scenes", *question]) == 0
+    shown = capsys.readouterr().out
+    answer = re.search(r"The model says (\S+) ", shown)
+    assert answer is not None
+    assert f"“{answer[1]}” came from the image (" in shown
 
 
 def test_a_report_holds_the_image_and_its_maps(tmp_path: Path) -> None:

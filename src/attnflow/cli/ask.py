@@ -41,7 +41,7 @@ def ask(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[DOCUMENTS]...",
+            metavar="DOCUMENTS",
             help="The documents: files, patterns such as 'notes/*.txt', or - for standard input.",
         ),
     ] = None,

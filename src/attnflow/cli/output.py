@@ -16,7 +16,7 @@ from attnflow import storage
 from attnflow.attribution import Attribution, Confirmation
 from attnflow.errors import FileError, InputError
 from attnflow.show import terminal
-from attnflow.show.sentences import answer_sentence
+from attnflow.show.sentences import answer_sentence, answer_subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,7 +87,8 @@ def print_maps(result: Attribution, console: Console) -> None:
     """Print a sentence and a map of characters for each of the first words about images."""
     for position in result.targets.positions[:_MAPS]:
         word = result.row(position)
-        console.print(Text(answer_sentence(word)), soft_wrap=True)
+        sentence = answer_sentence(word, subject=answer_subject(word))
+        console.print(Text(sentence), soft_wrap=True)
         console.print(terminal.picture_map(word, console=console))
     if len(result.targets) > _MAPS:
         more = len(result.targets) - _MAPS

@@ -237,8 +237,10 @@ def picture_sentence(result: Attribution, *, subject: str | None = None) -> str:
     )
 
 
-def answer_sentence(result: Attribution, *, k: int = 3) -> str:
+def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = None) -> str:
     """Say what one word of an answer about images came from: each image as a whole, and words.
+
+    subject: what the sentence is about, if not the target's own word.
 
     >>> from attnflow import Raw, Tokens
     >>> from attnflow.tokens.patches import Grid, ImagePatches
@@ -249,7 +251,7 @@ def answer_sentence(result: Attribution, *, k: int = 3) -> str:
     '“red” came from the image (60 %, most from its upper left) and “colour” (40 %).'
     """
     values = np.maximum(result.layer(-1).values[0, 0], 0.0)
-    name, total = result.targets.text[0], float(values.sum())
+    name, total = subject or result.targets.text[0], float(values.sum())
     if total <= 0:
         return f"“{name}” draws on nothing here."
     phrases: list[tuple[float, str]] = []
