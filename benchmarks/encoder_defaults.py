@@ -27,7 +27,7 @@ from attnflow.errors import AttnflowError, AttributionWarning
 from attnflow.evaluation.metrics import compare_paired, linear_datamodeling_score, summarize
 from attnflow.evaluation.subjects.examples import read_texts
 from attnflow.explainers.ablation import log_odds
-from attnflow.explainers.reruns import random_ablations
+from attnflow.explainers.leave_out import random_ablations
 from attnflow.explainers.sources import strongest
 from attnflow.hosts.load import load
 from attnflow.hosts.model import Model

@@ -32,7 +32,7 @@ from attnflow import GradientAttention, GradientRollout, Raw, Rollout
 from attnflow.errors import AttributionWarning
 from attnflow.evaluation.metrics import compare_paired, linear_datamodeling_score, summarize
 from attnflow.explainers.ablation import log_odds
-from attnflow.explainers.reruns import random_ablations
+from attnflow.explainers.leave_out import random_ablations
 from attnflow.explainers.sources import strongest
 from attnflow.methods.mixing import ONE_STEP
 

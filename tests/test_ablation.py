@@ -28,7 +28,8 @@ from attnflow.evaluation.subjects.examples import read_prompts
 from attnflow.evaluation.subjects.prompts import LEAVE_ONE_DOCUMENT_OUT, is_answered
 from attnflow.evaluation.subjects.rankings import named_rankings
 from attnflow.explainers.ablation import CompletionAblation, blank_token
-from attnflow.explainers.reruns import lasso, measure, random_ablations, run_again
+from attnflow.explainers.leave_out import lasso, random_ablations
+from attnflow.explainers.reruns import measure, run_again
 from attnflow.explainers.sources import Sources, content_spans, strongest
 from attnflow.methods import AblationRegression, LeaveOneOut, Rollout
 from attnflow.testing import tiny_encoder

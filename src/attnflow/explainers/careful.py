@@ -17,9 +17,9 @@ from attnflow.errors import MethodError, ModelError
 from attnflow.errors.progress import tell
 from attnflow.explainers.ablation import CompletionAblation, log_odds
 from attnflow.explainers.gradient_rows import completion_rows
+from attnflow.explainers.leave_out import AblationTask, register_rerun
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.reader import Reader
-from attnflow.explainers.reruns import AblationTask, register_rerun
 from attnflow.explainers.sources import Sources
 from attnflow.hosts.capture import capture
 from attnflow.hosts.registry import adapter_for

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -25,6 +24,7 @@ from attnflow.errors import (
 )
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.load import free_memory
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.hosts.scores import Choice, choose_answers
@@ -39,7 +39,6 @@ __all__ = [
     "Form",
     "capture_in_factors",
     "chosen_form",
-    "free_memory",
     "single_example",
     "told_memory",
 ]
@@ -153,20 +152,6 @@ def _size_of_weights(model: Model, batch: Batch, mixed: bool) -> int:
     length = batch.inputs["input_ids"].shape[1] if "input_ids" in batch.inputs else 0
     layers = model.adapter.expected_layers(model.module) or 1
     return batch.size * weights_size(layers, heads, length)
-
-
-def free_memory() -> float:
-    """Bytes of this machine's memory that are free to use, infinite where the system does not say.
-
-    >>> free_memory() > 0
-    True
-    """
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return float("inf")
-    sizes = (line.split()[1] for line in lines if line.startswith("MemAvailable"))
-    return float(next(sizes, "inf")) * 1024
 
 
 def single_example(batch: Batch, example: int) -> Batch:

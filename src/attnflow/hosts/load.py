@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attnflow.errors import ModelError, optional_import, shorten
 from attnflow.hosts.model import Model
 
-__all__ = ["ModelLike", "as_model", "example_inputs", "load", "quiet_hosts"]
+__all__ = ["ModelLike", "as_model", "example_inputs", "free_memory", "load", "quiet_hosts"]
 
 # Which head to load, by how the architecture's name ends (the first that fits); else a bare model.
 _HEADS = {
@@ -192,14 +192,26 @@ def _in_single_precision(model: nn.Module) -> nn.Module:
     A model that is loaded by its name runs on the CPU. Many CPUs have no instructions for half
     precision and take up to a hundred times as long with it.
     """
-    from attnflow.hosts.factored import free_memory
-
     sizes = [weight.numel() for weight in model.parameters() if weight.dtype in _HALF]
     free = free_memory()
     room = _UNKNOWN if isinf(free) else free / 2
     if not sizes or getattr(model, "is_quantized", False) or 4 * sum(sizes) > room:
         return model
     return model.float()
+
+
+def free_memory() -> float:
+    """Bytes of this machine's memory that are free to use, infinite where the system does not say.
+
+    >>> free_memory() > 0
+    True
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return float("inf")
+    sizes = (line.split()[1] for line in lines if line.startswith("MemAvailable"))
+    return float(next(sizes, "inf")) * 1024
 
 
 class _Source(NamedTuple):

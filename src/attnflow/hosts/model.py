@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from attnflow.errors import ModelError, TokensError, shorten
+
 if TYPE_CHECKING:
     from attnflow.hosts.adapter import Adapter, ModelFacts
 
-__all__ = ["Model"]
+__all__ = ["Model", "processor_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,31 @@ class Model:
     @cached_property
     def question_processor(self) -> Any:
         """The processor of a question with its images: the one given, else the model's own."""
-        from attnflow.hosts.vision_language.towers import processor_of
-
         return processor_of(self.module, self.processor)
+
+
+def processor_of(model: nn.Module, processor: Any = None) -> Any:
+    """Return the processor that was handed in, or that which was saved with the model."""
+    if processor is not None:
+        if hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
+            return processor
+        raise TokensError(
+            f"processor={shorten(processor)} prepares no text and images together; pass "
+            "processor=AutoProcessor.from_pretrained(...)."
+        )
+    config: Any = model.config
+    name = getattr(config, "name_or_path", "")
+    if not name:
+        raise TokensError(
+            "Text and images need the model's processor: pass "
+            "processor=AutoProcessor.from_pretrained(...), or the model's name or path."
+        )
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(name)
+    except Exception as error:  # the library raises many unrelated types
+        raise ModelError(
+            f"The processor of {shorten(name)} could not be loaded ({type(error).__name__}: "
+            f"{str(error).splitlines()[0][:300] if str(error) else ''}). Pass processor=..."
+        ) from error

@@ -28,9 +28,10 @@ from attnflow.evaluation.subjects.examples import CompletionPrompt, read_prompts
 from attnflow.evaluation.subjects.known import PromptText, TrueSources, known_hits
 from attnflow.evaluation.subjects.rankings import CompletionCase, named_rankings
 from attnflow.explainers.ablation import CompletionAblation, blank_token, log_odds
+from attnflow.explainers.leave_out import random_ablations
 from attnflow.explainers.prompts import as_chat, encode_prompts
 from attnflow.explainers.request import check_room, completion_ids
-from attnflow.explainers.reruns import measure, random_ablations
+from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources, prompt_tokens, strongest
 from attnflow.hosts.adapter import device_of
 from attnflow.hosts.load import ModelLike, as_model

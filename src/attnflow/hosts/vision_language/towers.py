@@ -19,6 +19,7 @@ from transformers.utils.generic import ModelOutput
 from attnflow.errors import InputError, ModelError, TokensError, UnsupportedModelError, shorten
 from attnflow.hosts.images import Photo, read_photo
 from attnflow.hosts.inputs import checked_text
+from attnflow.hosts.model import processor_of
 from attnflow.hosts.transformers.attention import uses_the_interface
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "image_prompt",
     "pixels_of",
     "placeholders",
-    "processor_of",
     "read_photos",
     "reads_images",
     "towers_of",
@@ -143,33 +143,6 @@ def read_photos(images: Sequence[Any]) -> list[Photo]:
     if not images:
         raise InputError("images is empty: a question about images needs at least one.")
     return [read_photo(image) for image in images]
-
-
-def processor_of(model: nn.Module, processor: Any = None) -> Any:
-    """Return the processor that was handed in, or that which was saved with the model."""
-    if processor is not None:
-        if hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
-            return processor
-        raise TokensError(
-            f"processor={shorten(processor)} prepares no text and images together; pass "
-            "processor=AutoProcessor.from_pretrained(...)."
-        )
-    config: Any = model.config
-    name = getattr(config, "name_or_path", "")
-    if not name:
-        raise TokensError(
-            "Text and images need the model's processor: pass "
-            "processor=AutoProcessor.from_pretrained(...), or the model's name or path."
-        )
-    from transformers import AutoProcessor
-
-    try:
-        return AutoProcessor.from_pretrained(name)
-    except Exception as error:  # the library raises many unrelated types
-        raise ModelError(
-            f"The processor of {shorten(name)} could not be loaded ({type(error).__name__}: "
-            f"{str(error).splitlines()[0][:300] if str(error) else ''}). Pass processor=..."
-        ) from error
 
 
 def _with_places(processor: Any, question: str, count: int) -> str:

@@ -1,0 +1,142 @@
+"""Sources taken away, each alone or many at random: two methods, and what others build on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnflow.errors import InputError, MethodError
+from attnflow.explainers.ablation import CompletionAblation, log_odds
+from attnflow.explainers.sources import Sources
+from attnflow.methods.reruns import AblationRegression, LeaveOneOut, RerunMethod
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+_SWEEPS = 10_000
+_CONVERGED = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class AblationTask:
+    """What a method measures: which tokens of a completion, on which sources.
+
+    targets: of each row of a result the completion's tokens that it is about, by number from 0.
+    """
+
+    ablation: CompletionAblation
+    sources: Sources
+    targets: tuple[tuple[int, ...], ...]
+
+
+RerunFunction = Callable[[Any, AblationTask], tuple[Floats, int]]
+"""Takes a description and a task; gives values (targets, sources) and the number of passes."""
+
+_FUNCTIONS: dict[type[RerunMethod], RerunFunction] = {}
+
+
+def register_rerun(kind: type[RerunMethod]) -> Callable[[RerunFunction], RerunFunction]:
+    """Decorate the function that carries out methods of this class."""
+
+    def register(function: RerunFunction) -> RerunFunction:
+        _FUNCTIONS[kind] = function
+        return function
+
+    return register
+
+
+def function_of(method: RerunMethod) -> RerunFunction:
+    """Return the function that carries a method out."""
+    for kind in type(method).__mro__:
+        if kind in _FUNCTIONS:
+            return _FUNCTIONS[kind]
+    raise MethodError(f"Nothing says how {method!r} is carried out: register_rerun does.")
+
+
+def responses(method: RerunMethod, task: AblationTask, sets: Sequence[Sequence[int]]) -> Floats:
+    """Measure each target with each set of positions taken away, `(sets, targets)`."""
+    tokens = task.ablation.token_log_probs(sets)
+    log_probs = np.stack([tokens[:, list(row)].sum(axis=1) for row in task.targets], axis=1)
+    return log_odds(log_probs) if method.score == "log-odds" else log_probs
+
+
+@register_rerun(LeaveOneOut)
+def _leave_one_out(method: LeaveOneOut, task: AblationTask) -> tuple[Floats, int]:
+    sets = [(), *task.sources.positions]
+    measured = responses(method, task, sets)
+    return np.ascontiguousarray((measured[0] - measured[1:]).T), len(sets)
+
+
+@register_rerun(AblationRegression)
+def _ablation_regression(method: AblationRegression, task: AblationTask) -> tuple[Floats, int]:
+    count = len(task.sources)
+    choice = random_ablations(method.samples, count, hidden=method.hidden, seed=method.seed)
+    measured = responses(method, task, task.sources.hidden(choice))
+    visible = (~choice).astype(np.float64)
+    return np.stack([lasso(visible, y, alpha=method.alpha) for y in measured.T]), len(choice)
+
+
+def random_ablations(
+    count: int, sources: int, *, hidden: float = 0.3, seed: int = 0
+) -> NDArray[np.bool_]:
+    """(count, sources): True where a source is taken away, the same number in each row.
+
+    >>> random_ablations(2, 10, hidden=0.3).sum(axis=1).tolist()
+    [3, 3]
+    """
+    if count < 1 or sources < 1 or not 0 < hidden < 1:
+        raise InputError(
+            "count and sources are at least 1, and hidden is a share between 0 and 1; got "
+            f"count={count}, sources={sources}, hidden={hidden}."
+        )
+    rng = np.random.default_rng(seed)
+    number = min(max(1, round(hidden * sources)), max(1, sources - 1))
+    choice = np.zeros((count, sources), dtype=bool)
+    for row in choice:
+        row[rng.permutation(sources)[:number]] = True
+    return choice
+
+
+def lasso(features: ArrayLike, response: ArrayLike, *, alpha: float = 0.01) -> Floats:
+    """The weights w that make ½·mean((y − Xw − b)²) + alpha·Σ|w| least, in units of the response.
+
+    The response is scaled to a standard deviation of 1 first, so that `alpha` means the same
+    whatever its unit; the intercept b is free. Found by coordinate descent, which converges to the
+    optimum because the penalty is separable.
+
+    >>> lasso([[0.0], [1.0], [0.0], [1.0]], [0.0, 2.0, 0.0, 2.0], alpha=0.0).round(6).tolist()
+    [2.0]
+    """
+    x, y = np.asarray(features, dtype=np.float64), np.asarray(response, dtype=np.float64)
+    if x.ndim != 2 or y.shape != x.shape[:1] or not len(y) or alpha < 0:
+        raise InputError(
+            "There is one row of features for each response, and alpha is at least 0; got "
+            f"features {x.shape}, response {y.shape}, alpha {alpha}."
+        )
+    x, y = x - x.mean(axis=0), y - y.mean()
+    scale = float(y.std())
+    if scale == 0:
+        return np.zeros(x.shape[1])
+    return _descend(x.T @ x / len(y), x.T @ y / (len(y) * scale), alpha) * scale
+
+
+def _descend(gram: Floats, products: Floats, alpha: float) -> Floats:
+    """`slope` is kept equal to X'(y − Xw)/n; a column that never varies gets the weight 0."""
+    weights, slope = np.zeros(len(products)), products.copy()
+    columns = np.flatnonzero(gram.diagonal() > 0)
+    for _ in range(_SWEEPS):
+        largest = 0.0
+        for j in columns:
+            partial = slope[j] + gram[j, j] * weights[j]
+            updated = np.sign(partial) * max(abs(partial) - alpha, 0.0) / gram[j, j]
+            change = updated - weights[j]
+            if change:
+                slope -= gram[:, j] * change
+                weights[j] = updated
+                largest = max(largest, abs(change))
+        if largest < _CONVERGED:
+            break
+    return weights
