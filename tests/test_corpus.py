@@ -32,7 +32,7 @@ from attnflow.corpus.ray_engine import ShardActor
 from attnflow.corpus.settings import Columns
 from attnflow.corpus.worker import ShardWorker
 from attnflow.data import DataFile, find_files
-from attnflow.errors import FileError, InputError, ModelError, StoppedError
+from attnflow.errors import FileError, InputError, MethodError, ModelError, StoppedError
 from attnflow.errors.progress import Progress, listening
 from attnflow.explainers.writer import Writer
 from attnflow.hosts.load import as_model
@@ -68,6 +68,11 @@ def write_jsonl(folder: Path, rows: list[Any]) -> Path:
     return path
 
 
+def classifier() -> Model:
+    """A tiny encoder that has an answer, so that a text has one row for each method."""
+    return tiny_encoder(head="SequenceClassification")
+
+
 def run(model: Any, data: Path, output: Path, engine: Any = None, **settings: Any) -> Corpus:
     return corpus.run(model, data, output, settings=Settings(**settings), engine=engine)
 
@@ -98,7 +103,7 @@ def same_top(row: dict[str, Any], result: Any, k: int) -> None:
 
 
 def test_each_text_gets_what_explain_gives_it_alone(tmp_path: Path) -> None:
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     methods, data = ["rollout", "raw:heads=max", "flow"], write_texts(tmp_path)
     options: Any = {"methods": methods, "shard_size": 3, "top": 3}
     result = run((model, tokenizer), data, tmp_path / "out", **options)
@@ -176,19 +181,16 @@ def test_completions_are_made_where_there_are_none(
     for number, prompt in enumerate(prompts):
         for method in ("rollout", "raw"):
             own = [row for row in rows if (row["text"], row["method"]) == (number, method)]
-            about: Any = {"method": method, "tokenizer": tokenizer}
+            written = {"max_new_tokens": 3} if prompt != "the king" else {"completion": "saw her"}
             with quiet_about_limits():
-                if prompt == "the king":
-                    alone = generate(model, prompt, completion="saw her", **about)
-                else:
-                    alone = generate(model, prompt, max_new_tokens=3, **about)
+                alone = generate((model, tokenizer), prompt, method, **written)
             assert [row["target"] for row in own] == list(alone.targets.text)
             for k, row in enumerate(own):
                 same_top(row, alone.layer(-1).row(alone.targets.positions[k]), 5)
 
 
 def test_all_targets_and_chosen_ones(tmp_path: Path) -> None:
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     data = write_texts(tmp_path, ["the key", "the king"])
     pair, methods = (model, tokenizer), ["raw", "rollout"]
     every = run(pair, data, tmp_path / "all", targets="all", methods=methods)
@@ -227,7 +229,7 @@ def test_sources_are_grouped_to_words_and_documents(tmp_path: Path) -> None:
 def test_a_classifier_that_reads_the_mean_gets_the_row_of_all_positions(
     tmp_path: Path, method: str
 ) -> None:
-    _, tokenizer = tiny_encoder()
+    _, tokenizer = classifier()
     torch.manual_seed(0)
     config = transformers.ModernBertConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -254,14 +256,14 @@ def test_a_token_classifier_is_explained_by_the_answer_of_the_target(
     options: Any = {"values": True, "methods": ["gradient-attention"], "targets": targets}
     rows = rows_of(run((model, tokenizer), write_texts(tmp_path), tmp_path / "out", **options))
     for row in rows:
-        options = {"targets": targets, "tokenizer": tokenizer, "layers": -1}
-        alone = explain(model, TEXTS[row["text"]], "gradient-attention", **options)
+        options = {"targets": targets, "layers": -1}
+        alone = explain((model, tokenizer), TEXTS[row["text"]], "gradient-attention", **options)
         assert row["target_position"] == alone.targets.positions[0]
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-3, abs=1e-6)
 
 
 def test_the_default_is_that_of_explain(tmp_path: Path) -> None:
-    model, tokenizer = tiny_encoder(head="SequenceClassification")
+    model, tokenizer = classifier()
     data = write_texts(tmp_path)
     result = run((model, tokenizer), data, tmp_path / "out", values=True)
     for row in rows_of(result):
@@ -270,15 +272,20 @@ def test_the_default_is_that_of_explain(tmp_path: Path) -> None:
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
 
 
-def test_without_an_answer_the_last_position_of_a_causal_model_is_explained(tmp_path: Path) -> None:
+def test_without_an_answer_every_position_is_explained_as_by_explain(tmp_path: Path) -> None:
     decoder, words = tiny_decoder()
     encoder, pieces = tiny_encoder(head="")
-    for model, tokenizer, from_end in ((decoder.model, words, 1), (encoder, pieces, None)):
-        out = tmp_path / str(from_end)
-        data = write_texts(tmp_path)
-        for row in rows_of(run((model, tokenizer), data, out, methods=["rollout"])):
-            assert row["prediction"] is None
-            assert row["target_position"] == (0 if from_end is None else row["tokens"] - from_end)
+    data = write_texts(tmp_path)
+    for name, model in (("causal", (decoder.model, words)), ("encoder", (encoder, pieces))):
+        options: Any = {"methods": ["rollout"], "values": True}
+        rows = rows_of(run(model, data, tmp_path / name, **options))
+        assert {row["prediction"] for row in rows} == {None}
+        for number, text in enumerate(TEXTS):
+            with quiet_about_limits():
+                alone = explain(model, text, "rollout", layers=-1)
+            values = [row["values"] for row in rows if row["text"] == number]
+            assert len(values) == len(alone.sources)
+            np.testing.assert_allclose(values, alone.values[0], rtol=1e-5, atol=1e-7)
 
 
 def vision_model(folder: Path) -> Path:
@@ -333,7 +340,7 @@ def test_images_from_paths_bytes_and_a_folder_get_what_explain_gives(tmp_path: P
 
 
 def test_a_bad_text_becomes_a_row_with_its_sentence(tmp_path: Path) -> None:
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     long = "the " * 2000
     data = write_jsonl(
         tmp_path, [{"id": 7, "text": "the key"}, {"id": 8, "text": "  "}, {"text": long}, [1]]
@@ -356,14 +363,14 @@ def test_a_bad_text_becomes_a_row_with_its_sentence(tmp_path: Path) -> None:
 def test_a_table_that_is_not_utf8_says_so_in_the_row(tmp_path: Path) -> None:
     data = tmp_path / "old.csv"
     data.write_bytes("text,label\nthe key,1\nthe café,0\nthe king,1\n".encode("latin-1"))
-    result = run(tiny_encoder(), data, tmp_path / "out")
+    result = run(classifier(), data, tmp_path / "out")
     sentences = [row["error"] for row in rows_of(result)]
     assert [sentence is None for sentence in sentences] == [True, False, True]
     assert "is not UTF-8 text: byte 28 of it is 0xe9. Save it as UTF-8" in sentences[1]
 
 
 def test_a_batch_that_fails_is_run_text_by_text(tmp_path: Path) -> None:
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     data = write_texts(tmp_path)
     usual = type(model).forward
 
@@ -396,7 +403,7 @@ def stop_after(texts: int) -> Callable[[Progress], None]:
 
 
 def test_a_stopped_run_goes_on_and_gives_the_same_bytes(tmp_path: Path) -> None:
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     data = write_texts(tmp_path)
     pair, options = (model, tokenizer), dict[str, Any](methods=["rollout"], shard_size=2)
     run(pair, data, tmp_path / "one", **options)
@@ -414,7 +421,7 @@ def test_a_stopped_run_goes_on_and_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     data = write_texts(tmp_path)
     place: Any = ((model, tokenizer), data, tmp_path / "out")
     run(*place, methods=["rollout"])
@@ -433,7 +440,7 @@ def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "diary.txt").write_text("mine")
     with pytest.raises(InputError, match="not empty and holds no run"):
@@ -443,7 +450,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_two_runs_into_one_folder_are_told(tmp_path: Path) -> None:
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     data = write_texts(tmp_path)
     messages: list[str] = []
 
@@ -548,7 +555,7 @@ def test_where_the_work_is_done_is_checked_first(
 @pytest.mark.parametrize("engine", [Local(processes=2), Ray(), Local(threads=2)])
 def test_a_loaded_model_runs_here_alone(tmp_path: Path, engine: Any) -> None:
     with pytest.raises(InputError, match="loaded model"):
-        run(tiny_encoder(), write_texts(tmp_path), tmp_path / "o", engine)
+        run(classifier(), write_texts(tmp_path), tmp_path / "o", engine)
 
 
 def test_an_engine_or_settings_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -569,11 +576,13 @@ def test_settings_travel_as_json() -> None:
         Settings(top=0)
     with pytest.raises(InputError, match="each method once"):
         Settings(methods=["raw", "raw"])
+    with pytest.raises(MethodError, match="'careful' runs the model again for every text"):
+        Settings(methods=["rollout", "careful"])
 
 
 def test_the_result_is_read_by_pandas_as_it_is(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     result = run((model, tokenizer), write_texts(tmp_path), tmp_path / "out")
     table = pandas.read_parquet(tmp_path / "out")
     assert len(table) == len(TEXTS) == len(result.to_pandas())
@@ -684,7 +693,7 @@ def test_texts_under_suspicion_are_run_alone_and_fatal_ones_not_at_all(tmp_path:
     batches: list[list[int]] = []
     job = JobSpec(None, settings, Columns(text="text"), (str(data),), tmp_path)
     worker = ShardWorker(
-        job, Model(*tiny_encoder()), report=lambda *batch: batches.append([*batch[0]])
+        job, Model(*classifier()), report=lambda *batch: batches.append([*batch[0]])
     )
     notes = worker.run(plan.shards[0], {}, {2: "It ended the process."}, suspects=[0])
     rows = pq.read_table(tmp_path / "part-00000000.parquet").to_pylist()
@@ -697,7 +706,7 @@ def test_texts_under_suspicion_are_run_alone_and_fatal_ones_not_at_all(tmp_path:
 def test_a_full_disk_ends_the_run_and_the_next_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     data = write_texts(tmp_path)
     pair, options = (model, tokenizer), dict[str, Any](methods=["raw"], shard_size=3)
     run(pair, data, tmp_path / "one", **options)
@@ -722,7 +731,7 @@ def test_a_full_disk_ends_the_run_and_the_next_goes_on(
 
 
 def test_the_summary_counts_what_the_rows_say(tmp_path: Path) -> None:
-    model, tokenizer = tiny_encoder()
+    model, tokenizer = classifier()
     data = write_texts(tmp_path, [*TEXTS, "the " * 2000])
     options: Any = {"methods": ["rollout", "raw"], "level": "word", "shard_size": 3}
     result = run((model, tokenizer), data, tmp_path / "out", **options)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from attnflow.data import find_column
-from attnflow.errors import InputError, did_you_mean, shorten, whole_number
+from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whole_number
 from attnflow.methods import Method, make_method, method_from_dict
 from attnflow.tokens import TokenRef
 from attnflow.tokens.units import Level, check_level
@@ -117,6 +117,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         methods = tuple(make_method(method) for method in self.methods)
+        rerun = next((method.label for method in methods if method.reruns_model), None)
+        if rerun is not None:
+            raise MethodError(
+                f"{rerun!r} runs the model again for every text, which a corpus does not do; "
+                "attnflow.explain and attnflow.generate do."
+            )
         labels = [method.label for method in methods]
         if len(set(labels)) < len(labels):
             raise InputError(f"methods={labels}: name each method once.")

@@ -218,11 +218,11 @@ def summarize(corpus: Corpus | str | os.PathLike[str]) -> Summary:
 
     >>> import tempfile
     >>> from attnflow.corpus import Settings, run
-    >>> from attnflow.testing import tiny_encoder
+    >>> from attnflow.testing import tiny_decoder
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "texts.txt").write_text("the key\\nthe keys to the cabinet\\n")
     >>> settings = Settings(methods=["rollout", "raw"])
-    >>> corpus = run(tiny_encoder(), folder / "texts.txt", folder / "out", settings=settings)
+    >>> corpus = run(tiny_decoder(), folder / "texts.txt", folder / "out", settings=settings)
     >>> summarize(corpus).pairs["rollout", "raw"].rows
     2
     """
