@@ -107,7 +107,7 @@ def test_spans_layers_sampling_and_common_words(
     [
         (["--max-new-tokens", "0"], "at least 1; got 0"),
         (["--max-new-tokens", "40"], "takes at most 32"),
-        (["--top", "0"], "is not in the range"),
+        (["--top", "0"], "greater than or equal to 1"),
         (["--temperature", "2"], "add --seed"),
         (["--layer", "high"], "a number or 'mean'; got 'high'"),
         (["--layer", "7"], "no layer 7"),
