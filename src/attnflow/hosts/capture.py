@@ -30,11 +30,8 @@ from attnflow.hosts.scores import (
     gradients_of,
     phrase_scores,
 )
-from attnflow.hosts.vision_language.composition import (
-    compose_towers,
-    reads_images,
-    run_both_towers,
-)
+from attnflow.hosts.vision_language.composition import compose_towers, run_both_towers
+from attnflow.hosts.vision_language.towers import reads_images
 from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
 from attnflow.tokens.patches import Picture
@@ -295,7 +292,7 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
     with at_rest(module), differentiable(module, differentiates):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
         outputs = adapter.run(module, inputs, recorder)
-        check_layers(model, recorder)
+        check_layers(model, len(recorder.layers))
         check_size(module, batch.size, recorder)
         if batch.positions is None:
             batch = replace(batch, positions=recorder.positions)
@@ -330,11 +327,11 @@ def _two_tower_trace(model: Model, batch: Batch, request: _Request) -> Attention
     recorder = Recorder("mean" if differentiates else request.heads, record=record)
     with at_rest(module), differentiable(module, differentiates):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
-        outputs, recorded = run_both_towers(module, inputs, recorder)
+        outputs = run_both_towers(module, inputs, recorder)
         read = model.adapter.scores(module, model.tokenizer, outputs, batch)
         scores = request.read(read, module)
         explained = request.explained(scores, module)
-        composition = compose_towers(module, batch, recorded)
+        composition = compose_towers(module, batch, recorder)
         weighted = None
         if explained is not None:
             weighted = composition.gradient_weighted(explained.total(request.score))

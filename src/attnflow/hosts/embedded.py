@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,13 +15,12 @@ from attnflow.errors import TokensError, shorten
 from attnflow.hosts.adapter import Adapter, Batch, EmbeddingSite, Scores, Texts, TokenIds
 from attnflow.hosts.blocks import Parts, watched_blocks
 from attnflow.hosts.inputs import kept_positions
-from attnflow.hosts.intervention import Intervention, Session
-from attnflow.hosts.recorder import RecordedLayer, Recorder
+from attnflow.hosts.intervention import Intervention, ProjectionHooks, Session
+from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 from attnflow.hosts.value_zeroing import VALUE_ZEROING, replayed
 from attnflow.models.verb_number import (
     Block,
-    SelfAttention,
     VerbNumberModel,
     VerbNumberOutput,
     WordVocabulary,
@@ -147,39 +147,17 @@ def _watched(model: nn.Module, blocks: Sequence[Block], session: Session) -> Ite
     """Hooks on a model that everyone in the process shares: it is this thread's alone meanwhile."""
     with exclusive(model) as changes:
         for block in blocks:
-            hooks = _AttentionHooks(block.attention, session)
+            hooks = ProjectionHooks(block.attention, block.attention.heads, session)
             projection = block.attention.query_key_value
             changes.hook(projection.register_forward_hook, hooks.project)
-            changes.hook(block.attention.register_forward_hook, hooks.attend)
+            changes.hook(block.attention.register_forward_hook, partial(_show_weights, hooks))
         yield
 
 
-class _AttentionHooks:
-    """One attention module: its values as they are projected, its weights as they come out."""
-
-    def __init__(self, attention: SelfAttention, session: Session) -> None:
-        self.heads = attention.heads
-        self.session = session
-        self.values = torch.empty(0)
-
-    def project(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Queries, keys and values in one row (batch, n, 3 × width); some values may be zeroed."""
-        query, key, value = output.unflatten(-1, (3, self.heads, -1)).unbind(2)
-        self.values = value.transpose(1, 2)
-        if self.session.intervention is None:
-            return output
-        values = self.session.intervention.values(self.values, "self").transpose(1, 2)
-        return torch.stack([query, key, values], dim=2).flatten(2)
-
-    def attend(
-        self, module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
-    ) -> None:
-        """Show the weights of one layer, all rows at once."""
-        observer, weights = self.session.observer, output[1]
-        if observer is not None:
-            layer = RecordedLayer(module, self.values, weights.shape[-2])
-            observer.see_rows(layer, weights, slice(0, layer.length))
-            observer.end_layer(layer)
+def _show_weights(
+    hooks: ProjectionHooks, module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor]
+) -> None:
+    hooks.show(output[1])
 
 
 def _encode(vocabulary: WordVocabulary, text: str) -> tuple[list[int], list[str]]:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.errors import (
-    CaptureError,
     InputError,
     MatrixError,
     OutOfMemoryError,
@@ -23,7 +22,7 @@ from attnflow.errors import (
     shorten,
 )
 from attnflow.hosts.adapter import Batch, Scores
-from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.forward_pass import check_layers, layer_numbers, provenance_of
 from attnflow.hosts.load import free_memory
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest, ordinary
@@ -71,30 +70,19 @@ def capture_in_factors(
         elif gradient_kind == GRADIENT_ATTENTION:
             run.go_back_by_rows(batch.inputs["input_ids"][0], explained.choices[0])
     recording: FactorRecording = run.recording
-    _check_layers(model, recording)
+    check_layers(model, len(recording.numbers))
     about = provenance_of(module, str(recording.dtype).removeprefix("torch."))
     if gradient_kind == GRADIENTS and scores is not None:
         about["gradients_of"] = explained.labels()[0]
-    numbers = [number for number in recording.numbers if number is not None]
-    numbered = len(numbers) == len(recording.numbers) and numbers == sorted(set(numbers))
     with torch.no_grad():
         return FactoredTrace(
             recording.layers(),
             adapter.name_positions(module, model.tokenizer, batch, 0, length),
-            layers=numbers if numbered else None,
+            layers=layer_numbers(recording.numbers),
             kind="causal" if recording.causal else "bidirectional",
             prediction=None if scores is None else scores.prediction(),
             gradient_kind=gradient_kind,
             provenance=about,
-        )
-
-
-def _check_layers(model: Model, recording: FactorRecording) -> None:
-    expected = model.adapter.expected_layers(model.module)
-    if not recording.numbers or (expected is not None and len(recording.numbers) != expected):
-        raise CaptureError(
-            f"{type(model.module).__name__} has {expected or 'some'} layers with attention and "
-            f"{len(recording.numbers)} were seen; a result over missing layers would be wrong."
         )
 
 

@@ -42,6 +42,8 @@ __all__ = [
     "check_size",
     "compose",
     "join_tokens",
+    "lacking_rows",
+    "layer_numbers",
     "provenance_of",
 ]
 
@@ -105,7 +107,6 @@ class ForwardPass:
 
     def traces(self) -> list[AttentionTrace]:
         """Return one trace for each example."""
-        check_layers(self.model, self.recorder)
         composed = self.recorder.layers[0].stage == "encoder"
         build = self._composed_trace if composed else self._trace
         return [build(example) for example in range(self.batch.size)]
@@ -118,13 +119,11 @@ class ForwardPass:
         weights = self.recorder.stacked()[:, example]
         if len(positions) < length:
             weights = weights[:, :, positions[:, None], positions]
-        numbers = [layer.number for layer in layers if layer.number is not None]
-        numbered = len(numbers) == len(layers) and numbers == sorted(set(numbers))
         return AttentionTrace.from_arrays(
             weights,
             self._input_tokens(example, length),
-            layers=numbers if numbered else None,
-            sinks=_sinks(self.recorder, weights),
+            layers=layer_numbers([layer.number for layer in layers]),
+            sinks=lacking_rows(weights, [layer.sink for layer in layers]),
             prediction=self._prediction(example),
             gradients=self._gradients(example, positions),
             measured=self._measured(example, positions),
@@ -245,19 +244,23 @@ class ForwardPass:
         }
 
 
-def _sinks(recorder: Recorder, weights: NDArray[np.float32]) -> NDArray[np.float32] | None:
+def lacking_rows(weights: Weights, declared: Sequence[bool]) -> NDArray[np.float32] | None:
     """Return what the rows of layers with a learned sink lack; all other rows must be whole."""
-    declared = [layer.sink for layer in recorder.layers]
     if not any(declared):
         return None
     lacking = np.clip(1 - weights.sum(axis=-1), 0, 1)
     return lacking * np.array(declared)[:, None, None]
 
 
-def check_layers(model: Model, recorder: Recorder) -> None:
-    """Raise unless every layer with attention was recorded."""
+def layer_numbers(numbers: Sequence[int | None]) -> list[int] | None:
+    """Return the host's own numbers of the layers, where each has one and they go up."""
+    known = [number for number in numbers if number is not None]
+    return known if len(known) == len(numbers) and known == sorted(set(known)) else None
+
+
+def check_layers(model: Model, count: int) -> None:
+    """Raise unless every layer with attention was seen."""
     expected = model.adapter.expected_layers(model.module)
-    count = len(recorder.layers)
     if count == 0 or (expected is not None and count != expected):
         raise CaptureError(
             f"{type(model.module).__name__} has {expected or 'some'} layers with attention and "

@@ -1,4 +1,4 @@
-"""Inputs as they are handed in: texts that are checked, padding, and models that are refused.
+"""Inputs as they are handed in: texts that are checked, padding, patches, and refused models.
 
 A refusal is better than a picture of the wrong thing: in the models that are refused by name "the
 attention of layer 3 from this token to that one" does not exist, or is not what they compute.
@@ -6,18 +6,22 @@ attention of layer 3 from this token to that one" does not exist, or is not what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from attnflow.errors import TokensError, UnsupportedModelError, shorten
+from attnflow.errors import CaptureError, TokensError, UnsupportedModelError, shorten
+from attnflow.tokens import Tokens
+from attnflow.tokens.patches import Grid, patch_names
 
 __all__ = [
     "REFUSED",
     "checked_text",
     "kept_positions",
+    "name_patches",
     "padding_to_the_right",
+    "prefix_names",
     "refuse_by_name",
 ]
 
@@ -73,6 +77,31 @@ def padding_to_the_right(
             rows = [row.roll(-int(k)) for row, k in zip(value, shifts, strict=True)]
             aligned[name] = torch.stack(rows)
     return aligned
+
+
+def name_patches(
+    pixels: Tensor,
+    patch_size: int | Sequence[int],
+    length: int,
+    special: Sequence[str] = ("[CLS]",),
+) -> Tokens:
+    """Return names of `length` positions over pixels (batch, channels, height, width).
+
+    The grid follows the image, which need not be square. special: what stands before the patches.
+    """
+    down, across = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+    height, width = pixels.shape[-2:]
+    rows, columns = height // down, width // across
+    prefix = length - rows * columns
+    if prefix < 0:
+        raise CaptureError(f"{length} positions for {rows} × {columns} patches.")
+    grid = Grid(rows, columns, prefix, height, width)
+    return Tokens(patch_names(grid, prefix_names(prefix, special)), grid=grid)
+
+
+def prefix_names(count: int, special: Sequence[str] = ("[CLS]",)) -> tuple[str, ...]:
+    """Return names of the positions before the patches: these tokens first, then registers."""
+    return (*special[:count], *(f"[REG{k}]" for k in range(1, count - len(special) + 1)))
 
 
 _WINDOWED = (

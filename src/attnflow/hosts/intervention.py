@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnflow.errors import InputError
-from attnflow.hosts.recorder import AttentionObserver, Stage
+from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Stage
 
-__all__ = ["UNIFORM", "Intervention", "Session"]
+__all__ = ["UNIFORM", "Intervention", "ProjectionHooks", "Session"]
 
 Positions = Sequence[Iterable[int]]
 
@@ -148,3 +149,31 @@ class Session:
             yield
         finally:
             self.observer, self.intervention = before
+
+
+class ProjectionHooks:
+    """Hooks on an attention module that projects queries, keys and values in one row.
+
+    Its values are seen, and changed, as they are projected; its weights are shown all at once.
+    """
+
+    def __init__(self, module: nn.Module, heads: int, session: Session) -> None:
+        self.module, self.heads, self.session = module, heads, session
+        self.values = torch.empty(0)
+
+    def project(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Take the values, (batch, heads, n, width), from a row (batch, n, 3 × heads × width)."""
+        query, key, value = output.unflatten(-1, (3, self.heads, -1)).unbind(2)
+        self.values = value.transpose(1, 2)
+        if self.session.intervention is None:
+            return output
+        values = self.session.intervention.values(self.values, "self").transpose(1, 2)
+        return torch.stack([query, key, values], dim=2).flatten(2)
+
+    def show(self, weights: Tensor) -> None:
+        """Show the weights after the softmax to the observer, if there is one."""
+        observer = self.session.observer
+        if observer is not None:
+            layer = RecordedLayer(self.module, self.values, weights.shape[-2])
+            observer.see_rows(layer, weights, slice(0, layer.length))
+            observer.end_layer(layer)

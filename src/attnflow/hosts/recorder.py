@@ -51,6 +51,7 @@ class LayerWeights:
     number: int | None = None
     sink: bool = False
     in_graph: tuple[Tensor, ...] = ()
+    module: nn.Module | None = None
 
 
 class AttentionObserver(ABC):
@@ -116,7 +117,7 @@ class Recorder(AttentionObserver):
             self.watch(torch.cat(self._in_graph, dim=-2), layer.values)
         in_graph = tuple(self._in_graph) if self.wants_gradients else ()
         self.layers.append(
-            LayerWeights(self._rows, layer.stage, layer.number, layer.sink, in_graph)
+            LayerWeights(self._rows, layer.stage, layer.number, layer.sink, in_graph, layer.module)
         )
         self._in_graph = []
 

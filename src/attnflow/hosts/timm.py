@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 from attnflow.errors import TokensError, UnsupportedModelError, optional_import
 from attnflow.hosts.adapter import Adapter, Batch, ModelFacts, Scores, device_of, on_device
 from attnflow.hosts.blocks import BLOCK_MEASURES, Parts, watched_blocks
-from attnflow.hosts.inputs import REFUSED, refuse_by_name
+from attnflow.hosts.inputs import REFUSED, name_patches, refuse_by_name
+from attnflow.hosts.intervention import ProjectionHooks, Session
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 from attnflow.tokens import Tokens
-from attnflow.tokens.patches import Grid, patch_names
 
 __all__ = ["TimmAdapter"]
 
@@ -66,12 +67,10 @@ class TimmAdapter(Adapter):
     ) -> Tokens:
         """Prefix tokens, then patches; the grid follows the image, which need not be square."""
         host: Any = model
-        height, width = batch.inputs["pixel_values"].shape[-2:]
-        down, across = host.patch_embed.patch_size
-        rows, columns = height // down, width // across
-        prefix = length - rows * columns
-        grid = Grid(rows, columns, prefix, height, width)
-        return Tokens(patch_names(grid, _prefix_names(host, prefix)), grid=grid)
+        possible = (("[CLS]", "cls_token"), ("[DIST]", "dist_token"))
+        special = [name for name, key in possible if getattr(host, key, None) is not None]
+        pixels = batch.inputs["pixel_values"]
+        return name_patches(pixels, host.patch_embed.patch_size, length, special)
 
     def facts(self, model: nn.Module) -> ModelFacts:
         """Return where the class is read, if there are classes."""
@@ -128,12 +127,25 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     modules: list[Any] = [m for m in model.modules() if _attends(m)]
     with exclusive(model) as changes:
         for module in modules:
-            watch = _AttentionWatch(module, recorder)
+            hooks = ProjectionHooks(module, module.num_heads, Session(recorder))
             changes.set(module, "fused_attn", False)
-            changes.hook(module.attn_drop.register_forward_hook, watch.attended)
+            changes.hook(
+                module.attn_drop.register_forward_hook, partial(_attended, hooks, recorder)
+            )
             if isinstance(getattr(module, "qkv", None), nn.Module):
-                changes.hook(module.qkv.register_forward_hook, watch.projected)
+                changes.hook(module.qkv.register_forward_hook, hooks.project)
         yield
+
+
+def _attended(
+    hooks: ProjectionHooks,
+    recorder: Recorder,
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    output: Tensor,
+) -> Tensor | None:
+    hooks.show(inputs[0])
+    return torch.full_like(output, 1 / output.shape[-1]) if recorder.disturb else None
 
 
 def _is_pooled(model: nn.Module) -> bool:
@@ -145,32 +157,6 @@ def _attends(module: nn.Module) -> bool:
     return hasattr(module, "fused_attn") and isinstance(
         getattr(module, "attn_drop", None), nn.Module
     )
-
-
-class _AttentionWatch:
-    """One attention module while it runs: its values first, then its weights."""
-
-    def __init__(self, module: Any, recorder: Recorder) -> None:
-        self.module, self.recorder = module, recorder
-        self.values = torch.empty(0)
-
-    def projected(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Queries, keys and values of all heads in one; (batch, heads, n, width) are the values."""
-        batch, length, width = output.shape
-        heads = self.module.num_heads
-        shaped = output.reshape(batch, length, 3, heads, width // (3 * heads))
-        self.values = shaped[:, :, 2].transpose(1, 2)
-
-    def attended(
-        self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
-    ) -> Tensor | None:
-        """Record the weights after the softmax."""
-        self.recorder.add(inputs[0])
-        if self.recorder.watch is not None:
-            self.recorder.watch(inputs[0], self.values)
-        if self.recorder.disturb:
-            return torch.full_like(output, 1 / output.shape[-1])
-        return None
 
 
 def _parts_of(model: nn.Module) -> list[Parts]:
@@ -200,9 +186,3 @@ def _is_plain(attention: Any) -> bool:
         and isinstance(getattr(attention, "norm", nn.Identity()), nn.Identity)
         and getattr(attention, "gate", None) is None
     )
-
-
-def _prefix_names(model: Any, count: int) -> tuple[str, ...]:
-    possible = (("[CLS]", "cls_token"), ("[DIST]", "dist_token"))
-    names = [name for name, key in possible if getattr(model, key, None) is not None]
-    return (*names[:count], *(f"[REG{k}]" for k in range(1, count - len(names) + 1)))

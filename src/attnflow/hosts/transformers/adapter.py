@@ -24,7 +24,12 @@ from attnflow.hosts.adapter import (
     on_device,
 )
 from attnflow.hosts.blocks import BLOCK_MEASURES, declared_parts, watched_blocks
-from attnflow.hosts.inputs import kept_positions, padding_to_the_right, refuse_by_name
+from attnflow.hosts.inputs import (
+    kept_positions,
+    name_patches,
+    padding_to_the_right,
+    refuse_by_name,
+)
 from attnflow.hosts.intervention import UNIFORM, Intervention, Session
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.transformers.answers import (
@@ -45,7 +50,6 @@ from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
 from attnflow.hosts.transformers.inputs import (
     check_vocabulary,
     decoder_inputs,
-    name_patches,
     own_processor,
     padded,
     shifted_input,
@@ -180,7 +184,7 @@ class TransformersAdapter(Adapter):
                 return tokens
             return replace(tokens, words=tuple(batch.words[example][k] for k in positions))
         if "pixel_values" in batch.inputs:
-            return name_patches(cast(PreTrainedModel, model), batch.inputs["pixel_values"], length)
+            return _name_patches(model, batch.inputs["pixel_values"], length)
         if "input_features" in batch.inputs:
             return Tokens(tuple(f"{k * _SECONDS_A_FRAME:.2f}s" for k in range(length)))
         return super().name_positions(model, tokenizer, batch, example, length)
@@ -323,6 +327,14 @@ class TransformersAdapter(Adapter):
         if facts.answer is None or logits is None:
             return [None] * batch.size
         return read_scores(model, tokenizer, logits, batch, facts)
+
+
+def _name_patches(model: nn.Module, pixels: Tensor, length: int) -> Tokens:
+    config = _config(model)
+    vision = getattr(config, "vision_config", None) or getattr(config, "encoder", config)
+    distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
+    special = ("[CLS]", "[DIST]") if distilled else ("[CLS]",)
+    return name_patches(pixels, vision.patch_size, length, special)
 
 
 @contextmanager

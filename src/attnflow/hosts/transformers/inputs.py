@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, PreTrainedModel
 
-from attnflow.errors import CaptureError, ModelError, TokensError, shorten
+from attnflow.errors import ModelError, TokensError, shorten
 from attnflow.hosts.adapter import ModelFacts
 from attnflow.tokens import Tokens
-from attnflow.tokens.patches import Grid, patch_names
 
 __all__ = [
     "after_start",
     "check_vocabulary",
     "checked_tokenizer",
     "decoder_inputs",
-    "name_patches",
     "own_processor",
     "padded",
     "prefix_ids",
@@ -195,26 +193,3 @@ def _load_processor(model: PreTrainedModel) -> Any:
             f"({type(error).__name__}: {str(error)[:200]}). Images need one beside the weights "
             f"(preprocessor_config.json); or {hint}"
         ) from error
-
-
-def name_patches(model: PreTrainedModel, pixels: Tensor, length: int) -> Tokens:
-    """Return names of `length` positions over pixels (batch, channels, height, width)."""
-    config: Any = model.config
-    distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
-    vision = getattr(config, "vision_config", None) or getattr(config, "encoder", config)
-    size = vision.patch_size
-    down, across = size if isinstance(size, (tuple, list)) else (size, size)
-    height, width = pixels.shape[-2:]
-    rows, columns = height // down, width // across
-    prefix = length - rows * columns
-    if prefix < 0:
-        raise CaptureError(f"{length} positions for {rows} × {columns} patches.")
-    grid = Grid(rows, columns, prefix, height, width)
-    return Tokens(patch_names(grid, _prefix_names(prefix, distilled)), grid=grid)
-
-
-def _prefix_names(count: int, distilled: bool) -> tuple[str, ...]:
-    """Class token, then the distillation token or registers."""
-    if distilled:
-        return ("[CLS]", "[DIST]")
-    return (*["[CLS]"][:count], *(f"[REG{k}]" for k in range(1, count)))

@@ -8,8 +8,8 @@ words together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -20,120 +20,50 @@ from transformers import PreTrainedModel
 
 from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
 from attnflow.hosts.adapter import Batch
-from attnflow.hosts.forward_pass import join_tokens
-from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Recorder
+from attnflow.hosts.forward_pass import join_tokens, lacking_rows
+from attnflow.hosts.recorder import LayerWeights, Recorder
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.scores import weight_gradients
 from attnflow.hosts.transformers.attention import watch_attention
 from attnflow.hosts.vision_language.connector import Connector, connector_of
-from attnflow.hosts.vision_language.towers import Towers, checked_towers, placeholders, reads_images
+from attnflow.hosts.vision_language.towers import checked_towers, placeholders
 from attnflow.hosts.vision_language.views import View, name_views, views_of
 from attnflow.tokens import Tokens
+from attnflow.trace.extras import GRADIENTS
 
-__all__ = [
-    "AttendingModule",
-    "Composition",
-    "TowerRecorder",
-    "compose_towers",
-    "reads_images",
-    "run_both_towers",
-]
+__all__ = ["Composition", "compose_towers", "run_both_towers"]
 
 Array = NDArray[np.float32]
 
 
-@dataclass(eq=False)
-class AttendingModule:
-    """One attention module with all its calls of the pass.
-
-    `calls[k]` is (batch, heads, queries, keys). A vision tower may be called once for each image,
-    and a tower with windows calls its attention once for each window.
-    """
-
-    module: nn.Module
-    sink: bool
-    calls: list[Array] = field(default_factory=list)
-    in_graph: list[list[Tensor]] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        """The number of positions that attend in all calls together."""
-        return sum(call.shape[0] * call.shape[2] for call in self.calls)
-
-
-class TowerRecorder(AttentionObserver):
-    """Keeps every module's weights as they are shown, heads mixed by `recorder` if it mixes them.
-
-    The same rules as for one tower hold, so its `Recorder` reduces the weights and names the dtype.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.modules: list[AttendingModule] = []
-        self._by_id: dict[int, AttendingModule] = {}
-        self._rows: list[Array] = []
-        self._in_graph: list[Tensor] = []
-
-    def see_rows(self, layer: RecordedLayer, weights: Tensor, rows: slice) -> None:
-        """Keep these rows of one call."""
-        if rows.start == 0:
-            self._rows, self._in_graph = [], []
-        self._rows.append(np.array(self.recorder.reduce(weights)))
-        if self.recorder.wants_gradients:
-            self._in_graph.append(weights)
-
-    def end_layer(self, layer: RecordedLayer) -> None:
-        """Keep the call with those of its module."""
-        module = self._by_id.get(id(layer.module))
-        if module is None:
-            module = AttendingModule(layer.module, layer.sink)
-            self._by_id[id(layer.module)] = module
-            self.modules.append(module)
-        module.calls.append(np.concatenate(self._rows, axis=2))
-        module.in_graph.append(self._in_graph)
-        self._rows, self._in_graph = [], []
-
-
 @dataclass(frozen=True, eq=False)
 class Composition:
-    """The attention of both towers in one pass, and how they are joined."""
+    """The attention of both towers in one pass, and how they are joined.
+
+    vision, language: the calls of every attention module. A vision tower may be called once for
+    each image, and a tower with windows calls its attention once for each window.
+    """
 
     model: nn.Module
-    vision: Sequence[AttendingModule]
-    language: Sequence[AttendingModule]
+    vision: Sequence[Sequence[LayerWeights]]
+    language: Sequence[Sequence[LayerWeights]]
     connector: Connector
     views: Sequence[View]
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        towers: Towers,
-        recorder: TowerRecorder,
-        connector: Connector,
-        views: Sequence[View],
-    ) -> Composition:
-        """Return the recorded modules by tower; those that the language model does not read left
-        out.
-        """
-        inside = {id(part) for part in towers.vision.modules()}
-        vision = [module for module in recorder.modules if id(module.module) in inside]
-        language = [module for module in recorder.modules if id(module.module) not in inside]
-        composition = cls(model, vision[: connector.layers], language, connector, views)
-        composition.check()
-        return composition
 
     def check(self) -> None:
         """Check that every layer is over the same positions."""
         name = type(self.model).__name__
-        lengths = {module.length for module in self.vision}
+        lengths = {
+            sum(call.weights.shape[0] * call.weights.shape[2] for call in calls)
+            for calls in self.vision
+        }
         if len(lengths) != 1 or lengths != {sum(self.connector.blocks)}:
             raise UnsupportedModelError(
                 f"The layers of the vision tower of {name} are over {sorted(lengths)} positions: "
                 "a tower that merges its patches from layer to layer cannot be followed."
             )
-        shapes = {call.shape[-2:] for module in self.language for call in module.calls}
-        if len(shapes) != 1 or any(len(module.calls) != 1 for module in self.language):
+        shapes = {call.weights.shape[-2:] for calls in self.language for call in calls}
+        if len(shapes) != 1 or any(len(calls) != 1 for calls in self.language):
             raise UnsupportedModelError(
                 f"The language model of {name} attends over {sorted(shapes)}: one that reads the "
                 "image through cross attention cannot be followed."
@@ -147,7 +77,7 @@ class Composition:
     @property
     def length(self) -> int:
         """The number of positions in all."""
-        return self.seen + int(self.language[0].calls[0].shape[-1])
+        return self.seen + int(self.language[0][0].weights.shape[-1])
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -166,9 +96,10 @@ class Composition:
 
         idle: what a position that a layer does not touch gives to itself.
         """
-        modules = [*self.vision, *self.language]
-        calls = [module.calls for module in modules] if arrays is None else list(arrays)
-        heads = {int(call.shape[1]) for several in calls for call in several}
+        if arrays is None:
+            modules = [*self.vision, *self.language]
+            arrays = [[call.weights for call in calls] for calls in modules]
+        heads = {int(call.shape[1]) for several in arrays for call in several}
         if len(heads) != 1:
             raise CaptureError(
                 f"The towers have different numbers of heads ({sorted(heads)}), so they cannot be "
@@ -176,7 +107,7 @@ class Composition:
             )
         stack = np.zeros((len(self.stages), heads.pop(), self.length, self.length), np.float32)
         order = np.array([position for view in self.views for position in view.positions])
-        for layer, several in enumerate(calls):
+        for layer, several in enumerate(arrays):
             square = stack[layer + (layer >= len(self.vision))]
             if layer < len(self.vision):
                 square[:, : self.seen, : self.seen] = _diagonal(several)[:, order[:, None], order]
@@ -198,29 +129,23 @@ class Composition:
 
     def sinks(self, weights: Array) -> Array | None:
         """Return what the rows of layers with a learned sink lack."""
-        declared = [module.sink for module in self.language]
-        if not any(declared):
-            return None
-        flags = np.array([*[False] * (len(self.stages) - len(declared)), *declared])
-        return np.clip(1 - weights.sum(axis=-1), 0, 1) * flags[:, None, None]
+        declared = [calls[0].sink for calls in self.language]
+        return lacking_rows(weights, [*[False] * (len(self.stages) - len(declared)), *declared])
 
     def gradient_weighted(self, total: Tensor) -> Array:
         """Return `(layers, n, n)`: Ā, the mean over heads of relu(A ⊙ ∇A), of one backward pass."""
         modules = [*self.vision, *self.language]
-        weights = [call for module in modules for call in module.in_graph]
+        weights = [call.in_graph for calls in modules for call in calls]
         gradients = iter(weight_gradients(total, weights, self.model))
-        arrays: list[list[Array]] = []
-        for module in modules:
-            calls = []
-            for call in module.in_graph:
-                products = [_raising(part, next(gradients)) for part in call]
-                calls.append(torch.cat(products, dim=2).float().cpu().numpy())
-            arrays.append(calls)
+        arrays = [[_raising(call.in_graph, gradients) for call in calls] for calls in modules]
         return np.asarray(self.stack(arrays, idle=0.0)[:, 0])
 
 
-def _raising(weights: Tensor, gradient: Tensor) -> Tensor:
-    return (weights.detach() * gradient).clamp_min(0).mean(dim=1, keepdim=True)
+def _raising(weights: Sequence[Tensor], gradients: Iterator[Tensor]) -> Array:
+    products = [
+        (part.detach() * next(gradients)).clamp_min(0).mean(dim=1, keepdim=True) for part in weights
+    ]
+    return torch.cat(products, dim=2).float().cpu().numpy()
 
 
 def _diagonal(calls: Sequence[Array]) -> Array:
@@ -242,25 +167,23 @@ def _stay(square: Array, positions: slice, share: float) -> None:
     square[:, numbers, numbers] = share
 
 
-def run_both_towers(
-    model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder
-) -> tuple[Any, TowerRecorder]:
-    """Run one forward pass; return its outputs and what both towers attended to."""
+def run_both_towers(model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
+    """Run one forward pass in which the recorder sees both towers; return its outputs."""
     host = cast(PreTrainedModel, model)
     checked_towers(host)
-    if recorder.measured or any(name != "gradients" for name in recorder.record):
+    if set(recorder.record) - {GRADIENTS}:
         raise UnsupportedModelError(
             f"{type(model).__name__} has two towers, which are not measured inside: rollout, flow, "
             "raw attention and the gradient methods work on it."
         )
-    towers = TowerRecorder(recorder)
-    with watch_attention(host, observer=towers):
-        outputs = host(**inputs)
-    return outputs, towers
+    with watch_attention(host, observer=recorder):
+        return host(**inputs)
 
 
-def compose_towers(model: nn.Module, batch: Batch, recorded: TowerRecorder) -> Composition:
-    """Return what was recorded as one stack over patches and words."""
+def compose_towers(model: nn.Module, batch: Batch, recorder: Recorder) -> Composition:
+    """Return what was recorded as one stack; layers that the language model does not read are
+    left out.
+    """
     host = cast(PreTrainedModel, model)
     if batch.size != 1:
         raise InputError(
@@ -275,4 +198,12 @@ def compose_towers(model: nn.Module, batch: Batch, recorded: TowerRecorder) -> C
     with at_rest(model):
         connector = connector_of(host, towers, batch.inputs, places)
     views = views_of(host, connector, batch.inputs)
-    return Composition.of(model, towers, recorded, connector, views)
+    modules: dict[nn.Module | None, list[LayerWeights]] = {}
+    for call in recorder.layers:
+        modules.setdefault(call.module, []).append(call)
+    seeing = set(towers.vision.modules())
+    vision = [calls for module, calls in modules.items() if module in seeing]
+    language = [calls for module, calls in modules.items() if module not in seeing]
+    composition = Composition(model, vision[: connector.layers], language, connector, views)
+    composition.check()
+    return composition

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from attnflow.attribution import Attribution
 from attnflow.errors import CaptureError
 from attnflow.hosts.images import Photo, picture_of, reduced_address
+from attnflow.hosts.inputs import prefix_names
 from attnflow.hosts.vision_language.connector import Connector, PixelMap
 from attnflow.hosts.vision_language.towers import pixels_of
 from attnflow.tokens import Tokens
@@ -165,8 +166,7 @@ def name_views(views: Sequence[View]) -> Tokens:
     images = []
     for view in views:
         grid = view.grid
-        prefix = tuple("[CLS]" if k == 0 else f"[REG{k}]" for k in range(grid.prefix))
-        names = patch_names(grid, prefix)
+        names = patch_names(grid, prefix_names(grid.prefix))
         alone = len(views) == 1
         images.append(ImagePatches(view.name, grid, len(texts)))
         texts.extend(names if alone else (f"{view.name} {name}" for name in names))
