@@ -10,12 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attnflow.errors import (
-    ModelError,
-    TokensError,
-    UnsupportedModelError,
-    shorten,
-)
+from attnflow.errors import ModelError, TokensError, UnsupportedModelError, shorten
 from attnflow.hosts.intervention import UNIFORM, Intervention
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.scores import Scores

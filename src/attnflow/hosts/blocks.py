@@ -110,8 +110,7 @@ class BlockState:
 
 
 def measure_block(inside: BlockState, names: Collection[str]) -> dict[str, Tensor]:
-    """Return the measurements of these names, (n, n) each, "residual-share" (n,); some targets at a
-    time.
+    """Return the measurements of these names: (n, n) each, "residual-share" (n,).
 
     The vectors are those with the residual, "norms" excepted, which has neither residual nor norm.
     The last LayerNorm is folded in as GlobEnc (Modarressi et al. 2022) does: the feed-forward part
@@ -151,9 +150,7 @@ def _measured_rows(inside: BlockState, rows: Tensor) -> dict[str, Tensor]:
 
 
 def _nearer(vectors: Tensor, output: Tensor) -> Tensor:
-    """Return how much less is missing to the output, in the L1 norm, once a source's vector is
-    there.
-    """
+    """Return how much less the output lacks, in the L1 norm, once a source's vector is there."""
     missing = (output[:, None] - vectors).abs().sum(dim=-1)
     return (output.abs().sum(dim=-1, keepdim=True) - missing).clamp(min=0)
 
@@ -189,9 +186,7 @@ class BlockPlan:
 
 
 _BERT = BlockPlan(
-    "encoder.layer",
-    "attention.output.dense",
-    ("attention.output.LayerNorm", "output.LayerNorm"),
+    "encoder.layer", "attention.output.dense", ("attention.output.LayerNorm", "output.LayerNorm")
 )
 _DISTILBERT = BlockPlan(
     "transformer.layer", "attention.out_lin", ("sa_layer_norm", "output_layer_norm")

@@ -19,12 +19,7 @@ from attnflow.hosts.intervention import Intervention, ProjectionHooks, Session
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 from attnflow.hosts.value_zeroing import VALUE_ZEROING, replayed
-from attnflow.models.verb_number import (
-    Block,
-    VerbNumberModel,
-    VerbNumberOutput,
-    WordVocabulary,
-)
+from attnflow.models.verb_number import Block, VerbNumberModel, VerbNumberOutput, WordVocabulary
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import MEASURES
 

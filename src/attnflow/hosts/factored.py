@@ -48,12 +48,7 @@ Form = Literal["auto", "weights", "factors"]
 
 
 def capture_in_factors(
-    model: Model,
-    batch: Batch,
-    *,
-    gradient_kind: str | None,
-    answer: Choice,
-    score: ScoreName,
+    model: Model, batch: Batch, *, gradient_kind: str | None, answer: Choice, score: ScoreName
 ) -> FactoredTrace:
     """Return the trace of one example in factors."""
     module, adapter = model.module, model.adapter
@@ -87,9 +82,7 @@ def capture_in_factors(
 
 
 def _scores(model: Model, outputs: Any, batch: Batch, length: int) -> Scores | None:
-    """Return what the answer is read from; logits of the last position alone stand for that
-    position.
-    """
+    """Return what the answer is read from; logits may be those of the last position alone."""
     (scores,) = model.adapter.scores(model.module, model.tokenizer, outputs, batch)
     logits = getattr(outputs, "logits", None)
     if scores is None or not isinstance(logits, Tensor) or logits.ndim != 3 or length == 1:
@@ -98,13 +91,7 @@ def _scores(model: Model, outputs: Any, batch: Batch, length: int) -> Scores | N
 
 
 def chosen_form(
-    model: Model,
-    batch: Batch,
-    form: Form,
-    *,
-    needs_matrix: bool,
-    arrays: int,
-    mixed: bool,
+    model: Model, batch: Batch, form: Form, *, needs_matrix: bool, arrays: int, mixed: bool
 ) -> Form:
     """Choose weights or factors: as asked, or by the memory that weights would take.
 

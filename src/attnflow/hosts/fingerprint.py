@@ -18,11 +18,7 @@ _DIGITS = 16
 
 
 def digest_bytes(pieces: Iterable[bytes]) -> str:
-    """Return what is the same for the same bytes, on any machine.
-
-    >>> digest_bytes([b"one", b"two"])
-    '25b6746d5172ed63'
-    """
+    """Return what is the same for the same bytes, on any machine."""
     total = hashlib.sha256()
     for piece in pieces:
         total.update(piece)
@@ -30,11 +26,7 @@ def digest_bytes(pieces: Iterable[bytes]) -> str:
 
 
 def digest_settings(settings: Mapping[str, Any]) -> str:
-    """Return what is the same for the same settings, in any order and on any machine.
-
-    >>> digest_settings({"seed": 0, "by": "unk"}) == digest_settings({"by": "unk", "seed": 0})
-    True
-    """
+    """Return what is the same for the same settings, in any order and on any machine."""
     return digest_bytes([json.dumps(settings, sort_keys=True).encode()])
 
 
@@ -61,13 +53,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 def digest_tokenizer(tokenizer: Any) -> str:
-    """Digest everything that decides which ids a text becomes.
-
-    >>> from attnflow.models.verb_number import load_verb_number
-    >>> _, vocabulary = load_verb_number()
-    >>> digest_tokenizer(vocabulary) == digest_tokenizer(vocabulary)
-    True
-    """
+    """Digest everything that decides which ids a text becomes."""
     facts = {"class": type(tokenizer).__name__, **_vocabulary(tokenizer)}
     for name in ("special_tokens_map", "model_max_length", "padding_side", "max_length"):
         facts[name] = getattr(tokenizer, name, None)

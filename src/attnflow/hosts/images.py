@@ -51,12 +51,7 @@ _LARGEST_16_BIT = 65_535
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """An image of mode RGB, what to call it, and what a reader should know of how it was read.
-
-    >>> photo = read_photo(np.zeros((2, 3), np.uint8))
-    >>> photo.image.size, photo.image.mode, photo.name
-    ((3, 2), 'RGB', 'array')
-    """
+    """An image of mode RGB, what to call it, and what a reader should know of how it was read."""
 
     image: Image.Image
     name: str
@@ -68,9 +63,6 @@ def read_photo(source: Any) -> Photo:
 
     Arrays are (height, width) or (height, width, channels), tensors (channels, height, width);
     whole numbers from 0 to 255 or shares from 0 to 1.
-
-    >>> read_photo(np.full((4, 4, 3), 0.5)).image.getpixel((0, 0))
-    (128, 128, 128)
     """
     images = optional_import("PIL.Image", extra="images", purpose="Reading an image")
     if isinstance(source, Photo):
@@ -276,13 +268,7 @@ class PreparedImage:
 
 
 def prepare_images(model: ModelLike, sources: Sequence[Any]) -> list[PreparedImage]:
-    """Prepare photos as the model's processor makes them.
-
-    >>> from attnflow.testing import tiny_vision_model
-    >>> prepared = prepare_images(tiny_vision_model(), [np.zeros((40, 60, 3), np.uint8)])
-    >>> prepared[0].inputs["pixel_values"].shape, prepared[0].picture.shape
-    (torch.Size([1, 3, 32, 32]), (32, 32, 3))
-    """
+    """Prepare photos as the model's processor makes them."""
     loaded = as_model(model)
     if not loaded.adapter.reads_images(loaded.module):
         raise InputError(
@@ -326,11 +312,7 @@ def picture_of(pixels: Tensor, processor: Any) -> NDArray[np.uint8]:
 
 
 def reduced_address(picture: NDArray[np.uint8]) -> str:
-    """Write a picture as a small JPEG inside a text, for a report or a file.
-
-    >>> reduced_address(np.zeros((8, 8, 3), np.uint8))[:23]
-    'data:image/jpeg;base64,'
-    """
+    """Write a picture as a small JPEG inside a text, for a report or a file."""
     images = optional_import("PIL.Image", extra="images", purpose="Keeping the image")
     small = images.fromarray(picture)
     small.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))

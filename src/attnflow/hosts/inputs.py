@@ -27,11 +27,7 @@ __all__ = [
 
 
 def checked_text(text: object, purpose: str = "explain", name: str = "text") -> str:
-    """Return the text, or raise an error that says why nothing can be done with it.
-
-    >>> checked_text("the keys")
-    'the keys'
-    """
+    """Return the text, or raise an error that says why nothing can be done with it."""
     if not isinstance(text, str):
         raise TokensError(
             f"A text or a mapping of prepared inputs is needed; got {type(text).__name__}."

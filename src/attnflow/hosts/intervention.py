@@ -84,8 +84,7 @@ class Intervention:
     def mask(
         self, mask: Tensor | None, query: Tensor, keys: int, stage: Stage, first: int, total: int
     ) -> Tensor | None:
-        """Return the mask (batch, 1 or heads, queries, keys) that is added to these queries'
-        scores.
+        """Return the mask (batch, 1 or heads, queries, keys) that is added to the scores.
 
         `first` is the place of the first of these queries among the layer's `total` ones.
         """

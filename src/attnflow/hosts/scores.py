@@ -119,12 +119,7 @@ class Scores:
         return self.names([choice])[0]
 
     def contrast(self, choice: int, other: int, name: ScoreName) -> Tensor:
-        """Return how much more one choice is said than another: the difference of their scores.
-
-        >>> scores = Scores(torch.tensor([0.0, 2.0]), 0, list)
-        >>> float(scores.contrast(1, 0, "log-prob"))
-        2.0
-        """
+        """Return how much more one choice is said than another: the difference of their scores."""
         return self.score(choice, name) - self.score(other, name)
 
     def prediction(self) -> Prediction:
@@ -145,12 +140,6 @@ class PhraseScores(Scores):
     """Tokens of one text whose scores count together: the sum of their log-probabilities.
 
     The gradient of a sum comes from one backward pass, however many tokens there are.
-
-    >>> rows, names = torch.zeros(2, 4), lambda ids: [str(k) for k in ids]
-    >>> scores = Scores(rows[0], 0, names, next_tokens=rows)
-    >>> phrase = phrase_scores(scores, [(0, 3), (1, 2)], nn.Identity())
-    >>> round(float(phrase.score(3, "log-prob").exp()), 4), phrase.label(3)
-    (0.0625, '3 2')
     """
 
     phrase: tuple[TokenAt, ...] = ()
@@ -217,9 +206,7 @@ def differentiable(model: nn.Module, enabled: bool) -> Iterator[None]:
 
 
 class Explained(NamedTuple):
-    """The answers that gradients are taken of: a choice of each example, and what it is held
-    against.
-    """
+    """The choice of each example that gradients are taken of, and what it is held against."""
 
     scores: Sequence[Scores | None]
     choices: Sequence[int]

@@ -177,9 +177,7 @@ def _parts_of(model: nn.Module) -> list[Parts]:
 
 
 def _is_plain(attention: Any) -> bool:
-    """Return whether values go straight from `qkv` through the weights to `proj`, nothing in
-    between.
-    """
+    """Return whether values go straight from `qkv` through the weights to `proj`."""
     return (
         isinstance(getattr(attention, "qkv", None), nn.Linear)
         and isinstance(getattr(attention, "proj", None), nn.Linear)

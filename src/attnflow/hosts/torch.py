@@ -64,10 +64,7 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         for module in model.modules():
             if isinstance(module, nn.MultiheadAttention):
                 changes.hook(
-                    module.register_forward_pre_hook,
-                    _ask(recorder),
-                    with_kwargs=True,
-                    prepend=True,
+                    module.register_forward_pre_hook, _ask(recorder), with_kwargs=True, prepend=True
                 )
                 changes.hook(module.register_forward_hook, _read(recorder))
         yield

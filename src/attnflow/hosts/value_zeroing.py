@@ -21,11 +21,7 @@ from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import undone
 
-__all__ = [
-    "VALUE_ZEROING",
-    "outermost_layers",
-    "replayed",
-]
+__all__ = ["VALUE_ZEROING", "outermost_layers", "replayed"]
 
 VALUE_ZEROING = "value-zeroing"
 _WEIGHTS_AT_ONCE = 2**21  # queries × keys of all the copies of an example that are replayed at once
@@ -97,9 +93,7 @@ class _Replay:
         return distances
 
     def _tell(self, example: int, start: int, length: int, batch: int) -> None:
-        """Return how many positions of all layers are done, if it is known how many layers there
-        are.
-        """
+        """Tell how many positions of all layers are done, if their number is known."""
         done = (len(self.recorder.layers) - 1) * batch * length + example * length + start
         tell(VALUE_ZEROING, done, self.recorder.expected * batch * length)
 

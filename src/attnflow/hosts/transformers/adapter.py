@@ -24,12 +24,7 @@ from attnflow.hosts.adapter import (
     on_device,
 )
 from attnflow.hosts.blocks import BLOCK_MEASURES, declared_parts, watched_blocks
-from attnflow.hosts.inputs import (
-    kept_positions,
-    name_patches,
-    padding_to_the_right,
-    refuse_by_name,
-)
+from attnflow.hosts.inputs import kept_positions, name_patches, padding_to_the_right, refuse_by_name
 from attnflow.hosts.intervention import UNIFORM, Intervention, Session
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.transformers.answers import (
@@ -247,9 +242,7 @@ class TransformersAdapter(Adapter):
         return getattr(model, "main_input_name", None) == "pixel_values"
 
     def image_processor(self, model: nn.Module) -> Any:
-        """Return the processor that lies in the folder, or under the name, that the model came
-        from.
-        """
+        """Return the processor in the folder, or under the name, that the model came from."""
         return own_processor(cast(PreTrainedModel, model))
 
     def supports_decomposition(self, model: nn.Module) -> bool:
@@ -366,9 +359,7 @@ def _sides(model: nn.Module) -> list[Any]:
 
 
 def _layer_counts(model: nn.Module) -> tuple[int | None, int | None]:
-    """Return how many layers the encoder and the decoder have; families name that in different
-    ways.
-    """
+    """Return how many layers encoder and decoder have, by the names of several families."""
     sides = _sides(model)
     if len(sides) == 2:
         counts = [getattr(side, "num_hidden_layers", None) for side in sides]

@@ -80,8 +80,7 @@ def facts_of(model: PreTrainedModel) -> ModelFacts:
 
 
 def _pooling(model: PreTrainedModel) -> AnswerPosition:
-    """Return whether the config says that a classifier reads the mean of all positions, or the
-    first.
+    """Return "mean" where the config says that a classifier reads all positions.
 
     Families name it differently; one that is not named here reads one position.
     """
@@ -222,9 +221,7 @@ def compares(model: nn.Module) -> bool:
 
 
 def compared_side(model: nn.Module, inputs: Mapping[str, Tensor]) -> Side | None:
-    """Return the tower that is explained by the similarity of images and texts; None if one is
-    alone.
-    """
+    """Return the tower that a similarity of images and texts explains; None if one is alone."""
     if not compares(model) or not {"pixel_values", "input_ids"} <= set(inputs):
         return None
     images, texts = len(inputs["pixel_values"]), len(inputs["input_ids"])

@@ -23,11 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.restore import Changes, exclusive
-from attnflow.hosts.transformers.attention import (
-    AttentionCall,
-    AttentionHandler,
-    handle_attention,
-)
+from attnflow.hosts.transformers.attention import AttentionCall, AttentionHandler, handle_attention
 from attnflow.hosts.transformers.fused import attend, constant_others
 from attnflow.hosts.transformers.row_gradients import log_probability
 from attnflow.kernels.blocks import row_sums, weight_rows
@@ -138,9 +134,7 @@ class FactorRecording(AttentionHandler):
         return arranged
 
     def _factors(self, call: AttentionCall) -> Factors:
-        """Return what the module was given, with its scale, cap and sink as its own options name
-        them.
-        """
+        """Return what the module was given, with the scale, cap and sink of its own options."""
         query, key, module = call.query[0], call.key[0], call.module
         if call.options.get("position_bias") is not None or query.shape[1:] != key.shape[1:]:
             raise UnsupportedModelError(
@@ -155,12 +149,7 @@ class FactorRecording(AttentionHandler):
             self.bands[place] = _band(module, call.mask, query.shape[1], causal)
         sink = None if call.sink is None else call.sink.detach()
         return Factors(
-            query,
-            key,
-            scale=call.scaling,
-            band=self.bands[place],
-            softcap=call.softcap,
-            sink=sink,
+            query, key, scale=call.scaling, band=self.bands[place], softcap=call.softcap, sink=sink
         )
 
     def cut(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

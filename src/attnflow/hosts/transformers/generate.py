@@ -117,9 +117,7 @@ def _settings(model: Any, options: Mapping[str, Any]) -> Any:
 
 
 class _ListenerError(Exception):
-    """Carries what the listener raised through the library, which takes a ValueError
-    for a wrong option.
-    """
+    """The listener's error on its way through the library, which catches ValueErrors."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))

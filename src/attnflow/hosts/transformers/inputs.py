@@ -98,9 +98,7 @@ def _word_at(starts: Sequence[int], text: str, start: int, end: int) -> int | No
 
 
 def prefix_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return a text on the decoder's side as its beginning: what the tokenizer puts before it, no
-    end.
-    """
+    """Return a decoder's text as a beginning: what the tokenizer puts before it, no end."""
     if tokenizer is None:
         raise TokensError(_NO_TOKENIZER)
     framed = list(tokenizer(text_target=text)["input_ids"])
@@ -126,10 +124,7 @@ def decoder_inputs(
     pad = facts.pad_token or 0
     ids = [[facts.start_token, *row, *[pad] * (longest - 1 - len(row))] for row in rows]
     mask = [[1] * (1 + len(row)) + [0] * (longest - 1 - len(row)) for row in rows]
-    return {
-        "decoder_input_ids": torch.tensor(ids),
-        "decoder_attention_mask": torch.tensor(mask),
-    }
+    return {"decoder_input_ids": torch.tensor(ids), "decoder_attention_mask": torch.tensor(mask)}
 
 
 def check_vocabulary(model: Any, ids: Tensor) -> None:

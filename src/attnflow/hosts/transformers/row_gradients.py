@@ -37,13 +37,7 @@ from attnflow.hosts.transformers.attention import (
 from attnflow.hosts.transformers.fused import FusedRows, LayerRows, own_terms
 from attnflow.trace.extras import LOG_PROB, ScoreName
 
-__all__ = [
-    "NO_CONTRAST",
-    "PredictingRows",
-    "RowContributions",
-    "gradient_rows",
-    "rows_are_exact",
-]
+__all__ = ["NO_CONTRAST", "PredictingRows", "RowContributions", "gradient_rows", "rows_are_exact"]
 
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
 _MOST_ROWS = 512  # that run at once beside the cache
@@ -105,9 +99,7 @@ class PredictingRows:
         return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
 
     def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
-        """Return `(batch, rows)`: what each of these rows is explained by, 0 where it does not
-        count.
-        """
+        """Return `(batch, rows)`: each row's score, 0 where it does not count."""
         score = _SCORES[name]
         scores = score(logits, self.tokens[:, rows])
         if self.contrasts is not None:
@@ -264,8 +256,7 @@ def _weight_gradient(gradient: Tensor, value: Tensor) -> Tensor:
 
 
 def rows_are_exact(model: PreTrainedModel, layers: int | None) -> bool:
-    """Return whether attention alone carries one position to another: every block of the model
-    attends.
+    """Return whether every block attends, so that nothing else carries one position to another.
 
     A layer that mixes positions otherwise (a convolution, a recurrent state) would pass gradients
     between rows.

@@ -90,11 +90,7 @@ class _KeyBiases(AttentionHandler):
 
 
 def fading_biases(steps: int) -> list[float]:
-    """Return the biases of the path: even in log m, at the middle of each step.
-
-    >>> [round(2.718281828 ** bias, 3) for bias in fading_biases(4)]
-    [0.5, 0.125, 0.031, 0.008]
-    """
+    """Return the biases of the path: even in log m, at the middle of each step."""
     return [-_FAINTEST * (step + 0.5) / steps for step in range(steps)]
 
 

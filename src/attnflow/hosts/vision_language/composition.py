@@ -91,8 +91,7 @@ class Composition:
         return Tokens(joined.texts, words=joined.words, images=patches.images)
 
     def stack(self, arrays: Sequence[Sequence[Array]] | None = None, *, idle: float = 1.0) -> Array:
-        """Return `(layers, heads, n, n)`: the recorded weights, or arrays in the shape of their
-        calls.
+        """Return `(layers, heads, n, n)` of the recorded weights, or of arrays in their shape.
 
         idle: what a position that a layer does not touch gives to itself.
         """
@@ -181,9 +180,7 @@ def run_both_towers(model: nn.Module, inputs: Mapping[str, Tensor], recorder: Re
 
 
 def compose_towers(model: nn.Module, batch: Batch, recorder: Recorder) -> Composition:
-    """Return what was recorded as one stack; layers that the language model does not read are
-    left out.
-    """
+    """Return one stack of what was recorded, without layers that the language model skips."""
     host = cast(PreTrainedModel, model)
     if batch.size != 1:
         raise InputError(

@@ -35,13 +35,7 @@ from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.attention import watch_attention
 from attnflow.hosts.vision_language.towers import Towers, pixels_of
 
-__all__ = [
-    "Connector",
-    "PixelMap",
-    "connector_of",
-    "fed_by",
-    "feeding_matrix",
-]
+__all__ = ["Connector", "PixelMap", "connector_of", "fed_by", "feeding_matrix"]
 
 _NOWHERE = -1
 _SIGN_TOLERANCE = 0.05  # a sign is +1 or -1; half precision leaves some percent
@@ -75,8 +69,7 @@ def fed_by(outputs: Tensor, leaves: Sequence[Tensor]) -> NDArray[np.intp] | None
 
 
 def feeding_matrix(outputs: Tensor, leaves: Sequence[Tensor], name: str) -> NDArray[np.float64]:
-    """Return (tokens, positions): the share of each position in each output; rows sum to 1, or to 0
-    for an output that no position feeds.
+    """Return (tokens, positions): each position's share in each output, rows of sum 1 or 0.
 
     A token is the mean of the positions that feed it, each of which feeds it alone; where they
     overlap the shares are those of the gradients' lengths.

@@ -53,9 +53,7 @@ class View:
 
 
 def views_of(model: Any, connector: Connector, inputs: Mapping[str, Tensor]) -> list[View]:
-    """Return every view in the order of the pixels; class tokens stand before the patches of a
-    tile.
-    """
+    """Return every view in the order of the pixels; class tokens stand before its patches."""
     views: list[View] = []
     for pixels in connector.pixels:
         if pixels.positions.ndim == 1:
@@ -140,9 +138,7 @@ def reading_order(
 
 
 def _numbered(views: Sequence[View], connector: Connector) -> list[View]:
-    """Views of one source that feed neighbouring image tokens are parts of one image, or the
-    frames of one video.
-    """
+    """Name the views: neighbouring image tokens make parts of one image or frames of a video."""
     runs = np.cumsum(np.diff(np.array(connector.places), prepend=connector.places[0]) > 1)
     sources: list[tuple[int, tuple[str, int]]] = []
     for view in views:
@@ -221,8 +217,7 @@ def with_pictures(
     processor: Any,
     photos: Sequence[Photo] = (),
 ) -> Attribution:
-    """Return the result with the pictures behind its maps, reduced, and what is to be said of the
-    photos.
+    """Return the result with the reduced pictures behind its maps, and remarks on the photos.
 
     Where a picture does not fit its grid there are none: a map beside its thing would mislead.
     """
