@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attnflow.errors import AttnflowError, CaptureError, ModelError, UnsupportedModelError
-from attnflow.hosts.adapter import Adapter, Batch
+from attnflow.hosts.adapter import Batch
 from attnflow.hosts.capture import capture
 from attnflow.hosts.intervention import UNIFORM, Intervention
 from attnflow.hosts.load import ModelLike, as_model
@@ -56,18 +57,18 @@ def check_model(model: ModelLike, inputs: str | Mapping[str, Tensor]) -> list[Ch
         return [Check("attention was captured", False, str(error))]
     unchanged = model_state(module) == state
     return [
-        _captured(adapter, trace),
+        _captured(loaded, trace),
         _causal(loaded, trace),
-        _same_output(adapter, module, batch, trace),
-        _used(adapter, module, batch),
+        _same_output(loaded, batch, trace),
+        _used(loaded, batch),
         Check("the model was given back unchanged", unchanged, "flags, hooks, modes"),
     ]
 
 
-def _captured(adapter: Adapter, trace: AttentionTrace) -> Check:
+def _captured(model: Model, trace: AttentionTrace) -> Check:
     layers, heads, n, _ = trace.weights.shape
     sinks = "" if trace.sinks is None else f", up to {trace.sinks.max():.2f} to a learned sink"
-    detail = f"{layers} layers × {heads} heads × {n} positions by {adapter.name}{sinks}"
+    detail = f"{layers} layers × {heads} heads × {n} positions by {model.adapter.name}{sinks}"
     return Check("attention was captured, rows are whole", True, detail)
 
 
@@ -75,43 +76,39 @@ def _causal(model: Model, trace: AttentionTrace) -> Check:
     """A dropped mask would make a decoder look ahead."""
     if not model.facts.causal or trace.stages is not None:
         return Check("the mask was kept", True, f"{trace.kind} attention")
-    ahead = float(abs(trace.weights[..., ~_past(trace.length)]).max(initial=0))
+    past = np.tri(trace.length, dtype=bool)
+    ahead = float(abs(trace.weights[..., ~past]).max(initial=0))
     return Check("the mask was kept", ahead == 0, f"attention to later positions: {ahead:.1e}")
 
 
-def _past(n: int) -> Any:
-    return torch.ones(n, n, dtype=torch.bool).tril().numpy()
-
-
-def _same_output(adapter: Adapter, model: nn.Module, batch: Batch, trace: AttentionTrace) -> Check:
-    plain = _output(adapter, model, batch, None)
-    watched = _output(adapter, model, batch, Recorder("mean"))
+def _same_output(model: Model, batch: Batch, trace: AttentionTrace) -> Check:
+    plain = _output(model, batch, None)
+    watched = _output(model, batch, Recorder("mean"))
     apart = _distance(plain, watched)
     allowed = _APART.get(str(trace.provenance["dtype"]), 1e-3)
     detail = f"relative difference {apart:.1e}, allowed {allowed:.0e}"
     return Check("the output is the same without capture", apart <= allowed, detail)
 
 
-def _used(adapter: Adapter, model: nn.Module, batch: Batch) -> Check:
+def _used(model: Model, batch: Batch) -> Check:
     name = "other attention gives another output"
     try:
-        disturbed = _output(adapter, model, batch, UNIFORM)
+        disturbed = _output(model, batch, UNIFORM)
     except (CaptureError, UnsupportedModelError) as error:
         return Check(name, None, str(error))
-    apart = _distance(_output(adapter, model, batch, None), disturbed)
+    apart = _distance(_output(model, batch, None), disturbed)
     return Check(name, apart > _DISTURBED, f"uniform attention moves the output by {apart:.1e}")
 
 
-def _output(
-    adapter: Adapter, model: nn.Module, batch: Batch, how: Recorder | Intervention | None
-) -> Tensor:
-    with at_rest(model), torch.no_grad():
+def _output(model: Model, batch: Batch, how: Recorder | Intervention | None) -> Tensor:
+    module, adapter = model.module, model.adapter
+    with at_rest(module), torch.no_grad():
         if how is None:
-            outputs = adapter.forward(model, batch.inputs)
+            outputs = adapter.forward(module, batch.inputs)
         elif isinstance(how, Recorder):
-            outputs = adapter.run(model, batch.inputs, how)
+            outputs = adapter.run(module, batch.inputs, how)
         else:
-            outputs = adapter.run_with(model, batch.inputs, how)
+            outputs = adapter.run_with(module, batch.inputs, how)
     return _main_tensor(outputs).float()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -56,10 +56,9 @@ class EmbeddedAdapter(Adapter):
                 "The embedded model has words of its own: leave tokenizer out, or pass the one "
                 f"that load() gives; got {shorten(tokenizer)}."
             )
-        vocabulary = tokenizer
-        encoded = [_encode(vocabulary, text) for text in texts]
+        encoded = [_encode(tokenizer, text) for text in texts]
         longest = max(len(ids) for ids, _ in encoded)
-        rows = [ids + [vocabulary.pad_id] * (longest - len(ids)) for ids, _ in encoded]
+        rows = [ids + [tokenizer.pad_id] * (longest - len(ids)) for ids, _ in encoded]
         lengths = torch.tensor([[len(ids)] for ids, _ in encoded])
         mask = (torch.arange(longest)[None] < lengths).long()
         return _TextBatch(
@@ -80,7 +79,8 @@ class EmbeddedAdapter(Adapter):
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
         """Use the model's own switch for attention; watch its blocks where they are measured."""
         if set(recorder.record) & set(self.measures):
-            return _measured(cast(VerbNumberModel, model), inputs, recorder)
+            with _measured(cast(VerbNumberModel, model), recorder):
+                return self.forward(model, inputs)
         output: VerbNumberOutput = model(**inputs, output_attentions=True)
         for weights in output.attentions:
             recorder.add(weights)
@@ -106,8 +106,7 @@ class EmbeddedAdapter(Adapter):
     ) -> Any:
         """Zero values as they are projected; keys are not hidden one by one."""
         self.refuse_other_kinds(model, intervention, allowed=("zero_values",))
-        blocks = cast("list[Block]", list(cast(VerbNumberModel, model).blocks))
-        with _watched(model, blocks, Session(intervention=intervention)):
+        with _watched(model, Session(intervention=intervention)):
             return self.forward(model, inputs)
 
     def supports_decomposition(self, model: nn.Module) -> bool:
@@ -122,31 +121,33 @@ class EmbeddedAdapter(Adapter):
         return [Scores(row, 0, lambda ids: [labels[k] for k in ids]) for row in outputs.logits]
 
 
-def _measured(
-    model: VerbNumberModel, inputs: Mapping[str, Tensor], recorder: Recorder
-) -> VerbNumberOutput:
-    blocks = cast("list[Block]", list(model.blocks))
+@contextmanager
+def _measured(model: VerbNumberModel, recorder: Recorder) -> Iterator[None]:
+    """Measure what the recorder was asked for while the model runs."""
+    blocks, session = _blocks(model), Session(recorder)
     parts = [Parts(block, block.attention.projection) for block in blocks]
-    session = Session(recorder)
     with ExitStack() as stack:
-        stack.enter_context(_watched(model, blocks, session))
+        stack.enter_context(_watched(model, session))
         stack.enter_context(watched_blocks(parts, recorder, type(model).__name__))
         if VALUE_ZEROING in recorder.record:
             stack.enter_context(replayed(blocks, recorder, session))
-        output: VerbNumberOutput = model(**inputs)
-    return output
+        yield
 
 
 @contextmanager
-def _watched(model: nn.Module, blocks: Sequence[Block], session: Session) -> Iterator[None]:
+def _watched(model: nn.Module, session: Session) -> Iterator[None]:
     """Hooks on a model that everyone in the process shares: it is this thread's alone meanwhile."""
     with exclusive(model) as changes:
-        for block in blocks:
-            hooks = ProjectionHooks(block.attention, block.attention.heads, session)
-            projection = block.attention.query_key_value
-            changes.hook(projection.register_forward_hook, hooks.project)
-            changes.hook(block.attention.register_forward_hook, partial(_show_weights, hooks))
+        for block in _blocks(model):
+            attention = block.attention
+            hooks = ProjectionHooks(attention, attention.heads, session)
+            changes.hook(attention.query_key_value.register_forward_hook, hooks.project)
+            changes.hook(attention.register_forward_hook, partial(_show_weights, hooks))
         yield
+
+
+def _blocks(model: nn.Module) -> list[Block]:
+    return cast("list[Block]", list(cast(VerbNumberModel, model).blocks))
 
 
 def _show_weights(

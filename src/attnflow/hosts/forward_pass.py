@@ -15,7 +15,7 @@ import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from attnflow.hosts.vision_language.composition import Composition
 
 __all__ = [
-    "Composed",
     "Explained",
     "ForwardPass",
     "check_layers",
     "check_size",
-    "compose",
     "join_tokens",
     "lacking_rows",
     "layer_numbers",
@@ -50,17 +48,10 @@ __all__ = [
 Weights = NDArray[np.floating[Any]]
 
 
-class Composed(NamedTuple):
-    """Square layers over encoder and decoder positions, and which attention each one is."""
-
-    weights: Weights
-    stages: tuple[str, ...]
-
-
-def compose(
-    layers: Sequence[tuple[str, Weights]], encoder: int, decoder: int, *, idle: float = 1.0
-) -> Composed:
-    """Layers as (stage, (heads, queries, keys)) in the order they ran, to one square stack.
+def _compose(
+    layers: Sequence[tuple[str, Weights]], encoder: int, decoder: int, *, idle: float
+) -> Weights:
+    """Return one square stack of layers, (stage, (heads, queries, keys)) in the order they ran.
 
     `idle` is what a position that a sub-layer does not touch gives to itself: all of its attention,
     but 0 where the arrays are gradients, since nothing there can change the score.
@@ -82,7 +73,7 @@ def compose(
         rows, columns = places[stage]
         square[:, rows] = 0
         square[:, rows, columns] = weights
-    return Composed(stack, tuple(stage for stage, _ in layers))
+    return stack
 
 
 def join_tokens(encoder: Tokens, decoder: Tokens) -> Tokens:
@@ -161,17 +152,16 @@ class ForwardPass:
         keys = {"encoder": encoder, "decoder": decoder, "cross": encoder}
         layers = self.recorder.layers
 
-        def squares(arrays: Sequence[Weights], idle: float) -> Composed:
+        def squares(arrays: Sequence[Weights], idle: float) -> Weights:
             parts = [
                 (x.stage, array[example][:, queries[x.stage][:, None], keys[x.stage]])
                 for x, array in zip(layers, arrays, strict=True)
             ]
-            return compose(parts, len(encoder), len(decoder), idle=idle)
+            return _compose(parts, len(encoder), len(decoder), idle=idle)
 
-        composed = squares([layer.weights for layer in layers], 1.0)
-        gradients = None if self.gradients is None else squares(self.gradients, 0.0).weights
+        gradients = None if self.gradients is None else squares(self.gradients, 0.0)
         measured = {
-            name: squares([array[:, None] for array in arrays], 0.0).weights[:, 0]
+            name: squares([array[:, None] for array in arrays], 0.0)[:, 0]
             for name, arrays in self.recorder.measured.items()
             if name == GRADIENT_ATTENTION
         }
@@ -179,10 +169,10 @@ class ForwardPass:
             self.model.module, self.model.tokenizer, self.batch, example, lengths["decoder"]
         )
         return AttentionTrace.from_arrays(
-            composed.weights,
+            squares([layer.weights for layer in layers], 1.0),
             join_tokens(self._input_tokens(example, lengths["encoder"]), outputs),
             kind="cross",
-            stages=composed.stages,
+            stages=tuple(layer.stage for layer in layers),
             encoder_length=len(encoder),
             prediction=self._prediction(example, shift=len(encoder)),
             gradients=gradients,

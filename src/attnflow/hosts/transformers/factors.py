@@ -22,22 +22,22 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.restore import Changes, exclusive
+from attnflow.hosts.restore import Changes
 from attnflow.hosts.transformers.attention import AttentionCall, AttentionHandler, handle_attention
-from attnflow.hosts.transformers.fused import attend, constant_others
+from attnflow.hosts.transformers.fused import attend, constant_others, visible_keys
 from attnflow.hosts.transformers.row_gradients import log_probability
 from attnflow.kernels.blocks import row_sums, weight_rows
 from attnflow.kernels.factors import Band, Factors
 from attnflow.kernels.layer import FactoredLayer, aside
 
-__all__ = ["FactorRecording", "FactoredRun", "SpansArrived", "holding_factors"]
+__all__ = ["FactorRecording", "FactoredRun"]
 
 _ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time
 _CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are held to its output
 _AGREEMENT = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
-class SpansArrived(Exception):  # noqa: N818 - no error: the pass has done its work
+class _SpansArrived(Exception):  # noqa: N818 - no error: the pass has done its work
     """Spans have passed the highest layer: what the model would compute above it is not needed."""
 
 
@@ -128,7 +128,7 @@ class FactorRecording(AttentionHandler):
             plain = replace(plain, value=value.detach())
         self._add(call, plain, sums)
         if self.spans is not None and self.spans.arrived:
-            raise SpansArrived
+            raise _SpansArrived
         if self.gradients and arranged.requires_grad:
             arranged.register_hook(partial(self._add_gradient, call.module))
         return arranged
@@ -196,14 +196,9 @@ def _band(module: nn.Module, mask: Any, length: int, causal: bool) -> Band:
     after = max(last - row for row, last in zip(rows, lasts, strict=True))
     everything = (firsts[-1] == 0, lasts[0] == length - 1)
     band = Band(None if everything[0] else before, None if everything[1] else after)
-    keys = torch.arange(length, device=mask.device)[None]
-    queries = torch.tensor(rows, device=mask.device)[:, None]
-    visible = torch.ones_like(mask, dtype=torch.bool)
-    if band.before is not None:
-        visible = visible & (keys >= queries - band.before)
-    if band.after is not None:
-        visible = visible & (keys <= queries + band.after)
-    if not torch.equal(visible, mask.bool()):
+    queries = torch.tensor(rows, device=mask.device)
+    keys = torch.arange(length, device=mask.device)
+    if not torch.equal(visible_keys(band, queries, keys), mask.bool()):
         raise _no_band(module)
     return band
 
@@ -239,7 +234,7 @@ def _difference(
 
 
 @contextmanager
-def holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iterator[None]:
+def _holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iterator[Changes]:
     """Every attention of the model is held as factors; then all is as it was.
 
     With gradients each block of the model is computed a second time on the way back instead of
@@ -252,7 +247,7 @@ def holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Itera
             for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):
                     _compute_again(module, changes)
-        yield
+        yield changes
 
 
 def _compute_again(module: nn.Module, changes: Changes) -> None:
@@ -280,26 +275,17 @@ class FactoredRun:
         )
         if "logits_to_keep" in _parameters(self.model):
             options["logits_to_keep"] = 1
-        with (
-            suppress(SpansArrived),
-            holding_factors(self.model, self.recording),
-            self._head_watched(),
-        ):
+        with suppress(_SpansArrived), _holding_factors(self.model, self.recording) as changes:
+            changes.hook(self.model.base_model.register_forward_hook, self._keep_hidden)
             self.outputs = self.model(**inputs, **options)
         return self  # `recording.check()` waits for the device: whoever asked does it
 
-    @contextmanager
-    def _head_watched(self) -> Iterator[None]:
-        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-            self.hidden = getattr(output, "last_hidden_state", None)
-
-        with exclusive(self.model) as changes:
-            changes.hook(self.model.base_model.register_forward_hook, keep)
-            yield
+    def _keep_hidden(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.hidden = getattr(output, "last_hidden_state", None)
 
     def go_back(self, root: Tensor, gradient: Tensor | None = None) -> None:
         """Send a gradient down to the embedded tokens; keep each layer's on its way."""
-        with holding_factors(self.model, replace(self.recording, going_back=True)):
+        with _holding_factors(self.model, replace(self.recording, going_back=True)):
             torch.autograd.grad(root, self.recording.leaf, gradient)
 
     def go_back_by_rows(self, ids: Tensor, last: int) -> None:

@@ -12,7 +12,7 @@ eager function (`row_gradients`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from torch.nn import functional
 from attnflow.kernels.dispatch import products_of, way_for
 from attnflow.kernels.factors import Band, Factors
 
-__all__ = ["FusedRows", "LayerRows", "attend", "constant_others", "own_terms"]
+__all__ = ["FusedRows", "LayerRows", "attend", "constant_others", "own_terms", "visible_keys"]
 
 _FLASH, _CUDNN = 1, 3  # numbers of torch's own choice among its fused kernels
 _ROWS = 1024  # queries at a time where a window needs a mask
@@ -35,9 +35,10 @@ def attend(layer: Factors, value: Tensor) -> tuple[Tensor, Tensor | None]:
     layer: queries and keys of one example; gradients run through all three of them.
     """
     if layer.softcap is not None or layer.sink is not None or layer.hidden is not None:
-        return _by_rows(layer, value), None
+        step = max(1, 2**24 // (layer.heads * layer.length))
+        return _by_rows(layer, value, step, _special_rows), None
     if layer.band not in (Band.causal(), Band()):
-        return _windowed(layer, value), None
+        return _by_rows(layer, value, _ROWS, _masked_rows), None
     query, key, causal = layer.query[None], layer.key[None], layer.band.after == 0
     values = value[None]
     choice = _choice(query, key, values, causal, layer.scale)
@@ -79,59 +80,53 @@ def _choice(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: floa
     )
 
 
-def _windowed(layer: Factors, value: Tensor) -> Tensor:
+_RowsFunction = Callable[[Factors, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def _by_rows(layer: Factors, value: Tensor, step: int, attend_rows: _RowsFunction) -> Tensor:
     """Some queries at a time over the keys they see, each with a small mask."""
     parts = []
-    for first in range(0, layer.length, _ROWS):
-        last = min(first + _ROWS, layer.length)
-        begin, end = layer.band.keys_of(first, last, layer.length)
-        output = functional.scaled_dot_product_attention(
-            layer.query[None, :, first:last],
-            layer.key[None, :, begin:end].repeat_interleave(layer.groups, dim=1),
-            value[None, :, begin:end].repeat_interleave(layer.groups, dim=1),
-            attn_mask=_visible(layer.band, first, last, begin, end, value.device),
-            scale=layer.scale,
-        )
-        parts.append(output[0])
-    return torch.cat(parts, dim=1)
-
-
-def _by_rows(layer: Factors, value: Tensor) -> Tensor:
-    """Where scores are capped or a sink takes part no fused kernel fits: some queries at a time."""
-    parts = []
-    step = max(1, 2**24 // (layer.heads * layer.length))
+    places = torch.arange(layer.length, device=value.device)
     for first in range(0, layer.length, step):
         last = min(first + step, layer.length)
         begin, end = layer.band.keys_of(first, last, layer.length)
-        parts.append(_rows(layer, value, first, last, begin, end))
+        keys, values = (
+            x[:, begin:end].repeat_interleave(layer.groups, dim=0) for x in (layer.key, value)
+        )
+        visible = visible_keys(layer.band, places[first:last], places[begin:end])
+        if layer.hidden is not None:
+            visible = visible & ~layer.hidden[None, begin:end]
+        parts.append(attend_rows(layer, layer.query[:, first:last], keys, values, visible))
     return torch.cat(parts, dim=1)
 
 
-def _rows(layer: Factors, value: Tensor, first: int, last: int, begin: int, end: int) -> Tensor:
-    keys = layer.key[:, begin:end].repeat_interleave(layer.groups, dim=0)
-    values = value[:, begin:end].repeat_interleave(layer.groups, dim=0)
-    scores = layer.query[:, first:last] @ keys.transpose(1, 2) * layer.scale
+def _masked_rows(
+    layer: Factors, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor
+) -> Tensor:
+    """Attend by a fused kernel that takes a mask."""
+    return functional.scaled_dot_product_attention(
+        query[None], keys[None], values[None], attn_mask=visible, scale=layer.scale
+    )[0]
+
+
+def _special_rows(
+    layer: Factors, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor
+) -> Tensor:
+    """Attend where scores are capped or a sink takes part, which no fused kernel does."""
+    scores = query @ keys.transpose(1, 2) * layer.scale
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
-    visible = _visible(layer.band, first, last, begin, end, value.device)
-    if layer.hidden is not None:
-        visible = visible & ~layer.hidden[None, begin:end]
     scores = scores.float().masked_fill(~visible, torch.finfo(torch.float32).min)
     if layer.sink is not None:
-        column = layer.sink.float()[:, None, None].expand(-1, last - first, 1)
+        column = layer.sink.float()[:, None, None].expand(-1, query.shape[1], 1)
         scores = torch.cat([scores, column], dim=-1)
-    weights = scores.softmax(dim=-1)[..., : end - begin]
-    return weights.to(value.dtype) @ values
+    weights = scores.softmax(dim=-1)[..., : keys.shape[1]]
+    return weights.to(values.dtype) @ values
 
 
-def _visible(
-    band: Band, first: int, last: int, begin: int, end: int, device: torch.device
-) -> Tensor:
-    """True (queries, keys) where a query sees a key."""
-    distance = (
-        torch.arange(begin, end, device=device)[None]
-        - torch.arange(first, last, device=device)[:, None]
-    )
+def visible_keys(band: Band, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return True (queries, keys) where a query at one place sees a key at another."""
+    distance = keys[None] - queries[:, None]
     visible = torch.ones_like(distance, dtype=torch.bool)
     if band.before is not None:
         visible &= distance >= -band.before

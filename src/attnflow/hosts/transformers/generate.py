@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from attnflow.hosts.recorder import AttentionObserver
 from attnflow.hosts.transformers.answers import is_encoder_decoder
 from attnflow.hosts.transformers.attention import uses_the_interface, watch_attention
 
-__all__ = ["can_stream", "checked_generator", "end_tokens", "run_generate", "run_once", "watching"]
+__all__ = ["can_stream", "checked_generator", "end_tokens", "run_generate", "run_once"]
 
 _ALLOWED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
@@ -55,13 +55,6 @@ def end_tokens(model: PreTrainedModel, options: Mapping[str, Any]) -> set[int]:
     return {int(token) for part in ends for token in part}
 
 
-def watching(
-    model: PreTrainedModel, observer: AttentionObserver | None
-) -> AbstractContextManager[object]:
-    """Show the model's attention to the watcher, if there is one."""
-    return nullcontext() if observer is None else watch_attention(model, observer=observer)
-
-
 def run_generate(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
@@ -76,7 +69,8 @@ def run_generate(
     _refuse_other_modes(model, settings)
     if is_heard() and tokenizer is not None and len(inputs["input_ids"]) == 1:
         settings["streamer"] = _TextStream(tokenizer, options["max_new_tokens"])
-    with torch.random.fork_rng(enabled=seed is not None), watching(model, observer):
+    watching = nullcontext() if observer is None else watch_attention(model, observer=observer)
+    with torch.random.fork_rng(enabled=seed is not None), watching:
         if seed is not None:
             torch.manual_seed(seed)
         try:

@@ -17,8 +17,7 @@ cache of those before them, so that never more than a part of the rows is in mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -329,9 +328,20 @@ def _part(
     score: ScoreName,
     summed: bool,
 ) -> RowContributions:
-    """Rows of the positions from begin up to end; their keys are added to the cache."""
+    """Rows of the positions from begin up to end; their keys are added to the cache.
+
+    The embedded tokens are cut off as the one leaf that gradients are taken of: no parameter is
+    touched.
+    """
     rows = _RowHandler(summed)
-    with torch.enable_grad(), _collecting(model, rows) as leaf:
+    leaves: list[Tensor] = []
+
+    def cut(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        leaves.append(output.detach().requires_grad_())
+        return leaves[-1]
+
+    with torch.enable_grad(), handle_attention(model, rows) as changes:
+        changes.hook(model.get_input_embeddings().register_forward_hook, cut)
         logits = model(
             input_ids=text.ids[:, begin:end],
             attention_mask=text.mask[:, :end],
@@ -340,26 +350,8 @@ def _part(
             use_cache=True,
         ).logits
         part = slice(begin - text.first, end - text.first)
-        torch.autograd.grad(text.scores(logits, part, score).sum(), leaf())
+        torch.autograd.grad(text.scores(logits, part, score).sum(), leaves[-1])
         return rows.take(log_probability(logits.detach(), text.tokens[:, part]))
-
-
-@contextmanager
-def _collecting(model: PreTrainedModel, rows: _RowHandler) -> Iterator[Callable[[], Tensor]]:
-    """Every attention module reports to one handler; the model is given back as it was.
-
-    The embedded tokens are cut off as the one leaf that gradients are taken of, which the yielded
-    function gives: no parameter is touched.
-    """
-    leaves: list[Tensor] = []
-
-    def cut(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        leaves.append(output.detach().requires_grad_())
-        return leaves[-1]
-
-    with handle_attention(model, rows) as changes:
-        changes.hook(model.get_input_embeddings().register_forward_hook, cut)
-        yield lambda: leaves[-1]
 
 
 def _detach(cache: Any) -> None:

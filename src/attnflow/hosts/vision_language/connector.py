@@ -35,7 +35,7 @@ from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.attention import watch_attention
 from attnflow.hosts.vision_language.towers import Towers, pixels_of
 
-__all__ = ["Connector", "PixelMap", "connector_of", "fed_by", "feeding_matrix"]
+__all__ = ["FLAT", "Connector", "PixelMap", "connector_of", "fed_by", "feeding_matrix"]
 
 _NOWHERE = -1
 _SIGN_TOLERANCE = 0.05  # a sign is +1 or -1; half precision leaves some percent
@@ -120,7 +120,7 @@ def _gradients(
     return torch.cat([part.reshape(-1, part.shape[-1]).float() for part in parts])
 
 
-_FLAT = 2  # axes of pixels that come as one row for each patch
+FLAT = 2  # axes of pixels that come as one row for each patch
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +203,7 @@ class _Probe(AttentionObserver):
         """Return the pass, and what its gradients say."""
         pixels, inputs = {}, dict(self.inputs)
         for name, tensor in pixels_of(inputs).items():
-            flat = tensor.ndim == _FLAT
+            flat = tensor.ndim == FLAT
             leaf = (tensor if flat else tensor.movedim(-3, -1)).detach().clone().requires_grad_()
             pixels[name], inputs[name] = leaf, leaf if flat else leaf.movedim(-1, -3)
         modules = self._attending_modules(inputs)

@@ -19,21 +19,12 @@ from attnflow.attribution import Attribution
 from attnflow.errors import CaptureError
 from attnflow.hosts.images import Photo, picture_of, reduced_address
 from attnflow.hosts.inputs import prefix_names
-from attnflow.hosts.vision_language.connector import Connector, PixelMap
+from attnflow.hosts.vision_language.connector import FLAT, Connector, PixelMap
 from attnflow.hosts.vision_language.towers import pixels_of
 from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, ImagePatches, patch_names
 
-__all__ = [
-    "VIDEO",
-    "View",
-    "name_views",
-    "patch_grids",
-    "pictures_of",
-    "reading_order",
-    "views_of",
-    "with_pictures",
-]
+__all__ = ["VIDEO", "View", "name_views", "pictures_of", "views_of", "with_pictures"]
 
 VIDEO = "pixel_values_videos"
 _GRIDS = {"pixel_values": "image_grid_thw", VIDEO: "video_grid_thw"}
@@ -170,7 +161,6 @@ def name_views(views: Sequence[View]) -> Tokens:
 
 
 Picture = NDArray[np.uint8]
-_FLAT = 2  # axes of pixels that come as one row for each patch
 
 
 def pictures_of(model: nn.Module, inputs: Mapping[str, Any], processor: Any) -> list[Picture]:
@@ -179,7 +169,7 @@ def pictures_of(model: nn.Module, inputs: Mapping[str, Any], processor: Any) -> 
     for name, pixels in pixels_of(inputs).items():
         part = "video_processor" if name == VIDEO else "image_processor"
         prepare = getattr(processor, part, None) or getattr(processor, "image_processor", None)
-        if pixels.ndim == _FLAT:
+        if pixels.ndim == FLAT:
             pictures += _joined(model, name, pixels, inputs, prepare)
         else:
             tiles = pixels.reshape(-1, *pixels.shape[-3:])
