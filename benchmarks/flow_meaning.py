@@ -113,7 +113,7 @@ def last_row(method: Method, traces: dict[int, AttentionTrace], case: Completion
 
         inputs = {"input_ids": torch.tensor([case.prompt_ids])}
         record = ("gradients", "residual-share")
-        traces[key] = capture((case.model, case.tokenizer), inputs, record=record)
+        traces[key] = capture(case.model, inputs, record=record)
     trace = traces[key]
     with quiet_about_limits():
         values: NDArray[np.float64] = method(trace, targets=[trace.length - 1], layers=-1).values

@@ -32,7 +32,7 @@ def flashtrace(case: CompletionCase) -> Floats:
     """FlashTrace's public call, for the completion as one span, prompt as it is."""
     from flashtrace import FlashTrace
 
-    tracer = FlashTrace(case.model, case.tokenizer, recompute_attention=True)
+    tracer = FlashTrace(case.model.module, case.model.tokenizer, recompute_attention=True)
     last = len(case.completion_ids) - 1
     result = tracer.trace(prompt=_prompt(case), target=_completion(case), output_span=(0, last))
     return np.asarray(result.scores)
@@ -43,7 +43,7 @@ def context_cite(case: CompletionCase) -> Floats:
     from context_cite import ContextCiter
     from context_cite.context_partitioner import BaseContextPartitioner
 
-    ids, sources, tokenizer = case.prompt_ids, case.sources, case.tokenizer
+    ids, sources, tokenizer = case.prompt_ids, case.sources, case.model.tokenizer
 
     class Partition(BaseContextPartitioner):  # type: ignore[misc]
         num_sources = len(sources)
@@ -69,7 +69,7 @@ def context_cite(case: CompletionCase) -> Floats:
     padding_left = copy(tokenizer)
     padding_left.padding_side = "left"
     citer = Plain(
-        case.model,
+        case.model.module,
         padding_left,
         _prompt(case),
         "",
@@ -85,11 +85,11 @@ def integrated_gradients(case: CompletionCase) -> Floats:
     """captum's integrated gradients of the log-probability, from the blank token's embedding."""
     from captum.attr import LayerIntegratedGradients
 
-    ids = torch.tensor([case.prompt_ids], device=case.model.device)
-    method = LayerIntegratedGradients(_log_prob(case), case.model.get_input_embeddings())
+    ids = torch.tensor([case.prompt_ids], device=case.model.module.device)
+    method = LayerIntegratedGradients(_log_prob(case), case.model.module.get_input_embeddings())
     values = method.attribute(
         ids,
-        baselines=torch.full_like(ids, blank_token(case.tokenizer)),
+        baselines=torch.full_like(ids, blank_token(case.model.tokenizer)),
         n_steps=_STEPS,
         internal_batch_size=8,
     )
@@ -101,13 +101,13 @@ def feature_ablation(case: CompletionCase) -> Floats:
     """captum's feature ablation: every source in turn is replaced by the blank token."""
     from captum.attr import FeatureAblation
 
-    ids = torch.tensor([case.prompt_ids], device=case.model.device)
+    ids = torch.tensor([case.prompt_ids], device=case.model.module.device)
     groups = torch.full_like(ids, len(case.sources))  # what is no source is a feature of its own
     for number, positions in enumerate(case.sources.positions):
         groups[0, list(positions)] = number
     values = FeatureAblation(_log_prob(case)).attribute(
         ids,
-        baselines=blank_token(case.tokenizer),
+        baselines=blank_token(case.model.tokenizer),
         feature_mask=groups,
         perturbations_per_eval=8,
     )
@@ -179,20 +179,20 @@ def trained_at2(
 
 
 def _prompt(case: CompletionCase) -> str:
-    return str(case.tokenizer.decode(case.prompt_ids))
+    return str(case.model.tokenizer.decode(case.prompt_ids))
 
 
 def _completion(case: CompletionCase) -> str:
-    return str(case.tokenizer.decode(case.completion_ids))
+    return str(case.model.tokenizer.decode(case.completion_ids))
 
 
 def _log_prob(case: CompletionCase) -> Callable[[torch.Tensor], torch.Tensor]:
     """The log-probability of the completion after a batch of prompts."""
-    completion = torch.tensor([case.completion_ids], device=case.model.device)
+    completion = torch.tensor([case.completion_ids], device=case.model.module.device)
 
     def score(prompts: torch.Tensor) -> torch.Tensor:
         own = completion.expand(len(prompts), -1)
-        logits = case.model(input_ids=torch.cat([prompts, own], dim=1)).logits
+        logits = case.model.module(input_ids=torch.cat([prompts, own], dim=1)).logits
         predicting = logits[:, prompts.shape[1] - 1 : -1].float().log_softmax(-1)
         return predicting.gather(2, own[:, :, None]).sum(dim=(1, 2))
 

@@ -29,7 +29,7 @@ from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.run import draw_examples
 from attnflow.evaluation.subjects import texts as judging
 from attnflow.evaluation.subjects.examples import LabelledText, read_texts
-from attnflow.evaluation.subjects.texts import beating
+from attnflow.evaluation.verdict import beating
 from attnflow.hosts.fingerprint import digest_bytes, digest_tokenizer, digest_weights
 from attnflow.hosts.model import Model
 from attnflow.methods import make_method, trace_methods

@@ -54,7 +54,7 @@ def test_hidden_patches_and_areas_equal_plain_loops(by: Any) -> None:
     if by == "mean":
         for channel in range(3):
             filling[0, channel] = pixels[0, channel].mean()
-    ablation = PatchAblation(MODEL, pixels, GRID, by=by, batch_size=3)
+    ablation = PatchAblation(Model(MODEL), {"pixel_values": pixels}, GRID, by=by, batch_size=3)
     values = RNG.random((4, 4))
     order = sorted(range(16), key=lambda k: -values.ravel()[k])
     steps = [-(-16 * step // 10) for step in range(11)]
@@ -72,11 +72,11 @@ def test_hidden_patches_and_areas_equal_plain_loops(by: Any) -> None:
 def test_blurred_patches_are_made_of_what_is_around_them() -> None:
     pixels = torch.ones(1, 3, 32, 32)
     pixels[..., :16] = -1.0
-    ablation = PatchAblation(MODEL, pixels, GRID, by="blur")
+    ablation = PatchAblation(Model(MODEL), {"pixel_values": pixels}, GRID, by="blur")
     assert torch.isfinite(ablation.filling).all()
     assert ablation.filling[0, 0].mean().abs() < 0.1
     with pytest.raises(Exception, match="Allowed: 'mean', 'blur', 'zero'"):
-        PatchAblation(MODEL, pixels, GRID, by="magic")  # type: ignore[arg-type]
+        PatchAblation(Model(MODEL), {"pixel_values": pixels}, GRID, by="magic")  # type: ignore[arg-type]
 
 
 def judge_images() -> ImageJudge:
@@ -256,11 +256,9 @@ def test_hidden_patches_of_a_question_are_those_of_a_plain_run() -> None:
     model, processor = load_scenes()
     scene = next(scenes(1, seed=TEST_SEED))
     inputs = image_prompt(model, scene.questions[0].text, [scene.image()], processor)
-    pixels = inputs.pop("pixel_values")
     grid = Grid(6, 6, 1, 48, 48)
-    ablation = PatchAblation(
-        model, pixels, grid, by="zero", others=inputs, tokenizer=processor.tokenizer
-    )
+    ablation = PatchAblation(Model(model, processor.tokenizer), inputs, grid, by="zero")
+    pixels = inputs.pop("pixel_values")
     assert ablation.answer == scene.questions[0].answer
     changed = pixels.clone()
     changed[..., :8, 8:16] = 0.0  # patch 1

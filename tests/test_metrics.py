@@ -11,6 +11,7 @@ from scipy import stats
 
 from attnflow.errors import InputError
 from attnflow.evaluation import metrics
+from attnflow_experiments.correlations import dense_rank_correlation, partial_spearman
 
 
 def rows(seed: int, n: int, *, ties: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -33,17 +34,17 @@ def test_an_undefined_correlation_is_nan(one: list[float]) -> None:
     other = list(range(len(one)))
     assert math.isnan(metrics.spearman(one, other))
     assert math.isnan(metrics.kendall(one, other))
-    assert math.isnan(metrics.partial_spearman(one, other, other))
+    assert math.isnan(partial_spearman(one, other, other))
 
 
 def test_the_papers_formula_and_where_it_goes_wrong() -> None:
     """Uniform attention: Spearman does not exist, the dense-rank formula gives a number."""
-    assert metrics.dense_rank_correlation(np.ones(4), [1, 2, 3, 4]) == pytest.approx(-0.40)
-    assert metrics.dense_rank_correlation(np.ones(20), range(20)) == pytest.approx(-6 / 7)
-    assert f"{metrics.dense_rank_correlation(np.ones(20), range(20)):.2f}" == "-0.86"
+    assert dense_rank_correlation(np.ones(4), [1, 2, 3, 4]) == pytest.approx(-0.40)
+    assert dense_rank_correlation(np.ones(20), range(20)) == pytest.approx(-6 / 7)
+    assert f"{dense_rank_correlation(np.ones(20), range(20)):.2f}" == "-0.86"
     a, b, _ = rows(3, 12, ties=False)
-    assert metrics.dense_rank_correlation(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
-    assert math.isnan(metrics.dense_rank_correlation([1.0], [1.0]))
+    assert dense_rank_correlation(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
+    assert math.isnan(dense_rank_correlation([1.0], [1.0]))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -51,15 +52,15 @@ def test_partial_spearman_is_the_textbook_formula(seed: int) -> None:
     a, b, c = rows(seed, 15, ties=seed % 2 == 0)
     ab, ac, bc = (stats.spearmanr(x, y).statistic for x, y in ((a, b), (a, c), (b, c)))
     expected = (ab - ac * bc) / math.sqrt((1 - ac**2) * (1 - bc**2))
-    assert metrics.partial_spearman(a, b, c) == pytest.approx(expected, abs=1e-9)
+    assert partial_spearman(a, b, c) == pytest.approx(expected, abs=1e-9)
 
 
 def test_nothing_is_left_of_what_the_third_decides() -> None:
     a, b, _ = rows(1, 9, ties=False)
-    assert math.isnan(metrics.partial_spearman(np.exp(a), b, a))
+    assert math.isnan(partial_spearman(np.exp(a), b, a))
     constant = np.ones(9)
     expected = stats.spearmanr(a, b).statistic
-    assert metrics.partial_spearman(a, b, constant) == pytest.approx(expected)
+    assert partial_spearman(a, b, constant) == pytest.approx(expected)
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:

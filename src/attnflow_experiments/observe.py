@@ -11,7 +11,7 @@ import torch
 from attnflow.errors import ModelError
 from attnflow.errors.progress import Progress, relaying, tell
 from attnflow.evaluation.importance import Importance, Measure
-from attnflow.evaluation.importance.passes import batches_by_length
+from attnflow.evaluation.passes import batches_by_length
 from attnflow.explainers.prompts import neutral_ids
 from attnflow.hosts.capture import capture
 from attnflow.trace import AttentionTrace

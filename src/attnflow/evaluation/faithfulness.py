@@ -17,10 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments, checked_seed
 from attnflow.evaluation import metrics
-from attnflow.evaluation.importance.base import Choice, Task
-from attnflow.evaluation.importance.blanking import BlankToken, blank_positions, check_blank
-from attnflow.evaluation.importance.passes import Passes, Text
+from attnflow.evaluation.passes import Choices, Passes, Task, Text
 from attnflow.evaluation.records import RANDOM
+from attnflow.explainers.ablation import BlankToken, blank_positions, check_blank
 from attnflow.hosts.load import ModelLike
 
 __all__ = ["RANDOM", "Curves", "Faithfulness"]
@@ -106,7 +105,7 @@ class Faithfulness:
         texts: Sequence[str],
         rankings: Mapping[str, Sequence[ArrayLike]],
         *,
-        answer: Choice | Sequence[Choice | None] | None = None,
+        answer: Choices = None,
         batch_size: int = 64,
     ) -> dict[str, Curves]:
         """Curves by the name of the ranking, and of "random".

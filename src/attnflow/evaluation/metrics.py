@@ -26,11 +26,9 @@ __all__ = [
     "compare_paired",
     "comprehensiveness",
     "curve_steps",
-    "dense_rank_correlation",
     "group_sums",
     "kendall",
     "linear_datamodeling_score",
-    "partial_spearman",
     "rank_of",
     "spearman",
     "sufficiency",
@@ -42,7 +40,6 @@ Positions = tuple[int, ...]
 _NAN = float("nan")
 _DRAWS = 2_000
 _FLIPS = 10_000
-_NOTHING_LEFT = 1e-9  # share of a ranking's variance below which the rest is rounding
 
 STEPS = 10
 """Steps of a deletion or insertion curve, from none to all."""
@@ -65,26 +62,8 @@ def spearman(one: ArrayLike, other: ArrayLike) -> float:
     >>> spearman([1, 2, 3], [10, 30, 20])
     0.5
     """
-    a, b = _pair(one, other)
-    return _NAN if len(a) < 2 else _pearson(_ranks(a), _ranks(b))
-
-
-def dense_rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
-    """What the paper's code calls Spearman: 1 − 6 Σ d² / (n (n² − 1)) over dense ranks.
-
-    The formula holds only without ties. With ties it is biased, and where a side is constant and
-    the correlation does not exist it gives a number: −.40 for 4 tokens, −.86 for 20. Kept to
-    reproduce the paper; use `spearman`.
-
-    >>> dense_rank_correlation([1, 2, 3], [10, 30, 20]), dense_rank_correlation([1, 1], [1, 2])
-    (0.5, 0.0)
-    """
-    a, b = _pair(one, other)
-    n = len(a)
-    if n < 2:
-        return _NAN
-    apart = _dense_ranks(a) - _dense_ranks(b)
-    return float(1 - 6 * np.sum(apart**2) / (n * (n**2 - 1)))
+    a, b = check_pair(one, other)
+    return _NAN if len(a) < 2 else pearson(rank_values(a), rank_values(b))
 
 
 def kendall(one: ArrayLike, other: ArrayLike) -> float:
@@ -93,31 +72,15 @@ def kendall(one: ArrayLike, other: ArrayLike) -> float:
     >>> round(kendall([1, 2, 3], [10, 30, 20]), 3)
     0.333
     """
-    a, b = _pair(one, other)
+    a, b = check_pair(one, other)
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return _NAN
     stats = optional_import("scipy.stats", extra="evaluate", purpose="Kendall's correlation")
     return float(stats.kendalltau(a, b).statistic)
 
 
-def partial_spearman(one: ArrayLike, other: ArrayLike, third: ArrayLike) -> float:
-    """Spearman's correlation of what is left of two rankings once a third is taken out.
-
-    Each ranking is regressed on that of `third` and the residuals are correlated; nan where
-    nothing is left of one, that is where `third` decides it.
-
-    >>> round(partial_spearman([1, 2, 3, 4], [1, 2, 4, 3], [2, 1, 4, 3]), 2)
-    0.67
-    """
-    a, b = _pair(one, other)
-    a, c = _pair(a, third)
-    if len(a) < 3:
-        return _NAN
-    ranks = _ranks(c)
-    return _pearson(_residual(_ranks(a), ranks), _residual(_ranks(b), ranks))
-
-
-def _pair(one: ArrayLike, other: ArrayLike) -> tuple[Floats, Floats]:
+def check_pair(one: ArrayLike, other: ArrayLike) -> tuple[Floats, Floats]:
+    """Return two rows as arrays; an error where they cannot be compared."""
     a, b = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1:
         raise InputError(f"Two rows of equal length are compared; got {a.shape} and {b.shape}.")
@@ -126,32 +89,22 @@ def _pair(one: ArrayLike, other: ArrayLike) -> tuple[Floats, Floats]:
     return a, b
 
 
-def _ranks(values: Floats) -> Floats:
-    """Ranks from 1, ties at their mean rank.
+def rank_values(values: Floats) -> Floats:
+    """Return ranks from 1, ties at their mean rank.
 
-    The same as scipy.stats.rankdata, which the tests hold it to: for a sentence scipy's call
-    takes a hundred times as long as the ranking.
+    They are those of scipy.stats.rankdata, which the tests hold them to: for a sentence scipy's
+    call takes a hundred times as long as the ranking.
     """
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse]
 
 
-def _dense_ranks(values: Floats) -> NDArray[np.intp]:
-    return np.unique(values, return_inverse=True)[1] + 1
-
-
-def _pearson(a: Floats, b: Floats) -> float:
+def pearson(a: Floats, b: Floats) -> float:
+    """Return the correlation of two rows; nan where one is constant."""
     a, b = a - a.mean(), b - b.mean()
     size = float(np.sqrt((a @ a) * (b @ b)))
     return float(np.clip(a @ b / size, -1, 1)) if size > 0 else _NAN
-
-
-def _residual(values: Floats, predictor: Floats) -> Floats:
-    centred, other = values - values.mean(), predictor - predictor.mean()
-    size = other @ other
-    left = centred - other * ((centred @ other) / size) if size > 0 else centred
-    return left if left @ left > _NOTHING_LEFT * (centred @ centred) else np.zeros_like(left)
 
 
 # --- faithfulness of a ranking -------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from attnflow.errors import ModelError
@@ -16,7 +16,7 @@ from attnflow.errors.arguments import check_named
 from attnflow.evaluation.faithfulness import Curves
 from attnflow.evaluation.metrics import curve_steps
 from attnflow.hosts.adapter import Scores
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.tokens import Grid
 
@@ -30,34 +30,31 @@ _BLURRED = 4  # patches that a blurred pixel is the mean of, along each side
 class PatchAblation:
     """One image and the answer to it; `probabilities` runs it again with patches hidden.
 
+    inputs: what the model takes of one image, its question too where it answers one.
     by: what takes a patch's place: the image's "mean" colour, the image much "blur"red, or "zero",
-    the middle of the range the model was trained on. Each set of patches is run once. others: what
-    the model takes beside the pixels, such as a question; tokenizer: what names its answers.
+    the middle of the range the model was trained on. Each set of patches is run once.
 
     >>> from attnflow.testing import tiny_vision_model
-    >>> model, _ = tiny_vision_model()
-    >>> ablation = PatchAblation(model, torch.zeros(1, 3, 32, 32), Grid(4, 4, 1, 32, 32))
+    >>> model = Model(tiny_vision_model()[0])
+    >>> inputs = {"pixel_values": torch.zeros(1, 3, 32, 32)}
+    >>> ablation = PatchAblation(model, inputs, Grid(4, 4, 1, 32, 32))
     >>> ablation.probabilities([(), (0, 1)]).shape
     (2,)
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        pixels: Tensor,
+        model: Model,
+        inputs: Mapping[str, Tensor],
         grid: Grid,
         *,
         by: Hiding = "mean",
         batch_size: int = 32,
-        others: Mapping[str, Tensor] | None = None,
-        tokenizer: Any = None,
     ) -> None:
         check_named("by", by, get_args(Hiding))
-        self.model, self.adapter, self.grid = model, adapter_for(model), grid
-        self.batch_size, self.tokenizer = batch_size, tokenizer
-        self.others = dict(others or {})
-        batch = self.adapter.wrap(model, {**self.others, "pixel_values": pixels})
-        self.pixels = batch.inputs["pixel_values"]
+        self.model, self.grid, self.batch_size = model, grid, batch_size
+        self.inputs = model.adapter.wrap(model.module, inputs).inputs
+        self.pixels = self.inputs["pixel_values"]
         self.filling = _filling(self.pixels, grid, by)
         self._known: dict[Patches, float] = {}
         scores = self._scores(self.pixels)[0]
@@ -100,17 +97,20 @@ class PatchAblation:
         return torch.where(_at_pixels(mask, self.grid, self.pixels), self.filling, self.pixels)
 
     def _scores(self, pixels: Tensor) -> list[Scores]:
-        same = {
-            name: value.expand(len(pixels), *value.shape[1:]) for name, value in self.others.items()
+        module, tokenizer = self.model
+        adapter = self.model.adapter
+        rows = {
+            name: value.expand(len(pixels), *value.shape[1:]) for name, value in self.inputs.items()
         }
-        batch = self.adapter.wrap(self.model, {**same, "pixel_values": pixels})
-        with at_rest(self.model), torch.no_grad():
-            outputs: Any = self.adapter.forward(self.model, batch.inputs)
-        scores = self.adapter.scores(self.model, self.tokenizer, outputs, batch)
-        answers = [each for each in scores if each is not None]
+        batch = adapter.wrap(module, {**rows, "pixel_values": pixels})
+        with at_rest(module), torch.no_grad():
+            outputs: Any = adapter.forward(module, batch.inputs)
+        answers = [
+            each for each in adapter.scores(module, tokenizer, outputs, batch) if each is not None
+        ]
         if len(answers) < batch.size:
             raise ModelError(
-                f"{type(self.model).__name__} gives no answer to an image (it has no classes), so "
+                f"{type(module).__name__} gives no answer to an image (it has no classes), so "
                 "there is nothing to lose when patches are hidden."
             )
         return answers

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from attnflow.errors.percent import percent
-from attnflow.evaluation.records import RANDOM
+from attnflow.evaluation.records import FAITHFULNESS, RANDOM
 
 if TYPE_CHECKING:
     from attnflow.evaluation.results import Evaluation
 
-__all__ = ["join_names", "sentences"]
+__all__ = ["against_plain", "agreement", "beating", "limits", "sentences"]
 
 _FEW: Final = 30  # examples below which intervals are too wide to tell much
+_PLAIN: Final = ("rollout", "flow")
+_MOSTLY: Final = 0.5  # share of saturated values, or of collapsed texts, that is told
 _NAMES: Final = {RANDOM: "a random order", "centre": "the centre of the image"}
 
 
@@ -115,3 +117,83 @@ def _omissions(evaluation: Evaluation) -> list[str]:
         count = f"{len(reasons)} of {len(evaluation.records)} {evaluation.subject.plural}"
         remarks.append(f"{count} were left out; the first: {reasons[0]}")
     return remarks
+
+
+# -- what is said of texts only --------------------------------------------------------------------
+
+
+def beating(evaluation: Evaluation, others: Sequence[str]) -> list[str]:
+    """Return the methods clearly better than all these in comprehensiveness and sufficiency."""
+    return [
+        method
+        for method in evaluation.methods
+        if method not in others
+        and all(
+            evaluation.is_better(method, other, metric)
+            for other in others
+            for metric in ("comprehensiveness", "sufficiency")
+        )
+    ]
+
+
+def against_plain(evaluation: Evaluation) -> list[str]:
+    """Say who is ahead of plain rollout and flow: in both metrics, or only by their difference.
+
+    The second is what "Trust ..." goes by, so that it is never said of a method that is trusted
+    that none beats the plain ones.
+    """
+    plain = [name for name in _PLAIN if name in evaluation.methods]
+    others = [name for name in evaluation.methods if name not in plain]
+    if not plain or not others:
+        return []
+    both = beating(evaluation, plain)
+    together = [
+        method
+        for method in others
+        if method not in both
+        and all(evaluation.is_better(method, name, FAITHFULNESS) for name in plain)
+    ]
+    names = " and ".join(f"plain {name}" for name in plain)
+    sentences = []
+    if both:
+        sentences.append(
+            f"{join_names(both)} {'beat' if len(both) > 1 else 'beats'} {names} in both "
+            "comprehensiveness and sufficiency; the 95 % intervals of the differences exclude zero."
+        )
+    if together:
+        sentences.append(
+            f"{join_names(together)} {'are' if len(together) > 1 else 'is'} clearly more faithful "
+            f"than {names} by comprehensiveness and sufficiency together, but not clearly by each "
+            "of the two alone."
+        )
+    return sentences or [f"No other method is clearly more faithful than {names}."]
+
+
+def agreement(evaluation: Evaluation, measure: str) -> str:
+    """Say which method agrees best with a measure of importance."""
+    metric = f"{measure} spearman"
+    ranked = evaluation.rank_methods(metric)
+    best, mean = ranked[0], evaluation.summary(ranked[0], metric)
+    if not mean.n or not evaluation.is_better(best, RANDOM, metric):
+        return f"No method clearly agrees with {measure} better than a random order does."
+    ahead = f"{best} agrees best with {measure}: Spearman {mean.mean:.2f} "
+    ahead += f"({mean.low:.2f} to {mean.high:.2f})"
+    level = [method for method in ranked[1:] if evaluation.is_level(best, method, metric)]
+    return f"{ahead}, {join_names(level)} not clearly less." if level else f"{ahead}, clearly."
+
+
+def limits(evaluation: Evaluation) -> list[str]:
+    """Say which methods hardly depend on the target."""
+    sentences = [
+        f"{method} is saturated: {percent(share)} of its values at the highest layer would be the "
+        "same for any other target. It says which tokens pass anything on, not what was drawn on."
+        for method in evaluation.methods
+        if (share := evaluation.saturation(method)) is not None and share >= _MOSTLY
+    ]
+    collapsed = [m for m in evaluation.methods if evaluation.collapse(m) >= _MOSTLY]
+    if collapsed:
+        sentences.append(
+            f"Collapsed at the highest layer in most texts: {join_names(collapsed)}. Such rows are "
+            "nearly the same for every target."
+        )
+    return sentences

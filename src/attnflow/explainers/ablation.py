@@ -1,18 +1,20 @@
-"""A language model run again without parts of its prompt: what its completion loses.
+"""A model run again without parts of its input: how they are taken away, and what is lost.
 
-Three ways to take tokens away. "hide" makes their keys invisible to every query in every layer,
-through the model's own attention mask, and keeps the position of every other token. "replace" puts
-a blank token in their place. "delete" leaves them out, so that positions close up.
+Three ways take tokens from a language model's prompt. "hide" makes their keys invisible to every
+query in every layer, through the model's own attention mask, and keeps the position of every other
+token. "replace" puts a blank token in their place. "delete" leaves them out, so that positions
+close up. From the text of any other model tokens are deleted, or take the blank that is named; or
+they stay, and their values are silent.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -20,18 +22,32 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from attnflow.errors import InputError, ModelError, TokensError, did_you_mean, shorten
+from attnflow.errors import (
+    InputError,
+    MethodError,
+    ModelError,
+    TokensError,
+    did_you_mean,
+    shorten,
+)
 from attnflow.errors.arguments import check_fields
 from attnflow.errors.progress import tell
-from attnflow.hosts.adapter import device_of
+from attnflow.hosts.adapter import TokenIds, device_of
+from attnflow.hosts.intervention import Intervention
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.inputs import check_vocabulary
 from attnflow.methods.reruns import By, RerunScore
 
-__all__ = ["CompletionAblation", "blank_token", "log_odds"]
+__all__ = [
+    *("BlankToken", "CompletionAblation", "Row", "blank_positions", "blank_token", "check_blank"),
+    *("log_odds", "silence_values"),
+]
 
 Floats = NDArray[np.float64]
+BlankToken = Literal["unk", "mask", "pad", "delete"]
+Row = Mapping[str, NDArray[np.int64]]
+"""One text as a model takes it: an array over its positions for each of the model's inputs."""
 
 _ON_CPU, _ON_DEVICE = 1_024, 32_768  # tokens of a batch: a core's cache; a device wants to be full
 _CACHEABLE = {"full_attention", "sliding_attention"}
@@ -62,6 +78,27 @@ def blank_token(tokenizer: Any) -> int:
             "name a token: blank=..., or take by='hide' or by='delete'."
         )
     return int(usable[0])
+
+
+def check_blank(ids: TokenIds, by: BlankToken) -> None:
+    """Raise an error where the tokenizer has no token that blanks others."""
+    if by != "delete" and by not in ids.blanks:
+        there = ", ".join(repr(name) for name in (*ids.blanks, "delete"))
+        raise MethodError(f"by={by!r}: this tokenizer has no such token. There are {there}.")
+
+
+def blank_positions(row: Row, positions: Sequence[int], ids: TokenIds, by: BlankToken) -> Row:
+    """Return the row with these positions blanked, or without them."""
+    if by == "delete":
+        return {name: np.delete(values, positions) for name, values in row.items()}
+    changed = row["input_ids"].copy()
+    changed[list(positions)] = ids.blanks[by]
+    return {**row, "input_ids": changed}
+
+
+def silence_values(positions: Sequence[int]) -> Intervention:
+    """Return the change by which one position of each row is attended to and says nothing."""
+    return Intervention(zero_values=[[position] for position in positions])
 
 
 class _Variant(NamedTuple):

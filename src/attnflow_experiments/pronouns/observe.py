@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.errors import ModelError, TokensError
 from attnflow.errors.progress import tell
-from attnflow.evaluation.importance.passes import Passes
+from attnflow.evaluation.passes import Passes
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.capture import capture
 from attnflow.methods import Flow, Method, quiet_about_limits

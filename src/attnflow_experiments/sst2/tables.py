@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 
 from attnflow.errors.percent import percent
-from attnflow.evaluation.metrics import dense_rank_correlation, spearman
+from attnflow.evaluation.metrics import spearman
 from attnflow.evaluation.table import Cell, Table, decimals
+from attnflow_experiments.correlations import dense_rank_correlation
 from attnflow_experiments.layers import (
     CLEAR,
     METHODS,

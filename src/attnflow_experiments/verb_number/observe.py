@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
-from attnflow.evaluation.metrics import dense_rank_correlation, spearman
+from attnflow.evaluation.metrics import spearman
 from attnflow.methods import Flow, quiet_about_limits
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
 from attnflow.trace import AttentionTrace
+from attnflow_experiments.correlations import dense_rank_correlation
 from attnflow_experiments.layers import METHODS, Floats
 from attnflow_experiments.observe import observe_texts
 from attnflow_experiments.report import Protocol

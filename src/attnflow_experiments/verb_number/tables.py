@@ -9,10 +9,11 @@ import numpy as np
 
 from attnflow.errors.percent import percent
 from attnflow.evaluation.faithfulness import Faithfulness
-from attnflow.evaluation.metrics import partial_spearman, spearman
+from attnflow.evaluation.metrics import spearman
 from attnflow.evaluation.records import RANDOM
 from attnflow.evaluation.table import Cell, Table, decimals
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
+from attnflow_experiments.correlations import partial_spearman
 from attnflow_experiments.layers import (
     CLEAR,
     METHODS,

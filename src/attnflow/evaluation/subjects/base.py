@@ -6,10 +6,14 @@ A `Subject` is a frozen value of settings. Bound to a model, some methods and a 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
+
+import numpy as np
 
 from attnflow.errors import InputError, MethodError, MissingDependencyError, ModelError
 from attnflow.errors.progress import patiently, tell
@@ -21,7 +25,14 @@ from attnflow.methods import Method, make_method
 if TYPE_CHECKING:
     from attnflow.evaluation.results import Evaluation
 
-__all__ = ["CANNOT", "Judge", "MetricGroup", "Subject", "label_methods"]
+__all__ = ["CANNOT", "RANDOM_ORDERS", "Judge", "MetricGroup", "Subject", "label_methods"]
+
+PathLike = str | os.PathLike[str]
+Random = np.random.Generator
+Scores = dict[str, float]
+T = TypeVar("T")
+RANDOM_ORDERS: Final = 5
+"""How many random orders stand beside the methods, on average."""
 
 CANNOT = (ModelError, MethodError, MissingDependencyError)
 """The errors by which a method says that it cannot be run on a model."""
@@ -71,9 +82,22 @@ class Subject(ABC):
         """The metrics that the figure of a report draws."""
         return self.groups[0].metrics
 
-    @abstractmethod
     def read(self, data: Any) -> list[Any]:
         """Return the examples of a file, a folder or a list."""
+        if isinstance(data, (str, os.PathLike)):
+            return self.read_file(data)
+        examples = [self.as_example(each) for each in data]
+        if not examples:
+            raise InputError(f"There are no {self.plural} to evaluate on.")
+        return examples
+
+    @abstractmethod
+    def read_file(self, path: PathLike) -> list[Any]:
+        """Return the examples of a file or a folder."""
+
+    @abstractmethod
+    def as_example(self, value: Any) -> Any:
+        """Return what stands in a list as an example."""
 
     def can_draw(self, example: Any) -> bool:
         """Return whether an example is drawn at all."""
@@ -163,6 +187,22 @@ class Judge(ABC):
     @abstractmethod
     def _try_method(self, method: Any, example: Any) -> None:
         """Run one method on one example."""
+
+    def _time_methods(self, run: Callable[[Any], T]) -> tuple[dict[str, T], dict[str, float]]:
+        """Return what running each usable method gives, and its seconds."""
+        results: dict[str, T] = {}
+        seconds: dict[str, float] = {}
+        for name, method in self.usable.items():
+            start = perf_counter()
+            results[name] = run(method)
+            seconds[name] = perf_counter() - start
+        return results, seconds
+
+    def _mean_of_draws(self, number: int, score: Callable[[Random], Scores]) -> Scores:
+        """Return the mean scores of random orders, drawn anew for each example."""
+        rng = np.random.default_rng([self.seed, number])
+        draws = [score(rng) for _ in range(RANDOM_ORDERS)]
+        return {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
 
     @abstractmethod
     def record(self, number: int, example: Any) -> Record:

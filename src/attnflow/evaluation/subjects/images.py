@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
 
 import numpy as np
@@ -20,7 +19,14 @@ from attnflow.errors.percent import percent
 from attnflow.evaluation.metrics import STEPS
 from attnflow.evaluation.patches import Hiding, PatchAblation
 from attnflow.evaluation.records import RANDOM, Metric, Record
-from attnflow.evaluation.subjects.base import Judge, MetricGroup, Subject, label_methods
+from attnflow.evaluation.subjects.base import (
+    RANDOM_ORDERS,
+    Judge,
+    MetricGroup,
+    PathLike,
+    Subject,
+    label_methods,
+)
 from attnflow.evaluation.subjects.examples import ImageExample, read_images
 from attnflow.explainers.answer_rows import answer_rows
 from attnflow.hosts.capture import capture
@@ -63,7 +69,6 @@ _NOTE = (
     "in box: the share of a map that does; mass for area: that share, divided by the box's share "
     "of the image. In brackets: each patch hidden alone, as a ranking of its own."
 )
-_RANDOM_ORDERS = 5
 _IMAGE_AXES = 4  # (1, channels, height, width)
 
 
@@ -98,14 +103,13 @@ class Images(Subject):
         """The areas under two curves, and what boxes say."""
         return (MetricGroup("Maps against hidden patches", _METRICS, _NOTE),)
 
-    def read(self, data: Any) -> list[ImageExample]:
-        """Return the images of a file or a folder, or of a list of what `explain` takes."""
-        if isinstance(data, (str, os.PathLike)):
-            return read_images(data)
-        examples = [each if isinstance(each, ImageExample) else ImageExample(each) for each in data]
-        if not examples:
-            raise InputError("There are no images to evaluate on.")
-        return examples
+    def read_file(self, path: PathLike) -> list[ImageExample]:
+        """Return the images of a table or a folder."""
+        return read_images(path)
+
+    def as_example(self, value: Any) -> ImageExample:
+        """Return an example of what `explain` takes for an image."""
+        return value if isinstance(value, ImageExample) else ImageExample(value)
 
     def judge(
         self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int
@@ -120,8 +124,10 @@ class Images(Subject):
         answers_questions = towers_of(loaded.module) is not None
         if not answers_questions and not loaded.adapter.reads_images(loaded.module):
             raise InputError(f"{type(loaded.module).__name__} reads no images.")
-        usual = QUESTION_METHODS if answers_questions else IMAGE_METHODS
-        kind = QuestionJudge if answers_questions else ImageJudge
+        kind, usual = ImageJudge, IMAGE_METHODS
+        if answers_questions:
+            kind, usual = QuestionJudge, QUESTION_METHODS
+            loaded = replace(loaded, tokenizer=loaded.question_processor.tokenizer)
         labelled = label_methods(usual if methods is None else methods)
         return kind(subject=self, model=loaded, methods=labelled, seed=seed)
 
@@ -141,7 +147,7 @@ class Images(Subject):
 
     def settings(self) -> dict[str, Any]:
         """Return the fields, and how many steps and orders there are."""
-        return {**super().settings(), "steps": STEPS, "random_orders": _RANDOM_ORDERS}
+        return {**super().settings(), "steps": STEPS, "random_orders": RANDOM_ORDERS}
 
     def reason(self, evaluation: Evaluation, best: str) -> str:
         """Return what the answer keeps without the strongest patches."""
@@ -182,11 +188,6 @@ class ImageJudge(Judge):
         """The processor that prepares a photo."""
         return self.model.image_processor
 
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer that names the model's answers; a classifier names its own."""
-        return None
-
     def settings(self) -> dict[str, Any]:
         """Return everything but the examples that the numbers depend on."""
         processor = self.processor
@@ -196,33 +197,23 @@ class ImageJudge(Judge):
 
     def record(self, number: int, example: ImageExample) -> Record:
         """Return everything that is measured of one image, or why it cannot be used."""
-        methods: Mapping[str, Method] = self.usable
         try:
             photo = read_photo(example.image)
             inputs = self._prepare(example, photo).inputs
-            trace = self._capture(inputs, list(methods.values()))
+            trace = self._capture(inputs, list(self.usable.values()))
         except AttnflowError as error:
             return Record(number=number, left_out=str(error))
-        maps: dict[str, Floats] = {}
-        seconds: dict[str, float] = {}
-        for name, method in methods.items():
-            start = perf_counter()
-            maps[name] = self._map(method, trace)
-            seconds[name] = perf_counter() - start
+        maps, seconds = self._time_methods(lambda method: self._map(method, trace))
         grid = grids_of(trace.tokens)[0]
         ablation = PatchAblation(
-            self.model.module,
-            inputs["pixel_values"],
-            grid,
-            by=self.subject.by,
-            batch_size=self.subject.batch_size,
-            others={name: value for name, value in inputs.items() if name != "pixel_values"},
-            tokenizer=self.tokenizer,
+            self.model, inputs, grid, by=self.subject.by, batch_size=self.subject.batch_size
         )
         cover = None if example.box is None else self._cover(example, photo, grid)
         maps |= {LEAVE_ONE_OUT: ablation.leave_one_out(), CENTRE: centre_map(grid)}
         scores = {name: _score_map(ablation, values, cover) for name, values in maps.items()}
-        scores[RANDOM] = self._scores_by_chance(number, ablation, cover)
+        scores[RANDOM] = self._mean_of_draws(
+            number, lambda rng: _score_map(ablation, rng.random((grid.rows, grid.columns)), cover)
+        )
         return Record(
             number=number,
             answer=ablation.answer,
@@ -252,7 +243,7 @@ class ImageJudge(Judge):
         return prepare_images(self.model, [photo])[0]
 
     def _capture(self, inputs: Mapping[str, Any], methods: list[Method]) -> AttentionTrace:
-        trace = capture((self.model.module, self.tokenizer), inputs, methods=methods)
+        trace = capture(self.model, inputs, methods=methods)
         if trace.prediction is None:
             raise ModelError("The model gives no answer, so there is no position to explain.")
         return trace
@@ -262,15 +253,6 @@ class ImageJudge(Judge):
         with quiet_about_limits():
             result = answer_rows(method, trace, layers=-1)
         return patch_maps(result)[0].values
-
-    def _scores_by_chance(
-        self, number: int, ablation: PatchAblation, cover: Cover | None
-    ) -> dict[str, float]:
-        """Return the mean over random orders, drawn anew for each image."""
-        rng = np.random.default_rng([self.seed, number])
-        shape = (ablation.grid.rows, ablation.grid.columns)
-        draws = [_score_map(ablation, rng.random(shape), cover) for _ in range(_RANDOM_ORDERS)]
-        return {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
 
     def _cover(self, example: ImageExample, photo: Photo, grid: Grid) -> Cover | None:
         """Return how much of each patch the box covers, and whether a patch's centre lies in it.
@@ -302,11 +284,6 @@ class QuestionJudge(ImageJudge):
     def processor(self) -> Any:
         """The processor of a question with its image."""
         return self.model.question_processor
-
-    @property
-    def tokenizer(self) -> Any:
-        """The processor's own."""
-        return self.processor.tokenizer
 
     def _prepare(self, example: ImageExample, photo: Photo) -> PreparedImage:
         module, name = self.model.module, type(self.model.module).__name__

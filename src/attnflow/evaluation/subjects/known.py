@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from attnflow.explainers.sources import Sources, spans_of_content
 from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import CharSpan, tokens_in
 
-__all__ = ["PromptText", "TrueSources", "known_hits"]
+__all__ = ["PromptText", "TrueSources", "is_answered", "known_hits"]
 
 Floats = NDArray[np.float64]
 
@@ -138,3 +139,24 @@ def _hit(name: str, scores: Floats, groups: Sequence[int], places: TrueSources) 
     present = sorted(set(groups) - {-1})
     sums = group_sums(scores, groups)[present]
     return {name: float(rank_of(sums, [present.index(unit) for unit in true]) == 1)}
+
+
+def is_answered(expected: str, completion: str, *, cut_off: bool) -> bool:
+    """Return whether a completion gives the expected answer, articles and punctuation aside.
+
+    cut_off: the completion ended because it was long enough; then it may be the beginning of the
+    answer.
+
+    >>> is_answered("the Normans", " Normans.", cut_off=False)
+    True
+    >>> is_answered("Madrid", " Mad", cut_off=True), is_answered("Madrid", " Mad", cut_off=False)
+    (True, False)
+    """
+    right, reply = _plain_words(expected), _plain_words(completion)
+    begins = cut_off and bool(completion.strip()) and expected.startswith(completion.strip())
+    return (bool(right) and f" {right} " in f" {reply} ") or begins
+
+
+def _plain_words(text: str) -> str:
+    plain = re.sub(r"\b(the|a|an)\b|[^a-z0-9 ]", "", text.lower().replace("\n", " "))
+    return " ".join(plain.split())

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from attnflow.errors import InputError, ModelError, whole_number
@@ -23,29 +20,29 @@ from attnflow.evaluation.metrics import (
     rank_of,
 )
 from attnflow.evaluation.records import RANDOM, Metric, Record
-from attnflow.evaluation.subjects.base import CANNOT, Judge, MetricGroup, Subject
+from attnflow.evaluation.subjects.base import CANNOT, Judge, MetricGroup, PathLike, Subject
 from attnflow.evaluation.subjects.examples import CompletionPrompt, read_prompts
-from attnflow.evaluation.subjects.known import PromptText, TrueSources, known_hits
+from attnflow.evaluation.subjects.known import PromptText, TrueSources, is_answered, known_hits
 from attnflow.evaluation.subjects.rankings import CompletionCase, named_rankings
 from attnflow.explainers.ablation import CompletionAblation, blank_token, log_odds
 from attnflow.explainers.leave_out import random_ablations
-from attnflow.explainers.prompts import as_chat, encode_prompts
-from attnflow.explainers.request import check_room, completion_ids
+from attnflow.explainers.prompts import Prompt, PromptBatch, as_chat, encode_prompts
+from attnflow.explainers.reader import Reader
+from attnflow.explainers.request import CompletionRequest, check_room, completion_ids
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources, prompt_tokens, strongest
-from attnflow.hosts.adapter import device_of
+from attnflow.explainers.writer import Writer
 from attnflow.hosts.load import ModelLike, as_model
-from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.generate import checked_generator, end_tokens, run_generate
+from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.transformers.inputs import checked_tokenizer
-from attnflow.methods import LeaveOneOut
+from attnflow.methods import LeaveOneOut, Raw
 from attnflow.methods.reruns import By, RerunScore
 from attnflow.tokens.units import Level, check_level
 
 if TYPE_CHECKING:
     from attnflow.evaluation.results import Evaluation
 
-__all__ = ["LEAVE_ONE_DOCUMENT_OUT", "PromptJudge", "Prompts", "is_answered"]
+__all__ = ["LEAVE_ONE_DOCUMENT_OUT", "PromptJudge", "Prompts"]
 
 Floats = NDArray[np.float64]
 Rows = dict[str, dict[str, float]]
@@ -131,16 +128,13 @@ class Prompts(Subject):
         """Agreement with ablations, and known answers."""
         return (MetricGroup("Against ablations", _ABLATED), MetricGroup("Known answers", _KNOWN))
 
-    def read(self, data: Any) -> list[CompletionPrompt]:
-        """Return the prompts of a file, or of a list of texts."""
-        if isinstance(data, (str, os.PathLike)):
-            return read_prompts(data)
-        prompts = [
-            each if isinstance(each, CompletionPrompt) else CompletionPrompt(each) for each in data
-        ]
-        if not prompts:
-            raise InputError("There are no prompts to evaluate on.")
-        return prompts
+    def read_file(self, path: PathLike) -> list[CompletionPrompt]:
+        """Return the prompts of a table."""
+        return read_prompts(path)
+
+    def as_example(self, value: Any) -> CompletionPrompt:
+        """Return an example of a text."""
+        return value if isinstance(value, CompletionPrompt) else CompletionPrompt(value)
 
     def judge(
         self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int
@@ -211,10 +205,12 @@ class PromptJudge(Judge):
             return Record(number=number, left_out=str(error))
 
     def _judge(self, number: int, prompt: CompletionPrompt) -> Record:
-        ids, text, sources = self._sources(prompt)
-        places = TrueSources.of(prompt, text, sources)
-        completion, answer = self._completion(ids, prompt)
-        case = self._case(number, ids, completion, sources)
+        chat = self.subject.chat
+        batch = encode_prompts(self.model, as_chat(prompt.prompt) if chat else prompt.prompt)
+        (encoded,) = batch.prompts()
+        sources, places = self._sources(prompt, encoded)
+        completion, answer = self._completion(batch, prompt)
+        case = self._case(number, encoded.ids, completion, sources)
         scores, seconds = self._scores(case)
         base = float(case.ablation.log_probs([()])[0])
         rows: Rows = {name: {} for name in scores}
@@ -235,16 +231,16 @@ class PromptJudge(Judge):
 
     # -- the case -----------------------------------------------------------------------------
 
-    def _sources(self, prompt: CompletionPrompt) -> tuple[list[int], PromptText, Sources]:
-        """Return the prompt's tokens, where its characters stand in them, and its sources."""
-        tokenizer = self.model.tokenizer
-        chat, level = self.subject.chat, self.subject.level
-        (encoded,) = encode_prompts(
-            self.model, as_chat(prompt.prompt) if chat else prompt.prompt
-        ).prompts()
-        tokens, special = prompt_tokens(tokenizer, encoded.ids)
+    def _sources(
+        self, prompt: CompletionPrompt, encoded: Prompt
+    ) -> tuple[Sources, TrueSources | None]:
+        """Return the sources of a prompt, and which of them hold the answer, if that is known."""
+        level = self.subject.level
+        tokens, special = prompt_tokens(self.model.tokenizer, encoded.ids)
         text = PromptText.of(tokens, prompt.prompt, encoded.form)
-        inside = ((0, len(prompt.prompt)),) if chat and not prompt.inside else prompt.inside
+        inside = prompt.inside
+        if self.subject.chat and not inside:
+            inside = ((0, len(prompt.prompt)),)
         sources = Sources.of_tokens(
             tokens,
             level=level,
@@ -256,60 +252,43 @@ class PromptJudge(Judge):
         )
         if len(sources) < 2:
             raise InputError(f"The prompt has only one {level} that can be a source.")
-        return encoded.ids, text, sources
+        return sources, TrueSources.of(prompt, text, sources)
 
-    def _completion(self, ids: list[int], prompt: CompletionPrompt) -> tuple[list[int], str]:
-        module, tokenizer = self.model
+    def _completion(self, batch: PromptBatch, prompt: CompletionPrompt) -> tuple[list[int], str]:
+        """Return the completion that is given, or else what the model writes by greedy search."""
+        facts, tokenizer = self.model.facts, self.model.tokenizer
         if prompt.completion is not None:
-            return completion_ids(tokenizer, prompt.completion, self.model.facts), prompt.completion
-        check_room(module, self.model.facts, len(ids), self.subject.max_new_tokens)
-        completion, cut_off = self._write(ids)
+            return completion_ids(tokenizer, prompt.completion, facts), prompt.completion
+        most, stop = self.subject.max_new_tokens, self.subject.stop
+        check_room(self.model.module, facts, batch.length, most)
+        writer = Writer(Reader(self.model, CompletionRequest(Raw())))
+        ((_, completion),) = writer.texts(batch, most, seed=None, options={})
+        for k, token in enumerate(completion):
+            if stop is not None and stop in tokenizer.decode([token]):
+                completion = completion[:k]
+                break
         answer = str(tokenizer.decode(completion))
         if not completion:
             raise _LeftOutError("The model ended at once.", answer)
-        expected = prompt.expected
-        if expected is not None and not is_answered(expected, answer, cut_off=cut_off):
+        expected, is_cut_off = prompt.expected, len(completion) == most
+        if expected is not None and not is_answered(expected, answer, cut_off=is_cut_off):
             raise _LeftOutError(f"The model wrote {answer!r} and not {expected!r}.", answer)
         return completion, answer
-
-    def _write(self, prompt_ids: list[int]) -> tuple[list[int], bool]:
-        """Return what the model writes by greedy search, and whether it was cut off.
-
-        The end token, and all from the first token on whose text holds `stop`, is left out.
-        """
-        module, tokenizer = self.model
-        stop = self.subject.stop
-        ids = torch.tensor([prompt_ids], device=device_of(module))
-        pad = None if tokenizer is None else tokenizer.pad_token_id or tokenizer.eos_token_id
-        limits = {"max_new_tokens": self.subject.max_new_tokens, "pad_token_id": pad or 0}
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        with at_rest(module):
-            sequence = run_generate(
-                module, inputs, limits, observer=None, tokenizer=tokenizer, seed=None
-            )[0]
-        start = 1 if self.model.facts.encoder_decoder else len(prompt_ids)
-        completion = sequence[start:].tolist()
-        ends = end_tokens(module, limits)
-        for k, token in enumerate(completion):
-            if token in ends or (stop is not None and stop in tokenizer.decode([token])):
-                return completion[:k], False
-        return completion, True
 
     def _case(
         self, number: int, ids: list[int], completion: list[int], sources: Sources
     ) -> CompletionCase:
-        module, tokenizer = self.model
         by = self.subject.by
         ablation = CompletionAblation(
-            model=module,
+            model=self.model.module,
             prompt_ids=ids,
             completion_ids=completion,
             by=by,
-            blank=blank_token(tokenizer) if by == "replace" else None,
+            blank=blank_token(self.model.tokenizer) if by == "replace" else None,
             batch_tokens=self.subject.batch_tokens,
         )
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
-        return CompletionCase(module, tokenizer, ablation, sources, seed)
+        return CompletionCase(self.model, ablation, sources, seed)
 
     def _scores(self, case: CompletionCase) -> tuple[dict[str, Floats], dict[str, float]]:
         """Return a score for each source by every ranking that can be run, and its seconds."""
@@ -401,24 +380,3 @@ class _LeftOutError(InputError):
     def __init__(self, reason: str, answer: str) -> None:
         super().__init__(reason)
         self.answer = answer
-
-
-def is_answered(expected: str, completion: str, *, cut_off: bool) -> bool:
-    """Return whether a completion gives the expected answer, articles and punctuation aside.
-
-    cut_off: the completion ended because it was long enough; then it may be the beginning of the
-    answer.
-
-    >>> is_answered("the Normans", " Normans.", cut_off=False)
-    True
-    >>> is_answered("Madrid", " Mad", cut_off=True), is_answered("Madrid", " Mad", cut_off=False)
-    (True, False)
-    """
-    right, reply = _plain_words(expected), _plain_words(completion)
-    begins = cut_off and bool(completion.strip()) and expected.startswith(completion.strip())
-    return (bool(right) and f" {right} " in f" {reply} ") or begins
-
-
-def _plain_words(text: str) -> str:
-    plain = re.sub(r"\b(the|a|an)\b|[^a-z0-9 ]", "", text.lower().replace("\n", " "))
-    return " ".join(plain.split())

@@ -40,17 +40,16 @@ class CompletionCase:
     """One prompt with its completion, as a ranking gets it.
 
     >>> from attnflow.testing import tiny_decoder
-    >>> model, tokenizer = tiny_decoder()
-    >>> ablation = CompletionAblation(model=model, prompt_ids=[5, 6, 7], completion_ids=[8])
+    >>> model = Model(*tiny_decoder())
+    >>> ablation = CompletionAblation(model=model.module, prompt_ids=[5, 6, 7], completion_ids=[8])
     >>> sources = Sources.of_spans(["a", "b", "c"], {"first": (0, 1), "last": (2, 3)})
-    >>> case = CompletionCase(model, tokenizer, ablation, sources)
+    >>> case = CompletionCase(model, ablation, sources)
     >>> from attnflow.methods import LeaveOneOut
     >>> len(case.attribution(None).sources), len(case.measured(LeaveOneOut()).sources)
     (3, 2)
     """
 
-    model: Any
-    tokenizer: Any
+    model: Model
     ablation: CompletionAblation
     sources: Sources
     seed: int = 0
@@ -71,13 +70,12 @@ class CompletionCase:
         """Return what reading this completion gives; None is the default method."""
         one_pass = method is not None and GRADIENTS in method.requires.record
         targets = ANSWER if one_pass else None  # one gradient of the whole answer
-        model = Model(self.model, self.tokenizer)
-        reader = Reader(model, CompletionRequest.of(model, method, targets=targets))
+        reader = Reader(self.model, CompletionRequest.of(self.model, method, targets=targets))
         notes = {"streamed": False}
         result = reader.read(Prompt(self.prompt_ids), self.completion_ids, notes)
         if baseline is None:
             return result
-        neutral = Prompt(neutral_ids(self.tokenizer, self.prompt_ids))
+        neutral = Prompt(neutral_ids(self.model.tokenizer, self.prompt_ids))
         less = reader.read(neutral, self.completion_ids, notes)
         return result.minus(less, name="neutral prompt", match="positions")
 
@@ -85,7 +83,7 @@ class CompletionCase:
         """Return what a rerun method gives, taking sources away in its own way."""
         ablation = self.ablation
         if method.by != ablation.by:
-            blank = blank_token(self.tokenizer) if method.by == "replace" else None
+            blank = blank_token(self.model.tokenizer) if method.by == "replace" else None
             ablation = replace(ablation, by=method.by, blank=blank)
         return measure(method, ablation, self.sources)
 
@@ -123,7 +121,11 @@ def _make_ranking(method: Any, by: By, score: RerunScore) -> tuple[str, Ranking]
         if method in _FUNCTIONS:
             return method, _FUNCTIONS[method]
         name, options = parse_method(method)
-        _check_name(name)
+        if name not in METHODS:
+            known = [*_FUNCTIONS, *METHODS]
+            raise MethodError(
+                f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
+            )
         method = make_method(method)
         if isinstance(method, RerunMethod):
             usual = {"by": by, "score": score, "joint": True}
@@ -138,33 +140,11 @@ def _make_ranking(method: Any, by: By, score: RerunScore) -> tuple[str, Ranking]
     raise MethodError(f"A ranking is a name, a method or a function; got {method!r}.")
 
 
-def _check_name(name: str) -> None:
-    known = [*_FUNCTIONS, *METHODS]
-    if name not in known:
-        raise MethodError(
-            f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
-        )
-
-
-def _default(case: CompletionCase) -> Attribution:
-    return case.attribution(None)
-
-
-def _former_default(case: CompletionCase) -> Attribution:
-    return case.attribution(Rollout(residual=ONE_STEP, drop=(0,)), "neutral")
-
-
-def _raw_mean(case: CompletionCase) -> Attribution:
-    return case.attribution(Raw()).mean_over_layers()
-
-
-def _random(case: CompletionCase) -> ArrayLike:
-    return np.random.default_rng(case.seed).random(len(case.sources))
-
-
 _FUNCTIONS: dict[str, Ranking] = {
-    RANDOM: _random,
-    "default": _default,
-    "default-0.1.0": _former_default,
-    "raw-mean": _raw_mean,
+    RANDOM: lambda case: np.random.default_rng(case.seed).random(len(case.sources)),
+    "default": lambda case: case.attribution(None),
+    "default-0.1.0": lambda case: case.attribution(
+        Rollout(residual=ONE_STEP, drop=(0,)), "neutral"
+    ),
+    "raw-mean": lambda case: case.attribution(Raw()).mean_over_layers(),
 }

@@ -6,7 +6,6 @@ layer; only words are ranked. Each text is captured once for all methods.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,17 +18,23 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, ModelError, shorten
 from attnflow.errors.arguments import check_named
-from attnflow.errors.percent import percent
 from attnflow.errors.progress import patiently
+from attnflow.evaluation import verdict
 from attnflow.evaluation.faithfulness import Curves, Faithfulness
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
-from attnflow.evaluation.importance.blanking import BlankToken
-from attnflow.evaluation.importance.passes import Passes
 from attnflow.evaluation.metrics import kendall, spearman
+from attnflow.evaluation.passes import Passes
 from attnflow.evaluation.records import FAITHFULNESS, RANDOM, Metric, Record
-from attnflow.evaluation.subjects.base import Judge, MetricGroup, Subject, label_methods
+from attnflow.evaluation.subjects.base import (
+    RANDOM_ORDERS,
+    Judge,
+    MetricGroup,
+    PathLike,
+    Subject,
+    label_methods,
+)
 from attnflow.evaluation.subjects.examples import LabelledText, read_texts
-from attnflow.evaluation.verdict import join_names
+from attnflow.explainers.ablation import BlankToken
 from attnflow.explainers.answer_rows import answer_rows
 from attnflow.hosts.capture import capture
 from attnflow.hosts.load import ModelLike, as_model
@@ -39,7 +44,7 @@ from attnflow.trace import AttentionTrace
 if TYPE_CHECKING:
     from attnflow.evaluation.results import Evaluation
 
-__all__ = ["FAITHFUL", "TextJudge", "Texts", "beating"]
+__all__ = ["FAITHFUL", "TextJudge", "Texts"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -57,11 +62,8 @@ _NOTE = (
 )
 _SIGNS = {"spearman": "ρ", "kendall": "τ"}
 _BLANKS: tuple[BlankToken, ...] = ("unk", "mask", "pad")
-_PLAIN = ("rollout", "flow")
-_RANDOM_ORDERS = 5
 _TIMED = 5  # texts on which each method is also captured alone, for its cost
 _TRIED = 20  # texts after which a model that could answer none is given up
-_MOSTLY = 0.5  # share of saturated values, or of collapsed texts, that is told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +124,16 @@ class Texts(Subject):
         """Two metrics of faithfulness, and Spearman's correlation with each measure."""
         return (*FAITHFUL[:2], *self.groups[1].metrics[::2])
 
-    def read(self, data: Any) -> list[LabelledText]:
-        """Return the texts of a file, or of a list of texts."""
-        if isinstance(data, (str, os.PathLike)):
-            return read_texts(data, column=self.column)
-        texts = [LabelledText(each) if isinstance(each, str) else each for each in data]
-        if not texts or not all(isinstance(each, LabelledText) for each in texts):
-            raise InputError(f"A list of texts is needed; got {shorten(data)}.")
-        return texts
+    def read_file(self, path: PathLike) -> list[LabelledText]:
+        """Return the texts of a file, of the column that is named."""
+        return read_texts(path, column=self.column)
+
+    def as_example(self, value: Any) -> LabelledText:
+        """Return an example of a text."""
+        example = LabelledText(value) if isinstance(value, str) else value
+        if not isinstance(example, LabelledText):
+            raise InputError(f"A list of texts is needed; one of them is {shorten(value)}.")
+        return example
 
     def can_draw(self, example: LabelledText) -> bool:
         """Return whether a text has enough words."""
@@ -163,7 +167,7 @@ class Texts(Subject):
     def settings(self) -> dict[str, Any]:
         """Return the fields in words."""
         measures = {name: repr(measure) for name, measure in (self.measures or {}).items()}
-        return {**super().settings(), "measures": measures, "random_orders": _RANDOM_ORDERS}
+        return {**super().settings(), "measures": measures, "random_orders": RANDOM_ORDERS}
 
     def heading(self) -> str:
         """Return how words are taken away and which row is judged."""
@@ -187,9 +191,9 @@ class Texts(Subject):
     def findings(self, evaluation: Evaluation) -> list[str]:
         """Return who beats plain rollout and flow, who agrees with importance, and limits."""
         return [
-            *_against_plain(evaluation),
-            *(_agreement_sentence(evaluation, measure) for measure in self.measure_names),
-            *_limits(evaluation),
+            *verdict.against_plain(evaluation),
+            *(verdict.agreement(evaluation, measure) for measure in self.measure_names),
+            *verdict.limits(evaluation),
         ]
 
 
@@ -271,19 +275,15 @@ class TextJudge(Judge):
     def _judge(self, case: _Case) -> Record:
         methods: Mapping[str, Method] = self.usable
         trace = self._capture(case.text, list(methods.values()))
-        rows: dict[str, Floats] = {}
-        seconds: dict[str, float] = {}
+        results, seconds = self._time_methods(lambda method: self._row(method, trace))
         saturated: dict[str, float] = {}
         collapsed: dict[str, float] = {}
-        for name, method in methods.items():
-            start = perf_counter()
-            result = self._row(method, trace)
-            seconds[name] = perf_counter() - start
-            rows[name] = result.values[0, 0]
-            if isinstance(method, Flow) and result.saturated is not None:
+        for name, result in results.items():
+            if isinstance(methods[name], Flow) and result.saturated is not None:
                 saturated[name] = float(result.saturated[0, 0].mean())
             else:
                 collapsed[name] = float(bool(result.collapsed))
+        rows = {name: result.values[0, 0] for name, result in results.items()}
         answer = next(iter(case.importance.values()))
         return Record(
             number=case.number,
@@ -304,7 +304,9 @@ class TextJudge(Judge):
         }
         curves = self._curves(case, {**rows, **references})
         agreement = {name: _agreement(row, case) for name, row in rows.items()}
-        agreement[RANDOM] = self._agreement_by_chance(case)
+        agreement[RANDOM] = self._mean_of_draws(
+            case.number, lambda rng: _agreement(rng.random(len(case.words)), case)
+        )
         agreement |= {name: _agreement(row, case) for name, row in references.items()}
         return {name: {**each, **_faithful(curves[name])} for name, each in agreement.items()}
 
@@ -312,18 +314,12 @@ class TextJudge(Judge):
         """Random orders are drawn anew for each text, and the same however the run is divided."""
         seed = int(np.random.SeedSequence([self.seed, case.number]).generate_state(1)[0])
         by = self.subject.by or "unk"
-        return Faithfulness(by=by, random_orders=_RANDOM_ORDERS, seed=seed)(
+        return Faithfulness(by=by, random_orders=RANDOM_ORDERS, seed=seed)(
             self.model,
             [case.text],
             {name: [row] for name, row in rows.items()},
             batch_size=self.subject.batch_size,
         )
-
-    def _agreement_by_chance(self, case: _Case) -> dict[str, float]:
-        """Return the mean correlation of random orders."""
-        rng = np.random.default_rng([self.seed, case.number])
-        draws = [_agreement(rng.random(len(case.words)), case) for _ in range(_RANDOM_ORDERS)]
-        return {metric: float(np.mean([draw[metric] for draw in draws])) for metric in draws[0]}
 
     def _capture_seconds(self, text: str, methods: Mapping[str, Method]) -> dict[str, float]:
         """Return seconds of capturing just what each method needs; equal needs share a capture."""
@@ -358,81 +354,3 @@ def _faithful(curves: Curves) -> dict[str, float]:
         "deletion": float(curves.deletion_area[0]),
         "insertion": float(curves.insertion_area[0]),
     }
-
-
-# -- sentences of the verdict ---------------------------------------------------------------------
-
-
-def beating(evaluation: Evaluation, others: Sequence[str]) -> list[str]:
-    """Return the methods clearly better than all these in comprehensiveness and sufficiency."""
-    return [
-        method
-        for method in evaluation.methods
-        if method not in others
-        and all(
-            evaluation.is_better(method, other, metric)
-            for other in others
-            for metric in ("comprehensiveness", "sufficiency")
-        )
-    ]
-
-
-def _against_plain(evaluation: Evaluation) -> list[str]:
-    """Say who is ahead of plain rollout and flow: in both metrics, or only by their difference.
-
-    The second is what "Trust ..." goes by, so that it is never said of a method that is trusted
-    that none beats the plain ones.
-    """
-    plain = [name for name in _PLAIN if name in evaluation.methods]
-    others = [name for name in evaluation.methods if name not in plain]
-    if not plain or not others:
-        return []
-    both = beating(evaluation, plain)
-    together = [
-        method
-        for method in others
-        if method not in both
-        and all(evaluation.is_better(method, name, FAITHFULNESS) for name in plain)
-    ]
-    names = " and ".join(f"plain {name}" for name in plain)
-    sentences = []
-    if both:
-        sentences.append(
-            f"{join_names(both)} {'beat' if len(both) > 1 else 'beats'} {names} in both "
-            "comprehensiveness and sufficiency; the 95 % intervals of the differences exclude zero."
-        )
-    if together:
-        sentences.append(
-            f"{join_names(together)} {'are' if len(together) > 1 else 'is'} clearly more faithful "
-            f"than {names} by comprehensiveness and sufficiency together, but not clearly by each "
-            "of the two alone."
-        )
-    return sentences or [f"No other method is clearly more faithful than {names}."]
-
-
-def _agreement_sentence(evaluation: Evaluation, measure: str) -> str:
-    metric = f"{measure} spearman"
-    ranked = evaluation.rank_methods(metric)
-    best, mean = ranked[0], evaluation.summary(ranked[0], metric)
-    if not mean.n or not evaluation.is_better(best, RANDOM, metric):
-        return f"No method clearly agrees with {measure} better than a random order does."
-    ahead = f"{best} agrees best with {measure}: Spearman {mean.mean:.2f} "
-    ahead += f"({mean.low:.2f} to {mean.high:.2f})"
-    level = [method for method in ranked[1:] if evaluation.is_level(best, method, metric)]
-    return f"{ahead}, {join_names(level)} not clearly less." if level else f"{ahead}, clearly."
-
-
-def _limits(evaluation: Evaluation) -> list[str]:
-    sentences = [
-        f"{method} is saturated: {percent(share)} of its values at the highest layer would be the "
-        "same for any other target. It says which tokens pass anything on, not what was drawn on."
-        for method in evaluation.methods
-        if (share := evaluation.saturation(method)) is not None and share >= _MOSTLY
-    ]
-    collapsed = [m for m in evaluation.methods if evaluation.collapse(m) >= _MOSTLY]
-    if collapsed:
-        sentences.append(
-            f"Collapsed at the highest layer in most texts: {join_names(collapsed)}. Such rows are "
-            "nearly the same for every target."
-        )
-    return sentences

@@ -1,0 +1,323 @@
+"""Many forward passes over texts and their variants, batched; padding changes nothing.
+
+An input is a `Row`: one integer array for each of the model's inputs, over the positions of one
+text without padding. Variants of a text are rows too, so whoever wants to know what a change does
+makes rows and reads scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnflow.errors import (
+    InputError,
+    MethodError,
+    ModelError,
+    TokensError,
+    UnsupportedModelError,
+    did_you_mean,
+    shorten,
+    whole_number,
+)
+from attnflow.errors.progress import tell
+from attnflow.explainers.ablation import Row
+from attnflow.hosts.adapter import Batch, Scores, TokenIds
+from attnflow.hosts.load import ModelLike, as_model
+from attnflow.hosts.model import Model
+from attnflow.hosts.restore import at_rest
+from attnflow.tokens import Tokens
+
+__all__ = ["Answer", "Choices", "Passes", "Score", "Task", "Text", "batches_by_length", "score_of"]
+
+Floats = NDArray[np.float64]
+Score = Literal["probability", "logit"]
+Forward = Callable[[Mapping[str, Tensor], Sequence[int]], Any]
+Choice = int | str
+"""What can be explained: a class or a token, by its number or its name."""
+Choices = Choice | Sequence[Choice | None] | None
+"""One choice for all texts, or one for each; None is what the model itself says."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A text as the model takes it; `is_word` is false where a token only frames the text."""
+
+    row: Row
+    tokens: Tokens
+    is_word: NDArray[np.bool_]
+
+
+def score_of(scores: Scores, choice: int, kind: Score, position: int | None = None) -> Tensor:
+    """Return the logit or the probability of one choice; at a position, where each has an answer.
+
+    In double precision: near 1, single precision has steps of 6e-8, and small effects of
+    different words would come out equal.
+    """
+    if scores.each is not None and position is not None:
+        scores = scores.at(position)  # by itself it is the surest, which a change may move
+    logits = scores.logits.double()
+    if kind == "logit":
+        return logits[choice]
+    return (logits.softmax(dim=-1) if scores.exclusive else logits.sigmoid())[choice]
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """A model that is run on rows, `batch_size` of them at a time; `ids`: its special tokens."""
+
+    model: Model
+    ids: TokenIds
+    batch_size: int
+
+    @classmethod
+    def over(cls, model: ModelLike, batch_size: int) -> Passes:
+        """Return passes over a model, checked."""
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise InputError(f"batch_size is a number of at least 1; got {shorten(batch_size)}.")
+        loaded = as_model(model)
+        if loaded.tokenizer is None:
+            raise TokensError(
+                "A text needs the model's tokenizer: give (model, tokenizer), or load the model by "
+                "attnflow.load()."
+            )
+        ids = loaded.adapter.token_ids(loaded.module, loaded.tokenizer)
+        return cls(loaded, ids, batch_size)
+
+    def run(self, batch: Batch) -> Any:
+        """Return the model's outputs of a batch as it is."""
+        return self.model.adapter.forward(self.model.module, batch.inputs)
+
+    def texts(self, texts: Sequence[str]) -> list[Text]:
+        """Return texts as rows, with the names their positions have in a captured trace."""
+        if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
+            raise TokensError(f"A list of texts is needed; got {shorten(texts)}.")
+        return [self._text(text) for text in texts]
+
+    def _text(self, text: str) -> Text:
+        if not isinstance(text, str) or not text.strip():
+            raise TokensError(f"There is nothing to explain: the text is {shorten(text)}.")
+        module, tokenizer = self.model
+        adapter = self.model.adapter
+        batch = adapter.encode(module, tokenizer, [text])
+        self._check_inputs(batch)
+        row = {name: value[0].cpu().numpy() for name, value in batch.inputs.items()}
+        length = len(row["input_ids"])
+        row.setdefault("attention_mask", np.ones(length, dtype=np.int64))
+        tokens = adapter.name_positions(module, tokenizer, batch, 0, length)
+        is_word = ~np.isin(row["input_ids"], list(self.ids.special))
+        return Text(row, tokens, is_word)
+
+    def _check_inputs(self, batch: Batch) -> None:
+        name = type(self.model.module).__name__
+        ids = batch.inputs.get("input_ids")
+        if "decoder_input_ids" in batch.inputs or ids is None:
+            raise UnsupportedModelError(
+                f"{name}: importance is measured of models that read one sequence of tokens: "
+                "classifiers, masked and causal language models."
+            )
+        odd = [each for each, value in batch.inputs.items() if value.shape != ids.shape]
+        if odd:
+            raise UnsupportedModelError(
+                f"{name} takes {', '.join(odd)}, which has no value for each token, so a token "
+                "cannot be changed alone."
+            )
+
+    def batches(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], Batch]]:
+        """Yield batches of rows of about equal length, with the numbers of the rows."""
+        lengths = [len(row["input_ids"]) for row in rows]
+        for numbers in batches_by_length(lengths, self.batch_size):
+            yield numbers, self._padded([rows[k] for k in numbers])
+
+    def _padded(self, rows: Sequence[Row]) -> Batch:
+        """Return a batch with padding on the right, hidden by the mask."""
+        longest = max(len(row["input_ids"]) for row in rows)
+        fill = {"input_ids": self.ids.blanks.get("pad", 0)}
+        inputs: dict[str, Tensor] = {}
+        for name in rows[0]:
+            block = np.full((len(rows), longest), fill.get(name, 0), dtype=np.int64)
+            for line, row in zip(block, rows, strict=True):
+                line[: len(row[name])] = row[name]
+            inputs[name] = torch.from_numpy(block)
+        return self.model.adapter.wrap(self.model.module, inputs)
+
+    def read(
+        self,
+        rows: Sequence[Row],
+        take: Callable[[int, Scores], T],
+        *,
+        stage: str = "",
+        forward: Forward | None = None,
+        read_as: Sequence[Row] | None = None,
+    ) -> list[T]:
+        """Run every row once and take something of its scores: `take(k, scores of row k)`.
+
+        `stage` is the name under which the listener is told how many rows are done.
+        `forward(inputs, rows' numbers)` runs the model in a special way; by default as it is.
+        `read_as` are rows of the same lengths by which the answer's position is found: blanked by
+        a mask, another word than the one asked about would be the first that is masked.
+        """
+        results: dict[int, T] = {}
+        with at_rest(self.model.module), torch.no_grad():
+            for numbers, batch in self.batches(rows):
+                outputs = forward(batch.inputs, numbers) if forward else self.run(batch)
+                if read_as is not None:
+                    batch = self._padded([read_as[k] for k in numbers])
+                for k, scores in zip(numbers, self.scores(outputs, batch), strict=True):
+                    results[k] = take(k, scores)
+                tell(stage, len(results), len(rows))
+        return [results[k] for k in range(len(rows))]
+
+    def scores(self, outputs: Any, batch: Batch) -> list[Scores]:
+        """Return what each example's answer is read from."""
+        module, tokenizer = self.model
+        answers = self.model.adapter.scores(module, tokenizer, outputs, batch)
+        present = [scores for scores in answers if scores is not None]
+        if len(present) < len(answers):
+            raise ModelError(
+                f"{type(module).__name__} gives no answer to measure: a classifier, a masked "
+                "language model with a mask in the text, or a causal language model is needed."
+            )
+        return present
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The choice that is explained, and what the model gave it on the text as it is."""
+
+    choice: int
+    name: str
+    probability: float
+    score: float
+    position: int
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is to be measured: texts, the answer of each, and how its score is read.
+
+    `stage` names the work for whoever listens.
+    """
+
+    passes: Passes
+    texts: Sequence[Text]
+    answers: Sequence[Answer]
+    score: Score
+    stage: str
+
+    @classmethod
+    def of(
+        cls,
+        passes: Passes,
+        texts: Sequence[str],
+        answer: Choices,
+        score: Score,
+        stage: str,
+    ) -> Task:
+        """Return the texts as rows, with what the model answers to each as it is."""
+        rows = passes.texts(texts)
+        choices = _choice_for_each(answer, len(rows))
+
+        def read_answer(k: int, scores: Scores) -> Answer:
+            choice = _choice_of(scores, choices[k])
+            return Answer(
+                choice,
+                scores.names([choice])[0],
+                float(score_of(scores, choice, "probability")),
+                float(score_of(scores, choice, score)),
+                scores.position,
+            )
+
+        answers = passes.read([text.row for text in rows], read_answer)
+        return cls(passes, rows, answers, score, stage)
+
+    def scores(
+        self,
+        rows: Sequence[Row],
+        texts: Sequence[int],
+        *,
+        forward: Forward | None = None,
+        keeps_positions: bool = True,
+    ) -> list[float]:
+        """Return the answer's score in each row, a variant of the text whose number is in `texts`.
+
+        Where a variant keeps the positions of its text, its answer is read where the text's is.
+        """
+        originals = [self.texts[k].row for k in texts]
+
+        def score(r: int, scores: Scores) -> float:
+            if scores.each is not None and not keeps_positions:
+                raise MethodError(
+                    "This model has an answer for each token, and by='delete' moves tokens away "
+                    "from theirs. Take by='unk', by='mask' or by='pad'."
+                )
+            return float(self.score_of(scores, texts[r]))
+
+        return self.passes.read(
+            rows,
+            score,
+            stage=self.stage,
+            forward=forward,
+            read_as=originals if keeps_positions else None,
+        )
+
+    def score_of(self, scores: Scores, text: int) -> Tensor:
+        """Return the score of a text's answer, read where the text as it is has it."""
+        answer = self.answers[text]
+        return score_of(scores, answer.choice, self.score, answer.position)
+
+    def effects(
+        self, places: Sequence[tuple[int, int]], scores: Sequence[float], *, signed: bool
+    ) -> list[Floats]:
+        """Return what a change at (text, position) takes from the score; nan without one."""
+        values = [np.full(len(text.tokens), np.nan) for text in self.texts]
+        for (text, position), score in zip(places, scores, strict=True):
+            effect = self.answers[text].score - score
+            values[text][position] = effect if signed else abs(effect)
+        return values
+
+
+def _choice_for_each(answer: Choices, count: int) -> Sequence[Choice | None]:
+    number = whole_number(answer)
+    if number is not None:
+        return [number] * count
+    if answer is None or isinstance(answer, (bool, int, str)):
+        return [answer] * count
+    if len(answer) != count:
+        raise InputError(f"answer has {len(answer)} choices for {count} texts; give one for each.")
+    return answer
+
+
+def _choice_of(scores: Scores, choice: Choice | None) -> int:
+    count = len(scores.logits)
+    if choice is None:
+        return int(scores.logits.argmax())
+    if isinstance(choice, str):
+        names = scores.names(range(count))
+        if choice not in names:
+            hint = did_you_mean(choice, names) or f" Some are {', '.join(names[:5])}."
+            raise InputError(f"answer={shorten(choice)}: the model has no such choice.{hint}")
+        return names.index(choice)
+    if isinstance(choice, bool) or not 0 <= choice < count:
+        raise InputError(
+            f"answer={shorten(choice)}: the model's choices are numbered 0 to {count - 1}."
+        )
+    return int(choice)
+
+
+def batches_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield the numbers of the texts in each batch of at most `size`, shortest texts first.
+
+    >>> list(batches_by_length([9, 3, 8, 3], 2))
+    [[1, 3], [2, 0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda number: lengths[number])
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
