@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import random
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -16,10 +18,18 @@ from rich.markup import escape
 from attnflow.cli.output import tell_written
 from attnflow.errors import FileError, InputError
 from attnflow.errors.arguments import check_named
-from attnflow.evaluation.table import Table, csv_of, markdown_of
+from attnflow.evaluation.table import Cell, Table, markdown_of
 from attnflow.storage import write_text
 
-__all__ = ["Experiment", "Protocol", "Report", "SampledExperiment", "command_line", "finish"]
+__all__ = [
+    "Experiment",
+    "Protocol",
+    "Report",
+    "SampledExperiment",
+    "command_line",
+    "curve_panel",
+    "finish",
+]
 
 Protocol = Literal["sound", "paper"]
 T = TypeVar("T")
@@ -80,7 +90,6 @@ class Report:
 
     `figure` draws the figure to a file; without it the tables that are `in_figure` make one.
 
-    >>> from attnflow.evaluation.table import Cell
     >>> table = Table("shares", "Shares", ("first",), {"flow": (Cell(0.5),)})
     >>> report = Report("demo", "A demonstration", ("One table.",), (table,))
     >>> report.table("shares").rows["flow"][0].value
@@ -120,7 +129,16 @@ class Report:
 
     def to_csv(self) -> str:
         """Every cell of every table, one a line."""
-        return csv_of(self.tables)
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        names = [field.name for field in fields(Cell)]
+        writer.writerow(["table", "row", "column", *names, "difference"])
+        for table in self.tables:
+            for row, cells in table.rows.items():
+                for column, cell in zip(table.columns, cells, strict=True):
+                    values = (*(getattr(cell, name) for name in names), cell.difference)
+                    writer.writerow([table.name, row, column, *map(_in_csv, values)])
+        return out.getvalue()
 
     def to_markdown(self) -> str:
         """All of the report, as a page for people."""
@@ -140,7 +158,7 @@ class Report:
         paths = [folder / f"{self.name}.{ending}" for ending in ("csv", "md", "png")]
         write_text(paths[0], self.to_csv())
         write_text(paths[1], self.to_markdown())
-        panels = [table.curves() for table in self.tables if table.in_figure]
+        panels = [curve_panel(table) for table in self.tables if table.in_figure]
         if self.figure is not None:
             self.figure(paths[2])
         elif panels:
@@ -148,6 +166,23 @@ class Report:
         else:
             return paths[:2]
         return paths
+
+
+def curve_panel(table: Table) -> dict[str, object]:
+    """Return plain numbers for a panel with one curve for each row of a table."""
+    names = ("value", "low", "high", "paper")
+    return {
+        "title": table.title,
+        "columns": table.columns,
+        "series": {
+            row: {name: [getattr(cell, name) for cell in cells] for name in names}
+            for row, cells in table.rows.items()
+        },
+    }
+
+
+def _in_csv(value: object) -> object:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
 
 
 def finish(report: Report, output: Path | None, context: typer.Context) -> None:

@@ -27,16 +27,7 @@ _BEGINNING = b'{"format": "attnflow evaluation'
 
 
 class Journal:
-    """The file of a run, open and locked; `settings` are all that the records depend on.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "run.jsonl"
-    >>> with Journal(path, {"seed": 0, "weights": "1f"}) as journal:
-    ...     journal.append(Record(number=0, left_out="There are fewer than two words to rank."))
-    >>> with Journal(path, {"seed": 0, "weights": "1f"}) as journal:
-    ...     [record.left_out for record in journal.records(lambda record: not record.scores)]
-    ['There are fewer than two words to rank.']
-    """
+    """The file of a run, open and locked; `settings` are all that the records depend on."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         if settings.get("weights") is None:

@@ -313,11 +313,7 @@ def _choice_of(scores: Scores, choice: Choice | None) -> int:
 
 
 def batches_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Yield the numbers of the texts in each batch of at most `size`, shortest texts first.
-
-    >>> list(batches_by_length([9, 3, 8, 3], 2))
-    [[1, 3], [2, 0]]
-    """
+    """Yield the numbers of the texts in each batch of at most `size`, shortest texts first."""
     order = sorted(range(len(lengths)), key=lambda number: lengths[number])
     for start in range(0, len(order), size):
         yield order[start : start + size]

@@ -33,13 +33,6 @@ class PatchAblation:
     inputs: what the model takes of one image, its question too where it answers one.
     by: what takes a patch's place: the image's "mean" colour, the image much "blur"red, or "zero",
     the middle of the range the model was trained on. Each set of patches is run once.
-
-    >>> from attnflow.testing import tiny_vision_model
-    >>> model = Model(tiny_vision_model()[0])
-    >>> inputs = {"pixel_values": torch.zeros(1, 3, 32, 32)}
-    >>> ablation = PatchAblation(model, inputs, Grid(4, 4, 1, 32, 32))
-    >>> ablation.probabilities([(), (0, 1)]).shape
-    (2,)
     """
 
     def __init__(

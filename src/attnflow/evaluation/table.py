@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from attnflow.evaluation.metrics import PairedDifference, Summary
 
-__all__ = ["Cell", "Table", "csv_of", "decimals", "markdown_of"]
+__all__ = ["Cell", "Table", "decimals", "markdown_of"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number with what is known of it; `paper` is the number the paper prints for it.
-
-    >>> Cell(0.25, paper=0.20).difference
-    0.04999999999999999
-    """
+    """One number with what is known of it; `paper` is the number the paper prints for it."""
 
     value: float
     std: float | None = None
@@ -102,20 +96,6 @@ class Table:
         """The names of the columns that are printed."""
         return [self.columns[k] for k in self._printed()]
 
-    def curves(self) -> dict[str, object]:
-        """Plain numbers for a panel with one curve for each row."""
-        return {
-            "title": self.title,
-            "columns": self.columns,
-            "series": {
-                name: {
-                    part: [getattr(cell, part) for cell in cells]
-                    for part in ("value", "low", "high", "paper")
-                }
-                for name, cells in self.rows.items()
-            },
-        }
-
     def interval_panels(self) -> list[dict[str, object]]:
         """Plain numbers for one panel of intervals for each column."""
         return [
@@ -158,20 +138,6 @@ class Table:
         return _signed(value, self.digits) if self.signed else decimals(value, self.digits)
 
 
-def csv_of(tables: Iterable[Table]) -> str:
-    """Every cell of every table, one a line."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    names = [field.name for field in fields(Cell)]
-    writer.writerow(["table", "row", "column", *names, "difference"])
-    for table in tables:
-        for row, cells in table.rows.items():
-            for column, cell in zip(table.columns, cells, strict=True):
-                values = (*(getattr(cell, name) for name in names), cell.difference)
-                writer.writerow([table.name, row, column, *map(_csv, values)])
-    return out.getvalue()
-
-
 def markdown_of(tables: Iterable[Table]) -> list[str]:
     """The lines of a page: each table under its title, and its note under it."""
     lines: list[str] = []
@@ -182,11 +148,7 @@ def markdown_of(tables: Iterable[Table]) -> list[str]:
 
 
 def decimals(value: float | None, digits: int = 2) -> str:
-    """A number without the zero in front, as the paper prints it.
-
-    >>> decimals(0.256), decimals(-0.5), decimals(-0.004), decimals(float("nan"))
-    ('.26', '-.50', '.00', 'undefined')
-    """
+    """A number without the zero in front, as the paper prints it."""
     if value is None:
         return ""
     if not math.isfinite(value):
@@ -208,7 +170,3 @@ def _signed(value: float | None, digits: int = 2) -> str:
 
 def _p(value: float) -> str:
     return "<.001" if value < 0.001 else f"{value:.3f}".removeprefix("0")
-
-
-def _csv(value: object) -> object:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value

@@ -38,11 +38,7 @@ def sentences(evaluation: Evaluation) -> tuple[str, ...]:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return names in a sentence.
-
-    >>> join_names(["raw", "rollout", "flow"])
-    'raw, rollout and flow'
-    """
+    """Return names in a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -24,6 +24,7 @@ from attnflow_experiments.pronouns.tables import (
     share_of,
     standing,
 )
+from attnflow_experiments.report import curve_panel
 
 __all__ = ["Winogender", "draw", "findings", "protocol", "read_schemas", "tables"]
 
@@ -293,6 +294,6 @@ def draw(winogender: Winogender, path: Path) -> None:
     from attnflow_experiments.pronouns.figures import agreement_figure
 
     names = ("agreement", "binding", "original", "referents")
-    panels = [table.curves() for table in tables(winogender) if table.name in names]
+    panels = [curve_panel(table) for table in tables(winogender) if table.name in names]
     fixed = (FIRST, LAST, MODEL)
     agreement_figure([{**panel, "fixed": fixed} for panel in panels], path)

@@ -30,11 +30,7 @@ SUBJECTS: dict[str, type[Subject]] = {"text": Texts, "prompt": Prompts, "image":
 
 
 def guess_subject(data: Any) -> Subject:
-    """Return the subject of data: by the columns of a file, or by what a list holds.
-
-    >>> guess_subject([CompletionPrompt("Anna lives in")]).name
-    'prompt'
-    """
+    """Return the subject of data: by the columns of a file, or by what a list holds."""
     if isinstance(data, (str, os.PathLike)):
         return SUBJECTS[name_subject(data)]()
     first = data[0] if isinstance(data, Sequence) and data else None

@@ -32,7 +32,7 @@ Random = np.random.Generator
 Scores = dict[str, float]
 T = TypeVar("T")
 RANDOM_ORDERS: Final = 5
-"""How many random orders stand beside the methods, on average."""
+"""How many random orders are averaged, to stand beside the methods."""
 
 CANNOT = (ModelError, MethodError, MissingDependencyError)
 """The errors by which a method says that it cannot be run on a model."""
@@ -216,11 +216,7 @@ class Judge(ABC):
 
 
 def label_methods(methods: Sequence[str | Method]) -> dict[str, Method]:
-    """Return methods by their labels; at least one, each once.
-
-    >>> list(label_methods(["rollout", "raw"]))
-    ['rollout', 'raw']
-    """
+    """Return methods by their labels; at least one, each once."""
     instances = [make_method(method) for method in methods]
     labelled = {method.label: method for method in instances}
     if not instances or len(labelled) < len(instances):

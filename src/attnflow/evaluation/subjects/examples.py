@@ -53,14 +53,7 @@ class LabelledText:
 
 @checked_arguments
 def read_texts(path: PathLike, *, column: str | None = None) -> list[LabelledText]:
-    """Return the texts of a file in its order, empty ones left out; `column` is where they are.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "texts.tsv"
-    >>> _ = path.write_text('sentence\\tlabel\\na "good" film\\t1\\n', encoding="utf-8")
-    >>> read_texts(path)
-    [LabelledText(text='a "good" film', label='1')]
-    """
+    """Return the texts of a file in its order, empty ones left out; `column` is where they are."""
     texts = [each for row in rows(path) if (each := _read_text(row, column)).text]
     if not texts:
         raise InputError(f"{shorten(str(path))} holds no text.")
@@ -123,14 +116,7 @@ class CompletionPrompt:
 
 @checked_arguments
 def read_prompts(path: PathLike) -> list[CompletionPrompt]:
-    """Return the prompts of a file, in its order; errors name the line.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "prompts.jsonl"
-    >>> _ = path.write_text('{"prompt": "Tom lives in Rome."}', encoding="utf-8")
-    >>> read_prompts(path)[0].prompt
-    'Tom lives in Rome.'
-    """
+    """Return the prompts of a file, in its order; errors name the line."""
     prompts = [_read_prompt(row) for row in rows(path)]
     if not prompts:
         raise InputError(f"{shorten(str(path))} holds no prompt.")
@@ -216,14 +202,7 @@ class ImageExample:
 
 
 def read_images(path: PathLike) -> list[ImageExample]:
-    """Return the image, those of a folder, by name, or those of a table, in its order.
-
-    >>> import tempfile
-    >>> table = Path(tempfile.mkdtemp()) / "scenes.jsonl"
-    >>> _ = table.write_text('{"path": "a.png", "box": [1, 2, 3, 4]}', encoding="utf-8")
-    >>> read_images(table)[0].box
-    (1.0, 2.0, 3.0, 4.0)
-    """
+    """Return the image, those of a folder, by name, or those of a table, in its order."""
     place = Path(path).expanduser()
     if place.is_dir():
         return [ImageExample(photo) for photo in list_photos(place)]

@@ -305,11 +305,7 @@ class QuestionJudge(ImageJudge):
 
 
 def centre_map(grid: Grid) -> Floats:
-    """Return what somebody would guess who has not seen the image: things are in the middle.
-
-    >>> centre_map(Grid(3, 3, 0, 3, 3)).argmax()
-    np.int64(4)
-    """
+    """Return what somebody would guess who has not seen the image: things are in the middle."""
     rows = (np.arange(grid.rows) + 0.5) / grid.rows - 0.5
     columns = (np.arange(grid.columns) + 0.5) / grid.columns - 0.5
     return np.exp(-8 * (rows[:, None] ** 2 + columns[None, :] ** 2))

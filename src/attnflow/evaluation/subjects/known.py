@@ -25,9 +25,6 @@ Floats = NDArray[np.float64]
 class PromptText:
     """A prompt as its tokens spell it: `parts` of text, one a token; `start` is where the prompt
     itself begins, after start tokens or a chat template.
-
-    >>> PromptText.of(["<s>", "▁Rome", "▁it", "▁is"], "Rome it is").tokens_touching((0, 4))
-    [1]
     """
 
     parts: tuple[str, ...]
@@ -37,11 +34,7 @@ class PromptText:
     def of(
         cls, tokens: Sequence[str], prompt: str, form: Sequence[bool] | None = None
     ) -> PromptText:
-        """Place a prompt in its tokens; `form`: which of them a chat template put there.
-
-        >>> PromptText.of(["user", "Ċ", "user"], "user", [True, True, False]).start
-        5
-        """
+        """Place a prompt in its tokens; `form`: which of them a chat template put there."""
         parts = tuple(surfaces(tokens))
         content = spans_of_content(tokens, form) if form is not None else []
         start = "".join(parts).find(prompt, content[0][0] if content else 0)
@@ -146,11 +139,6 @@ def is_answered(expected: str, completion: str, *, cut_off: bool) -> bool:
 
     cut_off: the completion ended because it was long enough; then it may be the beginning of the
     answer.
-
-    >>> is_answered("the Normans", " Normans.", cut_off=False)
-    True
-    >>> is_answered("Madrid", " Mad", cut_off=True), is_answered("Madrid", " Mad", cut_off=False)
-    (True, False)
     """
     right, reply = _plain_words(expected), _plain_words(completion)
     begins = cut_off and bool(completion.strip()) and expected.startswith(completion.strip())

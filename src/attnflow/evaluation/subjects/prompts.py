@@ -269,7 +269,7 @@ class PromptJudge(Judge):
                 break
         answer = str(tokenizer.decode(completion))
         if not completion:
-            raise _LeftOutError("The model ended at once.", answer)
+            raise _LeftOutError(f"The model wrote nothing before {stop!r}.", answer)
         expected, is_cut_off = prompt.expected, len(completion) == most
         if expected is not None and not is_answered(expected, answer, cut_off=is_cut_off):
             raise _LeftOutError(f"The model wrote {answer!r} and not {expected!r}.", answer)

@@ -37,17 +37,7 @@ __all__ = ["CompletionCase", "Ranking", "named_rankings"]
 
 @dataclass(frozen=True, eq=False)
 class CompletionCase:
-    """One prompt with its completion, as a ranking gets it.
-
-    >>> from attnflow.testing import tiny_decoder
-    >>> model = Model(*tiny_decoder())
-    >>> ablation = CompletionAblation(model=model.module, prompt_ids=[5, 6, 7], completion_ids=[8])
-    >>> sources = Sources.of_spans(["a", "b", "c"], {"first": (0, 1), "last": (2, 3)})
-    >>> case = CompletionCase(model, ablation, sources)
-    >>> from attnflow.methods import LeaveOneOut
-    >>> len(case.attribution(None).sources), len(case.measured(LeaveOneOut()).sources)
-    (3, 2)
-    """
+    """One prompt with its completion, as a ranking gets it."""
 
     model: Model
     ablation: CompletionAblation
@@ -101,9 +91,6 @@ def named_rankings(
     default; "default-0.1.0", what it did in that version; "raw-mean", raw attention over all
     layers; or "random". A mapping gives functions names of your own. A method that runs the model
     again and is named measures the completion as one target, `by` and `score` as the evaluation.
-
-    >>> list(named_rankings(["rollout:residual=0.4", "leave-one-out", "random"]))
-    ['rollout:residual=0.4', 'leave-one-out', 'random']
     """
     if isinstance(methods, Mapping):
         pairs = [(name, _make_ranking(each, by, score)[1]) for name, each in methods.items()]
@@ -121,8 +108,8 @@ def _make_ranking(method: Any, by: By, score: RerunScore) -> tuple[str, Ranking]
         if method in _FUNCTIONS:
             return method, _FUNCTIONS[method]
         name, options = parse_method(method)
-        if name not in METHODS:
-            known = [*_FUNCTIONS, *METHODS]
+        known = [*_FUNCTIONS, *METHODS]
+        if name not in known:
             raise MethodError(
                 f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
             )
