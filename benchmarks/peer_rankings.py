@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from attnflow.evaluation import CompletionPrompt
 from attnflow.evaluation.subjects.rankings import CompletionCase, Ranking
 from attnflow.explainers.ablation import blank_token
+from attnflow.hosts.adapter import device_of
 
 __all__ = ["PEERS", "trained_at2"]
 
@@ -85,8 +86,9 @@ def integrated_gradients(case: CompletionCase) -> Floats:
     """captum's integrated gradients of the log-probability, from the blank token's embedding."""
     from captum.attr import LayerIntegratedGradients
 
-    ids = torch.tensor([case.prompt_ids], device=case.model.module.device)
-    method = LayerIntegratedGradients(_log_prob(case), case.model.module.get_input_embeddings())
+    ids = torch.tensor([case.prompt_ids], device=device_of(case.model.module))
+    module: Any = case.model.module
+    method = LayerIntegratedGradients(_log_prob(case), module.get_input_embeddings())
     values = method.attribute(
         ids,
         baselines=torch.full_like(ids, blank_token(case.model.tokenizer)),
@@ -101,7 +103,7 @@ def feature_ablation(case: CompletionCase) -> Floats:
     """captum's feature ablation: every source in turn is replaced by the blank token."""
     from captum.attr import FeatureAblation
 
-    ids = torch.tensor([case.prompt_ids], device=case.model.module.device)
+    ids = torch.tensor([case.prompt_ids], device=device_of(case.model.module))
     groups = torch.full_like(ids, len(case.sources))  # what is no source is a feature of its own
     for number, positions in enumerate(case.sources.positions):
         groups[0, list(positions)] = number
@@ -188,7 +190,7 @@ def _completion(case: CompletionCase) -> str:
 
 def _log_prob(case: CompletionCase) -> Callable[[torch.Tensor], torch.Tensor]:
     """The log-probability of the completion after a batch of prompts."""
-    completion = torch.tensor([case.completion_ids], device=case.model.module.device)
+    completion = torch.tensor([case.completion_ids], device=device_of(case.model.module))
 
     def score(prompts: torch.Tensor) -> torch.Tensor:
         own = completion.expand(len(prompts), -1)

@@ -124,10 +124,10 @@ class Images(Subject):
         answers_questions = towers_of(loaded.module) is not None
         if not answers_questions and not loaded.adapter.reads_images(loaded.module):
             raise InputError(f"{type(loaded.module).__name__} reads no images.")
-        kind, usual = ImageJudge, IMAGE_METHODS
         if answers_questions:
-            kind, usual = QuestionJudge, QUESTION_METHODS
             loaded = replace(loaded, tokenizer=loaded.question_processor.tokenizer)
+        usual = QUESTION_METHODS if answers_questions else IMAGE_METHODS
+        kind = QuestionJudge if answers_questions else ImageJudge
         labelled = label_methods(usual if methods is None else methods)
         return kind(subject=self, model=loaded, methods=labelled, seed=seed)
 
