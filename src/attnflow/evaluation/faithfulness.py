@@ -108,7 +108,7 @@ class Faithfulness:
         answer: Choices = None,
         batch_size: int = 64,
     ) -> dict[str, Curves]:
-        """Curves by the name of the ranking, and of "random".
+        """Return curves by the name of the ranking, and of "random".
 
         `rankings[name][k]` has one value for each position of text k, larger for stronger; only
         words are taken away, the tokens that frame a text always stay.
@@ -139,7 +139,7 @@ class Faithfulness:
     def _orders(
         self, number: int, text: Text, rankings: Mapping[str, Sequence[ArrayLike]]
     ) -> dict[str, list[int]]:
-        """The words of a text by each ranking, strongest first, and in random orders."""
+        """Return the words of a text by each ranking, strongest first, and in random orders."""
         rng = np.random.default_rng([self.seed, number])
         words = np.flatnonzero(text.is_word)
         orders = {name: _order(name, rows[number], text, number) for name, rows in rankings.items()}
@@ -148,7 +148,7 @@ class Faithfulness:
     def _scores(
         self, task: Task, plans: Sequence[Mapping[str, Plan]]
     ) -> dict[tuple[int, Positions], float]:
-        """The score of each text with each set of words hidden, every set once."""
+        """Return the score of each text with each set of words hidden, every set once."""
         places = sorted(
             {
                 (k, hidden)
@@ -166,12 +166,12 @@ class Faithfulness:
         return dict(zip(places, scores, strict=True))
 
     def _can_hide(self, text: Text, hidden: Positions) -> bool:
-        """An empty text is no text."""
+        """Return whether something is left: an empty text is no text."""
         return self.by != "delete" or len(hidden) < len(text.tokens)
 
 
 def _order(name: str, row: ArrayLike, text: Text, number: int) -> list[int]:
-    """The words of a text by one ranking, strongest first; ties in the order of the text."""
+    """Return the words by one ranking, strongest first; ties in the order of the text."""
     if name.startswith(RANDOM):
         raise InputError(f"The name {name!r} is taken: random orders are run in any case.")
     try:
@@ -193,7 +193,7 @@ def _curves(
     plans: Sequence[Mapping[str, Plan]],
     names: Sequence[str],
 ) -> Curves:
-    """The curves of one ranking, or the mean of those of several orders."""
+    """Return the curves of one ranking, or the mean of those of several orders."""
     shape = (len(names), len(plans), metrics.STEPS + 1, 2)
     values = np.array(
         [

@@ -337,7 +337,7 @@ class IntegratedGradients(Measure):
     def _scores(
         self, passes: Passes, text: Text, answer: Answer, embedding: nn.Module
     ) -> Callable[[Tensor], Tensor]:
-        """The score as a function of the vectors, for as many points of the way as captum asks."""
+        """Return the score as a function of the vectors, for as many points as captum asks."""
 
         def scores(vectors: Tensor) -> Tensor:
             count = len(vectors)
@@ -374,7 +374,7 @@ def _check_sums(gradients: Tensor, model: nn.Module) -> None:
 
 @contextmanager
 def _leaf(embedding: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """During one forward pass, what the embedding gives starts the graph; then it can be had."""
+    """Let the embedding's output start the graph of one forward pass; then it can be had."""
     outputs: list[Tensor] = []
 
     def begin(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class Journal:
             raise self._unwritable(error) from error
 
     def _begin(self) -> list[bytes]:
-        """The lines of records; a new file gets its first line, half a line at the end goes."""
+        """Return the lines of records; a new file gets its first, half a line at the end goes."""
         try:
             self._file.seek(0)
             content = self._file.read()

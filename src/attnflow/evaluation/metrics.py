@@ -56,8 +56,9 @@ would all be one word.
 
 
 def spearman(one: ArrayLike, other: ArrayLike) -> float:
-    """Spearman's rank correlation, ties at their mean rank (as scipy.stats.spearmanr); nan if
-    either side is constant.
+    """Return Spearman's rank correlation, ties at their mean rank (as scipy.stats.spearmanr).
+
+    It is nan if either side is constant.
 
     >>> spearman([1, 2, 3], [10, 30, 20])
     0.5
@@ -67,7 +68,7 @@ def spearman(one: ArrayLike, other: ArrayLike) -> float:
 
 
 def kendall(one: ArrayLike, other: ArrayLike) -> float:
-    """Kendall's τ-b; nan if either side is constant.
+    """Return Kendall's τ-b; nan if either side is constant.
 
     >>> round(kendall([1, 2, 3], [10, 30, 20]), 3)
     0.333
@@ -111,7 +112,7 @@ def pearson(a: Floats, b: Floats) -> float:
 
 
 def comprehensiveness(score: float, without: ArrayLike) -> float:
-    """How far the score falls when the strongest words are taken away, over several shares.
+    """Return how far the score falls when the strongest words go, over several shares.
 
     `without[k]` is the score without the strongest words up to the k-th share; the mean over the
     shares is the area over the perturbation curve (AOPC). Higher is more faithful.
@@ -123,7 +124,7 @@ def comprehensiveness(score: float, without: ArrayLike) -> float:
 
 
 def sufficiency(score: float, only: ArrayLike) -> float:
-    """How far the score falls when only the strongest words are left; lower is more faithful.
+    """Return how far the score falls when only the strongest words stay; lower is better.
 
     >>> round(sufficiency(0.9, [0.8, 0.9]), 2)
     0.05
@@ -132,8 +133,9 @@ def sufficiency(score: float, only: ArrayLike) -> float:
 
 
 def area(curve: ArrayLike) -> float:
-    """The area under a deletion or insertion curve over equal steps from none to all, by
-    trapezoids: between the curve's least and greatest value. Deletion: lower is more faithful;
+    """Return the area under a deletion or insertion curve, equal steps from none to all.
+
+    By trapezoids: between the curve's least and greatest value. Deletion: lower is more faithful;
     insertion: higher.
 
     >>> area([1, 0.5, 0])
@@ -166,8 +168,8 @@ def curve_steps(order: Sequence[int], steps: int = STEPS) -> list[tuple[Position
 def linear_datamodeling_score(
     scores: ArrayLike, hidden: NDArray[np.bool_], response: ArrayLike
 ) -> float:
-    """LDS: Spearman's correlation, over ablations, of the kept sources' summed scores and the
-    response; nan if either side is constant.
+    """Return LDS: Spearman's correlation, over ablations, of the kept sources' summed scores and
+    the response; nan if either side is constant.
 
     hidden: (ablations, sources), True where a source was taken away.
 
@@ -182,7 +184,7 @@ def linear_datamodeling_score(
 
 
 def rank_of(scores: ArrayLike, true: Collection[int]) -> int:
-    """The rank of the best true source, from 1; sources with the same score stand before it.
+    """Return the rank of the best true source, from 1; those with the same score stand before it.
 
     >>> rank_of([0.1, 0.5, 0.5], [1])
     2
@@ -196,7 +198,7 @@ def rank_of(scores: ArrayLike, true: Collection[int]) -> int:
 
 
 def group_sums(scores: ArrayLike, groups: Sequence[int]) -> Floats:
-    """Scores of coarser units: sums of their sources'; sources in no unit (-1) are left out.
+    """Return scores of coarser units: sums of their sources'; those in no unit (-1) are left out.
 
     >>> group_sums([1.0, 2.0, 4.0], [0, 0, 1]).tolist()
     [3.0, 4.0]
@@ -260,7 +262,7 @@ class PairedDifference:
 
 
 def summarize(values: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Summary:
-    """Mean, standard deviation, interval, and how many were defined and not.
+    """Return mean, standard deviation, interval, and how many were defined and not.
 
     >>> summarize([1.0, 3.0, float("nan")])
     Summary(mean=2.0, std=1.0, low=1.0, high=3.0, n=2, undefined=1)
@@ -273,7 +275,7 @@ def summarize(values: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> 
 
 
 def _split(values: Floats) -> tuple[Floats, int]:
-    """The finite values, and how many are not."""
+    """Return the finite values, and how many are not."""
     finite = values[np.isfinite(values)]
     return finite, len(values) - len(finite)
 
@@ -281,7 +283,7 @@ def _split(values: Floats) -> tuple[Floats, int]:
 def bootstrap_interval(
     values: ArrayLike, *, confidence: float = 0.95, draws: int = _DRAWS, seed: int = 0
 ) -> tuple[float, float]:
-    """The percentile interval of the mean: examples drawn again with replacement, many times.
+    """Return the percentile interval of the mean: examples drawn again with replacement.
 
     >>> low, high = bootstrap_interval([0, 1, 0, 1, 1, 0, 1, 0])
     >>> low, high
@@ -309,7 +311,7 @@ def bootstrap_interval(
 def compare_paired(
     one: ArrayLike, other: ArrayLike, *, confidence: float = 0.95, seed: int = 0
 ) -> PairedDifference:
-    """Is the mean of `one` another than that of `other` on the same examples?
+    """Say whether the mean of `one` is another than that of `other` on the same examples.
 
     p is that of the sign-flip test: if the two were exchangeable, each difference could as well
     have the other sign; it is the share of 10,000 random choices of signs (the true one counted
@@ -345,7 +347,7 @@ def _sign_flip(differences: Floats, rng: np.random.Generator) -> float:
 def bootstrap_ratio(
     values: ArrayLike, others: ArrayLike, *, confidence: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:
-    """mean(values) / mean(others) over the same examples, with its percentile interval.
+    """Return mean(values) / mean(others) over the same examples, with its percentile interval.
 
     The mean of ratios would be ruled by examples whose denominator is near zero. Examples where
     either side is undefined are left out.
@@ -368,6 +370,6 @@ def bootstrap_ratio(
 
 
 def _parts(draws: int, length: int) -> Sequence[int]:
-    """Draws in parts of about a million numbers, so that memory stays small."""
+    """Return draws in parts of about a million numbers, so that memory stays small."""
     size = max(1, min(draws, 1_000_000 // length))
     return [size] * (draws // size) + ([draws % size] if draws % size else [])

@@ -67,7 +67,7 @@ class Evaluation:
         return f"<Evaluation of {', '.join(self.methods)} on {count}>"
 
     def __str__(self) -> str:
-        """Each row by the metric that orders them, and the verdict."""
+        """Return each row by the metric that orders them, and the verdict."""
         lines, metric = [repr(self)], self.subject.headline
         if self.has(metric):
             best_first = self.rank_rows(self.rows, metric)

@@ -27,7 +27,7 @@ class Cell:
 
     @classmethod
     def of_mean(cls, mean: Summary, paper: tuple[float, float] | None = None) -> Cell:
-        """A mean over examples, with the paper's mean and standard deviation if it has one."""
+        """Return a mean over examples, with the paper's mean and deviation if it has one."""
         theirs, std = paper or (None, None)
         return cls(
             mean.mean, mean.std, mean.low, mean.high, None, mean.n, mean.undefined, theirs, std
@@ -35,12 +35,12 @@ class Cell:
 
     @classmethod
     def of_share(cls, mean: Summary) -> Cell:
-        """A mean without its standard deviation, which says nothing of a yes or no."""
+        """Return a mean without its standard deviation, which says nothing of a yes or no."""
         return cls(mean.mean, None, mean.low, mean.high, None, mean.n, mean.undefined)
 
     @classmethod
     def of_difference(cls, pairs: PairedDifference) -> Cell:
-        """A mean difference over pairs, with its p."""
+        """Return a mean difference over pairs, with its p."""
         return cls(pairs.difference, None, pairs.low, pairs.high, pairs.p, pairs.n, pairs.undefined)
 
     @property
@@ -75,7 +75,7 @@ class Table:
     signed: bool = False
 
     def lines(self) -> list[str]:
-        """As text, columns as wide as they need to be: a terminal may wrap, nothing is cut off."""
+        """Return text, columns as wide as they need to be: a terminal may wrap, nothing is cut."""
         lines = [("", self.headings), *self._rows_as_text()]
         label = max(len(name) for name, _ in lines)
         widths = [max(map(len, cells)) for cells in zip(*(row for _, row in lines), strict=True)]
@@ -85,7 +85,7 @@ class Table:
         ]
 
     def markdown(self) -> list[str]:
-        """As the lines of a Markdown table."""
+        """Return the lines of a Markdown table."""
         head = [f"| | {' | '.join(self.headings)} |", "|---|" + "---|" * len(self.headings)]
         return head + [
             f"| {name.strip()} | {' | '.join(cells)} |" for name, cells in self._rows_as_text()
@@ -97,7 +97,7 @@ class Table:
         return [self.columns[k] for k in self._printed()]
 
     def interval_panels(self) -> list[dict[str, object]]:
-        """Plain numbers for one panel of intervals for each column."""
+        """Return plain numbers for one panel of intervals for each column."""
         return [
             {
                 "title": column,
@@ -112,7 +112,7 @@ class Table:
         return every if self.columns_to_print is None else self.columns_to_print
 
     def _rows_as_text(self) -> Iterator[tuple[str, list[str]]]:
-        """Each row: the value, its interval, the paper's number and how far ours is from it."""
+        """Yield each row: value, interval, the paper's number and how far ours is from it."""
         for name, row in self.rows.items():
             cells = [row[k] for k in self._printed()]
             yield name, [self._value(cell) for cell in cells]
@@ -139,7 +139,7 @@ class Table:
 
 
 def markdown_of(tables: Iterable[Table]) -> list[str]:
-    """The lines of a page: each table under its title, and its note under it."""
+    """Return the lines of a page: each table under its title, and its note under it."""
     lines: list[str] = []
     for table in tables:
         lines += ["", f"## {table.title}", "", *table.markdown()]
@@ -148,7 +148,7 @@ def markdown_of(tables: Iterable[Table]) -> list[str]:
 
 
 def decimals(value: float | None, digits: int = 2) -> str:
-    """A number without the zero in front, as the paper prints it."""
+    """Return a number without the zero in front, as the paper prints it."""
     if value is None:
         return ""
     if not math.isfinite(value):

@@ -311,7 +311,7 @@ class TextJudge(Judge):
         return {name: {**each, **_faithful(curves[name])} for name, each in agreement.items()}
 
     def _curves(self, case: _Case, rows: Mapping[str, Floats]) -> dict[str, Curves]:
-        """Random orders are drawn anew for each text, and the same however the run is divided."""
+        """Return curves; random orders are each text's own, however the run is divided."""
         seed = int(np.random.SeedSequence([self.seed, case.number]).generate_state(1)[0])
         by = self.subject.by or "unk"
         return Faithfulness(by=by, random_orders=RANDOM_ORDERS, seed=seed)(
