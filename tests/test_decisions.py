@@ -15,8 +15,6 @@ PACKAGE = Path(attnflow.__file__).parent
 SOURCES = PACKAGE.parent
 ROOT = Path(__file__).parent.parent
 READERS = {"csv.reader", "csv.DictReader", "pq.read_table", "pq.ParquetFile"}
-# Decisions that are still taken in more than one place, and where.
-NOT_YET: dict[str, str] = {}
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
@@ -58,11 +56,6 @@ def opens_parquet(node: ast.AST) -> bool:
     return calls(node, "optional_import") and "'pyarrow.parquet'" in ast.unparse(node)
 
 
-def decide(name: str) -> object:
-    mark = pytest.mark.xfail(reason=NOT_YET.get(name, ""), strict=True)
-    return pytest.param(name, marks=[mark] if name in NOT_YET else [], id=name)
-
-
 # What takes each decision, and the files that may: one file, or the files of one room.
 DECISIONS: dict[str, tuple[Callable[[ast.AST], bool], str]] = {
     "default method": (lambda node: defines(node, "default_method"), r"explainers/defaults\.py"),
@@ -71,7 +64,7 @@ DECISIONS: dict[str, tuple[Callable[[ast.AST], bool], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", [decide(name) for name in DECISIONS])
+@pytest.mark.parametrize("name", DECISIONS)
 def test_one_function_decides(name: str) -> None:
     is_decided, home = DECISIONS[name]
     (place,) = places(is_decided)
@@ -105,7 +98,7 @@ ROOMS: dict[str, tuple[Callable[[ast.AST], bool], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", [decide(name) for name in ROOMS])
+@pytest.mark.parametrize("name", ROOMS)
 def test_one_room_does_it(name: str) -> None:
     is_decided, home = ROOMS[name]
     found = places(is_decided)

@@ -73,6 +73,9 @@ class FileScan(NamedTuple):
 
     rows: how many there are. digest: of every byte. offsets: for each row number that was asked
     for, the byte it begins at; 0 for files that are read by row numbers.
+
+    >>> FileScan(rows=2, digest="9f", offsets={0: 0, 1: 10}).offsets[1]
+    10
     """
 
     rows: int
