@@ -349,7 +349,7 @@ def comparing(known: dict[str, Any]) -> None:
 
 # Before a block in which these words stand, what it takes for granted besides.
 PREPARED: dict[str, Callable[[dict[str, Any]], None]] = {
-    "attnflow.generate(model, messages": chatty,
+    "attnflow.generate((model, tokenizer), messages": chatty,
     'decoder_text="Das Haus"': two_sided,
     'BlankOut(by="mask")': masked,
     'record=("gradients", "alti")': masked,

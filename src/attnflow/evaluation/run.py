@@ -31,7 +31,7 @@ _MOST = 1_000_000  # examples: more is a mistake
 def evaluate(
     model: ModelLike,
     data: Any,
-    methods: Any = None,
+    methods: Sequence[Any] | Mapping[str, Any] | None = None,
     *,
     subject: Subject | None = None,
     samples: int | None = None,

@@ -43,7 +43,8 @@ def kind_of(model: Model, *, about_images: bool = False) -> str:
         return "causal language model"
     if adapter.supports_decomposition(module):
         return "encoder whose blocks are known"
-    writes = facts.encoder_decoder or (facts.causal and facts.answer == "last")
+    stands_last = facts.answer == "last" and not facts.decoder_reads_input
+    writes = stands_last and (facts.causal or facts.encoder_decoder)
     return "language model without row gradients" if writes else "other"
 
 
