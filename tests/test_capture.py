@@ -14,7 +14,7 @@ from torch import nn
 
 import attnflow
 from attnflow.errors import CaptureError, ModelError, TokensError, UnsupportedModelError
-from attnflow.hosts import factored
+from attnflow.hosts import load as loading
 from attnflow.hosts.load import load
 from attnflow.hosts.model import Model
 from attnflow.testing import tiny_decoder, tiny_encoder
@@ -240,7 +240,7 @@ def test_half_precision_becomes_single_where_there_is_room(
     model, tokenizer = tiny_decoder()
     model.to(torch.bfloat16).save_pretrained(tmp_path)  # type: ignore[operator]
     tokenizer.save_pretrained(tmp_path)
-    monkeypatch.setattr(factored, "free_memory", lambda: free)
+    monkeypatch.setattr(loading, "free_memory", lambda: free)
     assert {weight.dtype for weight in load(tmp_path).module.parameters()} == {dtype}
 
 

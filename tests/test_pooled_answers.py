@@ -73,17 +73,18 @@ def test_gradient_attention_counts_every_row() -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_methods_are_judged_by_the_row_that_answers(pooling: str) -> None:
-    from attnflow.explainers.answer_rows import explain_answer
+    from attnflow.explainers.answer_rows import answer_rows
 
     trace = attnflow.capture(classifier(pooling), {"input_ids": IDS})
-    row = explain_answer(Rollout(), trace, layers=-1)
+    row = answer_rows(Rollout(), trace, layers=-1)
     assert len(row.targets) == 1
     assert (row.targets[0] == ALL_POSITIONS) is (pooling == "mean")
 
 
 def test_the_default_follows_the_kind_of_model() -> None:
     """Text encoders whose blocks are known are taken apart; images go by the answer's gradient."""
-    from attnflow.explainers.texts import default_method
+    from attnflow.explainers.defaults import default_method
+    from attnflow.hosts.model import Model
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
@@ -101,5 +102,5 @@ def test_the_default_follows_the_kind_of_model() -> None:
         classifier("mean"): "rollout",  # its blocks are not declared
     }
     for model, name in expected.items():
-        assert default_method(model.eval()).name == name, type(model).__name__
+        assert default_method(Model(model.eval())).name == name, type(model).__name__
     assert attnflow.explain(None, "the keys to the cabinet").method.name == "alti"

@@ -14,6 +14,16 @@ from attnflow.explainers.ablation import CompletionAblation, log_odds
 from attnflow.explainers.sources import Sources
 from attnflow.methods.reruns import AblationRegression, LeaveOneOut, RerunMethod
 
+__all__ = [
+    "AblationTask",
+    "RerunFunction",
+    "function_of",
+    "lasso",
+    "random_ablations",
+    "register_rerun",
+    "responses",
+]
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 _SWEEPS = 10_000

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from attnflow.attribution import dependence_of, spread
 from attnflow.errors import CaptureError, MethodError
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer
+from attnflow.methods.matrices import ATTENTION
 from attnflow.methods.mixing import Heads
 from attnflow.methods.rollout import UNIFORM_BASELINE, Rollout, uniform_rollout
 from attnflow.trace import ROW_TOLERANCE
@@ -37,9 +38,12 @@ def streams(rollout: Rollout) -> bool:
     """Whether this rollout's rows are final once computed.
 
     Discarding a share of each row and dividing by how many queries see a column both depend on
-    the length of the finished text; a single head at the top is no row of the rollout below.
+    the length of the finished text; a single head at the top is no row of the rollout below. A
+    measured matrix is none that a cache sees.
     """
-    return not rollout.discard and rollout.top_head is None and rollout.receptive_field != "column"
+    if rollout.matrices != ATTENTION or rollout.receptive_field == "column":
+        return False
+    return not rollout.discard and rollout.top_head is None
 
 
 @dataclass

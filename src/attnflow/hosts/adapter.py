@@ -49,6 +49,9 @@ class ModelFacts:
         read at its last end token, as the classifiers of encoder–decoders do.
     pad_token: what the model itself takes for padding.
     max_length: the most tokens one text may have, where the model has a limit.
+
+    >>> ModelFacts(causal=True, answer="last").padding_side
+    'right'
     """
 
     causal: bool = False

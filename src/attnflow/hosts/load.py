@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from math import isinf
@@ -85,7 +86,7 @@ def as_model(
         module, other = model
         return Model(module, None, other) if _prepares_images(other) else Model(module, other)
     if model is None:
-        return _SHIPPED[default]()
+        return _shipped_models()[default]()
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(
             "A model is a name, a path, a torch module, a module with its tokenizer, what "
@@ -138,7 +139,7 @@ def example_inputs(model: Model, text: str) -> str | dict[str, Tensor]:
 
 def _shipped(name: str | os.PathLike[str]) -> Model | None:
     """A model that comes with attnflow, by its short name; a folder of that name goes before."""
-    load_it = _SHIPPED.get(os.fspath(name).lower())
+    load_it = _shipped_models().get(os.fspath(name).lower())
     return None if load_it is None or Path(name).is_dir() else load_it()
 
 
@@ -166,7 +167,9 @@ def _scenes() -> Model:
     return Model(module, processor.tokenizer, processor)
 
 
-_SHIPPED = {"verb-number": _embedded, "smollm2": _smollm2, "scenes": _scenes}
+def _shipped_models() -> dict[str, Callable[[], Model]]:
+    """Return what loads each model that comes with attnflow, by its short name."""
+    return {"verb-number": _embedded, "smollm2": _smollm2, "scenes": _scenes}
 
 
 def _pretrained(name: str, needs_tokenizer: bool) -> Model:

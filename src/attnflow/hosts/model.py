@@ -14,7 +14,7 @@ from attnflow.errors import ModelError, TokensError, shorten
 if TYPE_CHECKING:
     from attnflow.hosts.adapter import Adapter, ModelFacts
 
-__all__ = ["Model", "processor_of"]
+__all__ = ["Model"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.kernels.layer import FactoredLayer, aside
+from attnflow.methods.matrices import ATTENTION
 from attnflow.methods.products import head_shares
 from attnflow.methods.rollout import Rollout
 from attnflow.tokens import Tokens
@@ -167,11 +168,11 @@ class _Passage:
 
 def _check_linear(rollout: Rollout) -> None:
     linear = not rollout.discard and rollout.receptive_field is None and rollout.top_head is None
-    if not linear or rollout.heads in ("max", "min"):
+    if not linear or rollout.heads in ("max", "min") or rollout.matrices != ATTENTION:
         raise MethodError(
             f"{rollout!r} is not linear in the weights, so it cannot go up with the model. Leave "
-            "out discard, receptive_field, top_head and heads='max' or 'min'; or apply it to "
-            "capture(model, text)."
+            "out discard, receptive_field, top_head, matrices and heads='max' or 'min'; or apply "
+            "it to capture(model, text)."
         )
 
 
