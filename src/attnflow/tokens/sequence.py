@@ -293,7 +293,7 @@ class Tokens(Sequence[str]):
             raise TokensError(
                 f"The tokenizer takes all {len(pieces)} tokens for pieces of one word, and they "
                 f"carry no marks that say where words begin: {shorten(pieces)}. Leave words apart "
-                "(no words=True), or make Tokens with words= of your own."
+                '(level="token"), or make Tokens with words= of your own.'
             )
         return words
 
