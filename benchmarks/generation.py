@@ -25,8 +25,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import attnflow
-from attnflow.errors import MissingDependencyError
-from attnflow.errors.percent import percent
+from attnflow.errors import MissingDependencyError, percent
 
 PROMPT, NEW, THREADS = 1024, 128, 2
 RECOMPUTED = 4  # steps that are really recomputed, evenly spread; the rest costs the same

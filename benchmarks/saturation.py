@@ -13,7 +13,7 @@ import numpy as np
 from flow import LAYERS, causal_capacities, minilm_capacities
 from numpy.typing import NDArray
 
-from attnflow.errors.percent import percent
+from attnflow.errors import percent
 from attnflow.maxflow import solve
 
 Capacities = NDArray[np.float64]

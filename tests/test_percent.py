@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnflow.errors.percent import percent
+from attnflow.errors import percent
 
 ROOT = Path(__file__).parent.parent
 PYTHON_FORMAT = re.compile(r":[\w.+,]*%\}")  # f"{share:.0%}", which leaves no space

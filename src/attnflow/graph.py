@@ -15,8 +15,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow import storage
-from attnflow.errors import InputError, WeightsError, optional_import, shorten, whole_number
-from attnflow.errors.percent import percent
+from attnflow.errors import (
+    InputError,
+    WeightsError,
+    optional_import,
+    percent,
+    shorten,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors.percent import percent
+from attnflow.errors import percent
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.units import Unit, split_units
 

@@ -26,8 +26,7 @@ from attnflow.cli.options import (
     prepare_models,
 )
 from attnflow.cli.output import print_json, tell_written
-from attnflow.errors import InputError, did_you_mean, optional_import, shorten
-from attnflow.errors.percent import percent
+from attnflow.errors import InputError, did_you_mean, optional_import, percent, shorten
 from attnflow.errors.progress import Progress as StageProgress
 from attnflow.errors.progress import listening
 from attnflow.methods import make_method

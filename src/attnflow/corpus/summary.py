@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from attnflow.corpus.dataset import Corpus, read
-from attnflow.errors import InputError
-from attnflow.errors.percent import percent
+from attnflow.errors import InputError, percent
 
 __all__ = ["Disagreement", "MethodSummary", "PairSummary", "Summary", "summarize"]
 

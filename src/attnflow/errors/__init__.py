@@ -29,10 +29,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import operator
-from collections.abc import Iterable
-from typing import Any
-
-from attnflow.errors.lazy import submodules
+from collections.abc import Callable, Collection, Iterable
+from types import ModuleType
+from typing import Any, SupportsFloat
 
 __all__ = [
     "AttnflowError",
@@ -57,6 +56,31 @@ __all__ = [
     "shorten",
     "whole_number",
 ]
+
+
+def submodules(package: str, names: Collection[str]) -> Callable[[str], ModuleType]:
+    """Return the `__getattr__` of a package: these of its modules need no import of their own.
+
+    `__getattr__ = submodules(__name__, ("load", "adapter"))` makes `attnflow.hosts.load` work
+    after `import attnflow`, and costs nothing until then.
+    """
+
+    def load(name: str) -> ModuleType:
+        if name in names:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return load
+
+
+def percent(share: SupportsFloat, digits: int = 0) -> str:
+    """Return a share between 0 and 1 as people read it, with a space before the sign.
+
+    >>> percent(0.796, 1), percent(0.53)
+    ('79.6 %', '53 %')
+    """
+    return f"{100 * float(share):.{digits}f} %"
+
 
 __getattr__ = submodules(__name__, ("progress",))
 

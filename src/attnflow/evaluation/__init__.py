@@ -7,7 +7,7 @@ perturbed ones, so that differences between methods are differences on the same 
 
 from __future__ import annotations
 
-from attnflow.errors.lazy import submodules
+from attnflow.errors import submodules
 from attnflow.evaluation.records import Metric, Record
 from attnflow.evaluation.results import Evaluation
 from attnflow.evaluation.run import evaluate

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnflow.attribution import Contribution
-from attnflow.errors import InputError, MethodError, ModelError, optional_import, shorten
+from attnflow.errors import InputError, MethodError, ModelError, optional_import, percent, shorten
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments
-from attnflow.errors.percent import percent
 from attnflow.errors.progress import tell
 from attnflow.evaluation.passes import Answer, Choices, Passes, Score, Task, Text, score_of
 from attnflow.explainers.ablation import BlankToken, blank_positions, check_blank, silence_values

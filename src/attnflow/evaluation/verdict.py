@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from attnflow.errors.percent import percent
+from attnflow.errors import percent
 from attnflow.evaluation.records import FAITHFULNESS, RANDOM
 
 if TYPE_CHECKING:

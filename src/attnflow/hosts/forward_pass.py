@@ -24,6 +24,7 @@ from torch import nn
 
 from attnflow.errors import CaptureError
 from attnflow.hosts.adapter import Batch
+from attnflow.hosts.inputs import join_tokens
 from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.scores import Explained, Scores
@@ -39,7 +40,6 @@ __all__ = [
     "ForwardPass",
     "check_layers",
     "check_size",
-    "join_tokens",
     "lacking_rows",
     "layer_numbers",
     "provenance_of",
@@ -74,15 +74,6 @@ def _compose(
         square[:, rows] = 0
         square[:, rows, columns] = weights
     return stack
-
-
-def join_tokens(encoder: Tokens, decoder: Tokens) -> Tokens:
-    """Join both sides in one row; words keep apart."""
-    words = None
-    if encoder.words is not None and decoder.words is not None:
-        shift = max((w for w in encoder.words if w is not None), default=-1) + 1
-        words = (*encoder.words, *(None if w is None else w + shift for w in decoder.words))
-    return Tokens((*encoder.texts, *decoder.texts), words=words)
 
 
 @dataclass(frozen=True, eq=False)

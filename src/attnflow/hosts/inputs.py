@@ -23,6 +23,7 @@ __all__ = [
     "padding_to_the_right",
     "prefix_names",
     "refuse_by_name",
+    "join_tokens",
 ]
 
 
@@ -139,3 +140,12 @@ def refuse_by_name(kind: str, model_name: str) -> None:
             "global attention, such as BERT, ViT or a Llama; gradient-based methods work on this "
             "one."
         )
+
+
+def join_tokens(encoder: Tokens, decoder: Tokens) -> Tokens:
+    """Join both sides in one row; words keep apart."""
+    words = None
+    if encoder.words is not None and decoder.words is not None:
+        shift = max((w for w in encoder.words if w is not None), default=-1) + 1
+        words = (*encoder.words, *(None if w is None else w + shift for w in decoder.words))
+    return Tokens((*encoder.texts, *decoder.texts), words=words)

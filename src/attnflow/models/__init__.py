@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from attnflow.errors.lazy import submodules
+from attnflow.errors import submodules
 
 __getattr__ = submodules(__name__, ("scenes", "smollm2", "verb_number"))

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution, Confirmation
 from attnflow.attribution.patch_maps import patch_maps
-from attnflow.errors import TokensError
-from attnflow.errors.percent import percent
+from attnflow.errors import TokensError, percent
 from attnflow.tokens import Tokens
 from attnflow.tokens.text import common_tokens, join, visible
 

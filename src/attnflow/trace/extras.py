@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnflow.errors import InputError, WeightsError, did_you_mean, shorten, whole_number
-from attnflow.errors.percent import percent
+from attnflow.errors import InputError, WeightsError, did_you_mean, percent, shorten, whole_number
 
 __all__ = [
     "ASKABLE",

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from attnflow import methods
-from attnflow.errors import InputError
-from attnflow.errors.percent import percent
+from attnflow.errors import InputError, percent
 from attnflow.errors.progress import tell
 from attnflow.evaluation.metrics import compare_paired, summarize
 from attnflow.evaluation.table import Cell, Table

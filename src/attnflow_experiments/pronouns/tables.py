@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from attnflow.errors.percent import percent
+from attnflow.errors import percent
 from attnflow.evaluation.metrics import compare_paired, summarize
 from attnflow.evaluation.table import Cell, Table
 from attnflow_experiments.layers import CLEAR, Floats, layer_names

@@ -11,8 +11,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from attnflow.errors import InputError
-from attnflow.errors.percent import percent
+from attnflow.errors import InputError, percent
 from attnflow.errors.progress import tell
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.metrics import compare_paired, summarize

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from attnflow.errors.percent import percent
+from attnflow.errors import percent
 from attnflow.evaluation.metrics import spearman
 from attnflow.evaluation.table import Cell, Table, decimals
 from attnflow_experiments.correlations import dense_rank_correlation

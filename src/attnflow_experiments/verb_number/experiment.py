@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnflow.errors.percent import percent
+from attnflow.errors import percent
 from attnflow.methods import quiet_about_limits
 from attnflow.models.verb_number import VerbNumberModel, WordVocabulary
 from attnflow_experiments.report import Report, SampledExperiment

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from attnflow.errors.percent import percent
+from attnflow.errors import percent
 from attnflow.evaluation.faithfulness import Faithfulness
 from attnflow.evaluation.metrics import spearman
 from attnflow.evaluation.records import RANDOM

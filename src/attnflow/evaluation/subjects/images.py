@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution.patch_maps import grids_of, patch_maps
-from attnflow.errors import AttnflowError, InputError, ModelError, optional_import
+from attnflow.errors import AttnflowError, InputError, ModelError, optional_import, percent
 from attnflow.errors.arguments import check_named
-from attnflow.errors.percent import percent
 from attnflow.evaluation.metrics import STEPS
 from attnflow.evaluation.patches import Hiding, PatchAblation
 from attnflow.evaluation.records import RANDOM, Metric, Record

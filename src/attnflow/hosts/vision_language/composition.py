@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
 from attnflow.hosts.adapter import Batch
-from attnflow.hosts.forward_pass import join_tokens, lacking_rows
+from attnflow.hosts.forward_pass import lacking_rows
+from attnflow.hosts.inputs import join_tokens
 from attnflow.hosts.recorder import LayerWeights, Recorder
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.scores import weight_gradients

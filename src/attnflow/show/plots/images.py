@@ -19,8 +19,7 @@ from attnflow.attribution.patch_maps import (
     grids_of,
     patch_maps,
 )
-from attnflow.errors import InputError, optional_import
-from attnflow.errors.percent import percent
+from attnflow.errors import InputError, optional_import, percent
 from attnflow.show.plots.canvas import (
     BLUE,
     SMALL,

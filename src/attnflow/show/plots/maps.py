@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.errors import InputError
-from attnflow.errors.percent import percent
+from attnflow.errors import InputError, percent
 from attnflow.show.plots.canvas import (
     BLUE,
     GREEN,
