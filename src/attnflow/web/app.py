@@ -31,7 +31,7 @@ from attnflow.show.templates import render
 from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError, Results, StoredResult
 from attnflow.web.models import Limits, OfferedModel
-from attnflow.web.requests import DEFAULT, METHOD_NAMES, REQUESTS, BaseRequest, read_request
+from attnflow.web.requests import DEFAULT, REQUESTS, BaseRequest, method_names, read_request
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
@@ -64,7 +64,7 @@ class Server:
         limits, usual = self.limits, [method.name for method in usual_methods(0)]
         return {
             "models": [model.to_dict() for model in self.models.values()],
-            "methods": list(METHOD_NAMES),
+            "methods": list(method_names()),
             "titles": {name: make_method(name).title for name in trace_methods()},
             "usual": {
                 kind.task: [DEFAULT] if kind.usual_tokens else [DEFAULT, *usual]

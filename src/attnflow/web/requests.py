@@ -34,10 +34,9 @@ from attnflow.web.models import Limits, OfferedModel
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
-__all__ = ["DEFAULT", "METHOD_NAMES", "REQUESTS", "BaseRequest", "read_request"]
+__all__ = ["DEFAULT", "REQUESTS", "BaseRequest", "method_names", "read_request"]
 
 DEFAULT = "default"
-METHOD_NAMES = (DEFAULT, *trace_methods())
 _ROLES = ("system", "user", "assistant")
 _MOST_MESSAGES = 40
 _MOST_METHODS = 6
@@ -55,6 +54,11 @@ _KINDS = {
     "list_type": "a list",
     "bool_type": "true or false",
 }
+
+
+def method_names() -> tuple[str, ...]:
+    """Return what a visitor may choose: the default, and every method there is now."""
+    return (DEFAULT, *trace_methods())
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,9 @@ class BaseRequest(BaseModel):
         if len(names) > _MOST_METHODS:
             raise InputError(f"Choose up to {_MOST_METHODS} methods; got {len(names)}.")
         for name in names:
-            if not isinstance(name, str) or name not in METHOD_NAMES:
+            if not isinstance(name, str) or name not in method_names():
                 raise InputError(
-                    f"Unknown method {shorten(name)}; allowed: {', '.join(METHOD_NAMES)}."
+                    f"Unknown method {shorten(name)}; allowed: {', '.join(method_names())}."
                 )
         return list(dict.fromkeys(names))
 
