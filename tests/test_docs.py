@@ -24,8 +24,8 @@ import typer
 
 import attnflow
 from attnflow.cli.app import _run, app
+from attnflow.cli.demo import DOCUMENTS
 from attnflow.hosts import load
-from attnflow.models.house import DOCUMENTS
 from attnflow.testing import random_attention, tiny_decoder, tiny_encoder, tiny_vision_model
 
 ROOT = Path(__file__).parent.parent

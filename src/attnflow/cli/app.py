@@ -30,10 +30,11 @@ from attnflow.cli.ask import ask
 from attnflow.cli.check import check
 from attnflow.cli.corpus import app as corpus
 from attnflow.cli.demo import demo
-from attnflow.cli.doctor import doctor, methods
+from attnflow.cli.doctor import doctor
 from attnflow.cli.evaluate import evaluate
 from attnflow.cli.explain import explain
 from attnflow.cli.generate import generate
+from attnflow.cli.methods import methods
 from attnflow.cli.report import report
 from attnflow.cli.serve import serve
 from attnflow.errors import (

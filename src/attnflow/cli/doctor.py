@@ -1,4 +1,4 @@
-"""`attnflow doctor`: what is installed, and what is missing; `attnflow methods`: every method.
+"""`attnflow doctor`: what is installed, what is missing, and what it would enable.
 
 The extras and their packages are those of the installed distribution; here is a sentence about
 each. Packages are imported, since one that is there and cannot be imported is what people look for.
@@ -20,11 +20,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from attnflow._version import __version__
 from attnflow.cli.output import print_json
-from attnflow.methods import METHODS, describe_options, summary_of
 
 __all__ = ["ENABLES", "PackageState", "Requirement", "doctor", "find_state", "read_extras"]
 
@@ -204,15 +202,3 @@ def _print_extra(console: Console, title: str, enables: str, states: States) -> 
             console.print(f"         {escape(line)}", soft_wrap=True)
     wishes = " ".join(need.line for need in faults)
     console.print(f"         pip install {escape(wishes)}", soft_wrap=True)
-
-
-def methods() -> None:
-    """List every method with its options and their defaults."""
-    console = Console(highlight=False)
-    for name in METHODS:
-        console.print(f"[bold]{name}[/bold]  {escape(summary_of(name))}")
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-        for option in describe_options(name):
-            table.add_row(option.name, escape(repr(option.default)), escape(option.help))
-        console.print(table)
-        console.print()
