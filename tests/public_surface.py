@@ -20,7 +20,7 @@ PUBLIC_MODULES = (
         "attnflow.trace.extras",
         "attnflow.evaluation",
     ),
-    *("attnflow.data", "attnflow.evaluation.faithfulness"),
+    *("attnflow.corpus", "attnflow.data", "attnflow.evaluation.faithfulness"),
     *("attnflow.evaluation.importance", "attnflow.evaluation.metrics"),
     *("attnflow.show.page", "attnflow.show.plots", "attnflow.show.view"),
     *("attnflow.hosts.adapter", "attnflow.hosts.load", "attnflow.hosts.model"),

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["EXPERIMENTS"]
-
 EXPERIMENTS: Mapping[str, str] = {
     "verb-number": "Tables 1 and 2: raw attention, rollout and flow against blank-out and input "
     "gradients on the embedded model",

@@ -31,8 +31,6 @@ from attnflow_experiments.verb_number.data import (
     template_examples,
 )
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="experiment",
     help="Run one of the paper's experiments; without a name, list them.",

@@ -7,8 +7,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnflow.evaluation.metrics import check_pair, pearson, rank_values
 
-__all__ = ["dense_rank_correlation", "partial_spearman"]
-
 Floats = NDArray[np.float64]
 _NOTHING_LEFT = 1e-9  # share of a ranking's variance below which the rest is rounding
 
@@ -19,9 +17,6 @@ def dense_rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
     The formula holds only without ties. With ties it is biased, and where a side is constant and
     the correlation does not exist it gives a number: −.40 for 4 tokens, −.86 for 20. Kept to
     reproduce the paper; use `spearman`.
-
-    >>> dense_rank_correlation([1, 2, 3], [10, 30, 20]), dense_rank_correlation([1, 1], [1, 2])
-    (0.5, 0.0)
     """
     a, b = check_pair(one, other)
     n = len(a)
@@ -36,9 +31,6 @@ def partial_spearman(one: ArrayLike, other: ArrayLike, third: ArrayLike) -> floa
 
     Each ranking is regressed on that of `third` and the residuals are correlated; nan where
     nothing is left of one, that is where `third` decides it.
-
-    >>> round(partial_spearman([1, 2, 3, 4], [1, 2, 4, 3], [2, 1, 4, 3]), 2)
-    0.67
     """
     a, b = check_pair(one, other)
     a, c = check_pair(a, third)

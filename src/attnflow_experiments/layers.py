@@ -12,11 +12,6 @@ from attnflow.evaluation.metrics import PairedDifference, compare_paired, summar
 from attnflow.evaluation.table import Cell, Table
 from attnflow.methods import Flow, Method, Raw, Rollout
 
-__all__ = [
-    *("CLEAR", "METHODS", "Agreement", "Floats", "agreement_of", "by_method"),
-    *("difference_table", "layer_names", "lead_over_raw", "mean_of", "over_layers"),
-]
-
 T = TypeVar("T")
 
 Floats = NDArray[np.float64]

@@ -16,8 +16,6 @@ from attnflow.explainers.prompts import neutral_ids
 from attnflow.hosts.capture import capture
 from attnflow.trace import AttentionTrace
 
-__all__ = ["neutral_traces", "observe_texts", "padded"]
-
 T = TypeVar("T")
 
 
@@ -82,11 +80,7 @@ def neutral_traces(
 
 
 def padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-    """Token ids as one batch, padding on the right and masked; no padding token is needed.
-
-    >>> padded([[7, 8], [9]])["attention_mask"].tolist()
-    [[1, 1], [1, 0]]
-    """
+    """Token ids as one batch, padding on the right and masked; no padding token is needed."""
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])

@@ -21,16 +21,6 @@ from attnflow.errors.arguments import check_named
 from attnflow.evaluation.table import Cell, Table, markdown_of
 from attnflow.storage import write_text
 
-__all__ = [
-    "Experiment",
-    "Protocol",
-    "Report",
-    "SampledExperiment",
-    "command_line",
-    "curve_panel",
-    "finish",
-]
-
 Protocol = Literal["sound", "paper"]
 T = TypeVar("T")
 _NOT_OF_NUMBERS = ("output", "resume", "device")  # options that change no number
@@ -67,11 +57,7 @@ class SampledExperiment(Experiment):
     def sample(
         self, examples: Sequence[T], fits: Callable[[T], bool], kind: str
     ) -> tuple[list[T], str]:
-        """The examples that are used, and what is to be remarked of the others.
-
-        >>> SampledExperiment(samples=1, seed=1).sample("abc", str.isalpha, "letter")
-        (['a'], '')
-        """
+        """The examples that are used, and what is to be remarked of the others."""
         fitting = [example for example in examples if fits(example)]
         if not fitting:
             raise InputError(f"No {kind} is short enough for the model; nothing can be measured.")
@@ -89,13 +75,6 @@ class Report:
     """An experiment's result; `protocol` and `findings` are sentences.
 
     `figure` draws the figure to a file; without it the tables that are `in_figure` make one.
-
-    >>> table = Table("shares", "Shares", ("first",), {"flow": (Cell(0.5),)})
-    >>> report = Report("demo", "A demonstration", ("One table.",), (table,))
-    >>> report.table("shares").rows["flow"][0].value
-    0.5
-    >>> print(report.to_csv().splitlines()[1])
-    shares,flow,first,0.5,,,,,,0,,,
     """
 
     name: str

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED, dependence_of, spread
-from attnflow.attribution.result import (
-    MEAN_OVER_LAYERS,
-    Attribution,
-    Contribution,
-    Normalization,
-)
+from attnflow.attribution.rescaling import Normalization
+from attnflow.attribution.result import MEAN_OVER_LAYERS, Attribution, Contribution
 
 __all__ = [
     "COLLAPSED",

@@ -10,21 +10,9 @@ from numpy.typing import NDArray
 
 from attnflow.errors import InputError, shorten, whole_number
 
-__all__ = [
-    "check_bounds",
-    "checked_array",
-    "checked_layers",
-    "checked_provenance",
-    "checked_steps",
-]
-
 
 def checked_layers(layers: object) -> tuple[int, ...]:
-    """The layers' numbers, from 1 (0 is a mean over layers).
-
-    >>> checked_layers([1, 3])
-    (1, 3)
-    """
+    """The layers' numbers, from 1 (0 is a mean over layers)."""
     items = list(layers) if isinstance(layers, Iterable) else []
     numbers = [
         number for number in map(whole_number, items) if number is not None and 0 <= number < 2**31
@@ -37,12 +25,7 @@ def checked_layers(layers: object) -> tuple[int, ...]:
 
 
 def checked_array(name: str, array: Any, expected: tuple[int, ...], *, truth: bool = False) -> None:
-    """That an array has this shape and holds finite floats (or truth values); then freeze it.
-
-    >>> checked_array("values", np.zeros((1, 2)), (1, 3))
-    Traceback (most recent call last):
-    attnflow.errors.InputError: values has shape (1, 2), expected (1, 3).
-    """
+    """That an array has this shape and holds finite floats (or truth values); then freeze it."""
     if not isinstance(array, np.ndarray) or array.dtype.kind != ("b" if truth else "f"):
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise InputError(
@@ -61,10 +44,7 @@ def check_bounds(
     lower: NDArray[np.float64] | None,
     upper: NDArray[np.float64] | None,
 ) -> None:
-    """That every value lies between its bounds; there are both or none.
-
-    >>> check_bounds(np.ones(1), np.zeros(1), np.ones(1))
-    """
+    """That every value lies between its bounds; there are both or none."""
     if lower is None and upper is None:
         return
     if lower is None or upper is None:
@@ -79,11 +59,7 @@ def check_bounds(
 
 
 def checked_steps(steps: object) -> tuple[str, ...]:
-    """The operations after the method, as text.
-
-    >>> checked_steps(["merge_words()"])
-    ('merge_words()',)
-    """
+    """The operations after the method, as text."""
     names = tuple(steps) if isinstance(steps, (list, tuple)) else (steps,)
     if not all(isinstance(step, str) for step in names):
         raise InputError(f"steps are texts, one for each operation; got {shorten(steps)}.")

@@ -9,8 +9,6 @@ from typing import Any
 
 from attnflow.errors import InputError, shorten, whole_number
 
-__all__ = ["Confirmation"]
-
 _MOST_NAMED = 5  # sources that the sentence names
 _MOST_OF_IT, _HARDLY = 0.5, 0.1  # parts of the probability
 

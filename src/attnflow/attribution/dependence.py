@@ -16,8 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLLAPSED", "dependence_of", "spread"]
-
 COLLAPSED = 0.01
 """The mean dependence below which a layer's rows count as collapsed.
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from attnflow.attribution.result import Attribution
     from attnflow.methods import Method
 
-__all__ = ["ARRAYS", "ROW_ARRAYS", "data_frame", "fields_of", "header_of", "page_result"]
-
 ARRAYS = ("values", "lower", "upper", "saturated")  # layer × target × source
 ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
 

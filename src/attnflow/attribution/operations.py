@@ -42,17 +42,6 @@ if TYPE_CHECKING:
     from attnflow.attribution.result import Attribution
     from attnflow.methods import Method
 
-__all__ = [
-    "mean_over_layers",
-    "merge_words",
-    "minus",
-    "normalize",
-    "sum_spans",
-    "without",
-    "step_in_words",
-    "title_in_words",
-]
-
 _ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
 
 
@@ -223,11 +212,7 @@ _CALL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
 
 
 def step_in_words(step: str) -> str:
-    """An operation after the method.
-
-    >>> step_in_words("minus(neutral prompt)"), step_in_words("without(['[CLS]'])")
-    ('less the neutral prompt', 'without [CLS]')
-    """
+    """An operation after the method."""
     call = _CALL.fullmatch(step)
     if step in _STEPS or call is None:
         return _STEPS.get(step, step)
@@ -242,10 +227,5 @@ def step_in_words(step: str) -> str:
 
 
 def title_in_words(method: Method, steps: Sequence[str]) -> str:
-    """The method and every step after it.
-
-    >>> from attnflow import Rollout
-    >>> title_in_words(Rollout(), ["merge_words()"])
-    'Rollout · words merged'
-    """
+    """The method and every step after it."""
     return " · ".join([method.title, *map(step_in_words, steps)])

@@ -22,18 +22,6 @@ from attnflow.tokens.units import Unit, split_units
 if TYPE_CHECKING:
     from attnflow.attribution.result import Attribution
 
-__all__ = [
-    "DOCUMENTS",
-    "MESSAGES",
-    "Passage",
-    "RankedSource",
-    "Statement",
-    "passages_of",
-    "positions_of",
-    "rank_passages",
-    "statements_of",
-]
-
 DOCUMENTS = "documents"
 """Where the provenance of a result names its documents: [name, first token, one after the last]."""
 MESSAGES = "messages"
@@ -79,13 +67,7 @@ class RankedSource:
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence of the answer: its text, the numbers of its tokens, and where it came from.
-
-    >>> source = RankedSource("contract.txt", 0.61, 3, "The notice is 45 days.", 0)
-    >>> other = RankedSource("faq.txt", 0.12, 1, "See the contract.", 1)
-    >>> print(Statement("45 days", (0, 1), (source, other)))
-    "45 days" ← contract.txt, sentence 3 (61 %; next: faq.txt, 12 %)
-    """
+    """A sentence of the answer: its text, the numbers of its tokens, and where it came from."""
 
     text: str
     rows: tuple[int, ...]
@@ -104,15 +86,7 @@ class Statement:
 
 
 def passages_of(result: Attribution) -> tuple[Passage, ...]:
-    """The documents of a result; without any, the parts its prompt falls into.
-
-    >>> import numpy as np
-    >>> from attnflow import Attribution, Raw
-    >>> sources = Tokens(("One", "Ġsentence", ".", "ĠAnother", "."))
-    >>> result = Attribution(np.ones((1, 1, 5)) / 5, (1,), Tokens(("x",)), sources, Raw())
-    >>> [passage.columns for passage in passages_of(result)]
-    [(0, 1, 2), (3, 4)]
-    """
+    """The documents of a result; without any, the parts its prompt falls into."""
     if result.sources.grid is not None:
         return ()
     for key, kind in _MARKED.items():
@@ -131,18 +105,7 @@ def passages_of(result: Attribution) -> tuple[Passage, ...]:
 
 
 def positions_of(result: Attribution, columns: Sequence[int]) -> list[int]:
-    """The positions in the prompt of some sources; a source that was measured may have several.
-
-    >>> import numpy as np
-    >>> from attnflow import Attribution, Raw
-    >>> sources = Tokens(("un", "it"), (3, 5))
-    >>> result = Attribution(
-    ...     np.ones((1, 1, 2)), (1,), Tokens(("x",)), sources, Raw(),
-    ...     provenance={"source_tokens": [[3, 4], [5]]},
-    ... )
-    >>> positions_of(result, [0, 1])
-    [3, 4, 5]
-    """
+    """The positions in the prompt of some sources; a source that was measured may have several."""
     several = result.provenance.get("source_tokens")
     if several is None:
         return [result.sources.positions[k] for k in columns]

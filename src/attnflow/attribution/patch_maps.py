@@ -18,17 +18,6 @@ from attnflow.tokens import Grid, TokenRef, Tokens
 if TYPE_CHECKING:
     from attnflow.attribution.result import Attribution
 
-__all__ = [
-    "PERCENTILES",
-    "Contrast",
-    "PatchMap",
-    "Scale",
-    "contrast",
-    "grids_of",
-    "patch_maps",
-    "part_on_image",
-]
-
 Scale = Literal["percentiles", "full"] | tuple[float, float]
 """How values become colours: between percentiles of the patches, from 0 to the strongest patch, or
 between two values."""
@@ -39,22 +28,14 @@ would be one colour otherwise, and one patch that holds a tenth would hide all o
 
 
 class PatchMap(NamedTuple):
-    """The patches of one image: their grid, and a value for each, (rows, columns).
-
-    >>> PatchMap(Grid(1, 2, prefix=1, height=2, width=4), np.array([[0.2, 0.3]])).values.sum()
-    np.float64(0.5)
-    """
+    """The patches of one image: their grid, and a value for each, (rows, columns)."""
 
     grid: Grid
     values: NDArray[np.float64]
 
 
 class Contrast(NamedTuple):
-    """The values at which the colours begin and end; `signed`: zero is in the middle.
-
-    >>> Contrast(0.0, 0.5, signed=False).shares(np.array([0.0, 0.25, 1.0])).tolist()
-    [0.0, 0.5, 1.0]
-    """
+    """The values at which the colours begin and end; `signed`: zero is in the middle."""
 
     low: float
     high: float
@@ -70,16 +51,7 @@ class Contrast(NamedTuple):
 def patch_maps(
     result: Attribution, *, target: TokenRef | None = None, layer: int = -1
 ) -> list[PatchMap]:
-    """The map of one target over each image, in the order of the images.
-
-    >>> import numpy as np
-    >>> from attnflow import Attribution, Raw, Tokens
-    >>> grid = Grid(1, 2, prefix=1, height=2, width=4)
-    >>> tokens = Tokens(("[CLS]", "a", "b"), grid=grid)
-    >>> result = Attribution(np.eye(3)[None], (1,), tokens, tokens, Raw())
-    >>> patch_maps(result, target="b")[0].values.tolist()
-    [[0.0, 1.0]]
-    """
+    """The map of one target over each image, in the order of the images."""
     places = _places(result.sources)
     if not places:
         raise InputError(
@@ -97,11 +69,7 @@ def patch_maps(
 
 
 def grids_of(tokens: Tokens) -> list[Grid]:
-    """The grid of each image among the tokens, in their order.
-
-    >>> grids_of(Tokens(("the", "key")))
-    []
-    """
+    """The grid of each image among the tokens, in their order."""
     return [grid for _, grid in _places(tokens)]
 
 
@@ -113,12 +81,7 @@ def _places(tokens: Tokens) -> list[tuple[int, Grid]]:
 
 
 def contrast(maps: list[PatchMap], scale: Scale = "percentiles") -> Contrast:
-    """One contrast for all maps of a target, so that images can be held against each other.
-
-    >>> grid = Grid(1, 3, prefix=0, height=1, width=3)
-    >>> contrast([PatchMap(grid, np.array([[0.0, 0.5, 1.0]]))], "full")
-    Contrast(low=0.0, high=1.0, signed=False)
-    """
+    """One contrast for all maps of a target, so that images can be held against each other."""
     values = np.concatenate([one.values.ravel() for one in maps])
     signed = bool(values.min() < 0)
     if isinstance(scale, str):

@@ -19,23 +19,6 @@ from numpy.typing import NDArray
 from attnflow.errors import InputError, shorten, whole_number
 from attnflow.tokens import Tokens
 
-__all__ = [
-    "SOURCE_TOKENS",
-    "Bounds",
-    "Normalization",
-    "Span",
-    "Values",
-    "difference_bounds",
-    "linear_bounds",
-    "merge",
-    "resolve_spans",
-    "rest_bounds",
-    "row_sizes",
-    "scale_rest",
-    "share_bounds",
-    "shares",
-]
-
 Values = NDArray[np.float64]
 Normalization = Literal["sum", "max"]
 Span = tuple[int, int] | str
@@ -72,21 +55,13 @@ class Bounds(NamedTuple):
 
 
 def row_sizes(values: Values, how: Normalization) -> Values:
-    """`(layers, targets)`: what each row is divided by, its absolute sum or greatest absolute.
-
-    >>> row_sizes(np.array([[[3.0, -1.0]]]), "sum").tolist()
-    [[4.0]]
-    """
+    """`(layers, targets)`: what each row is divided by, its absolute sum or greatest absolute."""
     sizes = np.abs(values)
     return sizes.sum(axis=-1) if how == "sum" else sizes.max(axis=-1)
 
 
 def shares(values: Values, how: Normalization) -> Values:
-    """Each value over the size of its row; a row of zeros stays zero.
-
-    >>> shares(np.array([[[3.0, -1.0]]]), "sum").tolist()
-    [[[0.75, -0.25]]]
-    """
+    """Each value over the size of its row; a row of zeros stays zero."""
     sizes = np.abs(values)
     if how == "sum":
         size = sizes.sum(axis=-1, keepdims=True) - sizes + sizes
@@ -113,11 +88,7 @@ def share_bounds(values: Values, bounds: Bounds, how: Normalization) -> Bounds:
 
 
 def scale_rest(values: Values, rest: Sequence[int]) -> Values:
-    """These sources alone, each row scaled up to the absolute sum it had; zeros stay zero.
-
-    >>> scale_rest(np.array([[[2.0, 1.0, -1.0]]]), [1, 2]).tolist()
-    [[[2.0, -2.0]]]
-    """
+    """These sources alone, each row scaled up to the absolute sum it had; zeros stay zero."""
     some = values[:, :, list(rest)]
     before, after = row_sizes(values, "sum"), row_sizes(some, "sum")
     factor = np.divide(before, after, out=np.zeros_like(before), where=after > 0)
@@ -148,11 +119,7 @@ def rest_bounds(values: Values, bounds: Bounds, rest: Sequence[int]) -> Bounds:
 def merge(
     values: Values, rows: Sequence[Sequence[int]], columns: Sequence[Sequence[int]]
 ) -> Values:
-    """Sum these columns, average these rows.
-
-    >>> merge(np.array([[[1.0, 2.0], [3.0, 4.0]]]), rows=[[0, 1]], columns=[[0], [0, 1]]).tolist()
-    [[[2.0, 5.0]]]
-    """
+    """Sum these columns, average these rows."""
     summed = np.stack([values[:, :, list(c)].sum(axis=2) for c in columns], axis=2)
     return np.stack([summed[:, list(r)].mean(axis=1) for r in rows], axis=1)
 
@@ -199,11 +166,7 @@ def _rounding(sizes: Bounds, terms: int) -> Bounds:
 
 
 def resolve_spans(sources: Tokens, spans: Mapping[str, Span]) -> dict[str, list[int]]:
-    """The indices each span covers.
-
-    >>> resolve_spans(Tokens(("a", "b", "c")), {"start": (0, 2), "end": "c"})
-    {'start': [0, 1], 'end': [2]}
-    """
+    """The indices each span covers."""
     if not isinstance(spans, Mapping) or not spans:
         raise InputError(
             f'spans() needs at least one span by name, such as {{"context": (0, 12)}}; got '

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from attnflow.methods import Method
     from attnflow.show.page import InteractiveView
 
-__all__ = ["MEAN_OVER_LAYERS", "Attribution", "Contribution", "Normalization"]
-
 MEAN_OVER_LAYERS = 0  # the number of the one layer of such a mean; real layers count from 1
 
 

@@ -45,8 +45,6 @@ from attnflow.errors import (
     StoppedError,
 )
 
-__all__ = ["GROUP", "add_plugins", "app", "main"]
-
 GROUP = "attnflow.commands"
 # Commands of packages that are known, by what installs them.
 _KNOWN = {"experiment": 'The paper\'s experiments: pip install "attnflow[experiments]".'}

@@ -33,8 +33,6 @@ from attnflow.show.sentences import reading_place
 if TYPE_CHECKING:
     from attnflow.explainers.answers import Answer
 
-__all__ = ["ask", "show_answer"]
-
 
 def ask(
     question: Annotated[str, typer.Argument(help="The question.")],

@@ -13,8 +13,6 @@ from attnflow.cli.options import check_model_name, prepare_models
 from attnflow.cli.progress import progress_bars
 from attnflow.errors.progress import tell
 
-__all__ = ["check"]
-
 _TEXT = "The author talked to Sara about the key to the cabinets."
 _MARKS = {True: "[green]ok[/green]", False: "[red]NO[/red]", None: "[dim]--[/dim]"}
 

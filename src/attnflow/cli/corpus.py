@@ -34,8 +34,6 @@ from attnflow.methods import make_method
 if TYPE_CHECKING:
     from attnflow.corpus import Local, Ray, Summary
 
-__all__ = ["app"]
-
 _SECONDS_BETWEEN_LINES = 60.0
 _PAGE = "_summary.html"  # with an underscore, so that readers of Parquet leave it out
 

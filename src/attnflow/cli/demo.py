@@ -23,8 +23,6 @@ from attnflow.show.sentences import sources_sentence
 if TYPE_CHECKING:
     from attnflow.attribution import Attribution
 
-__all__ = ["DOCUMENTS", "QUESTION", "demo"]
-
 QUESTION = "How long is the notice to end the agreement?"
 
 DOCUMENTS = {

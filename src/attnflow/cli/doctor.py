@@ -24,8 +24,6 @@ from rich.markup import escape
 from attnflow._version import __version__
 from attnflow.cli.output import print_json
 
-__all__ = ["ENABLES", "PackageState", "Requirement", "doctor", "find_state", "read_extras"]
-
 ENABLES = {
     "": "arrays, rollout, flow, saved results, the command line",
     "models": "running models: ask, explain, generate, check",
@@ -111,11 +109,7 @@ def read_extras() -> dict[str, list[Requirement]]:
 
 
 def find_state(requirement: Requirement) -> PackageState:
-    """Look for a package, import it, and compare its version with the floor.
-
-    >>> find_state(Requirement("numpy", "1.26")).state, find_state(Requirement("no-such")).state
-    ('ok', 'missing')
-    """
+    """Look for a package, import it, and compare its version with the floor."""
     name = requirement.name
     try:
         version = metadata.version(name)

@@ -23,9 +23,7 @@ from attnflow.methods import METHODS, trace_methods
 
 if TYPE_CHECKING:
     from attnflow.evaluation import Evaluation
-    from attnflow.evaluation.subjects import Subject
-
-__all__ = ["evaluate"]
+    from attnflow.evaluation.subjects.base import Subject
 
 _RERUNS = [name for name in METHODS if name not in trace_methods()]
 

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from attnflow.hosts.model import Model
     from attnflow.trace import AttentionTrace
 
-__all__ = ["explain"]
-
 FIGURES = ("layers", "pairs", "bars", "graph")
 _ALL = "all"
 _SENTENCES = 8  # targets that get a sentence

@@ -47,8 +47,6 @@ from attnflow.tokens.text import common_tokens
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["generate"]
-
 _SENTENCES = 8  # words of a completion that get a sentence
 _ROW_LEGENDS = {
     **TABLE_LEGENDS,

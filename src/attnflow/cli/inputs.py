@@ -21,17 +21,6 @@ from attnflow.tokens.patches import PICTURE_ENDINGS, names_picture
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
-__all__ = [
-    "check_text",
-    "load_for_photo",
-    "load_for_text",
-    "names_photos",
-    "read_documents",
-    "read_messages",
-    "read_text",
-    "tell_preparation",
-]
-
 STANDARD_INPUT = "-"
 ROLES = ("system", "user", "assistant")
 _LARGEST = 2_000_000  # bytes of a document: far more than any prompt takes
@@ -66,11 +55,7 @@ def read_text(text: str | None, file: Path | None, name: str = "TEXT") -> str:
 
 
 def read_messages(turns: Sequence[str]) -> list[dict[str, str]]:
-    """Read the messages of --message: ROLE=TEXT each, or one file of JSON with all of them.
-
-    >>> read_messages(["system=Be brief.", "user=Why?"])[1]
-    {'role': 'user', 'content': 'Why?'}
-    """
+    """Read the messages of --message: ROLE=TEXT each, or one file of JSON with all of them."""
     if len(turns) == 1 and turns[0].endswith(".json"):
         return [_message(turn) for turn in _listed_messages(Path(turns[0]))]
     messages = []

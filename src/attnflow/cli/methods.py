@@ -8,8 +8,6 @@ from rich.table import Table
 
 from attnflow.methods import METHODS, describe_options, summary_of
 
-__all__ = ["methods"]
-
 
 def methods() -> None:
     """List every method with its options and their defaults."""

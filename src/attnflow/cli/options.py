@@ -16,29 +16,6 @@ from attnflow.errors import InputError, optional_import
 from attnflow.methods import METHODS
 from attnflow.tokens import TokenRef
 
-__all__ = [
-    "ChatOption",
-    "ConfirmOption",
-    "ContrastOption",
-    "FileOption",
-    "FolderOption",
-    "ImagesOption",
-    "JsonOption",
-    "MaxNewTokensOption",
-    "MethodOption",
-    "MethodsOption",
-    "ModelOption",
-    "OutputOption",
-    "ProtocolOption",
-    "SamplingSeedOption",
-    "SeedOption",
-    "TableOption",
-    "check_model_name",
-    "parse_span",
-    "parse_target",
-    "prepare_models",
-]
-
 _LONGEST_NAME = 1000  # characters of a model's name or path; file systems take less
 _LARGEST_SEED = 2**32 - 1  # what numpy's and torch's generators take alike
 _SYNTAX = "NAME[:KEY=VALUE,...]"
@@ -161,20 +138,12 @@ ProtocolOption = Annotated[
 
 
 def parse_target(text: str) -> TokenRef:
-    """Return a position, or else a token.
-
-    >>> parse_target("-1"), parse_target("key")
-    (-1, 'key')
-    """
+    """Return a position, or else a token."""
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,9}", text) else text
 
 
 def parse_span(text: str) -> int | str | slice:
-    """Return a part of a completion: a token's number, numbers START:END, or else a text.
-
-    >>> parse_span("2"), parse_span("2:5"), parse_span("45 days")
-    (2, slice(2, 5, None), '45 days')
-    """
+    """Return a part of a completion: a token's number, numbers START:END, or else a text."""
     ends = re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", text)
     if ends is None or text == ":":
         return parse_target(text)

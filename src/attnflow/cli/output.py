@@ -21,20 +21,6 @@ from attnflow.show.sentences import answer_sentence, answer_subject
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "ANIMATION",
-    "PICTURES",
-    "check_output",
-    "draw_result",
-    "make_folder",
-    "print_confirmation",
-    "print_json",
-    "print_maps",
-    "tell_written",
-    "write_figure",
-    "write_result",
-]
-
 PICTURES = (".png", ".svg", ".pdf")
 ANIMATION = ".gif"
 _MAPS = 4  # words of an answer about images whose maps the terminal shows

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from attnflow.hosts.model import Model
 
-__all__ = ["explain_photos"]
-
 _FIGURES = ("overlay", "methods")
 _SIDE_BY_SIDE = (
     *("gradient-attention", "alti", "norm-rollout", "rollout", "gradient-rollout", "raw"),

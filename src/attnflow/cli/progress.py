@@ -21,8 +21,6 @@ from rich.progress import Progress as Bars
 
 from attnflow.errors.progress import Progress, listening
 
-__all__ = ["progress_bars"]
-
 _COLUMNS = (
     SpinnerColumn(),
     TextColumn("{task.description}"),

@@ -27,8 +27,6 @@ from attnflow.tokens.patches import names_picture
 if TYPE_CHECKING:
     from attnflow.explainers.comparison import Comparison
 
-__all__ = ["report"]
-
 
 def report(
     output: Annotated[Path, typer.Option(metavar="FILE", help="The .html file to write.")],

@@ -15,8 +15,6 @@ from attnflow.cli.options import check_model_name, prepare_models
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError, optional_import
 
-__all__ = ["serve"]
-
 _HOST = "127.0.0.1"
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from attnflow.hosts.load import ModelLike
     from attnflow.hosts.model import Model
 
-__all__ = ["ProgressCounter", "run"]
-
 Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 

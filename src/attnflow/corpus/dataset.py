@@ -19,8 +19,6 @@ from attnflow.errors import FileError, optional_import, shorten
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Corpus", "read"]
-
 
 @dataclass(frozen=True)
 class Corpus:
@@ -28,6 +26,9 @@ class Corpus:
 
     texts, errors: how many texts are done, and how many of them have no result but a sentence.
     complete: whether all texts of the data are done.
+
+    >>> Corpus(Path("nowhere"), {}, {}).parts
+    []
     """
 
     path: Path
@@ -97,6 +98,11 @@ def read(path: str | os.PathLike[str]) -> Corpus:
 
     Anything that reads Parquet reads it too: `pandas.read_parquet(path)`, `SELECT * FROM
     'path/*.parquet'` in DuckDB, `polars.read_parquet("path/*.parquet")`.
+
+    >>> read("nowhere")
+    Traceback (most recent call last):
+    attnflow.errors.FileError: 'nowhere' holds no corpus: there is no _manifest.json. \
+`attnflow corpus run --output` makes one.
     """
     folder = Path(path)
     manifest = read_manifest(folder)

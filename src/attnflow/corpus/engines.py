@@ -21,8 +21,6 @@ from attnflow.errors import InputError, shorten, whole_number
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
-__all__ = ["BatchBegun", "Engine", "Event", "Identity", "InlineEngine", "JobSpec", "Local", "Ray"]
-
 
 @dataclass(frozen=True)
 class JobSpec:

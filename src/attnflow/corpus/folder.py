@@ -26,17 +26,6 @@ from attnflow import storage
 from attnflow.errors import FileError, InputError, shorten
 from attnflow.hosts.fingerprint import digest_settings
 
-__all__ = [
-    "OutputFolder",
-    "PartNotes",
-    "open_folder",
-    "part_path",
-    "read_counts",
-    "read_manifest",
-    "read_notes",
-    "write_part",
-]
-
 _MANIFEST = "_manifest.json"
 _METADATA = b"attnflow"  # the key of a part's metadata: its run and its provenance, as JSON
 _FORMAT = "attnflow corpus 1"

@@ -28,8 +28,6 @@ from attnflow.corpus.folder import PartNotes
 from attnflow.corpus.plan import Shard
 from attnflow.errors import AttnflowError, ModelError
 
-__all__ = ["ProcessPool"]
-
 _DEATHS = 3  # of processes in one batch before its texts are run alone
 _STARTS = 3  # of processes that die before they are ready, before the run gives up
 _SECONDS_TO_END = 5.0

@@ -19,9 +19,6 @@ from attnflow.errors.progress import tell
 from attnflow.hosts.fingerprint import digest_bytes
 from attnflow.hosts.inputs import checked_text
 
-__all__ = ["CorpusText", "Plan", "Shard", "ShardReader", "make_text"]
-
-
 _BETWEEN = "\n\n"  # documents, and before the text
 
 
@@ -43,15 +40,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Plan:
-    """All shards of a corpus. `digest` is the same for the same content in the same order.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "texts.txt"
-    >>> _ = path.write_text("one\\ntwo\\nthree\\n", encoding="utf-8")
-    >>> plan = Plan.make([DataFile(path)], shard_size=2)
-    >>> [(shard.first, shard.count) for shard in plan.shards]
-    [(0, 2), (2, 1)]
-    """
+    """All shards of a corpus. `digest` is the same for the same content in the same order."""
 
     files: tuple[DataFile, ...]
     shards: tuple[Shard, ...]
@@ -139,13 +128,7 @@ class CorpusText:
 
 
 def make_text(number: int, row: Row, columns: Columns) -> CorpusText:
-    """Return the text of a row; one that cannot be used says why.
-
-    >>> values = {"prompt": "Who left?", "documents": ["Ann left.", "Bo stayed."]}
-    >>> row = Row(Path("questions.jsonl"), 0, values)
-    >>> make_text(0, row, Columns(prompt="prompt", documents="documents")).text
-    'Ann left.\\n\\nBo stayed.\\n\\nWho left?'
-    """
+    """Return the text of a row; one that cannot be used says why."""
     if row.problem is not None:
         # The rows of a result do not depend on the folder that the data lie in.
         return CorpusText(number, problem=str(row.problem).replace(str(row.file), row.file.name))

@@ -21,8 +21,6 @@ from attnflow.corpus.plan import Shard
 from attnflow.corpus.worker import ShardWorker, load_for
 from attnflow.errors import AttnflowError, InputError, ModelError, optional_import
 
-__all__ = ["RayActors", "ShardActor"]
-
 _MOST_BLOCKS = 2000  # of shards; a block is what Ray repeats when an actor dies
 
 

@@ -36,8 +36,6 @@ from attnflow.corpus.plan import CorpusText
 from attnflow.corpus.settings import Settings
 from attnflow.explainers.sources import Sources, content_spans
 
-__all__ = ["SCHEMA", "Row", "error_row", "result_rows"]
-
 Values = NDArray[np.float64]
 _LOG_PROBS = "log_probs"  # in the provenance of a completion that gradients explain
 _MOSTLY = 0.5  # the share of saturated sources from which a row is flagged

@@ -16,8 +16,6 @@ from attnflow.methods import Method, make_method, method_from_dict
 from attnflow.tokens import TokenRef
 from attnflow.tokens.units import Level, check_level
 
-__all__ = ["ROLES", "Columns", "Settings"]
-
 ROLES = ("text", "prompt", "completion", "documents", "image", "id")
 """The parts that a column of the data may play."""
 _SUBJECTS = ("text", "prompt", "image")
@@ -36,10 +34,6 @@ class Columns:
     text: what is explained. prompt: what a language model continues, with its `completion` where
     there is one. documents: a list of texts that stand before it, divided by blank lines. image: a
     path, or the bytes of a file. id: what a row of the result is found again by.
-
-    >>> columns = Columns.find(["id", "question", "completion"], {"prompt": "question"})
-    >>> columns.names
-    ['question', 'completion', 'id']
     """
 
     text: str | None = None

@@ -21,8 +21,6 @@ import pyarrow.compute as pc
 from attnflow.corpus.dataset import Corpus, read
 from attnflow.errors import InputError, percent
 
-__all__ = ["Disagreement", "MethodSummary", "PairSummary", "Summary", "summarize"]
-
 _BINS = 10
 _SOURCES = 15  # that are named for each method
 _EXAMPLES = 10  # of texts on which two methods disagree
@@ -176,7 +174,11 @@ class PairSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A corpus as a whole: its methods, pairs of them, what the model says, and what failed."""
+    """A corpus as a whole: its methods, pairs of them, what the model says, and what failed.
+
+    >>> Summary(Corpus(Path("out"), {}, {}), {}, {}, Counter({"plural": 2}), Counter()).predictions
+    Counter({'plural': 2})
+    """
 
     corpus: Corpus
     methods: Mapping[str, MethodSummary]

@@ -29,8 +29,6 @@ from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
 
-__all__ = ["ALONE", "ShardWorker", "load_for"]
-
 ALONE = "alone"
 """The flag of a row whose text was explained alone, because its batch failed."""
 Report = Callable[[Sequence[int], int], None]

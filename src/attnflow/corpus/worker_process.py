@@ -15,8 +15,6 @@ import warnings
 from collections.abc import Sequence
 from typing import IO, Any
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Serve shards until the input ends."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from attnflow.errors import FileError, optional_import, shorten
 
-__all__ = ["FORMATS", "column_names", "count_rows", "read_rows"]
-
 FORMATS = (".parquet", ".arrow")
 _ROWS_AT_ONCE = 256  # of a table in memory
 

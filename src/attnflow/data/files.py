@@ -32,8 +32,6 @@ from attnflow.data import arrow
 from attnflow.errors import FileError, InputError, shorten
 from attnflow.tokens.patches import PICTURE_ENDINGS
 
-__all__ = ["FORMATS", "DataFile", "FileScan", "Row"]
-
 TEXT = "text"  # what the one column of a file without columns is called
 IMAGE = "image"  # and that of an image
 _BOM = b"\xef\xbb\xbf"

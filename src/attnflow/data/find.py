@@ -16,8 +16,6 @@ from attnflow.data.files import FORMATS, DataFile, Row
 from attnflow.errors import AttnflowError, FileError, InputError, did_you_mean, shorten
 from attnflow.tokens.patches import PICTURE_ENDINGS
 
-__all__ = ["find_column", "find_files", "list_photos", "name_subject", "read_value", "rows"]
-
 _GLOB = "*?["
 _IN_FOLDERS = tuple(ending for ending in FORMATS if ending != ".json")  # those are mostly settings
 

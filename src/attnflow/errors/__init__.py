@@ -74,11 +74,7 @@ def submodules(package: str, names: Collection[str]) -> Callable[[str], ModuleTy
 
 
 def percent(share: SupportsFloat, digits: int = 0) -> str:
-    """Return a share between 0 and 1 as people read it, with a space before the sign.
-
-    >>> percent(0.796, 1), percent(0.53)
-    ('79.6 %', '53 %')
-    """
+    """Return a share between 0 and 1 as people read it, with a space before the sign."""
     return f"{100 * float(share):.{digits}f} %"
 
 

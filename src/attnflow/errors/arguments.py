@@ -21,8 +21,6 @@ import numpy as np
 
 from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whole_number
 
-__all__ = ["check_fields", "check_named", "checked_arguments", "checked_seed"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -36,15 +34,7 @@ _UNKNOWN = object()  # an annotation that names what is not imported here
 
 
 def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: an argument of another type than its annotation raises an InputError.
-
-    >>> @checked_arguments
-    ... def top(k: int, *, layer: int = -1) -> None: ...
-    >>> top("three")
-    Traceback (most recent call last):
-    ...
-    attnflow.errors.InputError: top(k=...): k is a whole number; got 'three' (str).
-    """
+    """A decorator: an argument of another type than its annotation raises an InputError."""
     signature = inspect.signature(function)
     hints: dict[str, Any] = {}
     name = function.__name__
@@ -79,10 +69,7 @@ def check_fields(value: Any) -> None:
 
 
 def check_named(option: str, value: object, allowed: Sequence[str]) -> None:
-    """An option with a few names, or a MethodError that lists them.
-
-    >>> check_named("by", "unk", ["unk", "mask"])
-    """
+    """An option with a few names, or a MethodError that lists them."""
     if not isinstance(value, str) or value not in allowed:
         hint = did_you_mean(str(value), allowed) if isinstance(value, str) else ""
         names = ", ".join(map(repr, allowed))
@@ -90,11 +77,7 @@ def check_named(option: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def checked_seed(seed: object, least: int = 0) -> int:
-    """A seed that every generator of random numbers takes.
-
-    >>> checked_seed(7)
-    7
-    """
+    """A seed that every generator of random numbers takes."""
     number = whole_number(seed)
     if number is None or not least <= number < 2**63:
         raise InputError(f"seed is a whole number from {least} to 2**63 - 1; got {shorten(seed)}.")

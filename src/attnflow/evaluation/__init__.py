@@ -11,14 +11,10 @@ from attnflow.errors import submodules
 from attnflow.evaluation.records import Metric, Record
 from attnflow.evaluation.results import Evaluation
 from attnflow.evaluation.run import evaluate
-from attnflow.evaluation.subjects import (
-    CompletionPrompt,
-    ImageExample,
-    Images,
-    LabelledText,
-    Prompts,
-    Texts,
-)
+from attnflow.evaluation.subjects.examples import CompletionPrompt, ImageExample, LabelledText
+from attnflow.evaluation.subjects.images import Images
+from attnflow.evaluation.subjects.prompts import Prompts
+from attnflow.evaluation.subjects.texts import Texts
 
 __all__ = [
     "CompletionPrompt",

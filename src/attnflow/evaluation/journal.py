@@ -20,8 +20,6 @@ from attnflow.errors import FileError, InputError, shorten
 from attnflow.evaluation.records import Record
 from attnflow.hosts.fingerprint import digest_settings
 
-__all__ = ["Journal"]
-
 _FORMAT = "attnflow evaluation 1"
 _BEGINNING = b'{"format": "attnflow evaluation'
 

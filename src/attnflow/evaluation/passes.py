@@ -34,8 +34,6 @@ from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.tokens import Tokens
 
-__all__ = ["Answer", "Choices", "Passes", "Score", "Task", "Text", "batches_by_length", "score_of"]
-
 Floats = NDArray[np.float64]
 Score = Literal["probability", "logit"]
 Forward = Callable[[Mapping[str, Tensor], Sequence[int]], Any]

@@ -20,8 +20,6 @@ from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.tokens import Grid
 
-__all__ = ["Hiding", "PatchAblation"]
-
 Hiding = Literal["mean", "blur", "zero"]
 Patches = tuple[int, ...]
 _BLURRED = 4  # patches that a blurred pixel is the mean of, along each side

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["FAITHFULNESS", "RANDOM", "Metric", "Record", "or_none"]
-
 RANDOM: Final = "random"
 """The row of random orders, which stands beside the methods in every evaluation."""
 

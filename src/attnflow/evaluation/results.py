@@ -25,8 +25,6 @@ from attnflow.evaluation.records import FAITHFULNESS, RANDOM, Metric, Record, or
 from attnflow.evaluation.subjects.base import Subject
 from attnflow.evaluation.table import Cell, Table, markdown_of
 
-__all__ = ["Evaluation"]
-
 Floats = NDArray[np.float64]
 _LEVEL: Final = 0.05  # of the sign-flip test, divided by the number of methods
 _DIGITS: Final = 3

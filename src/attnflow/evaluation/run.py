@@ -16,13 +16,11 @@ from attnflow.errors.progress import patiently, tell
 from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.records import Record
 from attnflow.evaluation.results import Evaluation
-from attnflow.evaluation.subjects import Subject, guess_subject
-from attnflow.evaluation.subjects.base import Judge
+from attnflow.evaluation.subjects import guess_subject
+from attnflow.evaluation.subjects.base import Judge, Subject
 from attnflow.hosts.fingerprint import digest_bytes, digest_tokenizer, digest_weights
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import ModelLike
-
-__all__ = ["evaluate"]
 
 _MOST = 1_000_000  # examples: more is a mistake
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from attnflow.evaluation.metrics import PairedDifference, Summary
 
-__all__ = ["Cell", "Table", "decimals", "markdown_of"]
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -57,11 +55,6 @@ class Table:
     in_figure: whether the figure of a report draws it.
     columns_to_print: the columns that are printed, where all are too many; CSV has all.
     digits: how many decimals are printed. signed: whether a plus is printed too.
-
-    >>> table = Table("t", "Shares", ("first", "last"), {"flow": (Cell(0.5), Cell(0.25))})
-    >>> print("\\n".join(table.lines()))
-          first  last
-    flow    .50   .25
     """
 
     name: str

@@ -16,8 +16,6 @@ from attnflow.evaluation.records import FAITHFULNESS, RANDOM
 if TYPE_CHECKING:
     from attnflow.evaluation.results import Evaluation
 
-__all__ = ["against_plain", "agreement", "beating", "limits", "sentences"]
-
 _FEW: Final = 30  # examples below which intervals are too wide to tell much
 _PLAIN: Final = ("rollout", "flow")
 _MOSTLY: Final = 0.5  # share of saturated values, or of collapsed texts, that is told

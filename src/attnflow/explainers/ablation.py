@@ -39,11 +39,6 @@ from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.inputs import check_vocabulary
 from attnflow.methods.reruns import By, RerunScore
 
-__all__ = [
-    *("BlankToken", "CompletionAblation", "Row", "blank_positions", "blank_token", "check_blank"),
-    *("log_odds", "silence_values"),
-]
-
 Floats = NDArray[np.float64]
 BlankToken = Literal["unk", "mask", "pad", "delete"]
 Row = Mapping[str, NDArray[np.int64]]
@@ -55,11 +50,7 @@ _SAME = 1e-3  # what rounding may change a log-probability by when a prefix is c
 
 
 def log_odds(log_prob: Floats) -> Floats:
-    """log p − log(1 − p), from log p.
-
-    >>> float(log_odds(np.log(np.array([0.5]))).round(6)[0])
-    0.0
-    """
+    """log p − log(1 − p), from log p."""
     return np.asarray(log_prob - np.log(-np.expm1(np.minimum(log_prob, -1e-12))))
 
 
@@ -121,13 +112,6 @@ class CompletionAblation:
     Sets of prompt positions go in, one response for each comes out. A set is run with the sets of
     equal length, and what stands before the first changed position comes from a cache, where the
     model's own state is nothing but keys and values: that is exact, whatever the window.
-
-    >>> import torch, transformers
-    >>> config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=20)
-    >>> model = transformers.GPT2LMHeadModel(config).eval()
-    >>> ablation = CompletionAblation(model=model, prompt_ids=(3, 4, 5, 6), completion_ids=(7, 8))
-    >>> ablation.log_probs([(), (1,), (1, 2)]).shape, ablation.token_log_probs([(2,)]).shape
-    ((3,), (1, 2))
     """
 
     model: Any

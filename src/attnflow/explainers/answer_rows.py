@@ -22,8 +22,6 @@ from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
-__all__ = ["ALL", "Targets", "answer_rows", "apply_method", "join_targets", "needs_own_gradients"]
-
 ALL = "all"
 """The name of every position as a target."""
 
@@ -71,13 +69,7 @@ def apply_method(
     layers: Sequence[int] | int | None = None,
     **options: Any,
 ) -> Attribution:
-    """Capture what a method requires of a model and apply it; `options` are those of `capture`.
-
-    >>> from attnflow import load
-    >>> from attnflow.methods import Rollout
-    >>> apply_method(Rollout(), load(), "the keys").values.shape
-    (6, 1, 4)
-    """
+    """Capture what a method requires of a model and apply it; `options` are those of `capture`."""
     if not needs_own_gradients(model, method, targets):
         trace = capture(model, text, methods=[method], **options)
         return answer_rows(method, trace, targets, layers)

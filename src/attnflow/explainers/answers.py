@@ -39,8 +39,6 @@ from attnflow.tokens.units import split_units
 if TYPE_CHECKING:
     from attnflow.show.page import InteractiveView
 
-__all__ = ["Answer", "Omission", "ask", "question_prompt", "uses_chat"]
-
 _CHAT_ENDING = "\nAnswer in a few words."
 _MOST_CONFIRMED = 5  # documents that are left out, one run each
 
@@ -51,9 +49,6 @@ class Omission:
 
     changed: whether that is another answer. less_likely: how many times less likely the first
     answer is while the document's tokens are hidden from the model.
-
-    >>> print(Omission("a.txt", "30 days", changed=True, less_likely=85.0))
-    without a.txt: "30 days"; the answer changes (the first one is 85 times less likely)
     """
 
     document: str
@@ -216,22 +211,14 @@ def _named_sentences(result: Attribution) -> list[tuple[str, list[int]]]:
 
 
 def uses_chat(tokenizer: Any, chat: bool | None) -> bool:
-    """Whether the chat template is used: as asked, otherwise if there is one.
-
-    >>> uses_chat(None, None), uses_chat(None, True)
-    (False, True)
-    """
+    """Whether the chat template is used: as asked, otherwise if there is one."""
     return bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
 
 
 def question_prompt(
     question: str, documents: Sequence[Document], chat: bool
 ) -> str | list[Message]:
-    """Return the documents and the question, as the model is asked.
-
-    >>> question_prompt("How long?", [Document("a", "45 days.")], chat=False)
-    '45 days.\\n\\nQuestion: How long?\\nAnswer:'
-    """
+    """Return the documents and the question, as the model is asked."""
     ending = _CHAT_ENDING if chat else "\nAnswer:"
     text = compose_prompt(f"Question: {question.strip()}", documents, ending=ending)
     return as_chat(text) if chat else text

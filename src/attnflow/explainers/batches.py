@@ -30,8 +30,6 @@ from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import GradientAttention, Method, quiet_about_limits, requirements_of
 from attnflow.tokens import TokenRef
 
-__all__ = ["Batches", "CompletionBatches", "ImageBatches", "TextBatches", "split_batches"]
-
 Item = TypeVar("Item")
 Targets = Sequence[TokenRef] | str | None
 Results = list[list[Attribution]]
@@ -47,9 +45,6 @@ def split_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[in
     """Yield the numbers of the inputs in each batch, shortest first; padding counts.
 
     An input that is too long for the budget goes alone.
-
-    >>> list(split_batches([9, 3, 8, 3], 18))
-    [[1, 3], [2, 0]]
     """
     order = sorted(range(len(lengths)), key=lambda number: lengths[number])
     batch: list[int] = []
@@ -104,11 +99,6 @@ class TextBatches(Batches[Any]):
     """Texts that are explained as they are: `explain` for many.
 
     targets: as in `explain`: None for where the answer is read, "all", or positions and tokens.
-
-    >>> from attnflow import Raw, Rollout, load
-    >>> batches = TextBatches(load(), [Rollout(), Raw()])
-    >>> [[len(result.sources) for result in row] for row in batches.explain(["the key", "a"])]
-    [[4, 4], [3, 3]]
     """
 
     def __init__(

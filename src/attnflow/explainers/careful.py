@@ -29,9 +29,6 @@ from attnflow.methods import RerunMethod
 from attnflow.methods.reruns import Careful, Visibility
 from attnflow.methods.towers import carried
 
-__all__ = ["measure_images"]
-
-
 Floats = NDArray[np.float64]
 _FADED = 2 / 3  # visibility's part of a careful prediction; chosen on development data, two models
 _MEASURED = 2 / 3  # the measured part of a source that was hidden; likewise

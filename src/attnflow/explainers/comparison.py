@@ -27,15 +27,6 @@ from attnflow.show.view import HeadWeights, View, view
 from attnflow.tokens.documents import Documents
 from attnflow.trace import AttentionTrace
 
-__all__ = [
-    "FLOW_TOKENS",
-    "Comparison",
-    "compare",
-    "compare_answers",
-    "compare_completions",
-    "usual_methods",
-]
-
 HEADS_TOKENS = 64  # up to here the weights of every head are shown
 COMPLETION_TOKENS = 640  # of prompt and completion: only the rows of the completion are shown
 FLOW_TOKENS = 128  # up to here the flows of all pairs take seconds, and everybody wants to see them
@@ -57,10 +48,6 @@ class Comparison:
 def usual_methods(length: int, first: Method | None = None) -> tuple[Method, ...]:
     """What is shown when nothing was asked for: the model's default (`first`) before all others,
     flow only where it takes seconds.
-
-    >>> from attnflow import GradientAttention
-    >>> [method.name for method in usual_methods(12, GradientAttention())]
-    ['gradient-attention', 'rollout', 'raw', 'flow']
     """
     others = (Rollout(), Raw(), *((Flow(),) if length <= FLOW_TOKENS else ()))
     return (*(() if first is None or first in others else (first,)), *others)
@@ -79,10 +66,6 @@ def compare(
     Among the methods None stands for the model's default. A method that runs the model again
     explains words, so it stands alone. confirm: as `explain` takes it; a model that is no causal
     language model is not confirmed.
-
-    >>> comparison = compare(None, "the key to the cabinets", [Rollout(), Raw()])
-    >>> [result.method.name for result in comparison.results]
-    ['rollout', 'raw']
     """
     loaded = as_model(model)
     _check_methods(methods)
@@ -170,12 +153,6 @@ def compare_answers(
     """Answer a question from documents; the first method explains it, the others stand beside it.
 
     None stands for the default of `ask`. confirm, chat: as `ask` takes them.
-
-    >>> from attnflow.testing import tiny_decoder
-    >>> answer, comparison = compare_answers(tiny_decoder(), "the keys", ["the author is old ."],
-    ...     [None, Rollout()], max_new_tokens=3)
-    >>> [result.method.name for result in comparison.results]
-    ['gradient-attention', 'rollout']
     """
     loaded = as_model(model, default="smollm2")
     _check_methods(methods)

@@ -39,8 +39,6 @@ from attnflow.hosts.vision_language.towers import has_images, image_prompt, read
 from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method
 
-__all__ = ["CompletionExplainer", "generate"]
-
 Completion = str | Sequence[int]
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from attnflow.attribution import Attribution, Confirmation
+from attnflow.attribution.rescaling import SOURCE_TOKENS
 from attnflow.errors import InputError, ModelError, whole_number
 from attnflow.explainers.ablation import CompletionAblation, blank_token
 from attnflow.explainers.gradient_rows import LOG_PROBS
-from attnflow.explainers.sources import SOURCE_TOKENS, Sources, prompt_tokens, strongest
+from attnflow.explainers.sources import Sources, prompt_tokens, strongest
 from attnflow.hosts.registry import adapter_for
 from attnflow.tokens import Tokens
-
-__all__ = ["confirm_completion"]
 
 _SIGNS = ".,;:!?\"'()[]{}«»“”‘’"
 
@@ -39,15 +38,6 @@ def confirm_completion(
 
     Where the log-probabilities of the completion are known from the explanation itself, this is
     one forward pass. Sources are ranked by the sum over the result's targets at its highest layer.
-
-    >>> from attnflow import generate
-    >>> from attnflow.testing import tiny_decoder
-    >>> model, tokenizer = tiny_decoder()
-    >>> ids = [3, 4, 5, 6]  # the author talked to
-    >>> result = generate((model, tokenizer), {"input_ids": [ids]}, completion=[7])
-    >>> confirmation = confirm_completion(result, model, ids, [7], tokenizer=tokenizer, top=1)
-    >>> confirmation.targets, len(confirmation.sources), len(confirmation.log_probs_without)
-    (('sara',), 1, 1)
     """
     if (whole_number(top) or 0) < 1:
         raise InputError(f"top is how many sources are hidden, at least 1; got {top!r}.")

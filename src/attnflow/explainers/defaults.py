@@ -12,8 +12,6 @@ from attnflow.methods import GradientAttention, GradientRollout, Method, Rollout
 from attnflow.methods.gradients import attention_sink
 from attnflow.methods.mixing import ONE_STEP
 
-__all__ = ["DEFAULTS", "default_method", "drop_sink", "drops_sink", "kind_of"]
-
 DEFAULTS: dict[str, Method] = {
     # On drawn scenes it keeps twice the mass on the true object (docs/images.md).
     "question about images": GradientRollout(),
@@ -52,11 +50,6 @@ def default_method(model: Model, *, about_images: bool = False) -> Method:
     """Return what explains a model's answer when nothing is asked for.
 
     It is what agrees best with ablations of models of this kind, at the cost of one pass.
-
-    >>> from attnflow import load
-    >>> from attnflow.testing import tiny_decoder
-    >>> default_method(load(tiny_decoder())).name, default_method(load()).name
-    ('gradient-attention', 'alti')
     """
     return DEFAULTS[kind_of(model, about_images=about_images)]
 

@@ -16,15 +16,9 @@ from attnflow.tokens.documents import Document, document_tokens
 if TYPE_CHECKING:
     from attnflow.explainers.prompts import Message
 
-__all__ = ["mark_documents", "mark_messages", "messages_of"]
-
 
 def messages_of(prompt: Any) -> list[Message]:
-    """The messages, if the prompt is a conversation; otherwise none.
-
-    >>> messages_of("How long?"), len(messages_of([{"role": "user", "content": "How long?"}]))
-    ([], 1)
-    """
+    """The messages, if the prompt is a conversation; otherwise none."""
     messages = list(prompt) if isinstance(prompt, Sequence) else []
     return messages if all(isinstance(message, Mapping) for message in messages) else []
 
@@ -39,15 +33,6 @@ def mark_messages(
 
     form: True where a token of the prompt comes from the chat template. Without it, or where two
     messages touch, they are looked for by their words; if one is not found, nothing is noted.
-
-    >>> import numpy as np
-    >>> from attnflow import Raw, Tokens
-    >>> sources = Tokens(("<s>", "Hello", "</s>", "Why", "?"))
-    >>> result = Attribution(np.ones((1, 1, 5)) / 5, (1,), Tokens(("x",)), sources, Raw())
-    >>> turns = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "Why?"}]
-    >>> form = (True, False, True, False, False)
-    >>> mark_messages(result, turns, form).provenance["messages"]
-    [['message 1 (user)', 1, 2], ['message 2 (user)', 3, 5]]
     """
     names = [f"message {k} ({message['role']})" for k, message in enumerate(messages, 1)]
     runs = _content_runs(form or ())
@@ -87,14 +72,6 @@ def mark_documents(
     """The same result with a note of where each document stands among its sources.
 
     prompt: the prompt's tokens, where the sources are others, such as its words.
-
-    >>> import numpy as np
-    >>> from attnflow import Raw, Tokens
-    >>> sources = Tokens(("45", "Ġdays", ".", "ĠHow"))
-    >>> result = Attribution(np.ones((1, 1, 4)) / 4, (1,), Tokens(("45",)), sources, Raw())
-    >>> marked = mark_documents(result, [Document("a.txt", "45 days.")])
-    >>> marked.provenance["documents"]
-    [['a.txt', 0, 3]]
     """
     tokens = list(result.sources if prompt is None else prompt)
     places = document_tokens(tokens, documents, _tokenize(tokenizer))

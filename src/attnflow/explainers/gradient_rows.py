@@ -40,11 +40,7 @@ from attnflow.methods.base import layers_from
 from attnflow.methods.gradients import find_sink
 from attnflow.trace.extras import LOG_PROB, ScoreName
 
-__all__ = ["explain_last_rows"]
-
 _MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum over layers is kept
-
-__all__ = ["LOG_PROBS", "CompletionRows", "completion_rows", "empty_cache"]
 
 LOG_PROBS = "log_probs"
 """Where the provenance of a result says how likely each token of the completion is, in nats."""
@@ -167,13 +163,6 @@ def explain_last_rows(
     """Return for each method the result of every text: its last position at one layer.
 
     The methods take gradients of the same score.
-
-    >>> from attnflow.testing import tiny_decoder
-    >>> [[first, second]] = explain_last_rows(
-    ...     Model(*tiny_decoder()), ["the key", "the keys to the"], [GradientAttention()], -1
-    ... )
-    >>> first.values.shape, second.values.shape  # layers, targets, sources
-    ((1, 1, 2), (1, 1, 4))
     """
     module, tokenizer = model
     batch = model.adapter.encode(module, tokenizer, texts)

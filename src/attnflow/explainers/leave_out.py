@@ -14,16 +14,6 @@ from attnflow.explainers.ablation import CompletionAblation, log_odds
 from attnflow.explainers.sources import Sources
 from attnflow.methods.reruns import AblationRegression, LeaveOneOut, RerunMethod
 
-__all__ = [
-    "AblationTask",
-    "RerunFunction",
-    "function_of",
-    "lasso",
-    "random_ablations",
-    "register_rerun",
-    "responses",
-]
-
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 _SWEEPS = 10_000
@@ -92,11 +82,7 @@ def _ablation_regression(method: AblationRegression, task: AblationTask) -> tupl
 def random_ablations(
     count: int, sources: int, *, hidden: float = 0.3, seed: int = 0
 ) -> NDArray[np.bool_]:
-    """(count, sources): True where a source is taken away, the same number in each row.
-
-    >>> random_ablations(2, 10, hidden=0.3).sum(axis=1).tolist()
-    [3, 3]
-    """
+    """(count, sources): True where a source is taken away, the same number in each row."""
     if count < 1 or sources < 1 or not 0 < hidden < 1:
         raise InputError(
             "count and sources are at least 1, and hidden is a share between 0 and 1; got "
@@ -116,9 +102,6 @@ def lasso(features: ArrayLike, response: ArrayLike, *, alpha: float = 0.01) -> F
     The response is scaled to a standard deviation of 1 first, so that `alpha` means the same
     whatever its unit; the intercept b is free. Found by coordinate descent, which converges to the
     optimum because the penalty is separable.
-
-    >>> lasso([[0.0], [1.0], [0.0], [1.0]], [0.0, 2.0, 0.0, 2.0], alpha=0.0).round(6).tolist()
-    [2.0]
     """
     x, y = np.asarray(features, dtype=np.float64), np.asarray(response, dtype=np.float64)
     if x.ndim != 2 or y.shape != x.shape[:1] or not len(y) or alpha < 0:

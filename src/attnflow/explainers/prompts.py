@@ -19,18 +19,6 @@ from attnflow.hosts.transformers.inputs import check_vocabulary, checked_tokeniz
 from attnflow.tokens import Tokens
 from attnflow.tokens.text import common_tokens
 
-__all__ = [
-    "Message",
-    "Prompt",
-    "PromptBatch",
-    "Prompts",
-    "as_chat",
-    "encode_prompts",
-    "neutral_ids",
-    "neutral_prompt",
-    "wrap_prompts",
-]
-
 Message = Mapping[str, str]
 Prompts = (
     str

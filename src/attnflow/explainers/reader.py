@@ -44,8 +44,6 @@ from attnflow.tokens import Tokens
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import LOG_PROB
 
-__all__ = ["Reader"]
-
 
 @dataclass(frozen=True, eq=False)
 class Reader:

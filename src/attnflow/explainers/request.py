@@ -19,22 +19,6 @@ from attnflow.methods import Method, make_method
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
-__all__ = [
-    "ANSWER",
-    "CompletionRequest",
-    "CompletionTarget",
-    "Contrast",
-    "Sources",
-    "TargetRef",
-    "TargetRefs",
-    "check_completion",
-    "check_room",
-    "checked_new_tokens",
-    "completion_ids",
-    "resolve_targets",
-    "takes_gradients",
-]
-
 ANSWER = "answer"
 """The name of the whole completion as one target."""
 
@@ -162,11 +146,7 @@ def check_room(model: Any, facts: ModelFacts, prompt: int, new: int) -> None:
 
 @dataclass(frozen=True)
 class CompletionTarget:
-    """A part of a completion: what it is called, and which of its tokens it is, from 0.
-
-    >>> CompletionTarget("45 days", (3, 4)).tokens
-    (3, 4)
-    """
+    """A part of a completion: what it is called, and which of its tokens it is, from 0."""
 
     text: str
     tokens: tuple[int, ...]
@@ -175,12 +155,7 @@ class CompletionTarget:
 def resolve_targets(
     tokens: Tokens, targets: Sequence[TargetRef] | TargetRef | None
 ) -> tuple[CompletionTarget, ...]:
-    """The targets that are meant; None is every token alone.
-
-    >>> written = Tokens(("Ġwithin", "Ġ45", "Ġdays", "."))
-    >>> [target.text for target in resolve_targets(written, ["45 days", -1, "answer"])]
-    ['45 days', '.', 'within 45 days.']
-    """
+    """The targets that are meant; None is every token alone."""
     if targets is None:
         return tuple(CompletionTarget(text, (k,)) for k, text in enumerate(tokens))
     single = (

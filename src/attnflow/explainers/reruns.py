@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.rescaling import Span
+from attnflow.attribution.rescaling import SOURCE_TOKENS, Span
 from attnflow.errors import TokensError
 from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers import careful as careful  # it registers how its methods are carried out
@@ -27,7 +27,6 @@ from attnflow.explainers.request import (
     resolve_targets,
 )
 from attnflow.explainers.sources import (
-    SOURCE_TOKENS,
     Sources,
     content_spans,
     prompt_tokens,
@@ -40,8 +39,6 @@ from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.transformers.inputs import checked_tokenizer
 from attnflow.methods.reruns import RerunMethod
 from attnflow.tokens import Tokens
-
-__all__ = ["measure", "measure_completion", "run_again"]
 
 Floats = NDArray[np.float64]
 _WHOLE_MODEL = 0  # the number of the one layer

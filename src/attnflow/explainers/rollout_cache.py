@@ -29,8 +29,6 @@ from attnflow.methods.mixing import Heads
 from attnflow.methods.rollout import UNIFORM_BASELINE, Rollout, uniform_rollout
 from attnflow.trace import ROW_TOLERANCE
 
-__all__ = ["RolloutCache", "streams"]
-
 _SPARE_ROWS = 64  # room to grow by when more tokens come than were announced
 
 

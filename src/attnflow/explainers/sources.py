@@ -29,15 +29,6 @@ from attnflow.tokens.units import (
     tokens_in,
 )
 
-__all__ = [
-    "SOURCE_TOKENS",
-    "Sources",
-    "content_spans",
-    "prompt_tokens",
-    "spans_of_content",
-    "strongest",
-]
-
 Floats = NDArray[np.float64]
 _LONGEST_NAME = 60
 
@@ -48,12 +39,6 @@ class Sources:
 
     length: how many tokens the prompt has. groups: for each coarser level, in which unit of it each
     source lies, by number; -1 where it lies in none.
-
-    >>> sources = Sources.of_tokens(["<s>", "A", "Ġre", "ply", "."], level="word")
-    >>> sources.names, sources.positions
-    (('A', 'reply.'), ((1,), (2, 3, 4)))
-    >>> sources.scores([0.5, 0.1, 0.2, 0.1, 0.1]).round(6).tolist()
-    [0.1, 0.4]
     """
 
     names: tuple[str, ...]
@@ -117,11 +102,7 @@ class Sources:
 
     @classmethod
     def of_spans(cls, tokens: Sequence[str], spans: Mapping[str, Span]) -> Sources:
-        """Named spans: (start, end) positions, or a text that occurs once.
-
-        >>> Sources.of_spans(["A", "Ġre", "ply"], {"all": (0, 2), "last": "reply"}).positions
-        ((0, 1), (1, 2))
-        """
+        """Named spans: (start, end) positions, or a text that occurs once."""
         members = resolve_spans(Tokens.of(tokens), spans)
         positions = tuple(tuple(indices) for indices in members.values())
         return cls(tuple(members), positions, len(tokens))
@@ -191,11 +172,7 @@ def prompt_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[Tokens, tuple[int
 
 
 def spans_of_content(tokens: Sequence[str], form: Sequence[bool]) -> list[CharSpan]:
-    """The characters of every run of tokens that a chat template (`form`) did not put there.
-
-    >>> spans_of_content(["user", "Ċ", "Hi", "Ġyou", "Ċ"], [True, True, False, False, True])
-    [(5, 11)]
-    """
+    """The characters of every run of tokens that a chat template (`form`) did not put there."""
     spans: list[CharSpan] = []
     at = 0
     for surface, framed in zip(surfaces(tokens), form, strict=True):
@@ -209,21 +186,13 @@ def spans_of_content(tokens: Sequence[str], form: Sequence[bool]) -> list[CharSp
 
 
 def strongest(scores: ArrayLike, count: int) -> tuple[int, ...]:
-    """The sources with the highest scores, strongest first; of equal ones the earlier first.
-
-    >>> strongest([0.1, 0.5, 0.5], 2)
-    (1, 2)
-    """
+    """The sources with the highest scores, strongest first; of equal ones the earlier first."""
     order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
     return tuple(order[:count].tolist())
 
 
 def content_spans(tokens: Sequence[str], contents: Sequence[str]) -> list[CharSpan]:
-    """Where the messages of a conversation stand in its tokens; the rest is the chat template.
-
-    >>> content_spans(["<|user|>", "ĠHi", "Ġyou", "<|end|>"], ["Hi you"])
-    [(9, 15)]
-    """
+    """Where the messages of a conversation stand in its tokens; the rest is the chat template."""
     text = "".join(surfaces(tokens))
     spans: list[CharSpan] = []
     at = 0

@@ -27,8 +27,6 @@ from attnflow.methods.rows import less_identity
 from attnflow.tokens.patches import Picture
 from attnflow.trace import Prediction
 
-__all__ = ["NextToken", "default_for", "explain", "next_token", "with_confirmation"]
-
 _LEVELS = ("token", "word")
 
 

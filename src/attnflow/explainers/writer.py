@@ -18,8 +18,6 @@ from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import end_tokens, run_generate
 from attnflow.methods import Method
 
-__all__ = ["Completion", "Writer"]
-
 
 class Completion(NamedTuple):
     """A prompt, the ids of what was written after it, and what that is attributed to."""

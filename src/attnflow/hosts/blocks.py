@@ -27,18 +27,6 @@ from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import undone
 
-__all__ = [
-    "BLOCK_MEASURES",
-    "DECLARED",
-    "BlockPlan",
-    "BlockState",
-    "FixedNorm",
-    "Parts",
-    "declared_parts",
-    "measure_block",
-    "watched_blocks",
-]
-
 _NUMBERS_AT_ONCE = 2**22  # of the vectors of some targets: targets × sources × width
 
 

@@ -38,8 +38,6 @@ from attnflow.tokens.patches import Picture
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
 
-__all__ = ["capture", "capture_phrase"]
-
 OneInput = str | Mapping[str, Any] | Picture
 Several = list[str] | tuple[str, ...] | list[dict[str, Any]] | list[Mapping[str, Any]]
 _OF_AN_ANSWER = frozenset((GRADIENTS, GRADIENT_ATTENTION))

@@ -25,8 +25,6 @@ from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import at_rest
 from attnflow.trace import AttentionTrace
 
-__all__ = ["Check", "check_model", "model_state"]
-
 # Two correct ways to compute one attention differ by rounding, amplified by the layers above.
 _APART = {"float64": 1e-6, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 _DISTURBED = 1e-6  # a change this small (relative) is no change

@@ -23,8 +23,6 @@ from attnflow.models.verb_number import Block, VerbNumberModel, VerbNumberOutput
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import MEASURES
 
-__all__ = ["EmbeddedAdapter"]
-
 
 @dataclass(frozen=True)
 class _TextBatch(Batch):

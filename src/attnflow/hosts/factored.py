@@ -34,14 +34,6 @@ from attnflow.trace.factored_trace import size_in_words, weights_size
 if TYPE_CHECKING:
     from attnflow.hosts.transformers.factors import FactorRecording
 
-__all__ = [
-    "Form",
-    "capture_in_factors",
-    "chosen_form",
-    "single_example",
-    "told_memory",
-]
-
 _MOST_WEIGHTS = 4 * 2**30  # bytes of weights from which factors are kept instead
 
 Form = Literal["auto", "weights", "factors"]

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from attnflow.errors.progress import tell
 
-__all__ = ["digest_bytes", "digest_settings", "digest_tokenizer", "digest_weights"]
-
 _DIGITS = 16
 
 

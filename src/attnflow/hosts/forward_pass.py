@@ -35,16 +35,6 @@ from attnflow.trace.extras import GRADIENT_ATTENTION
 if TYPE_CHECKING:
     from attnflow.hosts.vision_language.composition import Composition
 
-__all__ = [
-    "Explained",
-    "ForwardPass",
-    "check_layers",
-    "check_size",
-    "lacking_rows",
-    "layer_numbers",
-    "provenance_of",
-]
-
 Weights = NDArray[np.floating[Any]]
 
 

@@ -30,17 +30,6 @@ from attnflow.tokens.patches import is_picture
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = [
-    "MOST_PIXELS",
-    "Photo",
-    "PreparedImage",
-    "image_of",
-    "picture_of",
-    "prepare_images",
-    "read_photo",
-    "reduced_address",
-]
-
 MOST_PIXELS = 120_000_000
 """Larger images are refused: they would take more than a third of a GB once unpacked."""
 

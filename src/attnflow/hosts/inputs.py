@@ -15,17 +15,6 @@ from attnflow.errors import CaptureError, TokensError, UnsupportedModelError, sh
 from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, patch_names
 
-__all__ = [
-    "REFUSED",
-    "checked_text",
-    "kept_positions",
-    "name_patches",
-    "padding_to_the_right",
-    "prefix_names",
-    "refuse_by_name",
-    "join_tokens",
-]
-
 
 def checked_text(text: object, purpose: str = "explain", name: str = "text") -> str:
     """Return the text, or raise an error that says why nothing can be done with it."""

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from attnflow.errors import InputError
 from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Stage
 
-__all__ = ["UNIFORM", "Intervention", "ProjectionHooks", "Session"]
-
 Positions = Sequence[Iterable[int]]
 
 
@@ -35,9 +33,6 @@ class Intervention:
     uniform: every query attends alike to all the keys that it may see.
 
     A batch may hold one text many times, each copy with positions of its own:
-
-    >>> Intervention(hide_keys=[[], [1], [2, 3]]).size
-    3
     """
 
     zero_values: Positions = ()

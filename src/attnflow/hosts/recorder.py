@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from attnflow.methods.mixing import Heads, mix_heads
 from attnflow.trace.extras import GRADIENTS
 
-__all__ = ["AttentionObserver", "LayerWeights", "RecordedLayer", "Recorder", "Stage"]
-
 Stage = Literal["self", "encoder", "decoder", "cross"]
 
 

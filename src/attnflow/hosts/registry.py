@@ -23,8 +23,6 @@ from attnflow.hosts.timm import TimmAdapter
 from attnflow.hosts.torch import TorchAdapter
 from attnflow.hosts.transformers.adapter import TransformersAdapter
 
-__all__ = ["ENTRY_POINTS", "Adapter", "adapter_for", "adapters"]
-
 ENTRY_POINTS = "attnflow.adapters"
 
 

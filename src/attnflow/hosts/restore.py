@@ -25,8 +25,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Changes", "at_rest", "exclusive", "ordinary", "undone"]
-
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2")
 _WAIT = 0.0005  # seconds between two looks at whether a model is free
 

@@ -19,19 +19,6 @@ from attnflow.hosts.restore import exclusive
 from attnflow.trace import Prediction
 from attnflow.trace.extras import ScoreName
 
-__all__ = [
-    "Choice",
-    "Explained",
-    "PhraseScores",
-    "Scores",
-    "TokenAt",
-    "choose_answers",
-    "differentiable",
-    "gradients_of",
-    "phrase_scores",
-    "weight_gradients",
-]
-
 _ALTERNATIVES = 5  # choices a prediction names
 _SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
 

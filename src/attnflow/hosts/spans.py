@@ -34,8 +34,6 @@ from attnflow.methods.rollout import Rollout
 from attnflow.tokens import Tokens
 from attnflow.trace.factored_trace import LayerMix
 
-__all__ = ["SpansGoingUp", "roll_out_spans"]
-
 
 @checked_arguments
 def roll_out_spans(
@@ -54,11 +52,6 @@ def roll_out_spans(
         outside all of them goes to `elsewhere`.
     rollout: how heads are mixed, the residual is weighed and positions are dropped; discarding, a
         receptive field, "max" and "min" are not linear and are refused.
-
-    >>> from attnflow.testing import tiny_decoder
-    >>> result = roll_out_spans(tiny_decoder(), "the keys to the", {"first": (0, 2)})
-    >>> result.values.shape
-    (1, 4, 1)
     """
     loaded = as_model(model)
     if isinstance(text, Mapping):

@@ -25,8 +25,6 @@ from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 from attnflow.tokens import Tokens
 
-__all__ = ["TimmAdapter"]
-
 
 class TimmAdapter(Adapter):
     """timm models whose blocks attend over all tokens: ViT, DeiT, EVA, registers, no-CLS."""

@@ -22,8 +22,6 @@ from attnflow.hosts.inputs import kept_positions
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 
-__all__ = ["TorchAdapter"]
-
 
 class TorchAdapter(Adapter):
     """Any module built from `nn.MultiheadAttention` used as self-attention."""

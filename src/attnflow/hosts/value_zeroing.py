@@ -21,8 +21,6 @@ from attnflow.hosts.intervention import Intervention, Session
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import undone
 
-__all__ = ["VALUE_ZEROING", "outermost_layers", "replayed"]
-
 VALUE_ZEROING = "value-zeroing"
 _WEIGHTS_AT_ONCE = 2**21  # queries × keys of all the copies of an example that are replayed at once
 # How far a replay may be from what it replays, as a share of the output's spread: rounding.

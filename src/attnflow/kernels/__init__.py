@@ -13,5 +13,3 @@ and results say which one it was.
 """
 
 from __future__ import annotations
-
-__all__: list[str] = []

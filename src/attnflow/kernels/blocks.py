@@ -14,17 +14,6 @@ from torch import Tensor
 
 from attnflow.kernels.factors import Factors
 
-__all__ = [
-    "gradient_rows_down",
-    "log_sum_exp",
-    "row_sums",
-    "rows_down",
-    "sees_something",
-    "spans_up",
-    "weight_columns",
-    "weight_rows",
-]
-
 _ROWS = 128  # queries of a block
 _NUMBERS = 2**21  # numbers of a block over all heads: 8 MB, which a processor's cache holds in part
 _NUMBERS_ON_DEVICE = 2**27  # an accelerator wants large blocks

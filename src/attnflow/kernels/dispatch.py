@@ -13,8 +13,6 @@ from attnflow.errors import InputError
 from attnflow.kernels import blocks, loops
 from attnflow.kernels.factors import Factors
 
-__all__ = ["WAYS", "Products", "Way", "products_of", "way_for"]
-
 Way = Literal["triton", "blocks", "loops"]
 WAYS: dict[Way, str] = {
     "triton": "Triton kernels",
@@ -58,20 +56,12 @@ class _Loops:
 
 
 def way_for(device: torch.device) -> Way:
-    """Triton on CUDA where it is installed, blocks of torch everywhere else.
-
-    >>> way_for(torch.device("cpu"))
-    'blocks'
-    """
+    """Triton on CUDA where it is installed, blocks of torch everywhere else."""
     return "triton" if device.type == "cuda" and _has_triton() else "blocks"
 
 
 def products_of(way: Way) -> Products:
-    """The products formed in this way.
-
-    >>> products_of("blocks").__name__
-    'attnflow.kernels.blocks'
-    """
+    """The products formed in this way."""
     if way == "triton":
         from attnflow.kernels import triton_kernels
 

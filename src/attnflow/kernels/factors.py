@@ -9,16 +9,10 @@ from torch import Tensor
 
 from attnflow.errors import InputError
 
-__all__ = ["Band", "Factors"]
-
 
 @dataclass(frozen=True)
 class Band:
-    """The keys a query at position i may see: from `i - before` to `i + after`, None for all.
-
-    >>> Band.causal(window=3)
-    Band(before=2, after=0)
-    """
+    """The keys a query at position i may see: from `i - before` to `i + after`, None for all."""
 
     before: int | None = None
     after: int | None = None
@@ -54,10 +48,6 @@ class Factors:
     learned sink, which takes part in the softmax and is no source. hidden: (n,), true for keys that
     nobody sees, such as padding. value (key heads, n, value width) and gradient (heads, n, value
     width), that of the attention's output, are there where gradients are asked for.
-
-    >>> layer = Factors(torch.zeros(2, 3, 4), torch.zeros(1, 3, 4), scale=0.5)
-    >>> layer.heads, layer.length
-    (2, 3)
     """
 
     query: Tensor

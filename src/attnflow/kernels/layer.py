@@ -17,8 +17,6 @@ from attnflow.kernels.dispatch import WAYS, Way, products_of, way_for
 from attnflow.kernels.factors import Factors
 from attnflow.trace.factored_trace import LayerMix
 
-__all__ = ["FactoredLayer", "aside"]
-
 Rows = Sequence[int] | NDArray[np.intp]
 _FEW_ROWS = 256  # whose sums are computed alone rather than those of the whole layer
 _LEAST_REST = 1e-2  # below it, what dropping leaves of a row is summed and not had by subtraction
@@ -42,10 +40,6 @@ class FactoredLayer:
     """The factors of a layer, its rows' log-sum-exp, and the way products are formed.
 
     sums: (heads, n), where the model's own attention gave it; else it is computed when needed.
-
-    >>> layer = FactoredLayer(Factors(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8), scale=1.0))
-    >>> layer.array(layer.times(layer.unit_rows([2]), LayerMix((1.0,), residual=0.25))).round(2)
-    array([[0.25, 0.25, 0.5 ]])
     """
 
     def __init__(

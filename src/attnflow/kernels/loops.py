@@ -10,8 +10,6 @@ from torch import Tensor
 
 from attnflow.kernels.factors import Factors
 
-__all__ = ["gradient_rows_down", "rows_down", "spans_up", "weights_of"]
-
 Array = NDArray[np.float64]
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["log_sum_exp_kernel", "rows_down_kernel", "spans_up_kernel"]
-
 
 @triton.jit
 def _log2_scores(products, scale2, cap2, CAPPED: tl.constexpr):

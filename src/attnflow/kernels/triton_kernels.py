@@ -22,8 +22,6 @@ from triton.runtime.errors import OutOfResources
 from attnflow.kernels.factors import Factors
 from attnflow.kernels.triton_code import log_sum_exp_kernel, rows_down_kernel, spans_up_kernel
 
-__all__ = ["Tiles", "gradient_rows_down", "log_sum_exp", "rows_down", "spans_up"]
-
 _LOG2E = 1.4426950408889634
 _NOTHING = 1e30  # subtracted from a score in place of a log-sum-exp: the weight is then 0
 _WIDEST = 128  # spans, or 64 targets, of one launch

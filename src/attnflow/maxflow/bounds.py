@@ -24,15 +24,6 @@ from attnflow.maxflow.compiled import compiled
 from attnflow.maxflow.scaling import Scaled
 from attnflow.maxflow.state import Graph, Integers
 
-__all__ = [
-    "ceiling",
-    "end_ceilings",
-    "from_layer_below",
-    "one_layer",
-    "reachable_ceiling",
-    "two_layers",
-]
-
 
 def one_layer(capacity: Integers, targets: Integers, sources: Integers) -> Integers:
     """Layer 1: the single edge of each pair."""

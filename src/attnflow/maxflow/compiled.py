@@ -16,8 +16,6 @@ from numba import njit, types
 from numba.core.cpu import CPUTargetOptions
 from numba.extending import intrinsic
 
-__all__ = ["bit", "compiled", "inlined", "natural"]
-
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 _OPTIONS: dict[str, Any] = {"cache": True, "nogil": True}

@@ -52,8 +52,6 @@ from attnflow.maxflow.state import (
     Words,
 )  # fmt: skip
 
-__all__ = ["commit", "drop_plan", "plan_pair"]
-
 NEAR = 4
 """How many layers below the target and above the tokens the plan uses; enough at any depth."""
 CROWD = 256

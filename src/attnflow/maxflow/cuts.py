@@ -14,8 +14,6 @@ from attnflow.maxflow.kernel import solve_open
 from attnflow.maxflow.scaling import Floats, scale
 from attnflow.maxflow.state import SOURCE, TARGET, Integers, Work, build_graph, new_work
 
-__all__ = ["MinimumCut", "flow_edges", "minimum_cut"]
-
 
 @dataclass(frozen=True, eq=False)
 class MinimumCut:

@@ -7,8 +7,6 @@ import numpy as np
 from attnflow.maxflow.compiled import NONE, bit, compiled, inlined
 from attnflow.maxflow.state import TOUCHED, Integers, Words
 
-__all__ = ["clean", "send_down", "take_back"]
-
 
 @inlined
 def send_down(

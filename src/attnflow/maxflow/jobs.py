@@ -29,8 +29,6 @@ from attnflow.maxflow.scaling import Scaled
 from attnflow.maxflow.state import Graph, Integers, Work, build_graph, new_work, squeezed
 from attnflow.maxflow.workers import Job
 
-__all__ = ["EXACT", "FIRM", "Query", "Scratch", "all_jobs", "in_columns", "pair_jobs", "solve_open"]
-
 EXACT = 1e-6
 """The default tolerance: every pair is solved to the end; a larger one lets pairs stop early."""
 

@@ -48,8 +48,6 @@ from attnflow.maxflow.state import (
 )
 from attnflow.maxflow.workers import Job, run_jobs
 
-__all__ = ["FEW", "JointRow", "solve_joint"]
-
 FEW = 10
 """Up to this many players every subset is computed."""
 FIRST_BLOCKS = 16
@@ -58,12 +56,7 @@ FIRST_BLOCKS = 16
 
 @dataclass(frozen=True, eq=False)
 class JointRow:
-    """The values of one target's players, how far off they may be, and from how many orders.
-
-    >>> capacities = np.array([[[0.75, 0.25], [0.5, 0.5]]])
-    >>> solve_joint(capacities, rows=[(1, 0)], players=[[0], [1]])[0].values.tolist()
-    [0.75, 0.25]
-    """
+    """The values of one target's players, how far off they may be, and from how many orders."""
 
     values: Floats
     margins: Floats  # half the width of each interval; 0 where every subset was computed
@@ -224,11 +217,7 @@ def _estimate(
 
 
 def student(error: float, freedom: int) -> float:
-    """The two-sided quantile of Student's t, by its series in 1 / degrees of freedom.
-
-    >>> round(student(0.05, 15), 2), round(student(0.05, 63), 2)
-    (2.13, 2.0)
-    """
+    """The two-sided quantile of Student's t, by its series in 1 / degrees of freedom."""
     z = NormalDist().inv_cdf(1 - error / 2)
     first = (z**3 + z) / (4 * freedom)
     second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -39,8 +39,6 @@ from attnflow.maxflow.state import (
     Work,
 )
 
-__all__ = ["PATIENCE", "SEARCHED", "plan_run", "solve_open", "solve_run"]
-
 CONSTRUCTED, SEARCHED = 2, 3
 PATIENCE = 3
 """How many plans of one end may fail, with none before that did not, until no more are drawn."""

@@ -21,22 +21,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import make_array
 
-__all__ = [
-    "LANES",
-    "add",
-    "first_of",
-    "least",
-    "load",
-    "members",
-    "most",
-    "nothing",
-    "store",
-    "subtract",
-    "total",
-    "union",
-    "without",
-]
-
 LANES = 8
 """How many integers are taken at a time; every processor of today has registers for them."""
 

@@ -23,8 +23,6 @@ from attnflow.maxflow.state import (
     Words,
 )
 
-__all__ = ["find_distances", "first_common", "leave_dead_ends", "mark_open", "reach"]
-
 
 @inlined
 def reach(

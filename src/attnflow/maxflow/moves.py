@@ -46,8 +46,6 @@ from attnflow.maxflow.state import (
     Short,
 )  # fmt: skip
 
-__all__ = ["join", "move", "move_twice", "narrowest", "reserve", "widest"]
-
 BIG = 5
 """Supplies and demands of at least 2**-BIG of all are worth a row or a column."""
 FEW = 5

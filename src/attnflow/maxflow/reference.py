@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from attnflow.errors import optional_import
 from attnflow.graph import LayeredGraph
 
-__all__ = ["CertifiedFlow", "solve_pair"]
-
 _LARGEST = 2**30  # scipy silently wraps integers above int32; half of it leaves room for sums
 
 
@@ -36,12 +34,7 @@ class CertifiedFlow:
 
 
 def solve_pair(graph: LayeredGraph, *, layer: int, target: int, source: int) -> CertifiedFlow:
-    """The maximum flow from (layer, target) down to (0, source).
-
-    >>> graph = LayeredGraph.from_capacities([[[0.75, 0.25], [0.5, 0.5]]])
-    >>> solve_pair(graph, layer=1, target=0, source=1).lower
-    0.25
-    """
+    """The maximum flow from (layer, target) down to (0, source)."""
     sparse = optional_import("scipy.sparse", extra="graphs", purpose="The reference solver")
     csgraph = optional_import(
         "scipy.sparse.csgraph", extra="graphs", purpose="The reference solver"

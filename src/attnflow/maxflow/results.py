@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from attnflow.maxflow.scaling import Floats
 
-__all__ = ["Decided", "FlowResult"]
-
 
 @dataclass(frozen=True)
 class Decided:

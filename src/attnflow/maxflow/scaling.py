@@ -20,8 +20,6 @@ from attnflow.errors import WeightsError
 from attnflow.maxflow.compiled import compiled
 from attnflow.maxflow.state import Integers
 
-__all__ = ["Floats", "Scaled", "scale"]
-
 Floats = NDArray[np.float64]
 
 

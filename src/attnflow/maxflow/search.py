@@ -32,16 +32,6 @@ from attnflow.maxflow.state import (
     Words,
 )  # fmt: skip
 
-__all__ = [
-    "deliver",
-    "deliver_through",
-    "exits",
-    "fan_out",
-    "fan_up",
-    "push_from",
-    "search",
-]
-
 FAR = 4
 """From this distance on, dead ends cost more than looking for them does."""
 LARGE = 9

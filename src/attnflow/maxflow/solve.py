@@ -27,8 +27,6 @@ from attnflow.maxflow.scaling import scale
 from attnflow.maxflow.state import Integers
 from attnflow.maxflow.workers import Job, run_jobs, thread_count
 
-__all__ = ["estimate_seconds", "solve", "solve_pairs"]
-
 
 def solve(
     capacities: NDArray[Any],

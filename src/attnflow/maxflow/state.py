@@ -18,21 +18,6 @@ from numpy.typing import NDArray
 from attnflow.maxflow.compiled import bit, compiled
 from attnflow.maxflow.lanes import LANES
 
-__all__ = [
-    "Coarse",
-    "Draft",
-    "Graph",
-    "Integers",
-    "Short",
-    "Work",
-    "Words",
-    "build_graph",
-    "fill_positive",
-    "new_work",
-    "padded",
-    "squeezed",
-]
-
 Integers = NDArray[np.int64]
 Short = NDArray[np.int32]
 Words = NDArray[np.uint64]

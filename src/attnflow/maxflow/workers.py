@@ -15,8 +15,6 @@ from typing import Generic, TypeVar
 
 from attnflow.errors import InputError
 
-__all__ = ["Job", "run_jobs", "thread_count"]
-
 Scratch = TypeVar("Scratch")
 Job = Callable[[Scratch], Iterator[int]]
 

@@ -18,24 +18,6 @@ from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENTS, ScoreName
 
-__all__ = [
-    "Compared",
-    "Execution",
-    "Method",
-    "MixingMethod",
-    "Requirements",
-    "Selection",
-    "Variant",
-    "attribution_of",
-    "check_score",
-    "checked_flag",
-    "checked_start",
-    "checked_trace",
-    "layers_from",
-    "requirements_of",
-    "required",
-]
-
 
 @dataclass(frozen=True)
 class Requirements:
@@ -315,11 +297,7 @@ def required(method: Method, trace: AttentionTrace, name: str) -> NDArray[np.flo
 
 
 def checked_start(start: object) -> int:
-    """The number of a start layer; whether a trace has it is seen later.
-
-    >>> checked_start(1)
-    1
-    """
+    """The number of a start layer; whether a trace has it is seen later."""
     number = whole_number(start)
     if number is None:
         raise MethodError(
@@ -329,21 +307,14 @@ def checked_start(start: object) -> int:
 
 
 def check_score(score: object) -> None:
-    """That gradients can be taken of this.
-
-    >>> check_score("log-prob")
-    """
+    """That gradients can be taken of this."""
     if not isinstance(score, str) or score not in get_args(ScoreName):
         allowed = ", ".join(map(repr, get_args(ScoreName)))
         raise MethodError(f"score={shorten(score)} is none of {allowed}.")
 
 
 def checked_flag(name: str, value: object) -> bool:
-    """True or false; texts and numbers are neither.
-
-    >>> checked_flag("normalized", True)
-    True
-    """
+    """True or false; texts and numbers are neither."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise MethodError(f"{name} is true or false; got {shorten(value)}.")

@@ -46,8 +46,6 @@ from attnflow.trace.extras import GRADIENTS, LOG_PROB, ScoreName
 if TYPE_CHECKING:
     from attnflow.maxflow import FlowResult
 
-__all__ = ["Flow", "CapacityKind", "CapacityMethod", "gradient_weighted"]
-
 
 Matrix = NDArray[np.float64]
 CapacityKind = MatrixKind | Literal["gradients"]
@@ -66,10 +64,6 @@ class CapacityMethod(MixingMethod):
         all of them.
     start_layer: the first layer that counts; the graph ends below it.
     score: what gradients are taken of: the answer's "log-prob", or its "logit".
-
-    >>> from attnflow import Flow
-    >>> issubclass(Flow, CapacityMethod), Flow(capacities="alti").requires.record
-    (True, ('alti',))
     """
 
     capacities: CapacityKind = "attention"

@@ -49,8 +49,6 @@ from attnflow.methods.towers import (
 from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName
 
-__all__ = ["GradientRollout", "GradientAttention", "attention_sink", "find_sink"]
-
 Matrix = NDArray[np.float64]
 
 
@@ -251,13 +249,6 @@ def find_sink(weights: NDArray[np.floating[Any]]) -> int | None:
 
     So much is measured beyond what uniform attention gives it, since that is a lot in a short text:
     all of it where a row sees one position, which is then its only source and no sink.
-
-    >>> find_sink(np.array([[0.7, 0.1, 0.2], [0.6, 0.2, 0.2]]))
-    0
-    >>> find_sink(np.array([[0.2, 0.3, 0.2, 0.3]])) is None
-    True
-    >>> find_sink(np.array([[0.4, 0.6]])) is None
-    True
     """
     rows = np.asarray(weights, dtype=np.float64)
     mean = rows.mean(axis=0)
@@ -273,11 +264,6 @@ def attention_sink(trace: AttentionTrace) -> int | None:
 
     It must get more than twice what it would if every position attended alike to all that it sees.
     Of an encoder–decoder only the encoder's positions are sources.
-
-    >>> from attnflow import AttentionTrace
-    >>> weights = [[[1.0, 0.0, 0.0], [0.1, 0.2, 0.7], [0.1, 0.0, 0.9]]]
-    >>> attention_sink(AttentionTrace.from_arrays(weights, ["a", "b", "</s>"]))
-    2
     """
     weights = trace.weights.mean(axis=1, dtype=np.float64)
     visible = weights > 0

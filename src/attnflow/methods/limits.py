@@ -10,8 +10,6 @@ from contextvars import ContextVar
 from attnflow.attribution import Attribution
 from attnflow.errors import CollapseWarning, SaturationWarning
 
-__all__ = ["quiet_about_limits", "warn_of_limits"]
-
 _SATURATED = 0.5  # the share of saturated flows from which a layer counts as saturated
 _quiet: ContextVar[bool] = ContextVar("quiet_about_limits", default=False)
 
@@ -33,12 +31,7 @@ def quiet_about_limits() -> Iterator[None]:
 
 
 def warn_of_limits(result: Attribution, stacklevel: int = 2) -> None:
-    """Warn where the highest layer of a result says less about its targets than it seems to.
-
-    >>> from attnflow import Rollout
-    >>> from attnflow.testing import random_trace
-    >>> warn_of_limits(Rollout()(random_trace()))
-    """
+    """Warn where the highest layer of a result says less about its targets than it seems to."""
     if _quiet.get():
         return
     layer, name = max(result.layers), result.method.name

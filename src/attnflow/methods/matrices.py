@@ -34,15 +34,6 @@ from attnflow.methods.base import MixingMethod, Requirements, required
 from attnflow.methods.mixing import Heads, Mixing, without_columns
 from attnflow.trace import AttentionTrace
 
-__all__ = [
-    "ATTENTION",
-    "MEASUREMENTS",
-    "MatrixKind",
-    "check_kind",
-    "measured_requirements",
-    "measured_rows",
-]
-
 Matrix = NDArray[np.float64]
 MatrixKind = Literal[
     "attention",

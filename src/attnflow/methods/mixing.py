@@ -19,16 +19,6 @@ from attnflow.errors import MethodError, did_you_mean, shorten, whole_number
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
-__all__ = [
-    "ONE_STEP",
-    "Heads",
-    "Mixing",
-    "Residual",
-    "checked_heads",
-    "mix_heads",
-    "without_columns",
-]
-
 Heads = str | int | tuple[float, ...]
 Residual = float | tuple[float, ...] | str | None
 ONE_STEP = "one-step"
@@ -39,9 +29,6 @@ _FIELDS = ("column", "element")
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
     """The choices that turn attention weights into one matrix for each layer.
-
-    >>> Mixing(heads="max", residual=None)
-    Mixing(heads='max', residual=None, discard=0.0, drop=(), receptive_field=None)
 
     heads: "mean", "max", "min", the number of one head (from 0), or one weight for each head.
     residual: share r of the skip connection in `(1 - r) W + r I`; one number, one for each layer,
@@ -89,13 +76,7 @@ class Mixing:
             )
 
     def layer_matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
-        """`(layers, n, n)` in float64: what each layer takes from the one below.
-
-        >>> from attnflow import AttentionTrace
-        >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["a", "b"])
-        >>> Mixing(residual=0.5).layer_matrices(trace).tolist()
-        [[[1.0, 0.0], [0.25, 0.75]]]
-        """
+        """`(layers, n, n)` in float64: what each layer takes from the one below."""
         self._check_trace(trace)
         every = np.arange(trace.length)
         mixed = self.mixed(trace)
@@ -186,11 +167,7 @@ class Mixing:
 
 
 def mix_heads(weights: NDArray[np.floating[Any]], heads: Heads) -> NDArray[np.float64]:
-    """`(layers, heads, n, n)` to `(layers, n, n)` in float64, rows keeping their mean mass.
-
-    >>> mix_heads(np.array([[[[1.0]], [[0.5]]]]), "mean").tolist()
-    [[[0.75]]]
-    """
+    """`(layers, heads, n, n)` to `(layers, n, n)` in float64, rows keeping their mean mass."""
     if isinstance(heads, tuple):
         if len(heads) != weights.shape[1]:
             raise MethodError(
@@ -280,11 +257,7 @@ def _scalar(value: Any) -> Any:
 
 
 def checked_heads(heads: object) -> Heads:
-    """How heads are mixed, or an error that says what is allowed.
-
-    >>> checked_heads([1, 3])
-    (1.0, 3.0)
-    """
+    """How heads are mixed, or an error that says what is allowed."""
     heads = _scalar(heads)
     if isinstance(heads, str):
         if heads in _WAYS:

@@ -27,21 +27,6 @@ from attnflow.methods.base import Compared, Selection
 from attnflow.methods.mixing import Heads, Mixing, mix_heads
 from attnflow.trace import AttentionTrace, FactoredTrace, LayerMix
 
-__all__ = [
-    "RowsOf",
-    "Rolled",
-    "roll_out",
-    "check_gradients",
-    "gradient_rows",
-    "gradient_steps",
-    "head_shares",
-    "layer_mixes",
-    "mean_weights",
-    "roll_out_factors",
-    "rows_from_the_top",
-    "steps_of",
-]
-
 Matrix = NDArray[np.float64]
 RowsOf = Callable[[int, NDArray[np.intp]], Matrix]
 """`rows_of(index, places)`: these rows of the matrix of the trace's layer at this index."""
@@ -70,14 +55,6 @@ def roll_out(
     """The products of the matrices from the lowest available layer up, at the selected layers.
 
     `tops` replace the uppermost matrix of each product.
-
-    >>> from attnflow import Rollout
-    >>> from attnflow.testing import random_trace
-    >>> trace, method = random_trace(layers=3, length=5), Rollout()
-    >>> selection = method.select(trace, targets=[4], layers=-1)
-    >>> rolled = roll_out(trace, lambda k, rows: method.matrix_rows(trace, k, rows), selection)
-    >>> rolled.values.shape
-    (1, 1, 5)
     """
     rows = sorted({*selection.rows, *spread(trace.length)})
     stack = _Stack(
@@ -154,11 +131,7 @@ _NUMBERS = 2**25  # weights of a block of rows over all heads: 128 MB
 
 
 def head_shares(heads: Heads, count: int) -> tuple[float, ...] | None:
-    """The share of each head in the mixture; None where it is no weighted mean.
-
-    >>> head_shares("mean", 2), head_shares(1, 2), head_shares("max", 2)
-    ((0.5, 0.5), (0.0, 1.0), None)
-    """
+    """The share of each head in the mixture; None where it is no weighted mean."""
     if heads == "mean":
         return (1 / count,) * count
     if isinstance(heads, str):
@@ -184,13 +157,6 @@ def roll_out_factors(
     """Rows of the products at the selected layers, as `roll_out` gives them for weights.
 
     Many targets are held against each other, few against others spread over the text.
-
-    >>> from attnflow import Rollout
-    >>> from attnflow.testing import random_factors
-    >>> trace, method = random_factors(layers=3, length=5), Rollout()
-    >>> selection = method.select(trace, targets=[4], layers=-1)
-    >>> roll_out_factors(trace, selection, steps_of(method, trace)).values.shape
-    (1, 1, 5)
     """
     others = spread(trace.length)
     enough = len(set(selection.rows)) >= len(others)

@@ -16,19 +16,6 @@ from attnflow.methods.reruns import AblationRegression, Careful, LeaveOneOut, Vi
 from attnflow.methods.rollout import Raw, Rollout
 from attnflow.methods.shapley_flow import ShapleyFlow
 
-__all__ = [
-    "METHODS",
-    "MethodRegistry",
-    "OptionHelp",
-    "describe_options",
-    "make_method",
-    "method_from_dict",
-    "parse_method",
-    "parse_value",
-    "summary_of",
-    "trace_methods",
-]
-
 _M = TypeVar("_M", bound=type[Method])
 
 

@@ -17,16 +17,6 @@ from attnflow.methods.base import Execution, Method, Selection
 from attnflow.tokens.units import Level, check_level
 from attnflow.trace import AttentionTrace
 
-__all__ = [
-    "AblationRegression",
-    "By",
-    "Careful",
-    "LeaveOneOut",
-    "RerunMethod",
-    "RerunScore",
-    "Visibility",
-]
-
 By = Literal["hide", "replace", "delete"]
 RerunScore = Literal["log-prob", "log-odds"]
 _MOST_SAMPLES = 1_000_000  # passes: more is a mistake

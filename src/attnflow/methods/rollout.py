@@ -34,8 +34,6 @@ from attnflow.methods.products import RowsOf, roll_out, roll_out_factors, steps_
 from attnflow.methods.towers import carried, language_layers
 from attnflow.trace import AttentionTrace, FactoredTrace
 
-__all__ = ["UNIFORM_BASELINE", "Raw", "Rollout", "uniform_rollout"]
-
 UNIFORM_BASELINE = "uniform-baseline"
 
 
@@ -245,9 +243,6 @@ def uniform_rollout(
     """`(layers, rows, n)`: rows of the rollout of `A[i, j] = 1/(i+1)`, j ≤ i, at every layer.
 
     One layer of it is a running mean. `shares` are the residual's, one for each layer.
-
-    >>> uniform_rollout(np.array([0.5]), 2, rows=[1]).tolist()
-    [[[0.25, 0.75]]]
     """
     below = np.eye(length)
     visible = np.arange(1, length + 1)[:, None]

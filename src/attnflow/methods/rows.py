@@ -10,8 +10,6 @@ from attnflow.attribution import Attribution
 from attnflow.methods.gradients import GradientAttention, GradientRollout
 from attnflow.tokens import Tokens
 
-__all__ = ["ALL_POSITIONS", "as_one", "less_identity", "pooled_row", "rows_of"]
-
 ALL_POSITIONS = "[all positions]"
 """The target of an answer that is read from the mean of all positions."""
 
@@ -55,11 +53,5 @@ def less_identity(result: Attribution, rows: Sequence[int]) -> Attribution:
 
 
 def pooled_row(result: Attribution) -> Attribution:
-    """The one row of an answer that a model reads from the mean of all its positions.
-
-    >>> from attnflow import Rollout
-    >>> from attnflow.testing import random_trace
-    >>> pooled_row(Rollout()(random_trace(length=4), layers=-1)).values.shape
-    (1, 1, 4)
-    """
+    """The one row of an answer that a model reads from the mean of all its positions."""
     return replace(as_one(result), targets=Tokens((ALL_POSITIONS,), (0,)))

@@ -16,8 +16,6 @@ from attnflow.tokens import Tokens
 from attnflow.tokens.units import Level, check_level, split_units
 from attnflow.trace import AttentionTrace
 
-__all__ = ["ShapleyFlow"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShapleyFlow(CapacityMethod):

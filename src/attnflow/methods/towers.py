@@ -18,17 +18,6 @@ from numpy.typing import NDArray
 from attnflow.errors import MethodError, shorten
 from attnflow.trace import AttentionTrace
 
-__all__ = [
-    "CONNECTOR",
-    "LANGUAGE",
-    "TowerRule",
-    "carried",
-    "check_tower_rule",
-    "connector_index",
-    "image_sources",
-    "language_layers",
-]
-
 VISION: Final = "vision"
 CONNECTOR: Final = "connector"
 LANGUAGE: Final = "language"
@@ -40,12 +29,7 @@ Matrix = NDArray[np.float64]
 
 
 def connector_index(trace: AttentionTrace) -> int | None:
-    """The index of the connector among the layers; None for a trace of one tower.
-
-    >>> from attnflow.testing import random_trace
-    >>> connector_index(random_trace()) is None
-    True
-    """
+    """The index of the connector among the layers; None for a trace of one tower."""
     if trace.stages is None or CONNECTOR not in trace.stages:
         return None
     return trace.stages.index(CONNECTOR)
@@ -61,10 +45,6 @@ def language_layers(trace: AttentionTrace) -> list[int]:
 def image_sources(trace: AttentionTrace) -> list[int] | None:
     """The positions that can be sources: vision positions and words, no token that hands all it
     has on to patches. None for a trace of one tower: all of them.
-
-    >>> from attnflow.testing import random_trace
-    >>> image_sources(random_trace()) is None
-    True
     """
     index = connector_index(trace)
     if index is None:
@@ -110,10 +90,7 @@ def _shares(matrix: NDArray[np.floating]) -> Matrix:
 
 
 def check_tower_rule(rule: object) -> None:
-    """That there is such a rule.
-
-    >>> check_tower_rule("rollout")
-    """
+    """That there is such a rule."""
     if not isinstance(rule, str) or rule not in _RULES:
         raise MethodError(
             f"tower={shorten(rule)}: what falls on an image is carried on by one of "

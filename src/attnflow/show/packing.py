@@ -19,19 +19,6 @@ from numpy.typing import NDArray
 
 from attnflow.errors import InputError
 
-__all__ = [
-    "pack_bits",
-    "pack_bounds",
-    "pack_layer",
-    "pack_numbers",
-    "picture_address",
-    "png",
-    "unpack_bits",
-    "unpack_bounds",
-    "unpack_layer",
-    "unpack_numbers",
-]
-
 Numbers = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
 
@@ -66,12 +53,7 @@ def unpack_bits(text: str, shape: tuple[int, int]) -> NDArray[np.bool_]:
 
 
 def pack_layer(values: Numbers, *, dense: bool) -> dict[str, Any]:
-    """Pack one layer, targets × sources; if not dense, only the strongest sources of each row.
-
-    >>> packed = pack_layer(np.array([[0.5, 0.25]]), dense=True)
-    >>> sorted(packed), unpack_layer(packed, (1, 2)).round(4).tolist()
-    (['scale', 'values'], [[0.5, 0.25]])
-    """
+    """Pack one layer, targets × sources; if not dense, only the strongest sources of each row."""
     if dense or values.shape[1] <= _STRONGEST:
         scale = np.abs(values).max(axis=1) / _STEPS
         steps = np.rint(values / np.where(scale > 0, scale, 1.0)[:, None])

@@ -19,26 +19,6 @@ from attnflow.errors import TokensError, percent
 from attnflow.tokens import Tokens
 from attnflow.tokens.text import common_tokens, join, visible
 
-__all__ = [
-    "TABLE_LEGENDS",
-    "UNIT_LEGENDS",
-    "Certainty",
-    "WordRow",
-    "answer_sentence",
-    "answer_subject",
-    "caveats",
-    "certainty_of",
-    "is_framing",
-    "picture_sentence",
-    "place_of",
-    "reading_place",
-    "remarks",
-    "short_number",
-    "sources_sentence",
-    "unit_of",
-    "word_row",
-]
-
 UNIT_LEGENDS = {
     "share": "Percentages are shares of all that the target draws on.",
     "flow": "A flow is the most that could come through, from 0 to 1; flows do not add up.",
@@ -62,11 +42,7 @@ _COLUMNS = ("left", "centre", "right")
 
 
 def short_number(value: float, digits: int) -> str:
-    """Write a number with so many digits after the point, without a zero alone before it.
-
-    >>> short_number(0.25, 2), short_number(-0.25, 3), short_number(10.5, 3)
-    ('.25', '-.250', '10.500')
-    """
+    """Write a number with so many digits after the point, without a zero alone before it."""
     number = f"{value:.{digits}f}"
     sign = "-" if number.startswith("-") else ""
     size = number.removeprefix("-")
@@ -155,11 +131,6 @@ def sources_sentence(
 
     subject: what the sentence is about, if not the targets' own words, such as a prediction.
     common: False leaves out punctuation and function words, a list leaves out its words.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["a", "key"])
-    >>> sources_sentence(Rollout()(trace, targets=["key"]))
-    '“key” came from “key” (75 %) and “a” (25 %).'
     """
     row = word_row(result, rows, layer=layer)
     name = row.target if subject is None else subject
@@ -188,11 +159,7 @@ def answer_subject(result: Attribution) -> str | None:
 
 
 def is_framing(name: str) -> bool:
-    """Tell whether a word is a sign of form that no person wrote: a turn of a chat, a line end.
-
-    >>> is_framing("<|im_start|>⁰"), is_framing("⏎⏎"), is_framing("key")
-    (True, True, False)
-    """
+    """Tell whether a word is a sign of form that no person wrote: a turn of a chat, a line end."""
     plain = name.strip().rstrip(_SUPERSCRIPTS)
     return (plain.startswith("<|") and plain.endswith("|>")) or not plain.strip("⏎␣ \n")
 
@@ -212,16 +179,7 @@ def _listing(phrases: Sequence[str]) -> str:
 
 
 def picture_sentence(result: Attribution, *, subject: str | None = None) -> str:
-    """Say which ninth of the picture holds most of what falls on patches, and how much of it.
-
-    >>> from attnflow import Raw, Tokens
-    >>> from attnflow.tokens.patches import Grid, patch_names
-    >>> grid = Grid(3, 3, 0, 3, 3)
-    >>> tokens = Tokens(patch_names(grid, ()), grid=grid)
-    >>> result = Attribution(np.eye(9)[None], (1,), tokens, tokens, Raw())
-    >>> picture_sentence(result.row(2), subject="cat")
-    '“cat” draws most on the upper right of the picture: 100 % of what falls on it.'
-    """
+    """Say which ninth of the picture holds most of what falls on patches, and how much of it."""
     name = result.targets.text[0] if subject is None else subject
     sums = [_ninths(patches.values) for patches in patch_maps(result)]
     total = sum(float(each.sum()) for each in sums)
@@ -240,14 +198,6 @@ def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = No
     """Say what one word of an answer about images came from: each image as a whole, and words.
 
     subject: what the sentence is about, if not the target's own word.
-
-    >>> from attnflow import Raw, Tokens
-    >>> from attnflow.tokens.patches import Grid, ImagePatches
-    >>> image = ImagePatches("image 1", Grid(3, 3, 0, 3, 3))
-    >>> sources = Tokens((*(f"patch {n}" for n in range(9)), "colour"), images=(image,))
-    >>> values = np.array([[[0.6, *[0.0] * 8, 0.4]]])
-    >>> answer_sentence(Attribution(values, (1,), Tokens(("red",)), sources, Raw()))
-    '“red” came from the image (60 %, most from its upper left) and “colour” (40 %).'
     """
     values = np.maximum(result.layer(-1).values[0, 0], 0.0)
     name, total = subject or result.targets.text[0], float(values.sum())

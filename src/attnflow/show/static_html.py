@@ -31,8 +31,6 @@ from attnflow.show.sentences import (
 from attnflow.show.templates import render
 from attnflow.tokens.patches import enlarge
 
-__all__ = ["answer_html", "result_html", "shade"]
-
 _ROWS = 12  # of the folded table
 _SENTENCES = 6  # of the targets or statements that get a sentence
 _SHADED = 120  # words that are shaded at most
@@ -44,11 +42,7 @@ _AGAINST = (154, 66, 0)
 
 
 def shade(share: float) -> tuple[str, str]:
-    """Return background and text colour for a share from −1 to 1: white to blue, or to brown.
-
-    >>> shade(0.0), shade(1.0)
-    (('#ffffff', '#111111'), ('#084594', '#ffffff'))
-    """
+    """Return background and text colour for a share from −1 to 1: white to blue, or to brown."""
     share = min(max(share, -1.0), 1.0)
     ends = _DEEP if share >= 0 else _AGAINST
     red, green, blue = (round(255 + (end - 255) * abs(share)) for end in ends)
@@ -56,14 +50,7 @@ def shade(share: float) -> tuple[str, str]:
 
 
 def result_html(result: Attribution) -> str:
-    """Return what a notebook shows of a result.
-
-    >>> from attnflow import AttentionTrace, Rollout
-    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["<b>", "key"])
-    >>> page = result_html(Rollout()(trace, targets=["key"]))
-    >>> "&lt;b&gt;" in page and "<b>" not in page
-    True
-    """
+    """Return what a notebook shows of a result."""
     return _html(result, question=None, caveats=caveats(result), sentences=_sentences(result))
 
 

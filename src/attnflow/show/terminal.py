@@ -25,18 +25,6 @@ from attnflow.show.sentences import certainty_of, place_of, short_number
 from attnflow.show.static_html import shade
 from attnflow.tokens.text import common_tokens
 
-__all__ = [
-    "MOST_LAYERS",
-    "certainty_lines",
-    "completion_table",
-    "contributions",
-    "cut_table",
-    "layers_table",
-    "picture_map",
-    "shaded_text",
-    "strongest_sources",
-]
-
 MOST_LAYERS = 12
 """How many layers a table shows when nobody asked for more."""
 _TOKEN_WIDTH = 16
@@ -159,14 +147,7 @@ def _ranked(
 
 
 def certainty_lines(confirmation: Confirmation) -> list[str]:
-    """Draw what an answer loses without its sources: a sentence and a bar for each probability.
-
-    >>> sure = Confirmation(("Rome",), ((3,),), ("Rome",), (-0.1,), (-4.6,))
-    >>> for line in certainty_lines(sure)[1:]:
-    ...     print(line)
-      with it     ███████████████████████████▏   p 0.90
-      without it  ▎                              p 0.01
-    """
+    """Draw what an answer loses without its sources: a sentence and a bar for each probability."""
     sentence, bars = certainty_of(confirmation)
     width = max(len(bar.label) for bar in bars)
     return [
@@ -181,16 +162,7 @@ def _bar(probability: float) -> str:
 
 
 def picture_map(result: Attribution, *, console: Console) -> Text:
-    """Draw the patches as cells of two characters, shaded by the contrast that figures have.
-
-    >>> from attnflow import Raw, Tokens
-    >>> from attnflow.tokens.patches import Grid, patch_names
-    >>> grid = Grid(1, 3, 0, 1, 3)
-    >>> tokens = Tokens(patch_names(grid, ()), grid=grid)
-    >>> result = Attribution(np.eye(3)[None], (1,), tokens, tokens, Raw())
-    >>> str(picture_map(result.row(1), console=Console(no_color=True)))
-    '  @@  \\n'
-    """
+    """Draw the patches as cells of two characters, shaded by the contrast that figures have."""
     maps = patch_maps(result)
     ends = contrast(maps)
     text = Text()

@@ -18,8 +18,6 @@ from attnflow.show.packing import unpack_bits, unpack_bounds, unpack_layer, unpa
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
 
-__all__ = ["FORMAT", "VERSION", "results_of", "unpack_values"]
-
 FORMAT, VERSION = "attnflow-view", 1
 
 

@@ -14,16 +14,10 @@ from attnflow.errors import InputError, TokensError, shorten
 from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import CharSpan
 
-__all__ = ["Document", "Documents", "compose_prompt", "document_tokens", "named_documents"]
-
 
 @dataclass(frozen=True)
 class Document:
-    """A text with a name, such as that of its file.
-
-    >>> Document("contract.txt", "Notice is 45 days.").name
-    'contract.txt'
-    """
+    """A text with a name, such as that of its file."""
 
     name: str
     text: str
@@ -42,11 +36,7 @@ Documents = Sequence[str | Document | tuple[str, str]] | Mapping[str, str]
 
 
 def named_documents(documents: Documents) -> tuple[Document, ...]:
-    """What a user has as documents; a text without a name is called by its number.
-
-    >>> [document.name for document in named_documents(["One.", ("b.txt", "Two.")])]
-    ['document 1', 'b.txt']
-    """
+    """What a user has as documents; a text without a name is called by its number."""
     if isinstance(documents, str) or not isinstance(documents, (Sequence, Mapping)):
         raise InputError(
             "documents is a list of texts, or texts by name, {'a.txt': '...'}; got "
@@ -79,9 +69,6 @@ def compose_prompt(question: str, documents: Sequence[Document], *, ending: str 
     """The documents, a blank line between them, then the question.
 
     Names are left out: a small model takes headings for the beginning of its answer.
-
-    >>> compose_prompt("How long?", [Document("a.txt", "It takes 45 days.")])
-    'It takes 45 days.\\n\\nHow long?'
     """
     return "\n\n".join([*(document.text.strip() for document in documents), question + ending])
 
@@ -94,9 +81,6 @@ def document_tokens(
     """The name of each document with its first token and the one after its last, in their order.
 
     tokenize: the tokens of a text, for those that do not spell it, such as unknown words.
-
-    >>> document_tokens(["A", "Ġre", "ply", ".", "ĠNo"], [Document("a", "reply.")])
-    [('a', (1, 4))]
     """
     plain = [_plain(surface) for surface in surfaces(tokens)]
     places: list[tuple[str, CharSpan]] = []

@@ -15,17 +15,6 @@ from numpy.typing import NDArray
 
 from attnflow.errors import TokensError, shorten, whole_number
 
-__all__ = [
-    "Grid",
-    "ImagePatches",
-    "enlarge",
-    "patch_names",
-    "PICTURE_ENDINGS",
-    "Picture",
-    "is_picture",
-    "names_picture",
-]
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -77,10 +66,6 @@ class ImagePatches:
 
     Tokens `start` to `start + grid.length` are its positions: the grid's prefix, then its patches
     in reading order. `name` tells several images apart.
-
-    >>> image = ImagePatches("image 1", Grid(2, 2, prefix=1, height=16, width=16), start=0)
-    >>> image.patches
-    slice(1, 5, None)
     """
 
     name: str
@@ -103,21 +88,13 @@ class ImagePatches:
 
 
 def patch_names(grid: Grid, prefix: tuple[str, ...]) -> tuple[str, ...]:
-    """The prefix tokens' names, then `patch row,column` in reading order.
-
-    >>> patch_names(Grid(1, 2, 1, 16, 32), ("[CLS]",))
-    ('[CLS]', 'patch 0,0', 'patch 0,1')
-    """
+    """The prefix tokens' names, then `patch row,column` in reading order."""
     patches = [f"patch {r},{c}" for r in range(grid.rows) for c in range(grid.columns)]
     return (*prefix, *patches)
 
 
 def enlarge(patches: NDArray[np.float64], height: int, width: int) -> NDArray[np.float64]:
-    """A map of patches at the size of the image, linear between the patches' centres.
-
-    >>> enlarge(np.array([[0.0, 1.0]]), height=1, width=4).tolist()
-    [[0.0, 0.25, 0.75, 1.0]]
-    """
+    """A map of patches at the size of the image, linear between the patches' centres."""
     rows, columns = patches.shape
     return _between(rows, height) @ patches @ _between(columns, width).T
 
@@ -145,12 +122,7 @@ _LIBRARIES = ("PIL", "numpy", "torch")
 
 
 def is_picture(value: object) -> bool:
-    """Whether it is an image in memory: a PIL image, an array, a tensor, a file's bytes.
-
-    >>> import numpy as np
-    >>> is_picture(np.zeros((2, 2, 3))), is_picture("photo.jpg"), is_picture(5)
-    (True, False, False)
-    """
+    """Whether it is an image in memory: a PIL image, an array, a tensor, a file's bytes."""
     if isinstance(value, (bytes, bytearray)):
         return True
     library = type(value).__module__.split(".")[0]
@@ -159,11 +131,7 @@ def is_picture(value: object) -> bool:
 
 
 def names_picture(value: object) -> bool:
-    """Whether it is the path of a file that is there and whose name ends as an image's does.
-
-    >>> names_picture("the keys to the cabinet")
-    False
-    """
+    """Whether it is the path of a file that is there and whose name ends as an image's does."""
     if not isinstance(value, (str, os.PathLike)):
         return False
     name = os.fspath(value)

@@ -24,8 +24,6 @@ from attnflow.tokens.text import (
     words_of_pieces,
 )
 
-__all__ = ["TokenRef", "Tokens"]
-
 TokenRef = int | str
 """How a user names a position: by number (negative: from the end) or by the token itself."""
 

@@ -19,20 +19,6 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "is_special",
-    "join",
-    "labels",
-    "readable",
-    "surfaces",
-    "visible",
-    "words_of_pieces",
-    "written",
-    "FUNCTION_WORDS",
-    "common_tokens",
-    "is_common",
-]
-
 _BYTE_MARKS = ("Ġ", "Ċ")  # a space and a line end, as byte-level BPE writes those bytes
 _CONTINUES = ("##",)  # WordPiece marks the pieces that go on a word
 _BEGINS = ("Ġ", "▁", "Ċ")  # byte-level BPE and SentencePiece mark those that begin one
@@ -46,13 +32,6 @@ def surfaces(pieces: Sequence[str]) -> list[str]:
 
     A character whose bytes lie in several pieces stands in the one that ends it; those before it
     are empty. Special tokens stand for themselves.
-
-    >>> surfaces(["[CLS]", "un", "##lock", "it"])
-    ['[CLS]', ' un', 'lock', ' it']
-    >>> surfaces(["<s>", "▁caf", "<0xC3>", "<0xA9>"])
-    ['<s>', ' caf', '', 'é']
-    >>> surfaces(["The", "ĠcafÃ©", "Ċ"])
-    ['The', ' café', '\\n']
     """
     if _is_byte_level(pieces):
         return _decoded([_byte_level_bytes(piece) for piece in pieces], pieces)
@@ -66,11 +45,7 @@ def surfaces(pieces: Sequence[str]) -> list[str]:
 
 
 def labels(pieces: Sequence[str]) -> list[str]:
-    """Each piece alone, as people read it: no spaces around it, line ends and the like visible.
-
-    >>> labels(["The", "ĠcafÃ©", "Ċ", "Ġ"])
-    ['The', 'café', '⏎', '␣']
-    """
+    """Each piece alone, as people read it: no spaces around it, line ends and the like visible."""
     return [
         _TORN if piece and not surface else visible(surface)
         for piece, surface in zip(pieces, surfaces(pieces), strict=True)
@@ -78,21 +53,13 @@ def labels(pieces: Sequence[str]) -> list[str]:
 
 
 def join(parts: Iterable[str]) -> str:
-    """Some surfaces of one sequence as one text, without the space before it.
-
-    >>> join(surfaces(["ĠcafÃ©", "s"]))
-    'cafés'
-    """
+    """Some surfaces of one sequence as one text, without the space before it."""
     text = "".join(parts)
     return text.strip(" ") or text or _TORN
 
 
 def visible(text: str) -> str:
-    """A text without spaces around it; line ends and other signs that do not print made visible.
-
-    >>> visible(" a\\n"), visible(" ")
-    ('a⏎', '␣')
-    """
+    """A text without spaces around it; line ends and other signs that do not print made visible."""
     stripped = text.strip(" ").replace("\n", "⏎")
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in stripped) or _SPACE
 
@@ -239,20 +206,12 @@ FUNCTION_WORDS = frozenset(
 
 
 def is_common(token: str, words: Collection[str] = FUNCTION_WORDS) -> bool:
-    """Whether a token is one of these words, or has no letter and no digit.
-
-    >>> is_common("Ġthe"), is_common(","), is_common("key")
-    (True, True, False)
-    """
+    """Whether a token is one of these words, or has no letter and no digit."""
     return _is_common(written(token), words)
 
 
 def common_tokens(tokens: Sequence[str], words: Collection[str] | None = None) -> NDArray[np.bool_]:
-    """One truth value for each token; `words` replaces the list of function words.
-
-    >>> common_tokens(["the", "key", "."]).tolist()
-    [True, False, True]
-    """
+    """One truth value for each token; `words` replaces the list of function words."""
     vocabulary = FUNCTION_WORDS if words is None else {word.strip().lower() for word in words}
     return np.array([_is_common(text, vocabulary) for text in surfaces(tokens)], dtype=bool)
 

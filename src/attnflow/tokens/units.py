@@ -17,18 +17,6 @@ from typing import Literal, get_args
 from attnflow.errors import InputError, did_you_mean, shorten
 from attnflow.tokens.text import surfaces as pieces
 
-__all__ = [
-    "LEVELS",
-    "CharSpan",
-    "Level",
-    "Unit",
-    "check_level",
-    "split_units",
-    "text_spans",
-    "tokens_in",
-    "units",
-]
-
 Level = Literal["token", "word", "sentence", "document"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 """From the finest to the coarsest."""
@@ -66,13 +54,6 @@ def split_units(
     each divided on its own, in characters of `"".join(pieces(tokens))`. `framing` are tokens that
     are no text, such as those that begin a text or a turn of a chat: they divide what stands beside
     them.
-
-    >>> [unit.tokens for unit in split_units(["A", "Ġre", "ply", ".", "ĠNo", "."], "word")]
-    [(0,), (1, 2, 3), (4, 5)]
-    >>> [unit.text for unit in split_units(["A", "Ġre", "ply", ".", "ĠNo", "."], "sentence")]
-    ['A reply.', 'No.']
-    >>> [unit.tokens for unit in split_units(["<s>", "A", "Ġreply"], "word", framing=[0])]
-    [(1,), (2,)]
     """
     check_level(level)
     surfaces = [
@@ -95,11 +76,7 @@ def split_units(
 
 
 def units(surfaces: Sequence[str], spans: Sequence[CharSpan]) -> list[Unit]:
-    """A unit for each span of characters; those without tokens are left out.
-
-    >>> units(["one", " two", " three"], [(0, 7)])
-    [Unit(text='one two', span=(0, 7), tokens=(0, 1))]
-    """
+    """A unit for each span of characters; those without tokens are left out."""
     text = "".join(surfaces)
     members = [tokens_in(surfaces, span) for span in spans]
     return [
@@ -110,11 +87,7 @@ def units(surfaces: Sequence[str], spans: Sequence[CharSpan]) -> list[Unit]:
 
 
 def tokens_in(surfaces: Sequence[str], span: CharSpan) -> list[int]:
-    """The tokens whose last visible character stands in a span of characters.
-
-    >>> tokens_in(["one", " two", " ", "three"], (4, 9))
-    [1]
-    """
+    """The tokens whose last visible character stands in a span of characters."""
     ends = list(accumulate(map(len, surfaces)))
     members: list[int] = []
     torn: list[int] = []  # parts of a character, which stand where the token that ends it does
@@ -141,11 +114,6 @@ def text_spans(text: str, level: Level) -> list[CharSpan]:
     Words are what spaces divide. A sentence ends with a word that ends in a full stop, question
     mark or exclamation mark, or with its line. Documents begin with a number (`Document 2:`, `[2]`,
     `2.`) where at least two lines do, and are otherwise what blank lines divide.
-
-    >>> text_spans("It rained. He left.", "sentence")
-    [(0, 10), (11, 19)]
-    >>> text_spans("[1] One.\\n[2] Two.", "document")
-    [(0, 8), (9, 17)]
     """
     check_level(level)
     if level == "token":

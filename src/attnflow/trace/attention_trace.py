@@ -34,8 +34,6 @@ from attnflow.trace.checks import (
 )
 from attnflow.trace.extras import Prediction, checked_gradients, checked_measured, pack, unpack
 
-__all__ = ["AttentionTrace"]
-
 # A language model that reads images may let their positions see one another.
 _STAGE_KINDS: Mapping[str, Kind] = {
     "encoder": "bidirectional",

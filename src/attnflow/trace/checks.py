@@ -17,21 +17,6 @@ from attnflow.errors import (
 )
 from attnflow.trace.extras import Prediction
 
-__all__ = [
-    "ROW_TOLERANCE",
-    "Kind",
-    "check_prediction",
-    "check_rows",
-    "checked_kind",
-    "checked_layers",
-    "checked_mixed_heads",
-    "checked_provenance",
-    "checked_sinks",
-    "checked_stages",
-    "checked_tolerance",
-    "checked_weights",
-]
-
 Kind = Literal["bidirectional", "causal", "cross"]
 _KINDS = ("bidirectional", "causal", "cross")
 _STAGES = ("encoder", "decoder", "cross", "vision", "connector", "language")

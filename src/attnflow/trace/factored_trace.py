@@ -23,24 +23,14 @@ from attnflow.trace.checks import (
 )
 from attnflow.trace.extras import Prediction
 
-__all__ = ["FactoredTrace", "size_in_words", "weights_size", "LayerFactors", "LayerMix"]
-
 
 def weights_size(layers: int, heads: int, length: int) -> int:
-    """Bytes that weights of these layers and heads take, in float32.
-
-    >>> weights_size(30, 9, 8192)
-    72477573120
-    """
+    """Bytes that weights of these layers and heads take, in float32."""
     return layers * heads * length * length * 4
 
 
 def size_in_words(count: float) -> str:
-    """Bytes as people say them.
-
-    >>> size_in_words(72_477_573_120)
-    '72 GB'
-    """
+    """Bytes as people say them."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if count >= unit:
             return (

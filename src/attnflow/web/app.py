@@ -36,8 +36,6 @@ from attnflow.web.requests import DEFAULT, REQUESTS, BaseRequest, method_names, 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
-__all__ = ["Server", "create_app", "guarded_app"]
-
 _PAGE = Path(__file__).parent / "page"
 _PAGE_SCRIPTS = ("form.js", "page.js", "photo.js")
 _PAGE_STYLES = ("page.css", "photo.css")

@@ -19,8 +19,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attnflow.web.models import Limits
 
-__all__ = ["DeadlineProtocol", "Guard", "server_settings"]
-
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

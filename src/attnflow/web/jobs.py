@@ -26,8 +26,6 @@ from attnflow.explainers.comparison import Comparison
 from attnflow.show.page import page
 from attnflow.show.view import View
 
-__all__ = ["CancelledJobError", "Job", "Jobs", "QueueFullError", "Results", "StoredResult"]
-
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 _DRAWING = Lock()  # pyplot keeps a state of its own, for one thread at a time
 _REMEMBERED = 512  # finished jobs that can still be asked about

@@ -18,8 +18,6 @@ from attnflow.errors import InputError
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
-__all__ = ["Limits", "OfferedModel", "embedded_models", "named_models"]
-
 # The drawing that visitors may try: scene 7 of those that nothing was chosen by.
 _PICTURE = "example.png"
 

@@ -34,8 +34,6 @@ from attnflow.web.models import Limits, OfferedModel
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
-__all__ = ["DEFAULT", "REQUESTS", "BaseRequest", "method_names", "read_request"]
-
 DEFAULT = "default"
 _ROLES = ("system", "user", "assistant")
 _MOST_MESSAGES = 40
@@ -400,12 +398,7 @@ R = TypeVar("R", bound=BaseRequest)
 def read_request(
     body: bytes, kind: type[R], models: Mapping[str, OfferedModel], limits: Limits
 ) -> R:
-    """Read the request in a body, or raise an InputError that says what is wrong with it.
-
-    >>> read_request(b"[1]", ExplainRequest, {}, Limits())
-    Traceback (most recent call last):
-    attnflow.errors.InputError: The request must be a JSON object; got [1].
-    """
+    """Read the request in a body, or raise an InputError that says what is wrong with it."""
     try:
         record = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -22,8 +22,6 @@ from attnflow.errors import FileError, InputError
 from attnflow.evaluation import CompletionPrompt
 from attnflow_experiments.known_answer.data import Wording, fact_prompts
 
-__all__ = ["PARTS", "Part", "clean_wiki_text", "facts", "part_of", "passages", "questions"]
-
 Part = Literal["development", "held-out"]
 PARTS: tuple[Part, ...] = ("development", "held-out")
 
@@ -42,11 +40,7 @@ _ODD = re.compile(r"[\[\]{}|=<>*]|http|[^\x20-\x7e]")  # what is left of markup,
 
 
 def part_of(name: str) -> Part:
-    """The part an item belongs to, for ever.
-
-    >>> part_of("Circumcision")
-    'development'
-    """
+    """The part an item belongs to, for ever."""
     digest = hashlib.sha256(f"{_SEED}:{name}".encode()).digest()
     return "development" if digest[0] % 2 == 0 else "held-out"
 
@@ -55,11 +49,7 @@ def part_of(name: str) -> Part:
 
 
 def facts(part: Part) -> list[CompletionPrompt]:
-    """Prompts that state a fact and ask for it, each once; the two parts are worded differently.
-
-    >>> facts("development")[0].expected
-    'Madrid'
-    """
+    """Prompts that state a fact and ask for it, each once; the two parts are worded differently."""
     prompts = []
     for fact in fact_prompts(_FACTS, seed=_SEED, wording=_WORDINGS[part]):
         places = [match.start() for match in re.finditer(rf"\b{fact.answer}\b", fact.text)]
@@ -90,9 +80,6 @@ def _mixed(prompts: list[CompletionPrompt]) -> list[CompletionPrompt]:
 def clean_wiki_text(text: str) -> str:
     """Wiki markup as plain text: comments, formulas, references, tables and templates go, links
     leave the words they show, and bold and italics lose their marks.
-
-    >>> clean_wiki_text("'''Rome''' is the [[capital city|capital]] of [[Italy]].{{fact}}")
-    'Rome is the capital of Italy. '
     """
     text = html.unescape(html.unescape(text))
     markup = r"<!--.*?-->|<math>.*?</math>|<ref[^>]*?/>|<ref.*?</ref>|<table.*?</table>"

@@ -20,11 +20,6 @@ from attnflow.evaluation.table import Cell, Table
 from attnflow_experiments.ablation.data import PARTS, Part, facts, passages, questions
 from attnflow_experiments.report import Report
 
-__all__ = [
-    *("DATA_FILES", "DEFAULT_METHODS", "KINDS", "AblationExperiment", "Kind"),
-    *("differences_table", "kind_table", "prompts_of"),
-]
-
 DATA_FILES: Mapping[str, tuple[str, ...]] = {
     "text": ("enwik8.gz", "enwik8", "text.txt"),
     "documents": ("questions.jsonl", "squad/questions.jsonl"),

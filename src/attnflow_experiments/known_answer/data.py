@@ -21,11 +21,6 @@ from attnflow.hosts.capture import capture
 from attnflow.trace import AttentionTrace
 from attnflow_experiments.observe import neutral_traces, padded
 
-__all__ = [
-    *("FactPrompt", "Known", "Wording", "arithmetic", "fact_prompts", "load_mathformer"),
-    *("mathformer_folder", "stated_facts"),
-]
-
 Wording = Literal["test", "development"]
 
 _NAMES = "Anna Tom Mary John Sara Peter Lisa Paul Emma Jack Laura David".split()  # noqa: SIM905
@@ -113,12 +108,7 @@ _MODELS = {"*": "mulformer", "+": "addformer"}
 
 
 def mathformer_folder(folder: Path | None) -> Path | None:
-    """The folder itself, or without one that of the installed package, or None.
-
-    >>> mathformer_folder(Path("no-such-folder"))
-    Traceback (most recent call last):
-    attnflow.errors.ModelError: 'no-such-folder' holds no folder 'mulformer' of mathformer.
-    """
+    """The folder itself, or without one that of the installed package, or None."""
     if folder is not None:
         if not (folder / _MODELS["*"]).is_dir():
             raise ModelError(f"{str(folder)!r} holds no folder {_MODELS['*']!r} of mathformer.")
@@ -129,12 +119,7 @@ def mathformer_folder(folder: Path | None) -> Path | None:
 
 
 def load_mathformer(folder: Path | None, sign: str) -> tuple[Any, dict[str, int]]:
-    """The model for "*" or "+", and the id of each character.
-
-    >>> load_mathformer(None, "*")
-    Traceback (most recent call last):
-    attnflow.errors.ModelError: mathformer is not installed: pip install mathformer.
-    """
+    """The model for "*" or "+", and the id of each character."""
     from transformers import LlamaForCausalLM
 
     if folder is None:

@@ -29,12 +29,6 @@ from attnflow_experiments.known_answer.data import (
 from attnflow_experiments.layers import Floats
 from attnflow_experiments.report import Report
 
-__all__ = [
-    *("CONTENDERS", "LESS_NEUTRAL", "LESS_NEUTRAL_METHOD", "RELATIVES", "Contender"),
-    *("KnownAnswer", "distractor_table", "less_neutral_table", "rank_of", "rank_table"),
-    *("ranks_of", "relatives_table"),
-]
-
 LESS_NEUTRAL = "one-step, less neutral"
 """Rollout that does not drown depth, its first token dropped, less that of a neutral prompt."""
 LESS_NEUTRAL_METHOD = Rollout(residual=ONE_STEP, drop=(0,))
@@ -123,11 +117,7 @@ def ranks_of(
 
 
 def rank_of(row: Floats, layers: str, sources: Sequence[int]) -> float:
-    """The rank of the best true source, from 1; `row` is layer × source, a tie counts against it.
-
-    >>> rank_of(np.array([[0.1, 0.5, 0.4]]), "top", [2])
-    2.0
-    """
+    """Return the rank of the best true source, from 1; a tie counts against it."""
     values = row[-1] if layers == "top" else row.mean(axis=0)
     best = max(values[list(sources)])
     return float(1 + (np.delete(values, list(sources)) >= best).sum())
@@ -204,9 +194,6 @@ class KnownAnswer:
     prompts: how many prompts are made; those the model answers rightly count.
     seed: decides which.
     wording: "test", or "development", the wordings that options were chosen by.
-
-    >>> KnownAnswer(prompts=8).report([]).protocol[2]
-    'Wording: test; distractors are facts of the same kind about others.'
     """
 
     prompts: int = 960

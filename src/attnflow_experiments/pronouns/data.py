@@ -21,11 +21,6 @@ from typing import Final
 from attnflow.data import Row, find_files, rows
 from attnflow.errors import FileError, InputError, TargetError
 
-__all__ = [
-    *("FILLERS", "OURS", "PAPERS", "PLACE", "SOMEONE", "PronounSentence", "Schema", "crossed"),
-    *("occurrences", "parse_sentence", "read_winogender"),
-]
-
 PLACE: Final = "[MASK]"
 
 
@@ -86,11 +81,7 @@ class PronounSentence:
 
 
 def occurrences(text: str, word: str) -> list[tuple[int, int]]:
-    """Where a word stands as a word of its own, in any case: start and end.
-
-    >>> occurrences("Anna saw an anna.", "Anna")
-    [(0, 4), (12, 16)]
-    """
+    """Where a word stands as a word of its own, in any case: start and end."""
     if not word.strip():
         return []
     matches = re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", text, re.IGNORECASE)

@@ -14,8 +14,6 @@ from attnflow_experiments.pronouns.data import PronounSentence, Schema
 from attnflow_experiments.pronouns.observe import PronounReader
 from attnflow_experiments.report import Experiment, Report
 
-__all__ = ["Pronouns"]
-
 _PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = {
     "sound": (
         "A causal model's text opens with a line end (unless its tokenizer begins with a token of "
@@ -33,11 +31,7 @@ _PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pronouns(Experiment):
-    """The pronoun experiment, on sentences or on Winogender schemas.
-
-    >>> Pronouns(protocol="paper")
-    Pronouns(protocol='paper')
-    """
+    """The pronoun experiment, on sentences or on Winogender schemas."""
 
     @quiet_about_limits()  # its tables tell of saturation
     def of_sentences(

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["agreement_figure", "pronoun_figure"]
-
 _PAIR = ("#0072B2", "#D55E00")  # the first antecedent and its pronoun, the second and its
 _MARKERS = ("o", "s")
 _DASHES = ("--", "-.", "-")
@@ -27,14 +25,6 @@ def pronoun_figure(sentences: Sequence[Mapping[str, Any]], path: Path | None = N
     """A line for each sentence: its pronouns' probabilities, then each method over layers.
 
     With a path it is written there too.
-
-    >>> sentence = {
-    ...     "heading": "his or her", "pronouns": ["his", "her"], "probabilities": [0.6, 0.4],
-    ...     "antecedents": ["author", "Sara"], "layers": [1, 2],
-    ...     "methods": {"rollout": [[0.1, 0.2], [0.3, 0.4]]},
-    ... }
-    >>> len(pronoun_figure([sentence]).axes)
-    2
     """
     names = list(sentences[0]["methods"])
     figure = pyplot().figure(
@@ -83,11 +73,6 @@ def agreement_figure(panels: Sequence[Mapping[str, Any]], path: Path | None = No
     """Shares over layers with their intervals; what does not depend on the layer as a line.
 
     With a path it is written there too.
-
-    >>> line = {"value": [0.6, 0.7], "low": [0.5, 0.6], "high": [0.7, 0.8], "paper": [None, None]}
-    >>> panel = {"title": "all", "columns": ["1", "2"], "series": {"rollout": line}, "fixed": []}
-    >>> len(agreement_figure([panel, panel]).axes)
-    2
     """
     across = min(2, len(panels))
     down = -(-len(panels) // across)

@@ -27,8 +27,6 @@ from attnflow_experiments.observe import neutral_traces, padded
 from attnflow_experiments.pronouns.data import PLACE, PronounSentence, occurrences
 from attnflow_experiments.report import Protocol
 
-__all__ = ["PronounReader", "Reading", "lean"]
-
 _BATCH: Final = 16
 # Attention is computed in single precision: shares of it, and products of shares, are right to
 # about six digits, and their differences to about 1e-7 of a row.
@@ -43,9 +41,6 @@ def lean(one: Floats, other: Floats, tie: float = 0.0) -> Floats:
 
     Values may be negative where a baseline was subtracted, so shares would not do. Differences up
     to `tie`, or within rounding of the values, are ties. nan stays nan.
-
-    >>> lean(np.array([3.0, 1.0]), np.array([1.0, 1.0]))
-    array([0.5, 0. ])
     """
     difference, size = one - other, np.abs(one) + np.abs(other)
     contrast = np.divide(difference, size, out=np.zeros_like(size), where=size != 0)

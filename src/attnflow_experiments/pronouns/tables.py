@@ -23,12 +23,6 @@ from attnflow_experiments.layers import CLEAR, Floats, layer_names
 from attnflow_experiments.pronouns.data import PAPERS, PronounSentence, occurrences
 from attnflow_experiments.pronouns.observe import Reading
 
-__all__ = [
-    *("FIRST", "LAST", "PAPER_PREFERENCES", "PAPER_PROBABILITIES", "Frame", "Question"),
-    *("agreement", "detailed", "draw", "findings_of", "frames_of", "layer_table"),
-    *("layers_to_print", "questions_of", "share_of", "standing", "tables_of"),
-]
-
 FIRST: Final = "always the first named"
 LAST: Final = "always the last named"
 _COLUMNS: Final = 7  # layers a table prints
@@ -64,11 +58,7 @@ class Frame:
 
 
 def agreement(ours: Floats, truth: Floats) -> Floats:
-    """1 for the same sign, 0 for the other, a half where ours is a tie; nan where unknown.
-
-    >>> agreement(np.array([2.0, -1.0, 0.0, 1.0]), np.array([1.0, 1.0, 1.0, 0.0]))
-    array([1. , 0. , 0.5, nan])
-    """
+    """1 for the same sign, 0 for the other, a half where ours is a tie; nan where unknown."""
     same = (1 + np.sign(ours) * np.sign(truth)) / 2
     return np.where(np.sign(truth) == 0, np.nan, same)
 

@@ -26,8 +26,6 @@ from attnflow_experiments.pronouns.tables import (
 )
 from attnflow_experiments.report import curve_panel
 
-__all__ = ["Winogender", "draw", "findings", "protocol", "read_schemas", "tables"]
-
 MODEL: Final = "the model's binding"
 
 

@@ -18,11 +18,6 @@ from numpy.typing import NDArray
 
 from attnflow.errors import InputError, whole_number
 
-__all__ = [
-    *("COLOURS", "DEVELOPMENT_SEED", "SHAPES", "SIZE", "TEST_SEED", "TRAIN_SEED", "Question"),
-    *("Scene", "SceneObject", "draw", "questions_about", "random_scene", "scenes"),
-]
-
 SIZE: Final = 48
 """Width and height of a scene in pixels."""
 
@@ -58,9 +53,6 @@ Box = tuple[int, int, int, int]
 class SceneObject:
     """One object: what it is, and its box in pixels as (left, top, right, bottom), right and
     bottom excluded.
-
-    >>> SceneObject("circle", "red", (4, 8, 20, 24)).centre
-    (12.0, 16.0)
     """
 
     shape: str
@@ -79,9 +71,6 @@ class Question:
     """A question, its answer, and the number of the object that the answer is seen in.
 
     `reference` is the object that the question names where it asks for another one's place.
-
-    >>> Question("what colour is the circle?", "red", 0, "colour").answer
-    'red'
     """
 
     text: str
@@ -93,12 +82,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Scene:
-    """Objects of different shapes and different colours, none touching another.
-
-    >>> scene = random_scene(seed=1)
-    >>> 2 <= len(scene.objects) <= 4
-    True
-    """
+    """Objects of different shapes and different colours, none touching another."""
 
     objects: tuple[SceneObject, ...]
     seed: int = 0
@@ -114,12 +98,7 @@ class Scene:
 
 
 def scenes(count: int, *, seed: int) -> Iterator[Scene]:
-    """Several scenes; scene k is the same however many are asked for.
-
-    >>> first, second = scenes(2, seed=7)
-    >>> first == next(scenes(1, seed=7)), first == second
-    (True, False)
-    """
+    """Several scenes; scene k is the same however many are asked for."""
     number = whole_number(count)
     if number is None or number < 1:
         raise InputError(f"count={count!r}: a number of scenes is a whole number of at least 1.")
@@ -128,11 +107,7 @@ def scenes(count: int, *, seed: int) -> Iterator[Scene]:
 
 
 def random_scene(seed: int) -> Scene:
-    """The scene of a seed.
-
-    >>> random_scene(seed=3) == random_scene(seed=3)
-    True
-    """
+    """The scene of a seed."""
     random = np.random.default_rng(seed)
     while True:
         count = int(random.integers(2, 5))
@@ -174,13 +149,7 @@ def _touch(one: Box, other: Box) -> bool:
 
 
 def questions_about(objects: Sequence[SceneObject]) -> Iterator[Question]:
-    """Every question about these objects that has exactly one answer.
-
-    >>> objects = (SceneObject("ring", "red", (2, 2, 18, 18)),
-    ...            SceneObject("cross", "blue", (40, 6, 56, 22)))
-    >>> [question.text for question in questions_about(objects)][-2:]
-    ['what is right of the ring?', 'what is left of the cross?']
-    """
+    """Every question about these objects that has exactly one answer."""
     for number, item in enumerate(objects):
         yield Question(f"what colour is the {item.shape}?", item.colour, number, "colour")
         yield Question(f"what shape is {item.colour}?", item.shape, number, "shape")
@@ -215,11 +184,7 @@ def _is_clear_of(side: str, one: SceneObject, other: SceneObject) -> bool:
 
 
 def draw(scene: Scene) -> NDArray[np.uint8]:
-    """The scene as (height, width, 3) bytes; its seed decides the ground and the noise.
-
-    >>> draw(random_scene(seed=1)).shape
-    (48, 48, 3)
-    """
+    """The scene as (height, width, 3) bytes; its seed decides the ground and the noise."""
     random = np.random.default_rng([scene.seed, 1])
     canvas = np.full((SIZE, SIZE, 3), random.uniform(*_GROUND))
     for item in scene.objects:

@@ -30,8 +30,6 @@ from attnflow_experiments.report import Report
 from attnflow_experiments.scenes.drawn_scenes import DEVELOPMENT_SEED, TEST_SEED, scenes
 from attnflow_experiments.scenes.observe import BASELINES, METRICS, Floats, SceneQuestion, observe
 
-__all__ = ["CONTENDERS", "DEFAULT", "Scenes", "differences_table", "kinds_table", "means_table"]
-
 CONTENDERS: Final[Mapping[str, Method]] = {
     "raw": Raw(),
     "rollout": Rollout(),
@@ -106,9 +104,6 @@ class Scenes:
 
     scenes: how many scenes; of each one question, of the three kinds in turn.
     part: "test", which nothing was chosen by, or "development", which the default was chosen by.
-
-    >>> Scenes(scenes=3).part
-    'test'
     """
 
     scenes: int = 300

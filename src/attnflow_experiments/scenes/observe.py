@@ -21,8 +21,6 @@ from attnflow.tokens.patches import ImagePatches
 from attnflow.trace import AttentionTrace
 from attnflow_experiments.scenes.drawn_scenes import SIZE, Question, Scene
 
-__all__ = ["BASELINES", "METRICS", "SceneQuestion", "observe"]
-
 Floats = NDArray[np.float64]
 RANDOM: Final = "random"
 CENTRE: Final = "centre"

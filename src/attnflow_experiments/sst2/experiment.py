@@ -16,8 +16,6 @@ from attnflow_experiments.report import Report, SampledExperiment
 from attnflow_experiments.sst2.observe import Run, check_labels, class_of, in_words, labels_of
 from attnflow_experiments.sst2.tables import run_as_paper, run_sound
 
-__all__ = ["Sst2"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sst2(SampledExperiment):
@@ -25,12 +23,6 @@ class Sst2(SampledExperiment):
 
     label: the class whose logit is explained, by name or number; None is the last, which of
         SST-2 is the positive one.
-
-    >>> from attnflow.testing import tiny_encoder
-    >>> texts = [LabelledText("the author talked to sara", "1"), LabelledText("her book", "0")]
-    >>> classifier = tiny_encoder(head="SequenceClassification")
-    >>> Sst2(samples=2)(texts, *classifier, source="here").tables[0].columns
-    ('L1', 'L2', 'L3')
     """
 
     label: str | int | None = None

@@ -35,13 +35,6 @@ from attnflow.trace import AttentionTrace
 from attnflow_experiments.layers import METHODS, Floats
 from attnflow_experiments.observe import observe_texts
 
-__all__ = [
-    *("Classified", "DoubleEmbedded", "GradientSums", "Run", "blank_for"),
-    *("capture_double_embedded", "check_labels", "class_of", "gradient_sums"),
-    *("in_double_precision", "in_words", "is_right", "labels_of", "observe"),
-    "observe_double_embedded",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class GradientSums:
@@ -281,15 +274,7 @@ def in_words(names: Sequence[str]) -> str:
 
 
 def check_labels(examples: Sequence[LabelledText], names: Sequence[str]) -> None:
-    """Refuse labels that are none of the classes, with the line.
-
-    >>> check_labels([LabelledText("a fine film", "Positive")], ["negative", "positive"])
-    >>> check_labels([LabelledText("a fine film", "5", line=2)], ["negative", "positive"])
-    Traceback (most recent call last):
-    ...
-    attnflow.errors.InputError: Line 2 has the label '5'; the model's labels are 0 (negative), \
-1 (positive). Texts without labels need a header without 'label'.
-    """
+    """Refuse labels that are none of the classes, with the line."""
     for example in examples:
         if example.label is not None and class_of(example.label, names) is None:
             where = f"Line {example.line}" if example.line else f"{example.text[:60]!r}"
@@ -300,11 +285,7 @@ def check_labels(examples: Sequence[LabelledText], names: Sequence[str]) -> None
 
 
 def is_right(example: LabelledText, answer: str | None, names: Sequence[str]) -> bool | None:
-    """Whether the model's answer is the text's label; None where either is not known.
-
-    >>> is_right(LabelledText("a fine film", "1"), "positive", ["negative", "positive"])
-    True
-    """
+    """Whether the model's answer is the text's label; None where either is not known."""
     if example.label is None or answer is None:
         return None
     number = class_of(example.label, names)

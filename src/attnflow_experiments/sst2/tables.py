@@ -34,8 +34,6 @@ from attnflow_experiments.sst2.observe import (
     observe_double_embedded,
 )
 
-__all__ = ["PAPER", "Outcome", "run_as_paper", "run_sound", "table_3"]
-
 PAPER: Final[Mapping[str, Mapping[int, float]]] = {
     "raw": {1: 0.12, 3: 0.09, 5: 0.08, 6: 0.09},
     "rollout": {1: 0.11, 3: 0.12, 5: 0.13, 6: 0.13},

@@ -17,11 +17,6 @@ from typing import Final, NamedTuple
 from attnflow.data import Row, find_files, rows
 from attnflow.errors import FileError, InputError
 
-__all__ = [
-    *("LABELS", "Example", "Split", "Words", "distinct", "held_out", "read_agreement"),
-    *("read_examples", "read_subjects", "split", "template_examples"),
-]
-
 LABELS: Final = ("VBZ", "VBP")  # in the order of VerbNumberModel.labels
 COLUMNS: Final = ("sentence", "subj_idx", "verb_idx", "verb_pos", "verb", "inflected_verb")
 NATURAL_DISTINCT: Final = 13_912  # distinct prefixes of numpred.val
@@ -41,9 +36,6 @@ class Example(NamedTuple):
 
     Tags where they are known; `subject` is the index of the subject among the words where the
     data say it.
-
-    >>> Example(("the", "key"), label=0).subject is None
-    True
     """
 
     words: Words
@@ -149,11 +141,7 @@ def _cut_before_verb(sentence: _Sentence, first: int) -> Example:
 
 
 def distinct(examples: Iterable[Example], exclude: set[Words] | None = None) -> list[Example]:
-    """One example for each word sequence that is not taken, with its most frequent label.
-
-    >>> len(distinct([Example(("a",), 0), Example(("a",), 0), Example(("b",), 1)]))
-    2
-    """
+    """One example for each word sequence that is not taken, with its most frequent label."""
     votes: dict[Words, Counter[int]] = {}
     first: dict[Words, Example] = {}
     for example in examples:
@@ -167,11 +155,7 @@ def distinct(examples: Iterable[Example], exclude: set[Words] | None = None) -> 
 
 
 class Split(NamedTuple):
-    """Disjoint parts of one data set.
-
-    >>> Split(train=[], dev=[], test=[Example(("a",), 0)]).test[0].words
-    ('a',)
-    """
+    """Disjoint parts of one data set."""
 
     train: list[Example]
     dev: list[Example]
@@ -179,26 +163,14 @@ class Split(NamedTuple):
 
 
 def split(examples: Sequence[Example], *, dev: int, test: int, seed: int) -> Split:
-    """Shuffle distinct examples and cut them in three.
-
-    >>> examples = [Example((str(k),), 0) for k in range(5)]
-    >>> [len(part) for part in split(examples, dev=1, test=2, seed=0)]
-    [2, 1, 2]
-    """
+    """Shuffle distinct examples and cut them in three."""
     shuffled = list(examples)
     random.Random(seed).shuffle(shuffled)
     return Split(shuffled[dev + test :], shuffled[:dev], shuffled[dev : dev + test])
 
 
 def held_out(examples: Sequence[Example]) -> list[Example]:
-    """Of all lines of ``numpred.val``: the 3,000 prefixes that decided nothing in training.
-
-    >>> held_out([Example(("a",), 0)])
-    Traceback (most recent call last):
-    attnflow.errors.InputError: The held-out sentences are a part of numpred.val, the validation \
-part of the 'simple' agreement data, with 13,912 distinct prefixes; these data have 1. For other \
-data leave the option out.
-    """
+    """Of all lines of ``numpred.val``: the 3,000 prefixes that decided nothing in training."""
     examples = distinct(examples)
     if len(examples) != NATURAL_DISTINCT:
         raise InputError(
@@ -225,12 +197,7 @@ VERBS: Final = ("knew", "saw", "made", "found", "left", "used")
 
 
 def template_examples(count: int, *, seed: int = 0) -> list[Example]:
-    """So many different sentences, drawn by seed; each says where its subject stands.
-
-    >>> example = template_examples(1)[0]
-    >>> " ".join(example.words), example.words[example.subject]
-    ('the small officers that the small results made', 'officers')
-    """
+    """So many different sentences, drawn by seed; each says where its subject stands."""
     if count < 1:
         raise InputError(f"At least one sentence is needed; got {count}.")
     rng = random.Random(seed)

@@ -21,20 +21,10 @@ from attnflow_experiments.verb_number.tables import (
     tables_of,
 )
 
-__all__ = ["VerbNumber"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class VerbNumber(SampledExperiment):
-    """The verb-number experiment; its options are those of every sampled experiment.
-
-    >>> from attnflow_experiments.verb_number.data import template_examples
-    >>> from attnflow.models.verb_number import load_verb_number
-    >>> model, vocabulary = load_verb_number()
-    >>> report = VerbNumber(samples=3)(template_examples(3), model, vocabulary, source="here")
-    >>> [table.name for table in report.tables][:3]
-    ['table-1', 'table-2', 'differences']
-    """
+    """The verb-number experiment; its options are those of every sampled experiment."""
 
     samples: int = 2_000
 

@@ -20,11 +20,6 @@ from attnflow_experiments.observe import observe_texts
 from attnflow_experiments.report import Protocol
 from attnflow_experiments.verb_number.data import Example
 
-__all__ = [
-    *("AS_PAPER", "IN_WORDS", "PAPER", "PROTOCOLS", "SOUND", "AgreementProtocol"),
-    *("Observation", "observe", "text_of"),
-]
-
 # [EOS] is blanked too here; what the paper leaves out or sets to zero is up to the protocol.
 MEASURES: Mapping[str, Measure] = {
     "blank-out": BlankOut(by="unk", keep=()),

@@ -37,8 +37,6 @@ from attnflow_experiments.verb_number.observe import (
     text_of,
 )
 
-__all__ = ["agreements_of", "faithfulness_table", "findings_of", "subject_table", "tables_of"]
-
 LAYERS: Final = range(1, 7)
 
 _LENGTHS: Final = ((1, 3), (4, 6), (7, 10), (11, 20), (21, 62))

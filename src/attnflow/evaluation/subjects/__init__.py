@@ -8,23 +8,11 @@ from typing import Any
 
 from attnflow.data import name_subject
 from attnflow.evaluation.subjects.base import Subject
-from attnflow.evaluation.subjects.examples import CompletionPrompt, ImageExample, LabelledText
+from attnflow.evaluation.subjects.examples import CompletionPrompt, ImageExample
 from attnflow.evaluation.subjects.images import Images
 from attnflow.evaluation.subjects.prompts import Prompts
 from attnflow.evaluation.subjects.texts import Texts
 from attnflow.tokens.patches import is_picture, names_picture
-
-__all__ = [
-    "SUBJECTS",
-    "CompletionPrompt",
-    "ImageExample",
-    "Images",
-    "LabelledText",
-    "Prompts",
-    "Subject",
-    "Texts",
-    "guess_subject",
-]
 
 SUBJECTS: dict[str, type[Subject]] = {"text": Texts, "prompt": Prompts, "image": Images}
 

@@ -25,8 +25,6 @@ from attnflow.methods import Method, make_method
 if TYPE_CHECKING:
     from attnflow.evaluation.results import Evaluation
 
-__all__ = ["CANNOT", "RANDOM_ORDERS", "Judge", "MetricGroup", "Subject", "label_methods"]
-
 PathLike = str | os.PathLike[str]
 Random = np.random.Generator
 Scores = dict[str, float]

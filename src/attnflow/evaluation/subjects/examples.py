@@ -26,11 +26,6 @@ from attnflow.errors.arguments import check_fields, checked_arguments
 from attnflow.tokens.patches import PICTURE_ENDINGS
 from attnflow.tokens.units import CharSpan
 
-__all__ = [
-    *("CompletionPrompt", "ImageExample", "LabelledText"),
-    *("read_images", "read_prompts", "read_texts"),
-]
-
 PathLike = str | os.PathLike[str]
 Box = tuple[float, float, float, float]
 

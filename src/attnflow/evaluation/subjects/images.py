@@ -41,8 +41,6 @@ from attnflow.trace import AttentionTrace
 if TYPE_CHECKING:
     from attnflow.evaluation.results import Evaluation
 
-__all__ = ["CENTRE", "LEAVE_ONE_OUT", "ImageJudge", "Images", "QuestionJudge", "centre_map"]
-
 Floats = NDArray[np.float64]
 Cover = tuple[Floats, NDArray[np.bool_]]
 CENTRE: Final = "centre"

@@ -16,8 +16,6 @@ from attnflow.explainers.sources import Sources, spans_of_content
 from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import CharSpan, tokens_in
 
-__all__ = ["PromptText", "TrueSources", "is_answered", "known_hits"]
-
 Floats = NDArray[np.float64]
 
 

@@ -42,8 +42,6 @@ from attnflow.tokens.units import Level, check_level
 if TYPE_CHECKING:
     from attnflow.evaluation.results import Evaluation
 
-__all__ = ["LEAVE_ONE_DOCUMENT_OUT", "PromptJudge", "Prompts"]
-
 Floats = NDArray[np.float64]
 Rows = dict[str, dict[str, float]]
 LEAVE_ONE_DOCUMENT_OUT: Final = "leave-one-document-out"

@@ -32,8 +32,6 @@ from attnflow.methods.mixing import ONE_STEP
 from attnflow.methods.reruns import By, RerunScore
 from attnflow.trace.extras import GRADIENTS
 
-__all__ = ["CompletionCase", "Ranking", "named_rankings"]
-
 
 @dataclass(frozen=True, eq=False)
 class CompletionCase:

@@ -44,8 +44,6 @@ from attnflow.trace import AttentionTrace
 if TYPE_CHECKING:
     from attnflow.evaluation.results import Evaluation
 
-__all__ = ["FAITHFUL", "TextJudge", "Texts"]
-
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 

@@ -62,8 +62,6 @@ from attnflow.hosts.value_zeroing import VALUE_ZEROING, outermost_layers, replay
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, MEASURES, ScoreName
 
-__all__ = ["TransformersAdapter"]
-
 _ATTENDING = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
 _TOKENS = ("unk", "mask", "pad", "cls", "sep", "bos", "eos")  # as tokenizers name their own

@@ -20,17 +20,6 @@ from transformers import PreTrainedModel
 from attnflow.errors import TokensError
 from attnflow.hosts.adapter import AnswerPosition, Batch, ModelFacts, Scores
 
-__all__ = [
-    "Side",
-    "compared_side",
-    "compares",
-    "facts_of",
-    "is_encoder_decoder",
-    "read_scores",
-    "similarity_scores",
-    "tower_of",
-]
-
 # Where each kind of head reads its answer, by how the class's name ends; heads of classes read the
 # last token where attention is causal (no other one has seen the whole text), as in a decoder, and
 # else the first.

@@ -35,16 +35,6 @@ from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Stage
 from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.answers import is_encoder_decoder
 
-__all__ = [
-    "AttentionCall",
-    "AttentionHandler",
-    "handle_attention",
-    "has_special_softmax",
-    "use_eager_attention",
-    "uses_the_interface",
-    "watch_attention",
-]
-
 _NAME = "attnflow"
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
 _CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "encoder_attention")

@@ -30,8 +30,6 @@ from attnflow.kernels.blocks import row_sums, weight_rows
 from attnflow.kernels.factors import Band, Factors
 from attnflow.kernels.layer import FactoredLayer, aside
 
-__all__ = ["FactorRecording", "FactoredRun"]
-
 _ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time
 _CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are held to its output
 _AGREEMENT = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}

@@ -23,8 +23,6 @@ from torch.nn import functional
 from attnflow.kernels.dispatch import products_of, way_for
 from attnflow.kernels.factors import Band, Factors
 
-__all__ = ["FusedRows", "LayerRows", "attend", "constant_others", "own_terms", "visible_keys"]
-
 _FLASH, _CUDNN = 1, 3  # numbers of torch's own choice among its fused kernels
 _ROWS = 1024  # queries at a time where a window needs a mask
 

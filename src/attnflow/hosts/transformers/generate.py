@@ -18,8 +18,6 @@ from attnflow.hosts.recorder import AttentionObserver
 from attnflow.hosts.transformers.answers import is_encoder_decoder
 from attnflow.hosts.transformers.attention import uses_the_interface, watch_attention
 
-__all__ = ["can_stream", "checked_generator", "end_tokens", "run_generate", "run_once"]
-
 _ALLOWED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 

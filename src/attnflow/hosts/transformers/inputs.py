@@ -14,20 +14,6 @@ from attnflow.errors import ModelError, TokensError, shorten
 from attnflow.hosts.adapter import ModelFacts
 from attnflow.tokens import Tokens
 
-__all__ = [
-    "after_start",
-    "check_vocabulary",
-    "checked_tokenizer",
-    "decoder_inputs",
-    "own_processor",
-    "padded",
-    "prefix_ids",
-    "shifted_input",
-    "tokenize",
-    "tokens_of",
-    "words_of",
-]
-
 _NO_TOKENIZER = (
     "A text needs the model's tokenizer: pass attnflow.load(model, tokenizer=AutoTokenizer."
     "from_pretrained(...)), or pass the model's name instead of the loaded model."

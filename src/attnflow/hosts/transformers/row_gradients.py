@@ -36,8 +36,6 @@ from attnflow.hosts.transformers.attention import (
 from attnflow.hosts.transformers.fused import FusedRows, LayerRows, own_terms
 from attnflow.trace.extras import LOG_PROB, ScoreName
 
-__all__ = ["NO_CONTRAST", "PredictingRows", "RowContributions", "gradient_rows", "rows_are_exact"]
-
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
 _MOST_ROWS = 512  # that run at once beside the cache
 _SAME = 1e-3  # how far recomputed weights may be from the model's own, as a share of the largest

@@ -39,8 +39,6 @@ from attnflow.hosts.transformers.attention import (
 from attnflow.hosts.transformers.row_gradients import log_probability
 from attnflow.hosts.vision_language.towers import checked_towers
 
-__all__ = ["fading_biases", "image_visibility", "visibility"]
-
 _FAINTEST = log(256)  # the path ends at a key weight of 1/256: fainter keys count for nothing
 _HEAD_MULTIPLE = 8  # fused kernels want head sizes that are a multiple of this
 _TOKENS_AT_ONCE = 4096  # positions over all steps of the path that run in one batch

@@ -32,8 +32,6 @@ from attnflow.hosts.vision_language.views import View, name_views, views_of
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import GRADIENTS
 
-__all__ = ["Composition", "compose_towers", "run_both_towers"]
-
 Array = NDArray[np.float32]
 
 

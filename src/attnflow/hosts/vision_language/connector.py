@@ -35,8 +35,6 @@ from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.attention import watch_attention
 from attnflow.hosts.vision_language.towers import Towers, pixels_of
 
-__all__ = ["FLAT", "Connector", "PixelMap", "connector_of", "fed_by", "feeding_matrix"]
-
 _NOWHERE = -1
 _SIGN_TOLERANCE = 0.05  # a sign is +1 or -1; half precision leaves some percent
 _MOST_TOKENS = 4096  # one backward pass for each, where positions overlap

@@ -22,19 +22,6 @@ from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.model import processor_of
 from attnflow.hosts.transformers.attention import uses_the_interface
 
-__all__ = [
-    "PIXELS",
-    "Towers",
-    "after_prompt",
-    "has_images",
-    "image_prompt",
-    "pixels_of",
-    "placeholders",
-    "read_photos",
-    "reads_images",
-    "towers_of",
-]
-
 PIXELS = ("pixel_values", "pixel_values_videos")
 """The names under which transformers models take images and videos."""
 _IMAGE_TOKENS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")

@@ -24,8 +24,6 @@ from attnflow.hosts.vision_language.towers import pixels_of
 from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, ImagePatches, patch_names
 
-__all__ = ["VIDEO", "View", "name_views", "pictures_of", "views_of", "with_pictures"]
-
 VIDEO = "pixel_values_videos"
 _GRIDS = {"pixel_values": "image_grid_thw", VIDEO: "video_grid_thw"}
 

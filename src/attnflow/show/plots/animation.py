@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["build_up", "draw_frame"]
-
 _DOTS_PER_INCH = 100
 _SIZE = (11.0, 5.2)
 _BARS = 20  # sources, the strongest at any layer

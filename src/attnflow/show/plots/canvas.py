@@ -29,27 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = [
-    "BLUE",
-    "COLOURS",
-    "GREEN",
-    "GREY",
-    "PALE",
-    "SMALL",
-    "VERMILLION",
-    "bare",
-    "colour_bar",
-    "heading",
-    "heat",
-    "label",
-    "name_ticks",
-    "new_axes",
-    "one_target",
-    "plain",
-    "pyplot",
-    "save_figure",
-]
-
 COLOURS = "Blues"  # one hue, monotone in lightness: safe for the colour-blind and in print
 DIVERGING = "RdBu"  # blue is more and red is less: told apart by the colour-blind, white is zero
 # Accents after Okabe and Ito, who chose them to be told apart by the colour-blind.

@@ -36,8 +36,6 @@ from attnflow.trace import AttentionTrace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["attention_graph", "cut_graph", "passing"]
-
 Matrix = NDArray[np.float64]
 
 _MOST_ARROWS = 4000  # more take minutes to draw and show nothing
@@ -150,9 +148,6 @@ def passing(capacities: Matrix, target: int) -> Matrix:
 
     A node hands on what it received in the shares of its row; summed over the edges into an input
     that is its rollout.
-
-    >>> passing(np.array([[[1.0, 0.0], [0.25, 0.75]]]), target=1)[0].tolist()
-    [[0.0, 0.0], [0.25, 0.75]]
     """
     mass = np.zeros(capacities.shape[1])
     mass[target] = 1.0

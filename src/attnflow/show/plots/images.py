@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["image_overlay", "image_words_figure", "overlay_figure"]
-
 _EYE = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are to the eye
 _PANEL = 2.9  # inches of a panel's width
 _COLUMNS = (4, 3)  # panels beside each other where one image is shown by several methods

@@ -38,19 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "answer_figure",
-    "completion_figure",
-    "completion_map",
-    "layers_map",
-    "method_bars",
-    "methods_figure",
-    "pairs_map",
-    "probability_bars",
-    "source_bars",
-    "token_layers",
-]
-
 _NUMBERED_UP_TO = 260  # cells; beyond that numbers would only be noise
 _BARS = 15  # sources a bar chart names; the map beside it has all of them
 _METHOD_COLOURS = (GREY, BLUE, VERMILLION, GREEN, "#CC79A7")

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["curves", "interval_panels", "intervals", "layer_curves"]
-
 # Told apart by the colour-blind and in print: Okabe and Ito's colours, and a marker each.
 _LOOKS = (("#888888", "o"), ("#0072B2", "s"), ("#D55E00", "^"), ("#009E73", "D"), ("#CC79A7", "v"))
 

@@ -6,17 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["render"]
-
 _FOLDER = Path(__file__).parent
 
 
 def render(template: str | Path, **values: Any) -> str:
-    """Return a template with these values in it, by its name here or by its path.
-
-    >>> render("frame.html.j2", page="<b>", static="", height=9)[31:54]
-    ' srcdoc="&lt;b&gt;" sty'
-    """
+    """Return a template with these values in it, by its name here or by its path."""
     return str(_compiled(_FOLDER / template).render(values))
 
 
