@@ -24,13 +24,13 @@ from attnflow.cli.app import _run
 from attnflow.corpus import Local, Ray, Settings
 from attnflow.corpus.corpus_run import ProgressCounter
 from attnflow.corpus.dataset import Corpus
-from attnflow.corpus.engines import BatchBegun, InlineEngine, JobSpec
+from attnflow.corpus.engines import BatchBegun, JobSpec
 from attnflow.corpus.folder import PartNotes
 from attnflow.corpus.local_engine import _Assignments
 from attnflow.corpus.plan import Plan, Shard, ShardReader
 from attnflow.corpus.ray_engine import ShardActor
 from attnflow.corpus.settings import Columns
-from attnflow.corpus.worker import ShardWorker
+from attnflow.corpus.worker import InlineEngine, ShardWorker
 from attnflow.data import DataFile, find_files
 from attnflow.errors import FileError, InputError, MethodError, ModelError, StoppedError
 from attnflow.errors.progress import Progress, listening
@@ -682,7 +682,7 @@ def test_a_text_that_ends_processes_becomes_an_error_row_in_the_end() -> None:
     assignments.give_back(process, "ended before any batch")
     message = die_in((2,))
     assert "was ended by SIGKILL, 3 times" in message["fatal"][2]
-    assignments.finish(process, PartNotes(0, 4, 1, 9))
+    assignments.assign(process)
     assert process.shard == shards[1]
     assert process.messages[-1]["suspects"] == []
 
@@ -764,11 +764,11 @@ def test_the_summary_counts_what_the_rows_say(tmp_path: Path) -> None:
 def test_the_command_runs_and_sums_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def start(engine: Local, job: JobSpec) -> InlineEngine:
-        assert engine == Local(processes=2, threads=1)
+    def start(job: JobSpec, options: Local, loaded: None) -> InlineEngine:
+        assert options == Local(processes=2, threads=1)
         return InlineEngine(job, Model(*load_verb_number()))
 
-    monkeypatch.setattr(Local, "start", start)
+    monkeypatch.setattr("attnflow.corpus.corpus_run.start_engine", start)
     data, out = write_texts(tmp_path), tmp_path / "out"
     command = ["corpus", "run", "--data", str(data), "--output", str(out), "--methods", "rollout"]
     command += ["--methods", "raw:heads=max", "--processes", "2", "--threads", "1", "--top", "2"]

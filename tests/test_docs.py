@@ -425,11 +425,12 @@ def test_the_page_on_corpora_runs(
     pytest.importorskip("pandas")
     shutil.rmtree(small_models / "out", ignore_errors=True)  # the page begins with an empty folder
     write_corpora(small_models)
-    from attnflow.corpus import Local
-    from attnflow.corpus.engines import InlineEngine
-    from attnflow.corpus.worker import load_for
+    from attnflow.corpus.worker import InlineEngine, load_for
 
-    monkeypatch.setattr(Local, "start", lambda _, job: InlineEngine(job, load_for(job)))
+    monkeypatch.setattr(
+        "attnflow.corpus.corpus_run.start_engine",
+        lambda job, _, loaded: InlineEngine(job, loaded or load_for(job)),
+    )
     page = ROOT / "docs" / "corpora.md"
     lines = commands(page)
     assert len(lines) >= 5

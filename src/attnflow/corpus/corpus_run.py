@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnflow._version import __version__
 from attnflow.corpus.dataset import Corpus, read
-from attnflow.corpus.engines import Engine, Event, InlineEngine, JobSpec, Local, Ray
+from attnflow.corpus.engines import Engine, Event, JobSpec, Local, Ray
 from attnflow.corpus.folder import OutputFolder, PartNotes, open_folder
 from attnflow.corpus.plan import Plan
 from attnflow.corpus.settings import Settings
@@ -66,10 +66,24 @@ def run(
         plan = Plan.make(files, settings.shard_size)
         record = _record(job, plan)
         folder.check(record)
-        started = engine.start(job) if loaded is None else InlineEngine(job, loaded)
-        with closing(started):
+        with closing(start_engine(job, engine, loaded)) as started:
             _finish(folder, plan, record, started)
     return read(job.output)
+
+
+def start_engine(job: JobSpec, options: Local | Ray, loaded: Model | None) -> Engine:
+    """Start the engine that these options ask for; a model that is loaded already runs here."""
+    if loaded is not None:
+        from attnflow.corpus.worker import InlineEngine
+
+        return InlineEngine(job, loaded)
+    if isinstance(options, Ray):
+        from attnflow.corpus.ray_engine import RayActors
+
+        return RayActors(job, options)
+    from attnflow.corpus.local_engine import ProcessPool
+
+    return ProcessPool(job, options)
 
 
 def _finish(folder: OutputFolder, plan: Plan, record: dict[str, Any], engine: Engine) -> None:

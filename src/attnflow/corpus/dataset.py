@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 class Corpus:
     """What a run wrote. `settings` and `provenance` are those of its manifest.
 
-    texts, errors: how many texts are done, and how many of them have no result but a sentence.
-    complete: whether all texts of the data are done.
-
     >>> Corpus(Path("nowhere"), {}, {}).parts
     []
     """
@@ -37,13 +34,15 @@ class Corpus:
 
     @cached_property
     def _notes(self) -> list[dict[str, Any]]:
-        notes = [(path, read_notes(path)) for path in self.parts]
-        broken = next((path for path, record in notes if record is None), None)
-        if broken is not None:
-            raise FileError(
-                f"{shorten(str(broken))} is damaged. Run the same command again: it is made anew."
-            )
-        return [record for _, record in notes if record is not None]
+        notes = []
+        for path in self.parts:
+            record = read_notes(path)
+            if record is None:
+                raise FileError(
+                    f"{shorten(str(path))} is damaged. Run the same command again: it is made anew."
+                )
+            notes.append(record)
+        return notes
 
     @property
     def parts(self) -> list[Path]:

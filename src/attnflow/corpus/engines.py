@@ -1,7 +1,5 @@
-"""Where the work is done: `Local` processes, or the actors of a `Ray` cluster.
-
-Both are plain values. Started, each becomes an `Engine`, which is handed shards and tells which
-batch begins and which part is done. A model that is loaded already runs in this process.
+"""The contract of engines: what a worker must know, what an engine does and tells, and the options
+that say where the work is done, `Local` processes or the actors of a `Ray` cluster.
 """
 
 from __future__ import annotations
@@ -11,15 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnflow.corpus.folder import PartNotes
 from attnflow.corpus.plan import Shard
 from attnflow.corpus.settings import Columns, Settings
-from attnflow.errors import InputError, shorten, whole_number
-
-if TYPE_CHECKING:
-    from attnflow.hosts.model import Model
+from attnflow.errors import InputError, shorten
+from attnflow.errors.arguments import check_count
 
 
 @dataclass(frozen=True)
@@ -99,27 +95,8 @@ class Engine(ABC):
     def run(self, shards: Sequence[Shard], about: dict[str, Any]) -> Iterator[Event]:
         """Have these shards explained and committed; `about` goes into every part."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # an engine may have started nothing
         """End what was started."""
-        return
-
-
-class InlineEngine(Engine):
-    """A model that is loaded already, in this process."""
-
-    def __init__(self, job: JobSpec, model: Model) -> None:
-        from attnflow.corpus.worker import ShardWorker
-
-        self._worker = ShardWorker(job, model)
-
-    def identity(self) -> Identity:
-        """Describe the model as it is."""
-        return self._worker.identity()
-
-    def run(self, shards: Sequence[Shard], about: dict[str, Any]) -> Iterator[Event]:
-        """Explain one after the other."""
-        for shard in shards:
-            yield self._worker.run(shard, about)
 
 
 @dataclass(frozen=True)
@@ -137,13 +114,9 @@ class Local:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        _check_counts(processes=self.processes, threads=self.threads)
-
-    def start(self, job: JobSpec) -> Engine:
-        """Start the engine, ready to be asked what the model is."""
-        from attnflow.corpus.local_engine import ProcessPool
-
-        return ProcessPool(job, self.processes, self.threads)
+        for name, value in vars(self).items():
+            if value is not None:
+                check_count(name, value, 1)
 
 
 @dataclass(frozen=True)
@@ -162,18 +135,7 @@ class Ray:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        _check_counts(actors=self.actors, threads=self.threads)
+        check_count("actors", self.actors, 1)
+        check_count("threads", self.threads, 1)
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, (int, float)) or self.gpus < 0:
             raise InputError(f"gpus is a number of at least 0; got {shorten(self.gpus)}.")
-
-    def start(self, job: JobSpec) -> Engine:
-        """Start the engine, ready to be asked what the model is."""
-        from attnflow.corpus.ray_engine import RayActors
-
-        return RayActors(job, self)
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and (whole_number(value) or 0) < 1:
-            raise InputError(f"{name} is a whole number of at least 1; got {shorten(value)}.")

@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,11 @@ class PartNotes:
     errors: int
     tokens: int
 
+    @classmethod
+    def of_metadata(cls, record: Mapping[str, Any]) -> PartNotes:
+        """Return the counts among all that the metadata say."""
+        return cls(*(int(record[each.name]) for each in fields(cls)))
+
 
 def part_path(folder: Path, shard: int) -> Path:
     """Return where the rows of a shard stand."""
@@ -61,23 +66,13 @@ def write_part(folder: Path, table: pa.Table, notes: PartNotes, about: Mapping[s
 
 
 def read_notes(path: Path) -> dict[str, Any] | None:
-    """Read what a part says of itself; None where it is no whole part of ours."""
+    """Read what a part says of itself; None where there is no whole part of ours."""
     try:
         metadata = pq.read_metadata(path).metadata or {}
         notes = json.loads(metadata.get(_METADATA, b"null"))
     except (OSError, ValueError):
         return None
     return notes if isinstance(notes, dict) else None
-
-
-def read_counts(path: Path) -> PartNotes | None:
-    """Read the counts of a part; None where it is not there or not whole."""
-    notes = read_notes(path) if path.exists() else None
-    return None if notes is None else _counts(notes)
-
-
-def _counts(notes: Mapping[str, Any]) -> PartNotes:
-    return PartNotes(*(int(notes[name]) for name in ("shard", "texts", "errors", "tokens")))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -175,7 +170,7 @@ class OutputFolder:
                     f"{shorten(str(path))} belongs to another run than {_MANIFEST} beside it. Move "
                     "it away, or name another folder."
                 )
-            parts[int(notes["shard"])] = _counts(notes)
+            parts[int(notes["shard"])] = PartNotes.of_metadata(notes)
         return parts
 
     def _refuse_strangers(self) -> None:

@@ -23,10 +23,10 @@ from typing import Any
 
 import attnflow
 from attnflow import errors
-from attnflow.corpus.engines import BatchBegun, Engine, Event, Identity, JobSpec
+from attnflow.corpus.engines import BatchBegun, Engine, Event, Identity, JobSpec, Local
 from attnflow.corpus.folder import PartNotes
 from attnflow.corpus.plan import Shard
-from attnflow.errors import AttnflowError, ModelError
+from attnflow.errors import ModelError
 
 _DEATHS = 3  # of processes in one batch before its texts are run alone
 _STARTS = 3  # of processes that die before they are ready, before the run gives up
@@ -92,18 +92,14 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             status = self._process.wait()
-        self.last_words = self._last_line()
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        self.last_words = lines[-1][:300] if lines else "nothing"
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             with suppress(OSError):
                 assert stream is not None
                 stream.close()
         return _ending(status)
-
-    def _last_line(self) -> str:
-        """Return what it wrote to standard error last."""
-        self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1][:300] if lines else "nothing"
 
 
 def _ending(status: int) -> str:
@@ -128,10 +124,11 @@ def _environment(threads: int) -> dict[str, str]:
 class ProcessPool(Engine):
     """Processes on this machine, each with a copy of the model and a share of the cores."""
 
-    def __init__(self, job: JobSpec, processes: int | None, threads: int | None) -> None:
+    def __init__(self, job: JobSpec, options: Local) -> None:
         self._devices, cores = _count_gpus(), _count_cores()
-        self._count = processes or self._devices or cores
-        self._start = {"job": job.to_dict(), "threads": threads or max(1, cores // self._count)}
+        self._count = options.processes or self._devices or cores
+        threads = options.threads or max(1, cores // self._count)
+        self._start = {"job": job.to_dict(), "threads": threads}
         self._inbox: queue.Queue[tuple[_Process, Any]] = queue.Queue()
         self._processes: list[_Process] = []
         self._started = 0
@@ -162,7 +159,8 @@ class ProcessPool(Engine):
                 self._replace(process, run)
             elif "part" in message:
                 notes = PartNotes(**message["part"])
-                run.finish(process, notes)
+                run.unfinished.discard(notes.shard)
+                run.assign(process)
                 yield notes
             elif "batch" in message and process.shard is not None:
                 process.batch = tuple(message["batch"])
@@ -187,7 +185,8 @@ class ProcessPool(Engine):
         if message is None:
             self._replace(process, None)
         elif "failed" in message:
-            raise _error_of(message["failed"])
+            failure = message["failed"]
+            raise getattr(errors, failure["kind"], ModelError)(failure["message"])
         elif "ready" in message:
             identity = Identity(**message["ready"])
             if self._identity is not None and identity.settings != self._identity.settings:
@@ -239,11 +238,6 @@ class _Assignments:
             }
         )
 
-    def finish(self, process: _Process, notes: PartNotes) -> None:
-        """Note that a part is there."""
-        self.unfinished.discard(notes.shard)
-        self.assign(process)
-
     def give_back(self, process: _Process, ending: str) -> None:
         """Make the shard of a process that died the next to be done."""
         if process.shard is None:
@@ -271,9 +265,3 @@ class _Assignments:
                 f"A worker process {ending} while it read the texts from number {shard.first:,} "
                 f"on, {_DEATHS} times; it said: {last_words}"
             )
-
-
-def _error_of(record: dict[str, str]) -> AttnflowError:
-    """Return the error a process told of, as one of ours of the same kind."""
-    kind = getattr(errors, record["kind"], ModelError)
-    return kind(record["message"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ class Plan:
         digests: list[bytes] = []
         total = 0
         for number, file in enumerate(files):
-            scan = file.scan(partial(_begins_shard, total, shard_size))
+            scan = file.scan(lambda row, before=total: (before + row) % shard_size == 0)
             starts += [(number, row, offset) for row, offset in scan.offsets.items()]
             digests.append(f"{scan.digest} {file.path.suffix.lower()}\n".encode())
             total += scan.rows
@@ -68,10 +67,6 @@ class Plan:
         return cls(tuple(files), shards, total, digest_bytes(digests))
 
 
-def _begins_shard(rows_before: int, shard_size: int, row: int) -> bool:
-    return (rows_before + row) % shard_size == 0
-
-
 class ShardReader:
     """Reads the rows of shards; fastest when their numbers rise, as a table goes on from there."""
 
@@ -83,7 +78,13 @@ class ShardReader:
 
     def read(self, shard: Shard) -> list[CorpusText]:
         """Return its texts, in order; what is wrong with one stands in its place."""
-        self._go_to(shard)
+        file, row_number = self._place
+        if file != shard.file or row_number > shard.row or shard.offset:
+            self._open(shard.file, shard.row, shard.offset)
+        else:
+            for _ in range(shard.row - row_number):
+                next(self._rows, None)
+            self._place = (shard.file, shard.row)
         texts: list[CorpusText] = []
         while len(texts) < shard.count:
             row = next(self._rows, None)
@@ -93,15 +94,6 @@ class ShardReader:
             texts.append(make_text(shard.first + len(texts), row, self._columns))
             self._place = (self._place[0], self._place[1] + 1)
         return texts
-
-    def _go_to(self, shard: Shard) -> None:
-        file, row = self._place
-        if file != shard.file or row > shard.row or shard.offset:
-            self._open(shard.file, shard.row, shard.offset)
-            return
-        for _ in range(shard.row - row):
-            next(self._rows, None)
-        self._place = (shard.file, shard.row)
 
     def _open(self, file: int, row: int, offset: int) -> None:
         if file >= len(self._files):

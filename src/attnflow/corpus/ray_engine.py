@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from attnflow.corpus.engines import Engine, Event, Identity, JobSpec, Ray
-from attnflow.corpus.folder import PartNotes, part_path, read_counts
+from attnflow.corpus.folder import PartNotes, part_path, read_notes
 from attnflow.corpus.plan import Shard
 from attnflow.corpus.worker import ShardWorker, load_for
 from attnflow.errors import AttnflowError, InputError, ModelError, optional_import
@@ -44,16 +45,20 @@ class ShardActor:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Explain the shards of a batch, which is one, and tell what their parts say."""
-        rows = zip(*(batch[name].tolist() for name in _FIELDS), strict=True)
-        notes = [self._explain(Shard(*row)) for row in rows]
+        notes = [self._explain(Shard(**row)) for row in _rows(batch)]
         return {name: [vars(each)[name] for each in notes] for name in vars(notes[0])}
 
     def _explain(self, shard: Shard) -> PartNotes:
-        present = read_counts(part_path(self._job.output, shard.number))
-        return self._worker.run(shard, self._about) if present is None else present
+        present = read_notes(part_path(self._job.output, shard.number))
+        if present is not None:
+            return PartNotes.of_metadata(present)
+        return self._worker.run(shard, self._about)
 
 
-_FIELDS = ("number", "first", "count", "file", "row", "offset")
+def _rows(batch: dict[str, Any]) -> Iterator[dict[str, int]]:
+    """Yield the rows of a batch, which Ray holds in columns."""
+    for row in zip(*(column.tolist() for column in batch.values()), strict=True):
+        yield dict(zip(batch, row, strict=True))
 
 
 class RayActors(Engine):
@@ -63,27 +68,21 @@ class RayActors(Engine):
         self._ray = optional_import("ray", extra="ray", purpose="The engine Ray")
         self._data = optional_import("ray.data", extra="ray", purpose="The engine Ray")
         self._job, self._options = job, options
+        self._needs = {"num_cpus": options.threads, "num_gpus": options.gpus}  # of each actor
         self._started = not self._ray.is_initialized()
         if self._started:
-            self._start()
+            self._start(options.address)
 
-    def _start(self) -> None:
+    def _start(self, address: str | None) -> None:
         """Connect to the cluster at the address, or start one with a core for each actor."""
-        address, options = self._options.address, dict[str, Any]()
-        if not address:
-            cores = self._options.actors * self._options.threads + 1
-            options = {"num_cpus": cores, "include_dashboard": False}
+        cores = self._options.actors * self._options.threads + 1
+        local = {} if address else {"num_cpus": cores, "include_dashboard": False}
         try:
             self._ray.init(
-                address=address, logging_level=logging.ERROR, log_to_driver=False, **options
+                address=address, logging_level=logging.ERROR, log_to_driver=False, **local
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise InputError(f"Ray cannot be reached at {address!r}: {error}.") from error
-
-    @property
-    def _needs(self) -> dict[str, float]:
-        """What each actor takes of the cluster."""
-        return {"num_cpus": self._options.threads, "num_gpus": self._options.gpus}
 
     def identity(self) -> Identity:
         """Describe the model as a node of the cluster loads it."""
@@ -96,7 +95,7 @@ class RayActors(Engine):
         context.enable_progress_bars = False
         context.print_on_execution_start = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        items = [{name: vars(shard)[name] for name in _FIELDS} for shard in shards]
+        items = [asdict(shard) for shard in shards]
         rows = self._data.from_items(items, override_num_blocks=min(len(items), _MOST_BLOCKS))
         parts = rows.map_batches(
             ShardActor,
@@ -107,9 +106,7 @@ class RayActors(Engine):
         )
         batches = iter(parts.iter_batches(batch_size=None))
         while (batch := self._call(lambda: next(batches, None))) is not None:
-            names = ("shard", "texts", "errors", "tokens")
-            for row in zip(*(batch[name].tolist() for name in names), strict=True):
-                yield PartNotes(*row)
+            yield from (PartNotes(**row) for row in _rows(batch))
 
     def _call(self, work: Any) -> Any:
         """Call and take off what Ray wraps around an error of ours."""

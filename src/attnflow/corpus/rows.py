@@ -144,7 +144,7 @@ class _Grouped:
             "probability": self._probability(target),
             "sources": self._top(target, grouped, float(np.abs(values).sum())),
             "source_count": len(self.names),
-            "elsewhere": self._elsewhere(target, values, grouped),
+            "elsewhere": self._elsewhere(target, values),
             "flags": [*flags, *self._limits(target)],
             "source_texts": self.names if self.settings.values else None,
             "values": grouped.tolist() if self.settings.values else None,
@@ -188,7 +188,7 @@ class _Grouped:
         members = [source] if self.members is None else self.members[source]
         return bool(self.result.saturated[0, target, members].all())
 
-    def _elsewhere(self, target: int, values: Values, grouped: Values) -> float | None:
+    def _elsewhere(self, target: int, values: Values) -> float:
         """Sum what the method itself puts elsewhere and what lies in no unit of the level."""
         rest = 0.0
         if self.members is not None:

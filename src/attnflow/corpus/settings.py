@@ -7,11 +7,12 @@ another machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from attnflow.data import find_column
-from attnflow.errors import InputError, MethodError, did_you_mean, shorten, whole_number
+from attnflow.errors import InputError, MethodError, did_you_mean, shorten
+from attnflow.errors.arguments import check_count
 from attnflow.methods import Method, make_method, method_from_dict
 from attnflow.tokens import TokenRef
 from attnflow.tokens.units import Level, check_level
@@ -125,12 +126,7 @@ class Settings:
         object.__setattr__(self, "targets", _list_targets(self.targets))
         check_level(self.level)
         for name, least in _LEAST.items():
-            number = whole_number(getattr(self, name))
-            if number is None or number < least:
-                raise InputError(
-                    f"{name} is a whole number of at least {least}; got "
-                    f"{shorten(getattr(self, name))}."
-                )
+            check_count(name, getattr(self, name), least)
 
     def find_columns(self, names: Sequence[str]) -> Columns:
         """Return which of the data's columns play which part; refuse what cannot go with them."""
@@ -143,9 +139,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        record = {each.name: getattr(self, each.name) for each in fields(self)}
-        methods = [make_method(method).to_dict() for method in self.methods]
-        return {**record, "methods": methods}
+        return {**vars(self), "methods": [make_method(each).to_dict() for each in self.methods]}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Settings:
@@ -173,10 +167,8 @@ def _check_roles(columns: Any) -> dict[str, str]:
 
 
 def _list_targets(targets: Any) -> Literal["all"] | list[TokenRef] | None:
-    if targets is None:
-        return None
-    if isinstance(targets, str) and targets == "all":
-        return "all"
+    if targets is None or (isinstance(targets, str) and targets == "all"):
+        return targets
     several = [targets] if isinstance(targets, (str, int)) else list(targets)
     if not several or not all(isinstance(each, (str, int)) for each in several):
         raise InputError(

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from attnflow.corpus.dataset import Corpus, read
-from attnflow.errors import InputError, percent
+from attnflow.errors import InputError
+from attnflow.show.templates import render
 
 _BINS = 10
 _SOURCES = 15  # that are named for each method
@@ -43,10 +44,8 @@ Row = Mapping[str, Any]
 class MethodSummary:
     """One method over all texts.
 
-    rows: texts and targets. strongest: how often each source was the strongest one. first: in how
-    many rows with more than one source the first is the strongest. places: the same for every tenth
-    of the sources, from the first. share: the mean share of the strongest. flags: how many rows
-    have each.
+    rows: texts and targets. first: in how many of the rows with several sources the first is the
+    strongest; places: the same for every tenth of the sources.
     """
 
     rows: int = 0
@@ -121,11 +120,7 @@ class Disagreement:
 
 @dataclass
 class PairSummary:
-    """Two methods over the same targets.
-
-    same: in how many rows both name the same strongest source. overlap: the mean share of the
-    strongest sources that both list. examples: texts with the least overlap.
-    """
+    """Two methods over the same targets; `examples` are the texts with the least overlap."""
 
     rows: int = 0
     same: int = 0
@@ -152,10 +147,7 @@ class PairSummary:
         self.rows += 1
         self.same += first[0] == second[0]
         self.total_overlap += overlap
-        if first[0] == second[0]:
-            return
-        worst = max((example.overlap for example in self.examples), default=0.0)
-        if len(self.examples) < _EXAMPLES or overlap < worst:
+        if first[0] != second[0]:
             names = (row["sources"][0]["text"], other["sources"][0]["text"])
             self.examples.append(
                 Disagreement(row["text"], row["id"], row["target"], names, overlap)
@@ -202,16 +194,11 @@ class Summary:
 
     def to_html(self) -> str:
         """Return one page that fetches nothing."""
-        import jinja2  # here, because reading a summary as JSON need not wait for it
-
-        environment = jinja2.Environment(
-            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-        )
-        environment.filters["percent"] = percent
-        template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
         record = {**self.corpus.provenance, **self.corpus.settings}
         values = {name: str(record[name]) for name in sorted(record) if record[name] is not None}
-        return template.render(**self.to_dict(), corpus=self.corpus, record=values, meanings=_FLAGS)
+        return render(
+            _TEMPLATE, **self.to_dict(), corpus=self.corpus, record=values, meanings=_FLAGS
+        )
 
 
 def summarize(corpus: Corpus | str | os.PathLike[str]) -> Summary:

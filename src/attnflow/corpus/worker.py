@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from attnflow.corpus.engines import Identity, JobSpec
+from attnflow.corpus.engines import Engine, Event, Identity, JobSpec
 from attnflow.corpus.folder import PartNotes, write_part
 from attnflow.corpus.plan import CorpusText, Shard, ShardReader
 from attnflow.corpus.rows import SCHEMA, Row, error_row, result_rows
@@ -57,10 +57,7 @@ def _open_batches(model: Model, settings: Settings, columns: Columns) -> Batches
 
 
 class ShardWorker:
-    """A loaded model that explains shards and commits each as a part.
-
-    report: called before each batch.
-    """
+    """A loaded model that explains shards and commits each as a part."""
 
     def __init__(self, job: JobSpec, model: Model, report: Report | None = None) -> None:
         self._job, self._model = job, model
@@ -186,6 +183,22 @@ class ShardWorker:
             place = begin + len(document)
             members.append([k for k, (a, b) in enumerate(spans) if a < b and begin < b <= place])
         return members
+
+
+class InlineEngine(Engine):
+    """A model that is loaded already, in this process."""
+
+    def __init__(self, job: JobSpec, model: Model) -> None:
+        self._worker = ShardWorker(job, model)
+
+    def identity(self) -> Identity:
+        """Describe the model as it is."""
+        return self._worker.identity()
+
+    def run(self, shards: Sequence[Shard], about: dict[str, Any]) -> Iterator[Event]:
+        """Explain one after the other."""
+        for shard in shards:
+            yield self._worker.run(shard, about)
 
 
 def _sentence(error: Exception) -> str:

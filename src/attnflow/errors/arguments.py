@@ -76,6 +76,14 @@ def check_named(option: str, value: object, allowed: Sequence[str]) -> None:
         raise MethodError(f"{option}={shorten(value)}:{hint} Allowed: {names}.")
 
 
+def check_count(name: str, value: object, least: int, error: type[InputError] = InputError) -> int:
+    """Return a whole number of at least `least` as an int, or raise an error of this kind."""
+    number = whole_number(value)
+    if number is None or number < least:
+        raise error(f"{name} is a whole number of at least {least}; got {shorten(value)}.")
+    return number
+
+
 def checked_seed(seed: object, least: int = 0) -> int:
     """A seed that every generator of random numbers takes."""
     number = whole_number(seed)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import TokensError, shorten, whole_number
+from attnflow.errors import TokensError
+from attnflow.errors.arguments import check_count
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         for name, size in asdict(self).items():
-            number = whole_number(size)
-            if number is None or number < (name != "prefix"):
-                raise TokensError(
-                    f"A grid's {name} is a whole number of at least {int(name != 'prefix')}; got "
-                    f"{shorten(size)}."
-                )
+            number = check_count(f"A grid's {name}", size, int(name != "prefix"), TokensError)
             object.__setattr__(self, name, number)
 
     @property

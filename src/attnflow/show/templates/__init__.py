@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attnflow.errors import percent
+
 _FOLDER = Path(__file__).parent
 
 
@@ -18,5 +20,8 @@ def render(template: str | Path, **values: Any) -> str:
 def _compiled(path: Path) -> Any:
     import jinja2  # here, because a command that writes no HTML need not wait for it
 
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["percent"] = percent
     return environment.from_string(path.read_text(encoding="utf-8"))
