@@ -25,12 +25,13 @@ from attnflow.hosts.scores import (
     Explained,
     Scores,
     TokenAt,
+    answers_for_each,
     choose_answers,
     differentiable,
     gradients_of,
     phrase_scores,
 )
-from attnflow.hosts.vision_language.composition import compose_towers, run_both_towers
+from attnflow.hosts.vision_language.composition import run_both_towers, two_tower_trace
 from attnflow.hosts.vision_language.towers import reads_images
 from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
@@ -251,24 +252,19 @@ def _request(
 
 
 def _traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrace]:
-    if reads_images(model.module, batch.inputs):
-        return [_two_tower_trace(model, batch, request)]
-    if _form(model, batch, request) == "factors":
-        kind = request.gradients[0] if request.gradients else None
-        answers: Any = request.answer
-        if isinstance(answers, str) or not isinstance(answers, Sequence):
-            answers = [answers] * batch.size
-        return [
-            capture_in_factors(
-                model,
-                single_example(batch, example),
-                gradient_kind=kind,
-                answer=answers[example],
-                score=request.score,
-            )
-            for example in range(batch.size)
-        ]
-    return _weight_traces(model, batch, request)
+    if reads_images(model.module, batch.inputs) or _form(model, batch, request) == "weights":
+        return _weight_traces(model, batch, request)
+    answers = answers_for_each(request.answer, batch.size)
+    return [
+        capture_in_factors(
+            model,
+            single_example(batch, example),
+            gradient_kind=request.gradients[0] if request.gradients else None,
+            answer=answer,
+            score=request.score,
+        )
+        for example, answer in enumerate(answers)
+    ]
 
 
 def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrace]:
@@ -278,25 +274,34 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
     position's own.
     """
     module, adapter = model.module, model.adapter
+    two_towers = reads_images(module, batch.inputs)
     needs_rows = GRADIENT_ATTENTION in request.record
-    by_rows = needs_rows and not request.phrase and adapter.supports_row_gradients(module)
-    differentiates = GRADIENTS in request.record or (needs_rows and not by_rows)
+    by_rows = (
+        needs_rows and not (two_towers or request.phrase) and adapter.supports_row_gradients(module)
+    )
+    differentiates = bool(request.gradients) and not (by_rows and GRADIENTS not in request.record)
     _refuse_unmeasured(model, request.measurements)
+    heads: Heads | None = "mean" if two_towers else None  # those of gradients
     recorder = Recorder(
-        None if differentiates else request.heads,
-        expected=adapter.expected_layers(module),
+        heads if differentiates else request.heads,
+        expected=None if two_towers else adapter.expected_layers(module),
         record=(*request.measurements, *([GRADIENTS] if differentiates else [])),
     )
+    gradients = None
     with at_rest(module), differentiable(module, differentiates):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
-        outputs = adapter.run(module, inputs, recorder)
-        check_layers(model, len(recorder.layers))
-        check_size(module, batch.size, recorder)
+        run = run_both_towers if two_towers else adapter.run
+        outputs = run(module, inputs, recorder)
+        if not two_towers:
+            check_layers(model, len(recorder.layers))
+            check_size(module, batch.size, recorder)
         if batch.positions is None:
             batch = replace(batch, positions=recorder.positions)
         scores = request.read(adapter.scores(module, model.tokenizer, outputs, batch), module)
         explained = request.explained(scores, module)
-        gradients = None
+        watched = ForwardPass(model, batch, recorder, scores, explained)
+        if two_towers:
+            return [two_tower_trace(watched, request.score)]
         if explained is not None and differentiates:
             gradients = gradients_of(explained.total(request.score), recorder, module)
     if by_rows and explained is not None:
@@ -309,32 +314,7 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
             np.maximum(layer.weights * gradient, 0).mean(axis=1)
             for layer, gradient in zip(recorder.layers, gradients, strict=True)
         ]
-    return ForwardPass(model, batch, recorder, scores, gradients, explained).traces()
-
-
-def _two_tower_trace(model: Model, batch: Batch, request: _Request) -> AttentionTrace:
-    """A vision-language model: one pass and, for gradients, one backward pass through both towers.
-
-    The towers may have different numbers of heads, so where gradients are taken the heads are
-    mixed: `weights` are their mean, and `gradients` what makes the product of both
-    `mean over heads of relu(A ⊙ ∇A)`.
-    """
-    module, differentiates = model.module, bool(request.gradients)
-    _refuse_unmeasured(model, request.measurements)
-    record = (*request.measurements, *([GRADIENTS] if differentiates else []))
-    recorder = Recorder("mean" if differentiates else request.heads, record=record)
-    with at_rest(module), differentiable(module, differentiates):
-        inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
-        outputs = run_both_towers(module, inputs, recorder)
-        read = model.adapter.scores(module, model.tokenizer, outputs, batch)
-        scores = request.read(read, module)
-        explained = request.explained(scores, module)
-        composition = compose_towers(module, batch, recorder)
-        weighted = None
-        if explained is not None:
-            weighted = composition.gradient_weighted(explained.total(request.score))
-    watched = ForwardPass(model, batch, recorder, scores, None, explained)
-    return watched.two_tower_trace(composition, weighted)
+    return replace(watched, gradients=gradients).traces()
 
 
 def _form(model: Model, batch: Batch, request: _Request) -> Form:

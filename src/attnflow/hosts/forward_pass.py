@@ -15,7 +15,7 @@ import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,32 +32,32 @@ from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
 from attnflow.trace.extras import GRADIENT_ATTENTION
 
-if TYPE_CHECKING:
-    from attnflow.hosts.vision_language.composition import Composition
-
 Weights = NDArray[np.floating[Any]]
 
 
-def _compose(
-    layers: Sequence[tuple[str, Weights]], encoder: int, decoder: int, *, idle: float
+def compose(
+    layers: Sequence[tuple[str, Weights]], first: int, second: int, *, idle: float, sides: str
 ) -> Weights:
     """Return one square stack of layers, (stage, (heads, queries, keys)) in the order they ran.
 
+    first, second: how many positions each of the two sides has; sides: what people call them.
     `idle` is what a position that a sub-layer does not touch gives to itself: all of its attention,
     but 0 where the arrays are gradients, since nothing there can change the score.
     """
     heads = {weights.shape[0] for _, weights in layers}
     if len(heads) != 1:
         raise CaptureError(
-            f"Encoder and decoder have different numbers of heads ({sorted(heads)}), so they "
-            "cannot be kept apart in one graph; capture with heads='mean'."
+            f"{sides} have different numbers of heads ({sorted(heads)}), so they cannot be kept "
+            "apart in one graph; capture with heads='mean'."
         )
+    lower, upper, everything = slice(0, first), slice(first, None), slice(None)
     places = {
-        "encoder": (slice(0, encoder), slice(0, encoder)),
-        "decoder": (slice(encoder, None), slice(encoder, None)),
-        "cross": (slice(encoder, None), slice(0, encoder)),
+        **dict.fromkeys(("encoder", "vision"), (lower, lower)),
+        **dict.fromkeys(("decoder", "language"), (upper, upper)),
+        "cross": (upper, lower),
+        "connector": (everything, everything),
     }
-    identity = idle * np.eye(encoder + decoder, dtype=layers[0][1].dtype)
+    identity = idle * np.eye(first + second, dtype=layers[0][1].dtype)
     stack = np.broadcast_to(identity, (len(layers), heads.pop(), *identity.shape)).copy()
     for square, (stage, weights) in zip(stack, layers, strict=True):
         rows, columns = places[stage]
@@ -74,8 +74,8 @@ class ForwardPass:
     batch: Batch
     recorder: Recorder
     scores: Sequence[Scores | None]
-    gradients: Sequence[NDArray[np.float32]] | None = None
     explained: Explained | None = None
+    gradients: Sequence[NDArray[np.float32]] | None = None
 
     def traces(self) -> list[AttentionTrace]:
         """Return one trace for each example."""
@@ -93,13 +93,13 @@ class ForwardPass:
             weights = weights[:, :, positions[:, None], positions]
         return AttentionTrace.from_arrays(
             weights,
-            self._input_tokens(example, length),
+            self.input_tokens(example, length),
             layers=layer_numbers([layer.number for layer in layers]),
             sinks=lacking_rows(weights, [layer.sink for layer in layers]),
-            prediction=self._prediction(example),
+            prediction=self.prediction(example),
             gradients=self._gradients(example, positions),
             measured=self._measured(example, positions),
-            **self._about(example),
+            **self.about(example),
         )
 
     def _gradients(self, example: int, positions: NDArray[np.intp]) -> NDArray[np.float32] | None:
@@ -138,7 +138,8 @@ class ForwardPass:
                 (x.stage, array[example][:, queries[x.stage][:, None], keys[x.stage]])
                 for x, array in zip(layers, arrays, strict=True)
             ]
-            return _compose(parts, len(encoder), len(decoder), idle=idle)
+            sides = "Encoder and decoder"
+            return compose(parts, len(encoder), len(decoder), idle=idle, sides=sides)
 
         gradients = None if self.gradients is None else squares(self.gradients, 0.0)
         measured = {
@@ -151,55 +152,31 @@ class ForwardPass:
         )
         return AttentionTrace.from_arrays(
             squares([layer.weights for layer in layers], 1.0),
-            join_tokens(self._input_tokens(example, lengths["encoder"]), outputs),
+            join_tokens(self.input_tokens(example, lengths["encoder"]), outputs),
             kind="cross",
             stages=tuple(layer.stage for layer in layers),
             encoder_length=len(encoder),
-            prediction=self._prediction(example, shift=len(encoder)),
+            prediction=self.prediction(example, shift=len(encoder)),
             gradients=gradients,
             measured=measured,
-            **self._about(example),
+            **self.about(example),
         )
 
-    def two_tower_trace(
-        self, composition: Composition, weighted: NDArray[np.float32] | None = None
-    ) -> AttentionTrace:
-        """Return both towers of a vision-language model as one graph over patches and tokens.
-
-        weighted: gradient-weighted attention of every layer, `(layers, n, n)`, where it was taken.
-        """
-        weights = composition.stack()
-        gradients, measured = None, None
-        if weighted is not None:
-            share = np.zeros_like(weighted)
-            np.divide(weighted, weights[:, 0], out=share, where=weights[:, 0] > 0)
-            gradients, measured = share[:, None], {GRADIENT_ATTENTION: weighted}
-        words = self._input_tokens(0, composition.length - composition.seen)
-        return AttentionTrace.from_arrays(
-            weights,
-            composition.tokens(words),
-            kind="cross",
-            stages=composition.stages,
-            encoder_length=composition.seen,
-            sinks=composition.sinks(weights),
-            prediction=self._prediction(0, shift=composition.seen),
-            gradients=gradients,
-            measured=measured,
-            **self._about(0),
-        )
-
-    def _prediction(self, example: int, shift: int = 0) -> Prediction | None:
+    def prediction(self, example: int, shift: int = 0) -> Prediction | None:
+        """Return an example's prediction, its position behind `shift` others."""
         scores = self.scores[example]
         if scores is None:
             return None
         prediction = scores.prediction()
         return replace(prediction, position=prediction.position + shift)
 
-    def _input_tokens(self, example: int, length: int) -> Tokens:
+    def input_tokens(self, example: int, length: int) -> Tokens:
+        """Return the names of an example's positions."""
         module, tokenizer = self.model
         return self.model.adapter.name_positions(module, tokenizer, self.batch, example, length)
 
-    def _about(self, example: int) -> dict[str, Any]:
+    def about(self, example: int) -> dict[str, Any]:
+        """Return what every trace of the pass says, by the names of its fields."""
         heads = self.recorder.heads
         about = provenance_of(self.model.module, self.recorder.dtype)
         if self.explained is not None:

@@ -224,6 +224,17 @@ class Explained(NamedTuple):
         ).sum()
 
 
+def answers_for_each(answer: Choice, count: int) -> Sequence[Answer | None]:
+    """Return the answer that is named for each example: one for all, or one for each."""
+    if not isinstance(answer, Sequence) or isinstance(answer, str):
+        return [answer] * count
+    if len(answer) != count:
+        raise InputError(
+            f"answer={shorten(answer)} names {len(answer)} choices for {count} examples."
+        )
+    return answer
+
+
 def choose_answers(
     scores: Sequence[Scores | None],
     answer: Choice,
@@ -231,14 +242,7 @@ def choose_answers(
     contrast: Answer | None = None,
 ) -> Explained:
     """Choose what gradients are of in each example: its best choice unless one is named."""
-    if isinstance(answer, Sequence) and not isinstance(answer, str):
-        answers: Sequence[Answer | None] = answer
-    else:
-        answers = [answer] * len(scores)
-    if len(answers) != len(scores):
-        raise InputError(
-            f"answer={shorten(answer)} names {len(answers)} choices for {len(scores)} examples."
-        )
+    answers = answers_for_each(answer, len(scores))
     choices = [_choice(one, k, model) for one, k in zip(scores, answers, strict=True)]
     contrasts = [None if contrast is None else _choice(one, contrast, model) for one in scores]
     if any(choice == other for choice, other in zip(choices, contrasts, strict=True)):

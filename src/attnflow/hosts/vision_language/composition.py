@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnflow.errors import CaptureError, InputError, TokensError, UnsupportedModelError
+from attnflow.errors import InputError, TokensError, UnsupportedModelError
 from attnflow.hosts.adapter import Batch
-from attnflow.hosts.forward_pass import lacking_rows
+from attnflow.hosts.forward_pass import ForwardPass, compose, lacking_rows
 from attnflow.hosts.inputs import join_tokens
 from attnflow.hosts.recorder import LayerWeights, Recorder
 from attnflow.hosts.restore import at_rest
@@ -30,7 +30,8 @@ from attnflow.hosts.vision_language.connector import Connector, connector_of
 from attnflow.hosts.vision_language.towers import checked_towers, placeholders
 from attnflow.hosts.vision_language.views import View, name_views, views_of
 from attnflow.tokens import Tokens
-from attnflow.trace.extras import GRADIENTS
+from attnflow.trace import AttentionTrace
+from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, ScoreName
 
 Array = NDArray[np.float32]
 
@@ -83,38 +84,19 @@ class Composition:
         """The tower of each layer."""
         return ("vision",) * len(self.vision) + ("connector",) + ("language",) * len(self.language)
 
-    def tokens(self, words: Tokens) -> Tokens:
-        """Patches, then the language model's tokens."""
-        patches = name_views(self.views)
-        joined = join_tokens(patches, words)
-        return Tokens(joined.texts, words=joined.words, images=patches.images)
-
-    def stack(self, arrays: Sequence[Sequence[Array]] | None = None, *, idle: float = 1.0) -> Array:
-        """Return `(layers, heads, n, n)` of the recorded weights, or of arrays in their shape.
+    def stack(self, arrays: Sequence[Sequence[Array]], *, idle: float) -> Array:
+        """Return `(layers, heads, n, n)` of arrays, one for each call of each attention module.
 
         idle: what a position that a layer does not touch gives to itself.
         """
-        if arrays is None:
-            modules = [*self.vision, *self.language]
-            arrays = [[call.weights for call in calls] for calls in modules]
-        heads = {int(call.shape[1]) for several in arrays for call in several}
-        if len(heads) != 1:
-            raise CaptureError(
-                f"The towers have different numbers of heads ({sorted(heads)}), so they cannot be "
-                "kept apart in one graph; capture with heads='mean'."
-            )
-        stack = np.zeros((len(self.stages), heads.pop(), self.length, self.length), np.float32)
         order = np.array([position for view in self.views for position in view.positions])
-        for layer, several in enumerate(arrays):
-            square = stack[layer + (layer >= len(self.vision))]
-            if layer < len(self.vision):
-                square[:, : self.seen, : self.seen] = _diagonal(several)[:, order[:, None], order]
-                _stay(square, slice(self.seen, None), idle)
-            else:
-                square[:, self.seen :, self.seen :] = several[0][0]
-                _stay(square, slice(0, self.seen), idle)
-        stack[len(self.vision)] = self._joint(order) if idle else 0.0
-        return stack
+        seeing, reading = arrays[: len(self.vision)], arrays[len(self.vision) :]
+        squares = [_diagonal(calls)[:, order[:, None], order] for calls in seeing]
+        joint = idle * self._joint(order)
+        squares.append(np.broadcast_to(joint, (len(squares[0]), *joint.shape)))
+        squares += [calls[0][0] for calls in reading]
+        layers = list(zip(self.stages, squares, strict=True))
+        return compose(layers, self.seen, self.length - self.seen, idle=idle, sides="The towers")
 
     def _joint(self, order: NDArray[np.intp]) -> NDArray[np.float64]:
         """The connector over all positions; what stands for no patch stays with itself."""
@@ -124,11 +106,6 @@ class Composition:
                 joint[self.seen + place] = 0.0
                 joint[self.seen + place, : self.seen] = row[order]
         return joint
-
-    def sinks(self, weights: Array) -> Array | None:
-        """Return what the rows of layers with a learned sink lack."""
-        declared = [calls[0].sink for calls in self.language]
-        return lacking_rows(weights, [*[False] * (len(self.stages) - len(declared)), *declared])
 
     def gradient_weighted(self, total: Tensor) -> Array:
         """Return `(layers, n, n)`: Ā, the mean over heads of relu(A ⊙ ∇A), of one backward pass."""
@@ -159,12 +136,6 @@ def _diagonal(calls: Sequence[Array]) -> Array:
     return square
 
 
-def _stay(square: Array, positions: slice, share: float) -> None:
-    """These positions give this share to themselves."""
-    numbers = np.arange(square.shape[-1])[positions]
-    square[:, numbers, numbers] = share
-
-
 def run_both_towers(model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
     """Run one forward pass in which the recorder sees both towers; return its outputs."""
     host = cast(PreTrainedModel, model)
@@ -178,8 +149,41 @@ def run_both_towers(model: nn.Module, inputs: Mapping[str, Tensor], recorder: Re
         return host(**inputs)
 
 
-def compose_towers(model: nn.Module, batch: Batch, recorder: Recorder) -> Composition:
-    """Return one stack of what was recorded, without layers that the language model skips."""
+def two_tower_trace(watched: ForwardPass, score: ScoreName) -> AttentionTrace:
+    """Return both towers of a vision-language model as one graph over patches and tokens.
+
+    The towers may have different numbers of heads, so where gradients are taken the heads are
+    mixed: `weights` are their mean, and `gradients` what makes the product of both
+    `mean over heads of relu(A ⊙ ∇A)`.
+    """
+    composition = _compose_towers(watched.model.module, watched.batch, watched.recorder)
+    modules, seen = [*composition.vision, *composition.language], composition.seen
+    weights = composition.stack([[call.weights for call in calls] for calls in modules], idle=1.0)
+    gradients, measured = None, None
+    if watched.explained is not None:
+        weighted = composition.gradient_weighted(watched.explained.total(score))
+        share = np.zeros_like(weighted)
+        np.divide(weighted, weights[:, 0], out=share, where=weights[:, 0] > 0)
+        gradients, measured = share[:, None], {GRADIENT_ATTENTION: weighted}
+    patches = name_views(composition.views)
+    joined = join_tokens(patches, watched.input_tokens(0, composition.length - seen))
+    sinks = [calls[0].sink for calls in composition.language]
+    return AttentionTrace.from_arrays(
+        weights,
+        Tokens(joined.texts, words=joined.words, images=patches.images),
+        kind="cross",
+        stages=composition.stages,
+        encoder_length=seen,
+        sinks=lacking_rows(weights, [*[False] * (len(weights) - len(sinks)), *sinks]),
+        prediction=watched.prediction(0, shift=seen),
+        gradients=gradients,
+        measured=measured,
+        **watched.about(0),
+    )
+
+
+def _compose_towers(model: nn.Module, batch: Batch, recorder: Recorder) -> Composition:
+    """Return what was recorded, without layers that the language model skips."""
     host = cast(PreTrainedModel, model)
     if batch.size != 1:
         raise InputError(
