@@ -19,9 +19,9 @@ from attnflow import AttentionTrace, Flow, GradientRollout
 from attnflow.errors import CaptureError, InputError, MethodError, ModelError, WeightsError
 from attnflow.hosts.adapter import Batch, Scores
 from attnflow.hosts.capture import capture
+from attnflow.hosts.hooked import TorchAdapter
 from attnflow.hosts.load import load
 from attnflow.hosts.recorder import Recorder
-from attnflow.hosts.torch import TorchAdapter
 from attnflow.hosts.transformers import attention as recording
 from attnflow.testing import check_method, random_attention, random_trace, tiny_encoder
 from families import FAMILIES, Family, words

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import attnflow
-from attnflow.hosts.intervention import Intervention
 from attnflow.hosts.load import load
+from attnflow.hosts.recorder import Intervention
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest, exclusive, undone
 from attnflow.testing import tiny_encoder

@@ -33,7 +33,7 @@ from attnflow.errors import (
 from attnflow.errors.arguments import check_fields
 from attnflow.errors.progress import tell
 from attnflow.hosts.adapter import TokenIds, device_of
-from attnflow.hosts.intervention import Intervention
+from attnflow.hosts.recorder import Intervention
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.inputs import check_vocabulary

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.errors import ModelError, TokensError, UnsupportedModelError, shorten
-from attnflow.hosts.intervention import UNIFORM, Intervention
-from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.recorder import UNIFORM, Intervention, Recorder
 from attnflow.hosts.scores import Scores
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import ScoreName

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from attnflow.errors import AttnflowError, CaptureError, ModelError, UnsupportedModelError
 from attnflow.hosts.adapter import Batch
 from attnflow.hosts.capture import capture
-from attnflow.hosts.intervention import UNIFORM, Intervention
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.recorder import UNIFORM, Intervention, Recorder
 from attnflow.hosts.restore import at_rest
 from attnflow.trace import AttentionTrace
 

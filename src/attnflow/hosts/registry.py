@@ -18,9 +18,7 @@ from torch import nn
 
 from attnflow.errors import ModelError, UnsupportedModelError
 from attnflow.hosts.adapter import Adapter
-from attnflow.hosts.embedded import EmbeddedAdapter
-from attnflow.hosts.timm import TimmAdapter
-from attnflow.hosts.torch import TorchAdapter
+from attnflow.hosts.hooked import EmbeddedAdapter, TimmAdapter, TorchAdapter
 from attnflow.hosts.transformers.adapter import TransformersAdapter
 
 ENTRY_POINTS = "attnflow.adapters"

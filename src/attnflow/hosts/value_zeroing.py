@@ -17,8 +17,8 @@ from transformers import Cache
 
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.errors.progress import tell
-from attnflow.hosts.intervention import Intervention, Session
-from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.blocks import Parts, watched_blocks
+from attnflow.hosts.recorder import Intervention, Recorder, Session
 from attnflow.hosts.restore import undone
 
 VALUE_ZEROING = "value-zeroing"
@@ -39,11 +39,21 @@ def outermost_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def replayed(layers: Sequence[nn.Module], recorder: Recorder, session: Session) -> Iterator[None]:
-    """Measure every one of these layers that attends, as it ends; they attend in this session."""
+def measured(
+    recorder: Recorder,
+    session: Session,
+    model_name: str,
+    parts: Sequence[Parts],
+    layers: Sequence[nn.Module],
+) -> Iterator[None]:
+    """Measure what the recorder was asked for beside the weights.
+
+    Blocks are taken apart, and every one of the layers that attends, in this session, is replayed
+    as it ends.
+    """
     replay = _Replay(recorder, session)
-    with undone() as changes:
-        for layer in layers:
+    with watched_blocks(parts, recorder, model_name), undone() as changes:
+        for layer in layers if VALUE_ZEROING in recorder.record else ():
             changes.hook(layer.register_forward_pre_hook, replay.begin, with_kwargs=True)
             changes.hook(layer.register_forward_hook, replay.end)
         yield

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,10 +22,9 @@ from attnflow.hosts.adapter import (
     device_of,
     on_device,
 )
-from attnflow.hosts.blocks import BLOCK_MEASURES, declared_parts, watched_blocks
+from attnflow.hosts.blocks import BLOCK_MEASURES, Parts, declared_parts
 from attnflow.hosts.inputs import kept_positions, name_patches, padding_to_the_right, refuse_by_name
-from attnflow.hosts.intervention import UNIFORM, Intervention, Session
-from attnflow.hosts.recorder import Recorder
+from attnflow.hosts.recorder import UNIFORM, Intervention, Recorder
 from attnflow.hosts.transformers.answers import (
     compared_side,
     compares,
@@ -58,7 +56,7 @@ from attnflow.hosts.transformers.row_gradients import (
     gradient_rows,
     rows_are_exact,
 )
-from attnflow.hosts.value_zeroing import VALUE_ZEROING, outermost_layers, replayed
+from attnflow.hosts.value_zeroing import VALUE_ZEROING, measured, outermost_layers
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, MEASURES, ScoreName
 
@@ -133,10 +131,12 @@ class TransformersAdapter(Adapter):
         """Run one forward pass through our attention function, or eagerly."""
         tower, host = self._watched(model, inputs)
         if uses_the_interface(tower):
-            change = UNIFORM if recorder.disturb else None
+            change, record = UNIFORM if recorder.disturb else None, set(recorder.record)
+            parts = _parts(tower) if record & set(BLOCK_MEASURES) else []
+            layers = _replayed_layers(tower) if VALUE_ZEROING in record else []
             with (
                 watch_attention(tower, observer=recorder, intervention=change) as session,
-                _measuring(tower, recorder, session),
+                measured(recorder, session, type(tower).__name__, parts, layers),
             ):
                 return host(**inputs)
         if recorder.disturb or set(recorder.record) & set(self.measures):
@@ -245,12 +245,12 @@ class TransformersAdapter(Adapter):
 
     def supports_decomposition(self, model: nn.Module) -> bool:
         """Return True for a text classifier or masked language model of a declared family."""
-        host, facts, config = cast(PreTrainedModel, model), self.facts(model), _config(model)
+        host, facts = cast(PreTrainedModel, model), self.facts(model)
         encoder = not facts.causal and not facts.encoder_decoder and facts.answer is not None
-        if not encoder or hasattr(config, "patch_size") or not uses_the_interface(host):
+        if not encoder or hasattr(host.config, "patch_size") or not uses_the_interface(host):
             return False
         try:
-            return bool(declared_parts(host.base_model, config.model_type, type(model).__name__))
+            return bool(_parts(host))
         except UnsupportedModelError:
             return False
 
@@ -328,22 +328,17 @@ def _name_patches(model: nn.Module, pixels: Tensor, length: int) -> Tokens:
     return name_patches(pixels, vision.patch_size, length, special)
 
 
-@contextmanager
-def _measuring(tower: PreTrainedModel, recorder: Recorder, session: Session) -> Iterator[None]:
-    """What is asked for beside the weights: blocks taken apart, layers replayed."""
-    config, name = _config(tower), type(tower).__name__
-    with ExitStack() as stack:
-        if set(recorder.record) & set(BLOCK_MEASURES):
-            parts = declared_parts(tower.base_model, config.model_type, name)
-            stack.enter_context(watched_blocks(parts, recorder, name))
-        if VALUE_ZEROING in recorder.record:
-            if is_encoder_decoder(tower):
-                raise UnsupportedModelError(
-                    f"{name} is an encoder–decoder: a layer of its decoder attends twice, so "
-                    "zeroing a value in it is not one thing. Gradient methods work on it."
-                )
-            stack.enter_context(replayed(outermost_layers(tower), recorder, session))
-        yield
+def _parts(tower: PreTrainedModel) -> list[Parts]:
+    return declared_parts(tower.base_model, tower.config.model_type, type(tower).__name__)
+
+
+def _replayed_layers(tower: PreTrainedModel) -> list[nn.Module]:
+    if is_encoder_decoder(tower):
+        raise UnsupportedModelError(
+            f"{type(tower).__name__} is an encoder–decoder: a layer of its decoder attends twice, "
+            "so zeroing a value in it is not one thing. Gradient methods work on it."
+        )
+    return outermost_layers(tower)
 
 
 def _config(model: nn.Module) -> Any:

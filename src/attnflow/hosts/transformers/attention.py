@@ -30,8 +30,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from attnflow.errors import CaptureError
-from attnflow.hosts.intervention import Intervention, Session
-from attnflow.hosts.recorder import AttentionObserver, RecordedLayer, Stage
+from attnflow.hosts.recorder import AttentionObserver, Intervention, RecordedLayer, Session, Stage
 from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.answers import is_encoder_decoder
 
