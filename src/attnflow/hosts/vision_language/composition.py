@@ -157,7 +157,7 @@ def two_tower_trace(watched: ForwardPass, score: ScoreName) -> AttentionTrace:
     `mean over heads of relu(A ⊙ ∇A)`.
     """
     composition = _compose_towers(watched.model.module, watched.batch, watched.recorder)
-    modules, seen = [*composition.vision, *composition.language], composition.seen
+    modules, count = [*composition.vision, *composition.language], composition.seen
     weights = composition.stack([[call.weights for call in calls] for calls in modules], idle=1.0)
     gradients, measured = None, None
     if watched.explained is not None:
@@ -166,16 +166,16 @@ def two_tower_trace(watched: ForwardPass, score: ScoreName) -> AttentionTrace:
         np.divide(weighted, weights[:, 0], out=share, where=weights[:, 0] > 0)
         gradients, measured = share[:, None], {GRADIENT_ATTENTION: weighted}
     patches = name_views(composition.views)
-    joined = join_tokens(patches, watched.input_tokens(0, composition.length - seen))
+    joined = join_tokens(patches, watched.input_tokens(0, composition.length - count))
     sinks = [calls[0].sink for calls in composition.language]
     return AttentionTrace.from_arrays(
         weights,
         Tokens(joined.texts, words=joined.words, images=patches.images),
         kind="cross",
         stages=composition.stages,
-        encoder_length=seen,
+        encoder_length=count,
         sinks=lacking_rows(weights, [*[False] * (len(weights) - len(sinks)), *sinks]),
-        prediction=watched.prediction(0, shift=seen),
+        prediction=watched.prediction(0, shift=count),
         gradients=gradients,
         measured=measured,
         **watched.about(0),
