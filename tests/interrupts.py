@@ -19,7 +19,6 @@ import torch
 
 import attnflow
 from attnflow.evaluation.importance import InputGradient
-from attnflow.explainers.reruns import run_again
 from attnflow.hosts import restore
 from attnflow.hosts.check import model_state
 from attnflow.hosts.load import load
@@ -69,7 +68,9 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
         capture("gradients"),
         capture("alti", "value-zeroing"),
         lambda: attnflow.generate((writer, words), "the keys to", max_new_tokens=3),
-        lambda: run_again(Visibility(steps=2), (writer, words), "the keys to", " are"),
+        lambda: attnflow.generate(
+            (writer, words), "the keys to", Visibility(steps=2), completion=" are"
+        ),
         lambda: InputGradient()((model, tokenizer), [TEXT]),
     ]
     longest = [_seconds(kind) for kind in kinds]

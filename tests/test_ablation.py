@@ -30,7 +30,7 @@ from attnflow.evaluation.subjects.prompts import LEAVE_ONE_DOCUMENT_OUT
 from attnflow.evaluation.subjects.rankings import named_rankings
 from attnflow.explainers.ablation import CompletionAblation, blank_token
 from attnflow.explainers.leave_out import lasso, random_ablations
-from attnflow.explainers.reruns import measure, run_again
+from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources, content_spans, strongest
 from attnflow.methods import AblationRegression, LeaveOneOut, Rollout
 from attnflow.testing import tiny_encoder
@@ -110,8 +110,7 @@ def test_scores_come_from_tokens_or_from_sources() -> None:
     np.testing.assert_allclose(words.scores(np.arange(5.0)), np.arange(5.0))
     with pytest.raises(InputError, match="one value for each token or for each source"):
         words.scores(np.arange(4.0))
-    spans = Sources.of_spans(TOKENS, {"name": (1, 2), "city": "Rome"})
-    assert spans.positions == ((1,), (4, 5))
+    spans = Sources(("name", "city"), ((1,), (4, 5)), len(TOKENS))
     assert spans.hidden(np.array([[True, True], [False, True]])) == [(1, 4, 5), (4, 5)]
 
 
@@ -120,7 +119,9 @@ def test_scores_come_from_tokens_or_from_sources() -> None:
 
 def test_leave_one_out_is_what_each_source_is_worth() -> None:
     model, words = language_model(), tokenizer()
-    result = run_again(LeaveOneOut(level="word"), (model, words), TEXT, " sara is")
+    result = attnflow.generate(
+        (model, words), TEXT, LeaveOneOut(level="word"), completion=" sara is"
+    )
     assert isinstance(result, attnflow.Attribution)
     assert result.layers == (0,)
     assert result.values.shape == (1, 2, 17)
@@ -129,10 +130,10 @@ def test_leave_one_out_is_what_each_source_is_worth() -> None:
     rows = one.token_log_probs([(), (5,)])
     place = list(result.sources.positions).index(5)
     np.testing.assert_allclose(result.values[0, :, place], rows[0] - rows[1], atol=1e-6)
-    joint = run_again(LeaveOneOut(joint=True), (model, words), TEXT, " sara is")
+    joint = attnflow.generate((model, words), TEXT, LeaveOneOut(joint=True), completion=" sara is")
     assert list(joint.targets) == ["sara is"]
     np.testing.assert_allclose(joint.values[0, 0], result.values[0].sum(axis=0), atol=1e-5)
-    some = run_again(LeaveOneOut(), (model, words), TEXT, " sara is", targets=1)
+    some = attnflow.generate((model, words), TEXT, LeaveOneOut(), completion=" sara is", targets=1)
     np.testing.assert_allclose(some.values[0, 0], result.values[0, 1], atol=1e-6)
 
 
@@ -142,13 +143,9 @@ def test_measured_results_have_every_level(by: Any) -> None:
     counts = {"token": 17, "word": 17, "sentence": 3}
     for level, count in counts.items():
         method = LeaveOneOut(level=level, by=by)  # type: ignore[arg-type]
-        result = run_again(method, (model, words), TEXT, [5])
+        result = attnflow.generate((model, words), TEXT, method, completion=[5])
         assert result.values.shape == (1, 1, count)
         assert np.abs(result.values).max() > 1e-3
-    spans = run_again(
-        LeaveOneOut(by=by), (model, words), TEXT, [5], spans={"a": (1, 4), "b": (4, 9)}
-    )
-    assert list(spans.sources) == ["a", "b"]
 
 
 def test_regression_finds_the_effects_of_a_model_that_is_linear() -> None:
@@ -157,7 +154,6 @@ def test_regression_finds_the_effects_of_a_model_that_is_linear() -> None:
 
         model = language_model()
         completion_ids = (5,)
-        targets = None
         effects = np.array([2.0, 0, 0, -1.0, 0, 0, 0, 0.5, 0, 0])
 
         def token_log_probs(self, sets: Any) -> Any:
@@ -179,7 +175,7 @@ def test_encoder_decoders_are_measured() -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.T5ForConditionalGeneration(config).eval()
-    result = run_again(LeaveOneOut(), (model, tokenizer()), TEXT, [5, 6])
+    result = attnflow.generate((model, tokenizer()), TEXT, LeaveOneOut(), completion=[5, 6])
     assert result.values.shape == (1, 2, 17)
     assert np.abs(result.values).min(axis=2).max() > 0
 
@@ -195,7 +191,7 @@ def test_measured_methods_are_frozen_and_checked() -> None:
     with pytest.raises(MethodError, match="a number from 2 to"):
         AblationRegression(samples=1)
     with pytest.raises(TokensError, match="nothing to explain"):
-        run_again(LeaveOneOut(), (language_model(), tokenizer()), TEXT, [])
+        attnflow.generate((language_model(), tokenizer()), TEXT, LeaveOneOut(), completion=[])
 
 
 def test_blanks_are_no_tokens_that_frame_a_text() -> None:

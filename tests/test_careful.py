@@ -10,7 +10,6 @@ import torch
 
 import attnflow
 from attnflow.errors import MethodError
-from attnflow.explainers.reruns import run_again
 from attnflow.hosts.transformers.visibility import visibility
 from attnflow.methods import Careful, LeaveOneOut, Visibility
 from test_gradient_attention import TEXT, model_of
@@ -23,14 +22,16 @@ OPTIONS: dict[str, Any] = {"level": "token", "joint": True}
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_visibility_of_a_completion(family: str) -> None:
     model = model_of(family)
-    result = run_again(Visibility(level="token", steps=3, alone=0), model, PROMPT, ANSWER)
+    result = attnflow.generate(
+        model, PROMPT, Visibility(level="token", steps=3, alone=0), completion=ANSWER
+    )
     fading = torch.zeros(13, dtype=torch.bool)
     fading[1:11] = True  # the first token is no source
     for token in range(3):
         values = visibility(model, TEXT[0, :14], 11, fading, steps=3, explained=[token])
         np.testing.assert_allclose(result.values[0, token], values[1:11].numpy(), rtol=1e-5)
-    joint = run_again(
-        Visibility(level="token", steps=3, alone=0, joint=True), model, PROMPT, ANSWER
+    joint = attnflow.generate(
+        model, PROMPT, Visibility(level="token", steps=3, alone=0, joint=True), completion=ANSWER
     )
     together = visibility(model, TEXT[0, :14], 11, fading, steps=3)
     np.testing.assert_allclose(joint.values[0, 0], together[1:11].numpy(), rtol=1e-5)
@@ -39,7 +40,9 @@ def test_visibility_of_a_completion(family: str) -> None:
 
 def lost_alone(model: Any) -> Any:
     """What leaving out each token costs, measured by itself."""
-    return run_again(LeaveOneOut(**OPTIONS, score="log-odds"), model, PROMPT, ANSWER).values[0, 0]
+    return attnflow.generate(
+        model, PROMPT, LeaveOneOut(**OPTIONS, score="log-odds"), completion=ANSWER
+    ).values[0, 0]
 
 
 def test_two_thirds_of_a_checked_source_are_measured() -> None:
@@ -47,15 +50,17 @@ def test_two_thirds_of_a_checked_source_are_measured() -> None:
     attention's and two thirds of visibility's.
     """
     model = model_of("llama")
-    careful = run_again(Careful(**OPTIONS, verify=10), model, PROMPT, ANSWER)
+    careful = attnflow.generate(model, PROMPT, Careful(**OPTIONS, verify=10), completion=ANSWER)
     predicted = 3 * careful.values[0, 0] - 2 * lost_alone(model)
-    faded = run_again(Visibility(**OPTIONS, steps=4, alone=0), model, PROMPT, ANSWER).values[0, 0]
+    faded = attnflow.generate(
+        model, PROMPT, Visibility(**OPTIONS, steps=4, alone=0), completion=ANSWER
+    ).values[0, 0]
     gradient = attnflow.generate(model, PROMPT, completion=ANSWER).values[-1, :, 1:11].sum(axis=0)
     shares = gradient / abs(gradient).sum() + 2 * faded / abs(faded).sum()
     np.testing.assert_allclose(
         predicted / abs(predicted).sum(), shares / abs(shares).sum(), atol=1e-4
     )
-    few = run_again(Careful(**OPTIONS, verify=2), model, PROMPT, ANSWER)
+    few = attnflow.generate(model, PROMPT, Careful(**OPTIONS, verify=2), completion=ANSWER)
     best = np.argsort(-predicted)[:2]
     rest = [k for k in range(10) if k not in best]
     ratio = few.values[0, 0][rest] / predicted[rest]
@@ -66,12 +71,19 @@ def test_two_thirds_of_a_checked_source_are_measured() -> None:
 def test_the_strongest_fade_alone() -> None:
     """Fading alone counts two thirds, the path one; with none there is only the path."""
     model = model_of("llama")
-    path = run_again(Visibility(**OPTIONS, alone=0), model, PROMPT, ANSWER).values[0, 0]
-    result = run_again(Visibility(**OPTIONS, alone=10), model, PROMPT, ANSWER)
+    path = attnflow.generate(
+        model, PROMPT, Visibility(**OPTIONS, alone=0), completion=ANSWER
+    ).values[0, 0]
+    result = attnflow.generate(model, PROMPT, Visibility(**OPTIONS, alone=10), completion=ANSWER)
     lost = lost_alone(model)
     unit = max(0.0, float(lost @ path / (path @ path)))
     np.testing.assert_allclose(result.values[0, 0], (unit * path + 2 * lost) / 3, atol=1e-5)
-    assert run_again(Visibility(**OPTIONS), model, PROMPT, ANSWER).provenance["passes"] == 16
+    assert (
+        attnflow.generate(model, PROMPT, Visibility(**OPTIONS), completion=ANSWER).provenance[
+            "passes"
+        ]
+        == 16
+    )
 
 
 def test_options_are_checked() -> None:

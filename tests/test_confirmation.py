@@ -13,8 +13,6 @@ import torch
 import attnflow
 from attnflow import Attribution, Confirmation
 from attnflow.errors import FileError, InputError, MethodError, ModelError
-from attnflow.explainers.confirm import confirm_completion
-from attnflow.explainers.reruns import run_again
 from attnflow.methods import Careful, LeaveOneOut
 from attnflow.show.view import view
 from attnflow.testing import tiny_decoder, tiny_encoder
@@ -159,9 +157,6 @@ def test_what_cannot_be_confirmed_is_said() -> None:
     encoder = tiny_encoder()
     with pytest.raises(ModelError, match="is not one"):
         attnflow.explain(encoder, "the keys", method="careful")
-    result = attnflow.generate((model, tokenizer), "the keys to", completion="the")
-    with pytest.raises(InputError, match="top is how many sources"):
-        confirm_completion(result, model, [3, 4], [5], top=0)
 
 
 # -- methods that run the model again ---------------------------------------------------------
@@ -193,11 +188,11 @@ def test_careful_everywhere_the_default_is() -> None:
     assert written.provenance["passes"] <= 10
     result = attnflow.explain((model, tokenizer), "the keys to the", method="careful")
     assert result.prediction is not None
-    expected = run_again(
-        Careful(),
+    expected = attnflow.generate(
         (model, tokenizer),
         "the keys to the",
-        tokenizer.convert_tokens_to_ids([result.prediction.label]),
+        Careful(),
+        completion=tokenizer.convert_tokens_to_ids([result.prediction.label]),
     )
     np.testing.assert_allclose(result.values, expected.values, rtol=1e-5)
     with pytest.raises(MethodError, match="sources= is for methods that read attention"):

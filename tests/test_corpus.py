@@ -34,11 +34,12 @@ from attnflow.corpus.worker import InlineEngine, ShardWorker
 from attnflow.data import DataFile, find_files
 from attnflow.errors import FileError, InputError, MethodError, ModelError, StoppedError
 from attnflow.errors.progress import Progress, listening
-from attnflow.explainers.writer import Writer
+from attnflow.explainers import batches
+from attnflow.explainers.answer_rows import ALL_POSITIONS
+from attnflow.explainers.writer import write
 from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
 from attnflow.methods import quiet_about_limits
-from attnflow.methods.rows import ALL_POSITIONS
 from attnflow.models.verb_number import load_verb_number
 from attnflow.testing import tiny_decoder, tiny_encoder
 
@@ -169,13 +170,12 @@ def test_completions_are_made_where_there_are_none(
     pairs = [{"prompt": p, "completion": "saw her" if p == "the king" else None} for p in prompts]
     options: Any = {"max_new_tokens": 3, "methods": ["rollout", "raw"]}
     data, lengths = write_jsonl(tmp_path, pairs), list[int]()
-    usual = Writer.write
 
-    def write(self: Any, batch: Any, *more: Any, **options: Any) -> Any:
+    def write_together(reader: Any, batch: Any, *more: Any) -> Any:
         lengths.append(len(batch))
-        return usual(self, batch, *more, **options)
+        return write(reader, batch, *more)
 
-    monkeypatch.setattr(Writer, "write", write)
+    monkeypatch.setattr(batches, "write", write_together)
     rows = rows_of(run((model, tokenizer), data, tmp_path / "out", **options))
     assert lengths == [2]  # written together
     for number, prompt in enumerate(prompts):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import attnflow
-from attnflow.explainers.reruns import run_again
 from attnflow.methods import Careful, LeaveOneOut, Visibility
 from test_gradient_attention import TEXT, model_of
 
@@ -47,10 +46,14 @@ def test_the_default_is_that_of_the_processor(family: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("method", [Careful(level="token"), Visibility(level="token", steps=2)])
 def test_methods_that_run_the_model_again(method: Any, dtype: torch.dtype) -> None:
     model = on_gpu("llama", dtype)
-    result = run_again(method, model, PROMPT, ANSWER, targets="answer")
-    expected = run_again(method, model_of("llama"), PROMPT, ANSWER, targets="answer")
+    result = attnflow.generate(model, PROMPT, method, completion=ANSWER, targets="answer")
+    expected = attnflow.generate(
+        model_of("llama"), PROMPT, method, completion=ANSWER, targets="answer"
+    )
     assert np.corrcoef(result.values[0, 0], expected.values[0, 0])[0, 1] > 0.9
-    loss = run_again(LeaveOneOut(level="token", joint=True), model, PROMPT, ANSWER)
+    loss = attnflow.generate(
+        model, PROMPT, LeaveOneOut(level="token", joint=True), completion=ANSWER
+    )
     assert np.isfinite(loss.values).all()
 
 

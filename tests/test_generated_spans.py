@@ -11,7 +11,6 @@ import torch
 import attnflow
 from attnflow.errors import InputError
 from attnflow.explainers.reader import Reader
-from attnflow.explainers.request import CompletionRequest
 from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import RecordedLayer
 from attnflow.methods import Rollout
@@ -43,8 +42,8 @@ def test_spans_as_sources_are_the_sums_of_tokens(family: str, method: Any) -> No
 
 def test_a_streamed_rollout_keeps_a_column_for_each_span() -> None:
     model = FAMILIES["llama"]().eval()
-    request = CompletionRequest.of(Model(model), "rollout", SPANS)
-    cache = Reader(Model(model), request).cache([request.method], PROMPT, [0], 16)
+    reader = Reader.of(Model(model), "rollout", SPANS)
+    cache = reader.cache([reader.method], PROMPT, [0], 16)
     weights = torch.eye(8)[None, None].expand(1, 4, 8, 8)
     layer = RecordedLayer(torch.nn.Identity(), weights, 8, number=1)
     cache.see_rows(layer, weights, slice(0, 8))

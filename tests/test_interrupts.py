@@ -174,7 +174,6 @@ def busy(run: Callable[[], object]) -> Callable[[], None]:
 
 def beside(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A pass of the user's own, and something of ours on the same model."""
-    from attnflow.explainers.reruns import run_again
     from attnflow.methods import Visibility
 
     ids = torch.tensor([[3, 4, 5, 6, 7]])
@@ -197,7 +196,7 @@ def beside(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     runs: dict[str, Callable[[], Any]] = {
         "capture": lambda: attnflow.capture(model, prompt).weights,
         "gradient rows": lambda: attnflow.generate(model, prompt, completion=[8, 9]).values,
-        "visibility": lambda: run_again(measured, model, prompt, [8, 9]).values,
+        "visibility": lambda: attnflow.generate(model, prompt, measured, completion=[8, 9]).values,
     }
     return lambda: model(input_ids=ids[:, :3]).logits, runs[kind]
 

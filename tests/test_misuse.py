@@ -19,7 +19,6 @@ from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.progress import Progress, listening
 from attnflow.explainers.defaults import DEFAULTS, drop_sink
 from attnflow.explainers.prompts import encode_prompts, neutral_ids
-from attnflow.explainers.reruns import run_again
 from attnflow.hosts import registry
 from attnflow.hosts.load import load
 from attnflow.hosts.model import Model
@@ -257,7 +256,7 @@ def test_inference_mode_is_left_where_gradients_are_taken() -> None:
         return [
             attnflow.generate(model, prompt, max_new_tokens=3).values,
             attnflow.explain(model, prompt).values,
-            run_again(Visibility(level="token"), model, prompt, [8, 9]).values,
+            attnflow.generate(model, prompt, Visibility(level="token"), completion=[8, 9]).values,
             gradients.gradients,
             InputGradient()((encoder, tokenizer), [TEXT])[0].values,
         ]
@@ -319,7 +318,7 @@ def test_a_tokenizer_of_another_model_is_named() -> None:
         lambda: attnflow.generate((model, tokenizer), "w5 haus"),
         lambda: attnflow.generate(model, ids),
         lambda: attnflow.generate((model, tokenizer), "w5", completion="haus"),
-        lambda: run_again(LeaveOneOut(), (model, tokenizer), "w5 w6", "haus"),
+        lambda: attnflow.generate((model, tokenizer), "w5 w6", LeaveOneOut(), completion="haus"),
     ):
         with pytest.raises(TokensError, match="number 64 is none of the 64 that LlamaForCausalLM"):
             run()
@@ -366,8 +365,8 @@ def test_the_sources_of_a_chat_are_its_messages() -> None:
     tokenizer.chat_template = CHAT
     model = build("Llama")
     model.resize_token_embeddings(70)
-    result = run_again(
-        LeaveOneOut(), (model, tokenizer), [{"role": "user", "content": "user w5"}], "w9"
+    result = attnflow.generate(
+        (model, tokenizer), [{"role": "user", "content": "user w5"}], LeaveOneOut(), completion="w9"
     )
     assert (result.sources.texts, result.sources.positions) == (("user", "w5"), (2, 3))
     names: list[Any] = []
@@ -389,7 +388,7 @@ def test_signs_of_a_chat_are_no_sources_in_a_plain_text() -> None:
     prompt = "<|turn|> w5 haus <|turn|> w6"
     model = build("Llama")
     model.resize_token_embeddings(70)
-    result = run_again(LeaveOneOut(), (model, tokenizer), prompt, "w9")
+    result = attnflow.generate((model, tokenizer), prompt, LeaveOneOut(), completion="w9")
     assert result.sources.texts == ("w5", "haus", "w6")
 
 

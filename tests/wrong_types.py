@@ -26,7 +26,6 @@ from attnflow.evaluation.faithfulness import Faithfulness
 from attnflow.evaluation.importance import BlankOut, InputGradient, ValueZeroing
 from attnflow.evaluation.subjects.examples import read_prompts, read_texts
 from attnflow.explainers.ablation import CompletionAblation
-from attnflow.explainers.reruns import run_again
 from attnflow.methods import (
     METHODS,
     AblationRegression,
@@ -165,14 +164,13 @@ def _writing(folder: Path) -> Iterator[_Call]:
     pair = {"model": (model, tokenizer), "prompt": "the keys to"}
     how = {"method": None, "sources": "prompt", "max_new_tokens": 1, "completion": None}
     yield _Call("generate", attnflow.generate, {**pair, **how})
-    ask: dict[str, Any] = {"model": model, "prompt": "the keys to", "tokenizer": tokenizer}
-    ask["completion"] = " are"
-    own = {"chat": False, "targets": None, "spans": None, "blank": None, "batch_tokens": None}
+    how = {"completion": " are", "targets": None, "confirm": False}
     for method in (LeaveOneOut(), AblationRegression(samples=4), Visibility(steps=1), Careful()):
-        yield _Call(f"{method.name}()", partial(run_again, method), {**ask, **own})
+        run = partial(attnflow.generate, method=method)
+        yield _Call(f"{method.name}()", run, {**pair, **how})
         options = {field.name: getattr(method, field.name) for field in fields(method)}
         yield _Call(type(method).__name__, type(method), options)
-    ids = {"model": model, "prompt_ids": (3, 4, 5), "completion_ids": (6, 7), "targets": None}
+    ids = {"model": model, "prompt_ids": (3, 4, 5), "completion_ids": (6, 7)}
     hiding = {"by": "hide", "blank": None, "batch_tokens": None}
     yield _Call("CompletionAblation", _ablated, {**ids, **hiding, "sets": [(1,)]})
     counts = {"ablations": 2, "hidden": 0.3, "top": 1, "max_new_tokens": 1}
@@ -187,7 +185,7 @@ def _writing(folder: Path) -> Iterator[_Call]:
 
 
 def _ablated(*, sets: Any, **options: Any) -> Any:
-    return CompletionAblation(**options).scores(sets)
+    return CompletionAblation(**options).log_probs(sets)
 
 
 def _cases(folder: Path, seed: int) -> Iterator[tuple[_Call, str, Any]]:

@@ -33,11 +33,12 @@ from attnflow.errors import (
 from attnflow.errors.arguments import check_fields
 from attnflow.errors.progress import tell
 from attnflow.hosts.adapter import TokenIds, device_of
+from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import Intervention
 from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.inputs import check_vocabulary
-from attnflow.methods.reruns import By, RerunScore
+from attnflow.methods.reruns import By
 
 Floats = NDArray[np.float64]
 BlankToken = Literal["unk", "mask", "pad", "delete"]
@@ -92,6 +93,26 @@ def silence_values(positions: Sequence[int]) -> Intervention:
     return Intervention(zero_values=[[position] for position in positions])
 
 
+def ablate(
+    model: Model,
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    *,
+    by: By = "hide",
+    batch_tokens: int | None = None,
+) -> CompletionAblation:
+    """Prepare a completion to be run again; its tokenizer says what a blank token is."""
+    needs_blank = by == "replace" and model.tokenizer is not None
+    return CompletionAblation(
+        model=model.module,
+        prompt_ids=prompt_ids,
+        completion_ids=completion_ids,
+        by=by,
+        blank=blank_token(model.tokenizer) if needs_blank else None,
+        batch_tokens=batch_tokens,
+    )
+
+
 class _Variant(NamedTuple):
     """A prompt with something taken away, and the first position that is not as it was."""
 
@@ -105,7 +126,6 @@ class CompletionAblation:
     """One prompt with its completion, run again without parts of the prompt.
 
     prompt_ids, completion_ids: token ids; of an encoder–decoder the encoder's and the decoder's.
-    targets: which completion tokens count, by number from 0; default: all, the whole answer.
     by: "hide", "replace" (then `blank` is the id of the blank token) or "delete".
     batch_tokens: about how many tokens run at once; default: by the device.
 
@@ -117,7 +137,6 @@ class CompletionAblation:
     model: Any
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
-    targets: Sequence[int] | None = None
     by: By = "hide"
     blank: int | None = None
     batch_tokens: int | None = None
@@ -142,12 +161,6 @@ class CompletionAblation:
             )
         if self.by == "replace" and self.blank is None:
             raise InputError("by='replace' needs blank=..., the id of the token put in the place.")
-        count = len(self.completion_ids)
-        targets = None if self.targets is None else [int(target) for target in self.targets]
-        if targets == [] or any(not 0 <= target < count for target in targets or ()):
-            raise InputError(
-                f"targets={shorten(self.targets)}: numbers of completion tokens, 0 to {count - 1}."
-            )
         check_vocabulary(self.model, torch.tensor(list(self.prompt_ids)))
         if not self._two_stacks:
             check_vocabulary(self.model, torch.tensor(list(self.completion_ids)))
@@ -174,20 +187,8 @@ class CompletionAblation:
     # -- what is asked ------------------------------------------------------------------------
 
     def log_probs(self, sets: Sequence[Sequence[int]]) -> Floats:
-        """The log-probability of the targets together, one for each set of prompt positions."""
-        columns = list(range(len(self.completion_ids)) if self.targets is None else self.targets)
-        return np.asarray(self.token_log_probs(sets)[:, columns].sum(axis=1))
-
-    def scores(
-        self,
-        sets: Sequence[Sequence[int]],
-        score: RerunScore = "log-prob",
-    ) -> Floats:
-        """The same as log-probabilities or as log odds."""
-        if not isinstance(score, str) or score not in get_args(RerunScore):
-            raise InputError(f"score is 'log-prob' or 'log-odds'; got {shorten(score)}.")
-        log_prob = self.log_probs(sets)
-        return log_odds(log_prob) if score == "log-odds" else log_prob
+        """Return the log-probability of the completion, one for each set of prompt positions."""
+        return np.asarray(self.token_log_probs(sets).sum(axis=1))
 
     def token_log_probs(self, sets: Sequence[Sequence[int]]) -> Floats:
         """(sets, completion tokens): the log-probability of each completion token.

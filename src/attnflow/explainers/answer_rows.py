@@ -15,8 +15,7 @@ import numpy as np
 from attnflow.attribution import Attribution
 from attnflow.hosts.capture import capture
 from attnflow.hosts.model import Model
-from attnflow.methods import Method
-from attnflow.methods.rows import pooled_row
+from attnflow.methods import GradientAttention, GradientRollout, Method
 from attnflow.methods.towers import image_sources
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace import AttentionTrace
@@ -24,6 +23,9 @@ from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
 
 ALL = "all"
 """The name of every position as a target."""
+
+ALL_POSITIONS = "[all positions]"
+"""The target of an answer that is read from the mean of all positions."""
 
 Targets = Sequence[TokenRef] | TokenRef | Literal["all"] | None
 """Positions or tokens that occur once; "all"; None for those that the answer is read from."""
@@ -92,3 +94,46 @@ def join_targets(results: Sequence[Attribution], targets: Tokens) -> Attribution
     answers = [result.provenance.get("gradients_of") for result in results]
     provenance = {**results[0].provenance, "gradients_of": answers}
     return replace(results[0], **arrays, targets=targets, prediction=None, provenance=provenance)
+
+
+def rows_of(result: Attribution, tokens: Sequence[int]) -> Attribution:
+    """Return these rows only."""
+    rows = list(tokens)
+    arrays: dict[str, Any] = {name: array[:, rows] for name, array in result.arrays().items()}
+    return replace(result, **arrays, targets=result.targets.select(rows))
+
+
+def as_one(result: Attribution) -> Attribution:
+    """Return all rows as those of one target.
+
+    The gradient of a sum is the sum of gradients, so the rows of gradient attention and gradient
+    rollout are added. Rows that are shares are averaged: a phrase draws as its tokens do.
+    """
+    if len(result.targets) == 1:
+        return result
+    added = isinstance(result.method, GradientAttention | GradientRollout)
+    arrays: dict[str, Any] = {}
+    for name, array in result.arrays().items():
+        summed = added and name in ("values", "elsewhere")
+        arrays[name] = (array.sum if summed else array.mean)(axis=1, keepdims=True)
+    arrays["saturated"] = None  # a property of one flow
+    return replace(result, **arrays, targets=result.targets.select([0]))
+
+
+def less_identity(result: Attribution, rows: Sequence[int]) -> Attribution:
+    """Take away the identity that gradient rollout starts from: to be itself explains nothing."""
+    if not isinstance(result.method, GradientRollout):
+        return result
+    values = result.values.copy()
+    elsewhere = None if result.elsewhere is None else result.elsewhere.copy()
+    for k, row in enumerate(rows):
+        if row < values.shape[-1]:
+            values[:, k, row] -= 1
+        elif elsewhere is not None:
+            elsewhere[:, k] -= 1
+    return replace(result, values=values, elsewhere=elsewhere, steps=(*result.steps, "less itself"))
+
+
+def pooled_row(result: Attribution) -> Attribution:
+    """Return the one row of an answer that a model reads from the mean of all its positions."""
+    return replace(as_one(result), targets=Tokens((ALL_POSITIONS,), (0,)))

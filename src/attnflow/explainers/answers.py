@@ -20,11 +20,11 @@ from attnflow.attribution.passages import (
 )
 from attnflow.errors import InputError, shorten
 from attnflow.errors.arguments import checked_arguments
-from attnflow.explainers.ablation import CompletionAblation
-from attnflow.explainers.completions import generate
-from attnflow.explainers.confirm import confirm_completion
-from attnflow.explainers.documents import mark_documents
+from attnflow.explainers.ablation import ablate
+from attnflow.explainers.answer_rows import rows_of
+from attnflow.explainers.completions import generate, mark_documents
 from attnflow.explainers.prompts import Message, as_chat, encode_prompts
+from attnflow.explainers.reruns import confirm_completion
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.methods import Method, RerunMethod, make_method
@@ -186,14 +186,8 @@ def _how_sure(model: Model, result: Attribution, ids: list[int]) -> Attribution:
     passages = _named_sentences(result)
     if not passages:
         return result
-    confirmation = confirm_completion(
-        result,
-        model.module,
-        ids,
-        result.provenance["completion_ids"],
-        tokenizer=model.tokenizer,
-        passages=passages,
-    )
+    completion = result.provenance["completion_ids"]
+    confirmation = confirm_completion(result, model, ids, completion, passages=passages)
     return replace(result, confirmation=confirmation)
 
 
@@ -236,19 +230,14 @@ def _first_line(result: Attribution, chat: bool) -> Attribution:
 
 
 def _first_targets(result: Attribution, count: int) -> Attribution:
-    surfaces = result.targets.surfaces()[:count]
-    arrays: dict[str, Any] = {name: array[:, :count] for name, array in result.arrays().items()}
+    text = "".join(result.targets.surfaces()[:count])
     lists = {
         name: list(result.provenance[name])[:count]
         for name in ("completion_ids", "log_probs")
         if name in result.provenance
     }
-    return replace(
-        result,
-        **arrays,
-        targets=result.targets.select(range(count)),
-        provenance={**result.provenance, **lists, "completion": "".join(surfaces)},
-    )
+    provenance = {**result.provenance, **lists, "completion": text}
+    return replace(rows_of(result, range(count)), provenance=provenance)
 
 
 def _confirm(
@@ -276,11 +265,7 @@ def _less_likely(
         str(name): positions_of(answer.result, range(int(first), int(end)))
         for name, first, end in answer.result.provenance[DOCUMENTS]
     }
-    ablation = CompletionAblation(
-        model=model.module,
-        prompt_ids=tuple(ids),
-        completion_ids=tuple(answer.result.provenance["completion_ids"]),
-    )
+    ablation = ablate(model, ids, answer.result.provenance["completion_ids"])
     scores = ablation.log_probs([(), *(places[name] for name in names)])
     return np.exp(scores[0] - scores[1:]).tolist()
 

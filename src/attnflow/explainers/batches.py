@@ -17,12 +17,12 @@ from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, TokensError
 from attnflow.explainers.answer_rows import answer_rows, apply_method, needs_own_gradients
 from attnflow.explainers.defaults import default_method, drops_sink
-from attnflow.explainers.gradient_rows import completion_rows, explain_last_rows
+from attnflow.explainers.gradient_rows import explain_last_rows
 from attnflow.explainers.prompts import Prompt, as_chat, encode_prompts
 from attnflow.explainers.reader import Reader
-from attnflow.explainers.request import CompletionRequest, check_room, completion_ids
+from attnflow.explainers.request import Completion, check_room, completion_ids
 from attnflow.explainers.texts import default_for
-from attnflow.explainers.writer import Writer
+from attnflow.explainers.writer import write
 from attnflow.hosts.capture import capture
 from attnflow.hosts.images import prepare_images
 from attnflow.hosts.model import Model
@@ -276,13 +276,13 @@ class CompletionBatches(Batches[PromptText]):
         super().__init__(model, layers)
         checked_generator(model.module)
         choices: Sequence[Method | None] = methods or (None,)
-        self._readers = [Reader(model, CompletionRequest.of(model, method)) for method in choices]
+        self._readers = [Reader.of(model, method) for method in choices]
         self._max_new_tokens, self._chat = max_new_tokens, chat
 
     @property
     def methods(self) -> list[Method]:
         """The methods as they are asked for; the default's fallback drops each prompt's sink."""
-        return [reader.request.method for reader in self._readers]
+        return [reader.method for reader in self._readers]
 
     def length(self, item: PromptText) -> int:
         """Count the prompt and its completion, or the room for one."""
@@ -309,47 +309,19 @@ class CompletionBatches(Batches[PromptText]):
         return [results[k] for k in range(len(items))]
 
     def _read_all(self, items: Sequence[PromptText]) -> Results:
-        prompts = [self._prompt(item) for item in items]
-        ids = [self._ids(item.completion or "") for item in items]
-        results = [self._read(reader, prompts, ids) for reader in self._readers]
+        completions = [
+            Completion(self._prompt(item), self._ids(item.completion or "")) for item in items
+        ]
+        results = [reader.read_all(completions) for reader in self._readers]
         return [list(row) for row in zip(*results, strict=True)]
 
     def _write_all(self, items: Sequence[PromptText]) -> Results:
         first, *others = self._readers
         batch = encode_prompts(self.model, [self._wording(item) for item in items])
-        completions = Writer(first).write(batch, self._max_new_tokens, seed=None, options={})
-        prompts_ids = [each.prompt for each in completions], [each.ids for each in completions]
-        results = [self._read(reader, *prompts_ids) for reader in others]
-        return [[each.result, *row] for each, *row in zip(completions, *results, strict=True)]
-
-    def _read(
-        self, reader: Reader, prompts: Sequence[Prompt], completions: Sequence[list[int]]
-    ) -> list[Attribution]:
-        """Explain completions by one method, all in one pass where its rows allow that."""
-        notes: dict[str, Any] = {"streamed": False}
-        pairs = list(zip(prompts, completions, strict=True))
-        if not reader.explains_rows(reader.request.method) or len(pairs) == 1:
-            return [reader.read(prompt, ids, notes) for prompt, ids in pairs]
-        longest, most = max(len(prompt.ids) for prompt in prompts), max(map(len, completions))
-        padding = [longest - len(prompt.ids) for prompt in prompts]
-        sequences = [
-            [0] * pad + prompt.ids + ids + [0] * (most - len(ids))
-            for pad, (prompt, ids) in zip(padding, pairs, strict=True)
-        ]
-        mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
-        device = reader.module.device
-        rows = completion_rows(
-            reader.module,
-            torch.tensor(sequences, device=device),
-            torch.tensor(mask, device=device),
-            longest,
-            [len(ids) for ids in completions],
-            **reader.row_options(completions),
-        )
-        return [
-            reader.from_rows(rows, k, prompt.ids, ids, notes)
-            for k, (prompt, ids) in enumerate(pairs)
-        ]
+        pairs = write(first, batch, self._max_new_tokens)
+        completions = [Completion(text.prompt, text.ids) for text, _ in pairs]
+        results = [reader.read_all(completions) for reader in others]
+        return [[result, *row] for (_, result), *row in zip(pairs, *results, strict=True)]
 
     def _prompt(self, item: PromptText) -> Prompt:
         return encode_prompts(self.model, self._wording(item)).prompts()[0]

@@ -13,8 +13,7 @@ from attnflow.errors import InputError
 from attnflow.errors.progress import tell
 from attnflow.explainers.answer_rows import ALL, apply_method, needs_own_gradients
 from attnflow.explainers.answers import Answer, ask, question_prompt, uses_chat
-from attnflow.explainers.completions import generate
-from attnflow.explainers.documents import mark_documents
+from attnflow.explainers.completions import generate, mark_documents
 from attnflow.explainers.prompts import encode_prompts
 from attnflow.explainers.texts import default_for, explain, next_token, with_confirmation
 from attnflow.graph import LayeredGraph

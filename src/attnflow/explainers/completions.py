@@ -7,39 +7,37 @@ generated tokens is kept in `elsewhere`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
+import torch
+
 from attnflow.attribution import Attribution
-from attnflow.errors import InputError, MethodError
+from attnflow.attribution.passages import DOCUMENTS, MESSAGES
+from attnflow.errors import InputError, MethodError, TokensError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.explainers.careful import measure_images
-from attnflow.explainers.confirm import confirm_completion
 from attnflow.explainers.defaults import default_method
-from attnflow.explainers.documents import mark_messages, messages_of
-from attnflow.explainers.prompts import Message, Prompt, PromptBatch, Prompts, encode_prompts
+from attnflow.explainers.prompts import Message, PromptBatch, Prompts, encode_prompts
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import (
-    CompletionRequest,
+    Completion,
     Sources,
     TargetRefs,
-    check_completion,
     check_room,
-    checked_new_tokens,
     completion_ids,
 )
-from attnflow.explainers.reruns import measure_completion
-from attnflow.explainers.writer import Writer
+from attnflow.explainers.reruns import confirm_completion, measure_completion
+from attnflow.explainers.writer import write, write_texts
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.generate import checked_generator
-from attnflow.hosts.transformers.inputs import checked_tokenizer
+from attnflow.hosts.transformers.inputs import check_vocabulary, checked_tokenizer
 from attnflow.hosts.vision_language.towers import has_images, image_prompt, read_photos
 from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method
-
-Completion = str | Sequence[int]
+from attnflow.tokens.documents import Document, document_tokens
 
 
 @overload  # a text is a sequence of texts too; it is the first of the two that fits
@@ -48,7 +46,7 @@ def generate(
     prompt: str | Sequence[Message],
     method: str | Method | None = None,
     *,
-    completion: Completion | None = None,
+    completion: str | Sequence[int] | None = None,
     **options: Any,
 ) -> Attribution: ...
 @overload
@@ -71,7 +69,7 @@ def generate(
     prompt: Prompts,
     method: str | Method | None = None,
     *,
-    completion: Completion | None = None,
+    completion: str | Sequence[int] | None = None,
     max_new_tokens: int = 20,
     targets: TargetRefs = None,
     sources: Sources = "prompt",
@@ -122,149 +120,31 @@ def generate(
         if name in generate_kwargs:
             raise InputError(f"{name}= belongs to the model: attnflow.load(model, {name}=...).")
     loaded = as_model(model, default="smollm2")
-    explainer = CompletionExplainer.of(loaded, method, sources, targets, contrast, confirm)
+    checked_generator(loaded.module)
+    if loaded.tokenizer is not None:
+        checked_tokenizer(loaded.tokenizer)
+    applied = None if method is None else make_method(method)
+    rerun = applied if isinstance(applied, RerunMethod) else None
+    if rerun is not None:
+        _check_rerun(rerun, sources, contrast)
+    reader = Reader.of(loaded, None if rerun else applied, sources, targets, contrast)
+    if images is None:
+        batch = encode_prompts(loaded, prompt)
+    else:
+        reader, inputs, photos = _with_images(reader, prompt, images)
+        batch = encode_prompts(reader.model, inputs)
+    reader = replace(reader, extra=batch.extra)
+    pairs = _explain(reader, rerun, batch, completion, max_new_tokens, generate_kwargs)
+    results = [_confirmed(reader, *pair) if confirm else pair[1] for pair in pairs]
     if images is not None:
-        return explainer.explain_images(prompt, images, completion, max_new_tokens, generate_kwargs)
-    batch = encode_prompts(loaded, prompt)
-    results = explainer.explain(batch, completion, max_new_tokens, generate_kwargs)
+        processor = loaded.question_processor
+        return with_pictures(results[0], loaded.module, inputs, processor, photos)
     if batch.several:
         return results
     messages = messages_of(prompt)
     if len(messages) < 2:  # one message is the prompt itself
         return results[0]
     return mark_messages(results[0], messages, batch.prompts()[0].form, loaded.tokenizer)
-
-
-@dataclass(frozen=True, eq=False)
-class CompletionExplainer:
-    """A model and what is asked of its completions: how they are written, read and confirmed."""
-
-    reader: Reader
-    rerun: RerunMethod | None = None
-    confirm: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        model: Model,
-        method: str | Method | None = None,
-        sources: Sources = "prompt",
-        targets: TargetRefs = None,
-        contrast: str | None = None,
-        confirm: bool = False,
-    ) -> CompletionExplainer:
-        """Check what is asked, before anything runs."""
-        checked_generator(model.module)
-        if model.tokenizer is not None:
-            checked_tokenizer(model.tokenizer)
-        applied = None if method is None else make_method(method)
-        if isinstance(applied, RerunMethod):
-            _check_rerun(applied, sources, contrast)
-            request = CompletionRequest.of(model, None, sources, targets, contrast)
-            return cls(Reader(model, request), applied, confirm)
-        request = CompletionRequest.of(model, applied, sources, targets, contrast)
-        return cls(Reader(model, request), None, confirm)
-
-    def explain(
-        self,
-        batch: PromptBatch,
-        completion: Completion | None,
-        max_new_tokens: int,
-        options: dict[str, Any],
-    ) -> list[Attribution]:
-        """Write or read the completion of each prompt, and attribute it."""
-        explainer = replace(self, reader=replace(self.reader, extra=batch.extra))
-        if completion is not None:
-            return [explainer.read(batch, completion, options)]
-        return explainer.write(batch, max_new_tokens, options)
-
-    def write(
-        self, batch: PromptBatch, max_new_tokens: int, options: dict[str, Any]
-    ) -> list[Attribution]:
-        """Let the model write, and attribute what it wrote."""
-        reader = self.reader
-        checked_new_tokens(max_new_tokens)
-        options = dict(options)
-        seed = options.pop("seed", None)
-        seed = None if seed is None else checked_seed(seed, least=-(2**63))
-        check_room(reader.module, reader.facts, batch.length, max_new_tokens)
-        writer = Writer(reader)
-        if self.rerun is not None:
-            texts = writer.texts(batch, max_new_tokens, seed=seed, options=options)
-            return [self._measure(self.rerun, *text) for text in texts]
-        completions = writer.write(batch, max_new_tokens, seed=seed, options=options)
-        return [self._confirmed(one.result, one.prompt, one.ids) for one in completions]
-
-    def read(
-        self, batch: PromptBatch, completion: Completion, options: dict[str, Any]
-    ) -> Attribution:
-        """Attribute a completion that exists to its prompt."""
-        reader = self.reader
-        if len(batch) != 1:
-            raise InputError(f"completion= goes with one prompt; got {len(batch)}.")
-        if options:
-            raise InputError(
-                f"{', '.join(options)}: options of the model's generate() say how a text is "
-                "written; completion= is written already."
-            )
-        ids = completion_ids(reader.tokenizer, completion, reader.facts)
-        check_completion(reader.module, reader.facts, ids)
-        check_room(reader.module, reader.facts, batch.length, len(ids))
-        (prompt,) = batch.prompts()
-        if self.rerun is not None:
-            return self._measure(self.rerun, prompt, ids)
-        return self._confirmed(reader.read(prompt, ids, {"streamed": False}), prompt, ids)
-
-    def explain_images(
-        self,
-        prompt: Prompts,
-        images: Sequence[Any],
-        completion: Completion | None,
-        max_new_tokens: int,
-        options: dict[str, Any],
-    ) -> Attribution:
-        """Answer a question about images: prepared by the model's processor, with its pictures."""
-        if not isinstance(prompt, str):
-            raise InputError("images= go with one prompt, a text.")
-        reader = self.reader
-        processor = reader.model.question_processor
-        model = replace(reader.model, tokenizer=reader.tokenizer or processor.tokenizer)
-        request = reader.request
-        if request.is_default:
-            request = replace(request, method=default_method(model, about_images=True))
-        photos = read_photos(images)
-        inputs = image_prompt(model.module, prompt, photos, processor)
-        explainer = replace(self, reader=Reader(model, request))
-        batch = encode_prompts(model, inputs)
-        (result,) = explainer.explain(batch, completion, max_new_tokens, options)
-        return with_pictures(result, model.module, inputs, processor, photos)
-
-    def _measure(self, rerun: RerunMethod, prompt: Prompt, ids: list[int]) -> Attribution:
-        reader = self.reader
-        if has_images(reader.extra):
-            result = measure_images(reader, rerun, prompt, ids)
-            return self._confirmed(result, prompt, ids)
-        targets = None if reader.request.targets is None else reader.targets(ids)
-        result = measure_completion(rerun, reader.model, prompt, ids, targets=targets)
-        text = None if reader.tokenizer is None else reader.tokenizer.decode(ids)
-        about = {**result.provenance, "completion": text, "completion_ids": list(ids)}
-        return self._confirmed(replace(result, provenance=about), prompt, ids)
-
-    def _confirmed(self, result: Attribution, prompt: Prompt, ids: list[int]) -> Attribution:
-        """Return the result, with what the answer loses without its strongest sources if asked."""
-        if not self.confirm:
-            return result
-        if result.sources.images:
-            raise InputError(
-                "confirm=True hides words of a prompt; it does not hide patches. Leave it out for "
-                "a prompt with images."
-            )
-        reader = self.reader
-        tokens = sorted({k for target in reader.targets(ids) for k in target.tokens})
-        confirmation = confirm_completion(
-            result, reader.module, prompt.ids, ids, tokenizer=reader.tokenizer, tokens=tokens
-        )
-        return replace(result, confirmation=confirmation)
 
 
 def _check_rerun(method: RerunMethod, sources: Sources, contrast: str | None) -> None:
@@ -276,3 +156,163 @@ def _check_rerun(method: RerunMethod, sources: Sources, contrast: str | None) ->
                 f"{method.name!r} measures what each source of the prompt is worth; "
                 f"{name}= is for methods that read attention."
             )
+
+
+def _with_images(
+    reader: Reader, prompt: Prompts, images: Sequence[Any]
+) -> tuple[Reader, Mapping[str, Any], list[Any]]:
+    """Return the reader of a question about images, its inputs, and the images."""
+    if not isinstance(prompt, str):
+        raise InputError("images= go with one prompt, a text.")
+    processor = reader.model.question_processor
+    tokenizer = reader.model.tokenizer or processor.tokenizer
+    model = replace(reader.model, tokenizer=tokenizer)
+    method = default_method(model, about_images=True) if reader.is_default else reader.method
+    photos = read_photos(images)
+    inputs = image_prompt(model.module, prompt, photos, processor)
+    return replace(reader, model=model, method=method), inputs, photos
+
+
+def _explain(
+    reader: Reader,
+    rerun: RerunMethod | None,
+    batch: PromptBatch,
+    completion: str | Sequence[int] | None,
+    max_new_tokens: int,
+    options: Mapping[str, Any],
+) -> list[tuple[Completion, Attribution]]:
+    """Write or read the completion of each prompt, and attribute it."""
+    if completion is not None:
+        texts = [_existing(reader.model, batch, completion, options)]
+        if rerun is None:
+            return list(zip(texts, reader.read_all(texts), strict=True))
+    else:
+        if type(max_new_tokens) is not int or max_new_tokens < 1:
+            raise InputError(
+                "max_new_tokens is how many tokens to make, at least 1; got "
+                f"{shorten(max_new_tokens)}."
+            )
+        seed = options.get("seed")
+        seed = None if seed is None else checked_seed(seed, least=-(2**63))
+        check_room(reader.module, reader.model.facts, batch.length, max_new_tokens)
+        others = {name: value for name, value in options.items() if name != "seed"}
+        if rerun is None:
+            return write(reader, batch, max_new_tokens, seed, others)
+        texts = write_texts(reader.model, batch, max_new_tokens, seed, others)
+    return [(text, _measure(reader, rerun, text)) for text in texts]
+
+
+def _existing(
+    model: Model, batch: PromptBatch, completion: str | Sequence[int], options: Mapping[str, Any]
+) -> Completion:
+    """Return a completion that exists with its prompt, checked."""
+    if len(batch) != 1:
+        raise InputError(f"completion= goes with one prompt; got {len(batch)}.")
+    if options:
+        raise InputError(
+            f"{', '.join(options)}: options of the model's generate() say how a text is "
+            "written; completion= is written already."
+        )
+    ids = completion_ids(model.tokenizer, completion, model.facts)
+    if not model.facts.encoder_decoder:  # the decoder of two stacks may have words of its own
+        check_vocabulary(model.module, torch.tensor(ids))
+    check_room(model.module, model.facts, batch.length, len(ids))
+    return Completion(batch.prompts()[0], ids)
+
+
+def _measure(reader: Reader, rerun: RerunMethod, completion: Completion) -> Attribution:
+    prompt, ids = completion.prompt, completion.ids
+    if has_images(reader.extra):
+        return measure_images(reader, rerun, prompt, ids)
+    targets = None if reader.target_refs is None else reader.targets(ids)
+    result = measure_completion(rerun, reader.model, prompt, ids, targets=targets)
+    text = {name: reader.about(prompt.ids, ids)[name] for name in ("completion", "completion_ids")}
+    return replace(result, provenance={**result.provenance, **text})
+
+
+def _confirmed(reader: Reader, completion: Completion, result: Attribution) -> Attribution:
+    """Return the result with what the completion loses without its strongest sources."""
+    if result.sources.images:
+        raise InputError(
+            "confirm=True hides words of a prompt; it does not hide patches. Leave it out for "
+            "a prompt with images."
+        )
+    ids = completion.ids
+    tokens = sorted({k for target in reader.targets(ids) for k in target.tokens})
+    confirmation = confirm_completion(
+        result, reader.model, completion.prompt.ids, ids, tokens=tokens
+    )
+    return replace(result, confirmation=confirmation)
+
+
+def messages_of(prompt: Any) -> list[Message]:
+    """Return the messages, if the prompt is a conversation; otherwise none."""
+    messages = list(prompt) if isinstance(prompt, Sequence) else []
+    return messages if all(isinstance(message, Mapping) for message in messages) else []
+
+
+def mark_messages(
+    result: Attribution,
+    messages: Sequence[Message],
+    form: Sequence[bool] | None,
+    tokenizer: Any = None,
+) -> Attribution:
+    """Return the result with a note of where each message stands among its sources.
+
+    form: True where a token of the prompt comes from the chat template. Without it, or where two
+    messages touch, they are looked for by their words; if one is not found, nothing is noted.
+    """
+    names = [f"message {k} ({message['role']})" for k, message in enumerate(messages, 1)]
+    runs = _content_runs(form or ())
+    if len(runs) != len(messages):
+        texts = [Document(n, str(m["content"])) for n, m in zip(names, messages, strict=True)]
+        try:
+            places = document_tokens(list(result.sources), texts, _tokenize(tokenizer))
+        except TokensError:
+            return result
+        marks = [[name, first, end] for name, (first, end) in places]
+    else:
+        spans = [_columns(result, first, end) for first, end in runs]
+        marks = [[name, *span] for name, span in zip(names, spans, strict=True) if span[1]]
+    return replace(result, provenance={**result.provenance, MESSAGES: marks})
+
+
+def _content_runs(form: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return first and end of each row of tokens that a person wrote."""
+    starts = [k for k, sign in enumerate(form) if not sign and (k == 0 or form[k - 1])]
+    ends = [k + 1 for k, sign in enumerate(form) if not sign and all(form[k + 1 : k + 2])]
+    return list(zip(starts, ends, strict=True))
+
+
+def _columns(result: Attribution, first: int, end: int) -> tuple[int, int]:
+    """Return the sources between two positions of the prompt; (0, 0) where there are none."""
+    positions = result.sources.positions
+    columns = [k for k, position in enumerate(positions) if first <= position < end]
+    return (columns[0], columns[-1] + 1) if columns else (0, 0)
+
+
+def mark_documents(
+    result: Attribution,
+    documents: Sequence[Document],
+    tokenizer: Any = None,
+    prompt: Sequence[str] | None = None,
+) -> Attribution:
+    """Return the result with a note of where each document stands among its sources.
+
+    prompt: the prompt's tokens, where the sources are others, such as its words.
+    """
+    tokens = list(result.sources if prompt is None else prompt)
+    places = document_tokens(tokens, documents, _tokenize(tokenizer))
+    spans = [(name, span if prompt is None else _columns(result, *span)) for name, span in places]
+    marks = [[name, *span] for name, span in spans if span[1]]
+    return replace(result, provenance={**result.provenance, DOCUMENTS: marks})
+
+
+def _tokenize(tokenizer: Any) -> Callable[[str], list[str]] | None:
+    """Return what divides a text into tokens by name, where there is a tokenizer."""
+
+    def tokenize(text: str) -> list[str]:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+
+    return None if tokenizer is None else tokenize

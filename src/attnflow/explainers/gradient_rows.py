@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DynamicCache
 
 from attnflow.attribution import Attribution
 from attnflow.hosts.adapter import Scores
@@ -76,11 +75,6 @@ class CompletionRows:
         return on_prompt.copy(), rows[..., self.prompt :].sum(axis=-1)
 
 
-def empty_cache() -> DynamicCache:
-    """A cache that keeps every position of every layer, so that it can be cut afterwards."""
-    return DynamicCache()
-
-
 def completion_rows(
     model: Any,
     sequences: Tensor,
@@ -114,7 +108,7 @@ def completion_rows(
         cache=None if cache is None else cropped(cache, prompt - 1),
         contrasts=_contrasts(ids[:, prompt:], contrasts),
     )
-    count = _layers_of(model)
+    count = int(adapter_for(model).expected_layers(model) or 0)
     summed = count * longest * text.length * len(ids) > _MOST_NUMBERS
     with at_rest(model), told_memory(model, text.length):
         rows = gradient_rows(model, text, score, summed=summed)
@@ -126,10 +120,6 @@ def completion_rows(
         padding=(prompt - mask.sum(dim=1)).tolist(),
         layers=(count,) if summed else tuple(range(1, len(rows.values) + 1)),
     )
-
-
-def _layers_of(model: Any) -> int:
-    return int(adapter_for(model).expected_layers(model) or 0)
 
 
 def _contrasts(tokens: Tensor, contrasts: Mapping[tuple[int, int], int] | None) -> Tensor | None:

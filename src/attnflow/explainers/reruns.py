@@ -1,106 +1,48 @@
-"""Methods that run the model again, carried out on a model, a prompt and its completion.
+"""A model run again without parts of a prompt: by a method, or to confirm an explanation.
 
-`methods.reruns` says what they are; here a description is the first argument of every function.
+`methods.reruns` says what the methods are; here a description is the first argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attnflow.attribution import Attribution
-from attnflow.attribution.rescaling import SOURCE_TOKENS, Span
-from attnflow.errors import TokensError
-from attnflow.errors.arguments import checked_arguments
+from attnflow.attribution import Attribution, Confirmation
+from attnflow.attribution.rescaling import SOURCE_TOKENS
+from attnflow.errors import ModelError
 from attnflow.explainers import careful as careful  # it registers how its methods are carried out
-from attnflow.explainers.ablation import CompletionAblation, blank_token
+from attnflow.explainers.ablation import CompletionAblation, ablate
+from attnflow.explainers.gradient_rows import LOG_PROBS
 from attnflow.explainers.leave_out import AblationTask, function_of
-from attnflow.explainers.prompts import Prompt, Prompts, encode_prompts
-from attnflow.explainers.request import (
-    CompletionTarget,
-    TargetRef,
-    check_completion,
-    completion_ids,
-    resolve_targets,
-)
-from attnflow.explainers.sources import (
-    Sources,
-    content_spans,
-    prompt_tokens,
-    spans_of_content,
-)
+from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.request import CompletionTarget, resolve_targets
+from attnflow.explainers.sources import Sources, strongest
 from attnflow.hosts.forward_pass import provenance_of
-from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.hosts.transformers.generate import checked_generator
-from attnflow.hosts.transformers.inputs import checked_tokenizer
+from attnflow.hosts.transformers.inputs import tokens_of
 from attnflow.methods.reruns import RerunMethod
 from attnflow.tokens import Tokens
 
-Floats = NDArray[np.float64]
 _WHOLE_MODEL = 0  # the number of the one layer
+_CONFIRMED = 3  # sources that are hidden together
+_SIGNS = ".,;:!?\"'()[]{}«»“”‘’"
 
 
-@checked_arguments
-def run_again(
+def measure_completion(
     method: RerunMethod,
-    model: ModelLike,
-    prompt: Prompts,
-    completion: str | Sequence[int],
+    model: Model,
+    prompt: Prompt,
+    ids: Sequence[int],
     *,
-    targets: Sequence[TargetRef] | TargetRef | None = None,
-    spans: Mapping[str, Span] | None = None,
-    blank: int | None = None,
-    batch_tokens: int | None = None,
+    targets: Sequence[CompletionTarget] | None = None,
 ) -> Attribution:
-    """Attribute a completion to the sources of its prompt.
-
-    prompt: a text, a conversation of messages, or prepared inputs with `input_ids`.
-    completion: the text as it follows the prompt, with its leading space, or its token ids.
-    targets: only these parts of the completion: tokens by number from 0 or by name, phrases,
-        slices, or "answer" for all of it as one; default: every token.
-    spans: named spans of the prompt as sources, in place of the method's `level`.
-    blank: with by="replace", the id of the blank token; default: the tokenizer's.
-    """
-    loaded = as_model(model, default="smollm2")
-    module, tokenizer = loaded
-    checked_generator(module)
-    if tokenizer is not None:
-        checked_tokenizer(tokenizer)
-    encoded = encode_prompts(loaded, prompt)
-    if len(encoded) != 1:
-        raise TokensError(f"One prompt is measured at a time; got {len(encoded)}.")
-    (text,) = encoded.prompts()
-    prompt_ids = text.ids
-    facts = loaded.facts
-    completion_row = completion_ids(tokenizer, completion, facts)
-    check_completion(module, facts, completion_row)
-    tokens, special = prompt_tokens(tokenizer, prompt_ids)
-    if spans is not None:
-        sources = Sources.of_spans(tokens, spans)
-    else:
-        sources = Sources.of_tokens(
-            tokens,
-            level=method.level,
-            inside=_contents(tokens, prompt, text.form),
-            special=special if tokenizer is not None else (),
-            exclude_first=not facts.encoder_decoder,
-        )
-    names = prompt_tokens(tokenizer, completion_row)[0]
-    needs_blank = method.by == "replace" and blank is None and tokenizer is not None
-    ablation = CompletionAblation(
-        model=module,
-        prompt_ids=prompt_ids,
-        completion_ids=completion_row,
-        by=method.by,
-        blank=blank_token(tokenizer) if needs_blank else blank,
-        batch_tokens=batch_tokens,
-    )
-    explained = None if targets is None else resolve_targets(names, targets)
-    return measure(method, ablation, sources, names=names, targets=explained)
+    """Attribute a completion to the sources of its prompt; default: every token of it."""
+    sources = Sources.of_prompt(model, prompt, method.level)
+    ablation = ablate(model, prompt.ids, ids, by=method.by)
+    names = tokens_of(model.tokenizer, ids)
+    return measure(method, ablation, sources, names=names, targets=targets)
 
 
 def measure(
@@ -112,9 +54,9 @@ def measure(
     targets: Sequence[CompletionTarget] | None = None,
 ) -> Attribution:
     """Do the same on an ablation that is prepared; `names` are the completion's tokens."""
-    completion = names or prompt_tokens(None, ablation.completion_ids)[0]
+    completion = names or tokens_of(None, ablation.completion_ids)
     if targets is None:
-        targets = resolve_targets(completion, ablation.targets)
+        targets = resolve_targets(completion, None)
     if method.joint:
         columns = tuple(dict.fromkeys(k for target in targets for k in target.tokens))
         joined = "".join(completion.select(columns).surfaces()).strip() or "completion"
@@ -140,39 +82,64 @@ def measure(
     )
 
 
-def measure_completion(
-    method: RerunMethod,
+def confirm_completion(
+    result: Attribution,
     model: Model,
-    prompt: Prompt,
-    ids: Sequence[int],
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
     *,
-    targets: Sequence[CompletionTarget] | None = None,
-) -> Attribution:
-    """Do the same on a prompt that is encoded; what a chat template put there is no source."""
-    tokenizer = model.tokenizer
-    tokens, special = prompt_tokens(tokenizer, prompt.ids)
-    template = [k for k, is_form in enumerate(prompt.form or ()) if is_form]
-    sources = Sources.of_tokens(
-        tokens,
-        level=method.level if tokenizer is not None or method.level != "word" else "token",
-        special=(*special, *template),
-        exclude_first=not model.facts.encoder_decoder,
+    tokens: Sequence[int] | None = None,
+    passages: Sequence[tuple[str, Sequence[int]]] | None = None,
+) -> Confirmation:
+    """Measure what a completion loses without the words that a result finds it to draw on most.
+
+    result: over the prompt's tokens, or over sources that were measured. tokens: which tokens of
+    the completion it is about, by number; default: all. passages: names with positions of the
+    prompt, to be hidden in place of the strongest words.
+
+    Where the log-probabilities of the completion are known from the explanation itself, this is
+    one forward pass. Sources are ranked by the sum over the result's targets at its highest layer.
+    """
+    hidden_sources = passages or _strongest_words(result, model, prompt_ids)
+    hidden = sorted({position for _, positions in hidden_sources for position in positions})
+    try:
+        ablation = ablate(model, prompt_ids, completion_ids)
+    except ModelError:  # one that counts positions by its mask
+        if model.tokenizer is None:
+            raise
+        ablation = ablate(model, prompt_ids, completion_ids, by="replace")
+    known = result.provenance.get(LOG_PROBS)
+    if known is not None and len(known) == len(completion_ids):
+        rows = np.stack([np.array(known), ablation.at_once([hidden])[0]])
+    else:
+        rows = ablation.at_once([(), hidden])
+    numbers = list(range(len(completion_ids)) if tokens is None else tokens)
+    before, after = (tuple(row[numbers].clip(max=0.0).tolist()) for row in rows)
+    return Confirmation(
+        sources=tuple(name for name, _ in hidden_sources),
+        positions=tuple(tuple(positions) for _, positions in hidden_sources),
+        targets=tokens_of(model.tokenizer, [completion_ids[k] for k in numbers]).text,
+        log_probs=before,
+        log_probs_without=after,
+        by=ablation.by,
     )
-    blank = blank_token(tokenizer) if method.by == "replace" and tokenizer is not None else None
-    ablation = CompletionAblation(
-        model=model.module, prompt_ids=prompt.ids, completion_ids=ids, by=method.by, blank=blank
-    )
-    names = prompt_tokens(tokenizer, ids)[0]
-    return measure(method, ablation, sources, names=names, targets=targets)
 
 
-def _contents(
-    tokens: Tokens, prompt: Any, form: Sequence[bool] | None
-) -> list[tuple[int, int]] | None:
-    """Where a conversation's messages stand; None if the prompt is no conversation."""
-    if form is not None:
-        return spans_of_content(tokens, form)
-    if isinstance(prompt, (str, Mapping)):
-        return None
-    contents = [str(m["content"]) for m in prompt if isinstance(m, Mapping) and m.get("content")]
-    return content_spans(tokens, contents) if contents else None
+def _strongest_words(
+    result: Attribution, model: Model, prompt_ids: Sequence[int]
+) -> list[tuple[str, Sequence[int]]]:
+    """Return the strongest of the sources that were measured, or of the prompt's words."""
+    measured = result.provenance.get(SOURCE_TOKENS)
+    if measured is None:
+        sources = Sources.of_prompt(model, Prompt(list(prompt_ids)))
+    else:
+        positions = tuple(tuple(each) for each in measured)
+        sources = Sources(tuple(result.sources), positions, len(prompt_ids))
+    ranked = strongest(sources.scores(result), _CONFIRMED)
+    return [(_readable(sources.names[k]), sources.positions[k]) for k in ranked]
+
+
+def _readable(name: str) -> str:
+    """Return a name as people read it, without the signs around a word."""
+    text = Tokens((name,)).text[0]
+    return text.strip(_SIGNS) or text

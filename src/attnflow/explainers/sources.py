@@ -7,7 +7,7 @@ word.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.rescaling import SOURCE_TOKENS, Span, resolve_spans
+from attnflow.attribution.rescaling import SOURCE_TOKENS
 from attnflow.errors import InputError, TokensError
+from attnflow.explainers.prompts import Prompt
+from attnflow.hosts.model import Model
+from attnflow.hosts.transformers.inputs import tokens_of
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import (
@@ -26,7 +29,7 @@ from attnflow.tokens.units import (
     Unit,
     check_level,
     split_units,
-    tokens_in,
+    units,
 )
 
 Floats = NDArray[np.float64]
@@ -61,6 +64,21 @@ class Sources:
         return len(self.names)
 
     @classmethod
+    def of_prompt(cls, model: Model, prompt: Prompt, level: Level = "word") -> Sources:
+        """Divide a prompt as a model takes it; what a chat template put there is no source.
+
+        Without a tokenizer there are no words: then each token is a source.
+        """
+        tokens, special = prompt_tokens(model.tokenizer, prompt.ids)
+        template = [k for k, is_form in enumerate(prompt.form or ()) if is_form]
+        return cls.of_tokens(
+            tokens,
+            level="token" if model.tokenizer is None and level == "word" else level,
+            special=(*special, *template),
+            exclude_first=not model.facts.encoder_decoder,
+        )
+
+    @classmethod
     def of_tokens(
         cls,
         tokens: Sequence[str],
@@ -72,7 +90,7 @@ class Sources:
         exclude_first: bool = True,
         exclude_last_word: bool = False,
     ) -> Sources:
-        """The units of one level that the tokens of a prompt make up.
+        """Return the units of one level that the tokens of a prompt make up.
 
         inside: only these parts of the text are sources (characters), such as a chat's contents.
         documents: where the documents stand (characters), if the text does not show it.
@@ -82,30 +100,31 @@ class Sources:
         A word with an excluded token is no source; a sentence or a document goes on without it.
         """
         check_level(level)
-        parts = documents if level == "document" and documents is not None else inside
-        framing = frozenset(_special(tokens) if special is None else special)
+        if special is None:
+            special = [k for k, token in enumerate(tokens) if is_special(token)]
+        framing = frozenset(special)
         excluded = framing | ({0} if exclude_first else set())
-        parts_are_units = level == "document" and documents is not None
-        text_units = _units(tokens, level, parts, framing, parts_are_units=parts_are_units)
         if exclude_last_word:
             last = split_units(tokens, "word", framing=framing)
             excluded |= set(last[-1].tokens) if last else set()
-        members = [_remaining(unit, level, excluded) for unit in text_units]
-        pairs = [(unit, tuple(m)) for unit, m in zip(text_units, members, strict=True) if m]
+
+        def divide(level: Level) -> list[Unit]:
+            if level == "document" and documents is not None:
+                return units(surfaces(tokens), documents)
+            return split_units(tokens, level, inside=inside, framing=framing)
+
+        pairs = [(unit, _remaining(unit, level, excluded)) for unit in divide(level)]
+        pairs = [(unit, members) for unit, members in pairs if members]
         if not pairs:
             raise InputError(f"The prompt has no {level} that can be a source.")
-        groups = _groups(tokens, level, [unit for unit, _ in pairs], inside, documents, framing)
+        groups: dict[str, tuple[int, ...]] = {}
+        for coarser in LEVELS[LEVELS.index(level) + 1 :]:
+            spans = [unit.span for unit in divide(coarser)]
+            groups[coarser] = tuple(_number(unit, spans) for unit, _ in pairs)
         names = tuple(
-            tokens[own[0]] if level == "token" else _short(unit.text) for unit, own in pairs
+            tokens[members[0]] if level == "token" else _short(unit.text) for unit, members in pairs
         )
-        return cls(names, tuple(m for _, m in pairs), len(tokens), level, groups)
-
-    @classmethod
-    def of_spans(cls, tokens: Sequence[str], spans: Mapping[str, Span]) -> Sources:
-        """Named spans: (start, end) positions, or a text that occurs once."""
-        members = resolve_spans(Tokens.of(tokens), spans)
-        positions = tuple(tuple(indices) for indices in members.values())
-        return cls(tuple(members), positions, len(tokens))
+        return cls(names, tuple(members for _, members in pairs), len(tokens), level, groups)
 
     @property
     def tokens(self) -> Tokens:
@@ -113,19 +132,19 @@ class Sources:
         return Tokens(self.names, tuple(positions[0] for positions in self.positions))
 
     def hidden(self, choice: NDArray[np.bool_]) -> list[tuple[int, ...]]:
-        """The prompt positions that each row of `choice` (sets, sources) takes away."""
+        """Return the prompt positions that each row of `choice` (sets, sources) takes away."""
         return [
             tuple(sorted({p for k in np.flatnonzero(row) for p in self.positions[k]}))
             for row in np.atleast_2d(choice)
         ]
 
     def containing(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """Which sources hold one of these positions."""
+        """Return which sources hold one of these positions."""
         members = set(positions)
         return tuple(k for k, own in enumerate(self.positions) if members & set(own))
 
     def scores(self, result: Attribution | ArrayLike) -> Floats:
-        """One score for each source: the sum over its tokens and over the targets of a result.
+        """Return a score for each source: the sum over its tokens and the targets of a result.
 
         A result is read at its highest layer. A plain vector has one value for each prompt token,
         or one for each source where these are not as many.
@@ -159,20 +178,20 @@ class Sources:
 
 
 def prompt_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[Tokens, tuple[int, ...]]:
-    """The tokens of a prompt, and which of them are special to their tokenizer.
+    """Return the tokens of a prompt, and which of them are special to their tokenizer.
 
     Also those that were added to its vocabulary and stand in brackets, as the signs of chats do.
     """
+    tokens = tokens_of(tokenizer, ids)
     if tokenizer is None:
-        return Tokens(tuple(map(str, ids))), ()
-    names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]
+        return tokens, ()
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     special = {*tokenizer.all_special_ids, *(k for name, k in added.items() if is_special(name))}
-    return Tokens(tuple(names)), tuple(k for k, token in enumerate(ids) if token in special)
+    return tokens, tuple(k for k, token in enumerate(ids) if token in special)
 
 
 def spans_of_content(tokens: Sequence[str], form: Sequence[bool]) -> list[CharSpan]:
-    """The characters of every run of tokens that a chat template (`form`) did not put there."""
+    """Return the characters of every run of tokens that no chat template (`form`) put there."""
     spans: list[CharSpan] = []
     at = 0
     for surface, framed in zip(surfaces(tokens), form, strict=True):
@@ -186,13 +205,13 @@ def spans_of_content(tokens: Sequence[str], form: Sequence[bool]) -> list[CharSp
 
 
 def strongest(scores: ArrayLike, count: int) -> tuple[int, ...]:
-    """The sources with the highest scores, strongest first; of equal ones the earlier first."""
+    """Return the sources with the highest scores; of equal ones the earlier first."""
     order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
     return tuple(order[:count].tolist())
 
 
 def content_spans(tokens: Sequence[str], contents: Sequence[str]) -> list[CharSpan]:
-    """Where the messages of a conversation stand in its tokens; the rest is the chat template."""
+    """Return where the messages of a conversation stand in its tokens."""
     text = "".join(surfaces(tokens))
     spans: list[CharSpan] = []
     at = 0
@@ -208,55 +227,13 @@ def content_spans(tokens: Sequence[str], contents: Sequence[str]) -> list[CharSp
     return spans
 
 
-def _special(tokens: Sequence[str]) -> set[int]:
-    return {k for k, token in enumerate(tokens) if is_special(token)}
-
-
-def _units(
-    tokens: Sequence[str],
-    level: Level,
-    parts: Sequence[CharSpan] | None,
-    framing: frozenset[int],
-    *,
-    parts_are_units: bool,
-) -> list[Unit]:
-    """`parts_are_units`: each part is a unit as it is."""
-    if not parts_are_units or parts is None:
-        return split_units(tokens, level, inside=parts, framing=framing)
-    spelled = surfaces(tokens)
-    text = "".join(spelled)
-    members = [(span, tuple(tokens_in(spelled, span))) for span in parts]
-    return [Unit(text[a:b].strip(), (a, b), own) for (a, b), own in members if own]
-
-
-def _remaining(unit: Unit, level: Level, excluded: frozenset[int]) -> list[int]:
-    if level in ("token", "word") and excluded & set(unit.tokens):
-        return []
-    return [token for token in unit.tokens if token not in excluded]
-
-
-def _groups(
-    tokens: Sequence[str],
-    level: Level,
-    members: Sequence[Unit],
-    inside: Sequence[CharSpan] | None,
-    documents: Sequence[CharSpan] | None,
-    framing: frozenset[int],
-) -> dict[str, tuple[int, ...]]:
-    """In which unit of each coarser level every source lies."""
-    groups: dict[str, tuple[int, ...]] = {}
-    for coarser in LEVELS[LEVELS.index(level) + 1 :]:
-        if coarser == "document" and documents is not None:
-            spans = list(documents)
-        else:
-            spans = [
-                unit.span for unit in split_units(tokens, coarser, inside=inside, framing=framing)
-            ]
-        groups[coarser] = tuple(_number(unit, spans) for unit in members)
-    return groups
+def _remaining(unit: Unit, level: Level, excluded: Collection[int]) -> tuple[int, ...]:
+    rest = tuple(token for token in unit.tokens if token not in excluded)
+    return () if level in ("token", "word") and len(rest) < len(unit.tokens) else rest
 
 
 def _number(unit: Unit, spans: Sequence[CharSpan]) -> int:
+    """Return which of these spans a unit ends in; -1 where it ends in none."""
     last = unit.span[1] - 1 if unit.text.strip() else unit.span[0]
     return next((k for k, (start, end) in enumerate(spans) if start <= last < end), -1)
 

@@ -11,11 +11,10 @@ import torch
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.arguments import check_named, checked_arguments
-from attnflow.explainers.answer_rows import ALL, Targets, apply_method
-from attnflow.explainers.confirm import confirm_completion
+from attnflow.explainers.answer_rows import ALL, Targets, apply_method, less_identity
 from attnflow.explainers.defaults import default_method, drop_sink
 from attnflow.explainers.prompts import Prompt
-from attnflow.explainers.reruns import measure_completion
+from attnflow.explainers.reruns import confirm_completion, measure_completion
 from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
@@ -23,7 +22,6 @@ from attnflow.hosts.restore import at_rest
 from attnflow.hosts.vision_language.towers import image_prompt, read_photos, reads_images
 from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method
-from attnflow.methods.rows import less_identity
 from attnflow.tokens.patches import Picture
 from attnflow.trace import Prediction
 
@@ -192,7 +190,5 @@ def with_confirmation(result: Attribution, model: Model, token: NextToken) -> At
     """Return the result with what the next token loses without the strongest sources."""
     position = token.prediction.position
     row = result.row(position) if position in result.targets.positions else result
-    confirmation = confirm_completion(
-        row, model.module, token.ids, [token.choice], tokenizer=model.tokenizer
-    )
+    confirmation = confirm_completion(row, model, token.ids, [token.choice])
     return replace(result, confirmation=confirmation)

@@ -24,18 +24,17 @@ from attnflow.evaluation.subjects.base import CANNOT, Judge, MetricGroup, PathLi
 from attnflow.evaluation.subjects.examples import CompletionPrompt, read_prompts
 from attnflow.evaluation.subjects.known import PromptText, TrueSources, is_answered, known_hits
 from attnflow.evaluation.subjects.rankings import CompletionCase, named_rankings
-from attnflow.explainers.ablation import CompletionAblation, blank_token, log_odds
+from attnflow.explainers.ablation import ablate, log_odds
 from attnflow.explainers.leave_out import random_ablations
 from attnflow.explainers.prompts import Prompt, PromptBatch, as_chat, encode_prompts
-from attnflow.explainers.reader import Reader
-from attnflow.explainers.request import CompletionRequest, check_room, completion_ids
+from attnflow.explainers.request import check_room, completion_ids
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources, prompt_tokens, strongest
-from attnflow.explainers.writer import Writer
+from attnflow.explainers.writer import write_texts
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.transformers.inputs import checked_tokenizer
-from attnflow.methods import LeaveOneOut, Raw
+from attnflow.methods import LeaveOneOut
 from attnflow.methods.reruns import By, RerunScore
 from attnflow.tokens.units import Level, check_level
 
@@ -259,8 +258,7 @@ class PromptJudge(Judge):
             return completion_ids(tokenizer, prompt.completion, facts), prompt.completion
         most, stop = self.subject.max_new_tokens, self.subject.stop
         check_room(self.model.module, facts, batch.length, most)
-        writer = Writer(Reader(self.model, CompletionRequest(Raw())))
-        ((_, completion),) = writer.texts(batch, most, seed=None, options={})
+        completion = write_texts(self.model, batch, most)[0].ids
         for k, token in enumerate(completion):
             if stop is not None and stop in tokenizer.decode([token]):
                 completion = completion[:k]
@@ -276,14 +274,9 @@ class PromptJudge(Judge):
     def _case(
         self, number: int, ids: list[int], completion: list[int], sources: Sources
     ) -> CompletionCase:
-        by = self.subject.by
-        ablation = CompletionAblation(
-            model=self.model.module,
-            prompt_ids=ids,
-            completion_ids=completion,
-            by=by,
-            blank=blank_token(self.model.tokenizer) if by == "replace" else None,
-            batch_tokens=self.subject.batch_tokens,
+        subject = self.subject
+        ablation = ablate(
+            self.model, ids, completion, by=subject.by, batch_tokens=subject.batch_tokens
         )
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
         return CompletionCase(self.model, ablation, sources, seed)

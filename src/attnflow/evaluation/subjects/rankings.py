@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, did_you_mean
 from attnflow.evaluation.records import RANDOM
-from attnflow.explainers.ablation import CompletionAblation, blank_token
+from attnflow.explainers.ablation import CompletionAblation, ablate
 from attnflow.explainers.prompts import Prompt, neutral_ids
 from attnflow.explainers.reader import Reader
-from attnflow.explainers.request import ANSWER, CompletionRequest
+from attnflow.explainers.request import ANSWER, Completion
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources
 from attnflow.hosts.model import Model
@@ -58,21 +58,25 @@ class CompletionCase:
         """Return what reading this completion gives; None is the default method."""
         one_pass = method is not None and GRADIENTS in method.requires.record
         targets = ANSWER if one_pass else None  # one gradient of the whole answer
-        reader = Reader(self.model, CompletionRequest.of(self.model, method, targets=targets))
-        notes = {"streamed": False}
-        result = reader.read(Prompt(self.prompt_ids), self.completion_ids, notes)
+        reader = Reader.of(self.model, method, targets=targets)
+        result = reader.read(Completion(Prompt(self.prompt_ids), self.completion_ids))
         if baseline is None:
             return result
         neutral = Prompt(neutral_ids(self.model.tokenizer, self.prompt_ids))
-        less = reader.read(neutral, self.completion_ids, notes)
+        less = reader.read(Completion(neutral, self.completion_ids))
         return result.minus(less, name="neutral prompt", match="positions")
 
     def measured(self, method: RerunMethod) -> Attribution:
         """Return what a rerun method gives, taking sources away in its own way."""
         ablation = self.ablation
         if method.by != ablation.by:
-            blank = blank_token(self.model.tokenizer) if method.by == "replace" else None
-            ablation = replace(ablation, by=method.by, blank=blank)
+            ablation = ablate(
+                self.model,
+                ablation.prompt_ids,
+                ablation.completion_ids,
+                by=method.by,
+                batch_tokens=ablation.batch_tokens,
+            )
         return measure(method, ablation, self.sources)
 
 
