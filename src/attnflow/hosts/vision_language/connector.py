@@ -46,14 +46,13 @@ def fed_by(outputs: Tensor, leaves: Sequence[Tensor]) -> NDArray[np.intp] | None
     outputs: (tokens, width). leaves: tensors (..., width) whose last axis belongs to one position;
     their positions are numbered one after the other. None where a position feeds several outputs.
     """
-    direction = _direction(outputs)
-    base = _gradients(outputs, leaves, direction, torch.ones(len(outputs)))
+    base = _gradients(outputs, leaves, torch.ones(len(outputs)))
     size = (base * base).sum(dim=-1)
     connected = size > 0
     numbers = torch.zeros(len(base), dtype=torch.long, device=base.device)
     for bit in range(max(1, (len(outputs) - 1).bit_length())):
         signs = 1.0 - 2.0 * ((torch.arange(len(outputs)) >> bit) & 1).float()
-        gradient = _gradients(outputs, leaves, direction, signs)
+        gradient = _gradients(outputs, leaves, signs)
         ratio = (gradient * base).sum(dim=-1) / size.clamp_min(torch.finfo(size.dtype).tiny)
         rest = (gradient - ratio[:, None] * base).pow(2).sum(dim=-1)
         off = ((ratio.abs() - 1).abs() > _SIGN_TOLERANCE) | (rest > _SIGN_TOLERANCE * size)
@@ -91,24 +90,20 @@ def _by_gradient_lengths(
             f"{name} mixes overlapping patches into {len(outputs)} image tokens; up to "
             f"{_MOST_TOKENS} of them can be told apart. Use a smaller image."
         )
-    direction = _direction(outputs)
     rows = [
-        _gradients(outputs, leaves, direction, token).norm(dim=-1).cpu().numpy()
+        _gradients(outputs, leaves, token).norm(dim=-1).cpu().numpy()
         for token in torch.eye(len(outputs))
     ]
     return np.stack(rows).astype(np.float64)
 
 
-def _direction(outputs: Tensor) -> Tensor:
-    """One direction for all tokens, by chance: nothing of a model is at right angles to it."""
+def _gradients(outputs: Tensor, leaves: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """(positions, width) in float32: of the weighted sum of the outputs along one direction.
+
+    The direction is one of chance: nothing of a model is at right angles to it.
+    """
     noise = torch.Generator().manual_seed(0)
-    return torch.randn(outputs.shape[-1], generator=noise).to(outputs)
-
-
-def _gradients(
-    outputs: Tensor, leaves: Sequence[Tensor], direction: Tensor, weights: Tensor
-) -> Tensor:
-    """(positions, width) in float32: of the weighted sum of the outputs along the direction."""
+    direction = torch.randn(outputs.shape[-1], generator=noise).to(outputs)
     score = ((outputs @ direction) * weights.to(outputs)).sum()
     gradients = torch.autograd.grad(score, list(leaves), retain_graph=True, allow_unused=True)
     parts = [
@@ -122,31 +117,22 @@ FLAT = 2  # axes of pixels that come as one row for each patch
 
 
 @dataclass(frozen=True, eq=False)
-class PixelMap:
-    """`positions[...]`: the vision position that each pixel feeds, -1 for none.
-
-    Of images it is (..., height, width); of patches that the processor has cut it is (patches,).
-    """
-
-    name: str
-    positions: NDArray[np.intp]
-
-
-@dataclass(frozen=True, eq=False)
 class Connector:
     """`matrix[t, p]`: the share of vision position p in the image token at `places[t]`.
 
     Rows sum to 1, or to 0 for a token that stands for no patch, such as the end of a row of tiles.
     `layers` counts the layers of the vision tower that the language model reads: a tower whose
     second to last layer is read has one that does not count. `blocks` are the lengths of the parts
-    of the vision positions that attend to themselves only, in the first layer.
+    of the vision positions that attend to themselves only, in the first layer. `pixels` has by
+    their name the vision position that each pixel feeds, -1 for none: of images (..., height,
+    width), of patches that the processor has cut (patches,).
     """
 
     matrix: NDArray[np.float64]
     places: tuple[int, ...]
     layers: int
     blocks: tuple[int, ...]
-    pixels: tuple[PixelMap, ...]
+    pixels: Mapping[str, NDArray[np.intp]]
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Connector]] = WeakKeyDictionary()
@@ -184,14 +170,14 @@ class _Probe(AttentionObserver):
     inputs: Mapping[str, Tensor]
     places: list[int]
     entrances: list[Tensor] = field(default_factory=list)
-    leaves: dict[int, list[Tensor]] = field(default_factory=dict)
-    blocks: dict[int, list[int]] = field(default_factory=dict)
+    leaves: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
+    blocks: dict[nn.Module, list[int]] = field(default_factory=dict)
     stream: Tensor | None = None
 
     def see_rows(self, layer: RecordedLayer, weights: Tensor, rows: slice) -> None:
         """Return the lengths of what attends together, as the first rows of a call show it."""
         if rows.start == 0:
-            lengths = self.blocks.setdefault(id(layer.module), [])
+            lengths = self.blocks.setdefault(layer.module, [])
             lengths.extend([layer.length] * len(weights))
 
     def end_layer(self, layer: RecordedLayer) -> None:
@@ -218,8 +204,8 @@ class _Probe(AttentionObserver):
             with suppress(_LanguageModelReached), watch_attention(self.model, observer=self):
                 self.model(**inputs, use_cache=False)
         self.stream = None
-        by_id = {id(module): module for module in self.towers.vision.modules()}
-        return [by_id[number] for number in self.blocks if number in by_id]
+        vision = set(self.towers.vision.modules())
+        return [module for module in self.blocks if module in vision]
 
     def _stop_at_language(self, changes: Changes) -> None:
         def stop(module: nn.Module, arguments: Any, by_name: Mapping[str, Any]) -> None:
@@ -236,7 +222,7 @@ class _Probe(AttentionObserver):
         def leave(module: nn.Module, arguments: Any, output: Any) -> Any:
             mixed = output[0] if isinstance(output, tuple) else output
             leaf = mixed.detach().requires_grad_()
-            self.leaves.setdefault(id(module), []).append(leaf)
+            self.leaves.setdefault(module, []).append(leaf)
             return (leaf, *output[1:]) if isinstance(output, tuple) else leaf
 
         self._stop_at_language(changes)
@@ -254,10 +240,10 @@ class _Probe(AttentionObserver):
                 "cross attention (Mllama) is of this kind."
             )
         tokens = self.stream[0, self.places]
-        sources = [module for module in modules if self._reaches(tokens, module)]
+        sources = [module for module in modules if _reach(self.leaves[module], tokens)]
         if not sources:
             raise CaptureError(f"No layer of the vision tower of {name} reaches its image tokens.")
-        matrix = feeding_matrix(tokens, self.leaves[id(sources[-1])], name)
+        matrix = feeding_matrix(tokens, self.leaves[sources[-1]], name)
         if not matrix.any():
             raise CaptureError(
                 f"No patch changes what the language model of {name} reads: its connector gives "
@@ -267,22 +253,22 @@ class _Probe(AttentionObserver):
             matrix,
             tuple(self.places),
             modules.index(sources[-1]) + 1,
-            tuple(self.blocks[id(modules[0])]),
-            tuple(self._pixel_map(name, leaf) for name, leaf in pixels.items()),
+            tuple(self.blocks[modules[0]]),
+            {name: self._fed_positions(leaf) for name, leaf in pixels.items()},
         )
 
-    def _reaches(self, tokens: Tensor, module: nn.Module) -> bool:
-        if not tokens.requires_grad:
-            return False
-        leaves = self.leaves[id(module)]
-        parts = torch.autograd.grad(tokens.sum(), leaves, retain_graph=True, allow_unused=True)
-        return any(part is not None for part in parts)
-
-    def _pixel_map(self, name: str, leaf: Tensor) -> PixelMap:
+    def _fed_positions(self, leaf: Tensor) -> NDArray[np.intp]:
         numbers = fed_by(torch.cat(self.entrances), [leaf])
         if numbers is None:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} cuts its images into patches that overlap, so a "
                 "pixel belongs to several; its maps could not be drawn."
             )
-        return PixelMap(name, numbers.reshape(leaf.shape[:-1]))
+        return numbers.reshape(leaf.shape[:-1])
+
+
+def _reach(leaves: Sequence[Tensor], tokens: Tensor) -> bool:
+    if not tokens.requires_grad:
+        return False
+    parts = torch.autograd.grad(tokens.sum(), leaves, retain_graph=True, allow_unused=True)
+    return any(part is not None for part in parts)

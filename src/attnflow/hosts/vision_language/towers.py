@@ -48,7 +48,7 @@ def towers_of(model: nn.Module) -> Towers | None:
 
 def reads_images(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
     """Return whether these inputs go through both towers."""
-    return any(name in inputs for name in PIXELS) and towers_of(model) is not None
+    return has_images(inputs) and towers_of(model) is not None
 
 
 def checked_towers(model: PreTrainedModel) -> Towers:

@@ -7,7 +7,7 @@ only on what came out of it. So the pictures are made of the pixels themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from attnflow.attribution import Attribution
 from attnflow.errors import CaptureError
 from attnflow.hosts.images import Photo, picture_of, reduced_address
 from attnflow.hosts.inputs import prefix_names
-from attnflow.hosts.vision_language.connector import FLAT, Connector, PixelMap
+from attnflow.hosts.vision_language.connector import FLAT, Connector
 from attnflow.hosts.vision_language.towers import pixels_of
 from attnflow.tokens import Tokens
 from attnflow.tokens.patches import Grid, ImagePatches, patch_names
@@ -44,11 +44,11 @@ class View:
 def views_of(model: Any, connector: Connector, inputs: Mapping[str, Tensor]) -> list[View]:
     """Return every view in the order of the pixels; class tokens stand before its patches."""
     views: list[View] = []
-    for pixels in connector.pixels:
-        if pixels.positions.ndim == 1:
-            views += _cut_patches(model, pixels, inputs)
+    for name, positions in connector.pixels.items():
+        if positions.ndim == 1:
+            views += _cut_patches(model, name, positions, inputs)
         else:
-            views += _images(pixels, connector.blocks)
+            views += _images(name, positions, connector.blocks)
     patches = [position for view in views for position in view.positions]
     total = sum(connector.blocks)
     if sorted(patches) != list(range(total)):
@@ -59,13 +59,12 @@ def views_of(model: Any, connector: Connector, inputs: Mapping[str, Tensor]) -> 
     return _numbered(views, connector)
 
 
-def _images(pixels: PixelMap, blocks: Sequence[int]) -> list[View]:
+def _images(name: str, positions: NDArray[np.intp], blocks: Sequence[int]) -> list[View]:
     """Tiles (..., height, width): their patches by the pixels that feed them."""
     starts = np.concatenate([[0], np.cumsum(blocks)])
-    height, width = pixels.positions.shape[-2:]
-    views, placed = [], set(pixels.positions[pixels.positions >= 0].tolist())
-    each = pixels.positions.shape[1] if pixels.positions.ndim == 4 else 1  # tiles of an image
-    for number, tile in enumerate(pixels.positions.reshape(-1, height, width)):
+    views, placed = [], set(positions[positions >= 0].tolist())
+    each = positions.shape[1] if positions.ndim == 4 else 1  # tiles of an image
+    for number, tile in enumerate(positions.reshape(-1, *positions.shape[-2:])):
         patches, rows, columns, size = _reading_order(tile)
         if not patches:
             continue  # a tile that only fills up the batch
@@ -73,7 +72,7 @@ def _images(pixels: PixelMap, blocks: Sequence[int]) -> list[View]:
         others = [k for k in range(starts[block], starts[block + 1]) if k not in placed]
         placed.update(others)
         grid = Grid(rows, columns, len(others), *size)
-        views.append(View("", grid, (*others, *patches), (pixels.name, number // each)))
+        views.append(View("", grid, (*others, *patches), (name, number // each)))
     return views
 
 
@@ -92,38 +91,31 @@ def _reading_order(tile: NDArray[np.intp]) -> tuple[list[int], int, int, tuple[i
     return patches, rows, columns, size
 
 
-def _cut_patches(model: Any, pixels: PixelMap, inputs: Mapping[str, Tensor]) -> list[View]:
-    """Patches that the processor has cut: block by block of those that are merged later."""
+def _cut_patches(
+    model: Any, name: str, positions: NDArray[np.intp], inputs: Mapping[str, Tensor]
+) -> Iterator[View]:
+    """Patches that the processor has cut, of each step of each image."""
     side = int(model.config.vision_config.patch_size)
-    views = []
-    for number, (grid, numbers) in enumerate(patch_grids(model, pixels.name, inputs)):
-        for step in reading_order(pixels.positions[numbers], grid, model):
-            _, rows, columns = grid
-            patches = Grid(rows, columns, 0, rows * side, columns * side)
-            views.append(View("", patches, tuple(step.tolist()), (pixels.name, number)))
-    return views
+    for number, rows, columns, patches in _steps(model, name, inputs):
+        grid = Grid(rows, columns, 0, rows * side, columns * side)
+        yield View("", grid, tuple(positions[patches].tolist()), (name, number))
 
 
-def patch_grids(
+def _steps(
     model: Any, name: str, inputs: Mapping[str, Tensor]
-) -> list[tuple[tuple[int, int, int], NDArray[np.intp]]]:
-    """Return (steps, rows, columns) of each image or video, and the numbers of its patches."""
-    grids, start = [], 0
-    for steps, rows, columns in inputs[_GRIDS[name]].tolist():
-        count = steps * rows * columns
-        grids.append(((steps, rows, columns), np.arange(start, start + count)))
-        start += count
-    return grids
+) -> Iterator[tuple[int, int, int, NDArray[np.intp]]]:
+    """Yield every step of every image or video: its number, rows, columns, and its patches.
 
-
-def reading_order(
-    numbers: NDArray[np.intp], grid: tuple[int, int, int], model: Any
-) -> NDArray[np.intp]:
-    """Return (steps, rows × columns): numbers that stand block by block, row by row instead."""
-    steps, rows, columns = grid
+    Patches that are merged later are numbered block by block; their numbers come row by row.
+    """
     merge = int(getattr(model.config.vision_config, "spatial_merge_size", 1))
-    blocks = numbers.reshape(steps, rows // merge, columns // merge, merge, merge)
-    return blocks.transpose(0, 1, 3, 2, 4).reshape(steps, rows * columns)
+    start = 0
+    for number, (steps, rows, columns) in enumerate(inputs[_GRIDS[name]].tolist()):
+        end = start + steps * rows * columns
+        blocks = np.arange(start, end).reshape(steps, rows // merge, columns // merge, merge, merge)
+        for step in blocks.transpose(0, 1, 3, 2, 4).reshape(steps, rows * columns):
+            yield number, rows, columns, step
+        start = end
 
 
 def _numbered(views: Sequence[View], connector: Connector) -> list[View]:
@@ -150,11 +142,9 @@ def name_views(views: Sequence[View]) -> Tokens:
     texts: list[str] = []
     images = []
     for view in views:
-        grid = view.grid
-        names = patch_names(grid, prefix_names(grid.prefix))
-        alone = len(views) == 1
-        images.append(ImagePatches(view.name, grid, len(texts)))
-        texts.extend(names if alone else (f"{view.name} {name}" for name in names))
+        names = patch_names(view.grid, prefix_names(view.grid.prefix))
+        images.append(ImagePatches(view.name, view.grid, len(texts)))
+        texts.extend(names if len(views) == 1 else (f"{view.name} {name}" for name in names))
     return Tokens(tuple(texts), words=(None,) * len(texts), images=tuple(images))
 
 
@@ -189,12 +179,10 @@ def _joined(
     channels = int(getattr(vision, "in_channels", getattr(vision, "in_chans", 3)))
     patches = pixels.reshape(len(pixels), channels, -1, side, side)[:, :, 0]
     pictures = []
-    for grid, numbers in patch_grids(model, name, inputs):
-        for step in reading_order(numbers, grid, model):
-            rows, columns = grid[1:]
-            square = patches[step].reshape(rows, columns, channels, side, side)
-            joined = square.permute(2, 0, 3, 1, 4).reshape(channels, rows * side, columns * side)
-            pictures.append(picture_of(joined, prepare))
+    for _, rows, columns, step in _steps(model, name, inputs):
+        square = patches[step].reshape(rows, columns, channels, side, side)
+        joined = square.permute(2, 0, 3, 1, 4).reshape(channels, rows * side, columns * side)
+        pictures.append(picture_of(joined, prepare))
     return pictures
 
 
