@@ -54,7 +54,6 @@ from attnflow.hosts.transformers.row_gradients import (
     NO_CONTRAST,
     PredictingRows,
     gradient_rows,
-    rows_are_exact,
 )
 from attnflow.hosts.value_zeroing import VALUE_ZEROING, measured, outermost_layers
 from attnflow.tokens import Tokens
@@ -257,12 +256,16 @@ class TransformersAdapter(Adapter):
     def supports_row_gradients(self, model: nn.Module) -> bool:
         """Return True where attention alone carries one position to another."""
         host, facts = cast(PreTrainedModel, model), self.facts(model)
+        # A layer that mixes positions otherwise (a convolution, a recurrent state) would pass
+        # gradients between rows.
+        layers, config = self.expected_layers(model), host.config.get_text_config()
         return (
             facts.causal
             and facts.answer == "last"
             and host.can_generate()
             and uses_the_interface(host)
-            and rows_are_exact(host, self.expected_layers(model))
+            and layers is not None
+            and layers == getattr(config, "num_hidden_layers", None)
         )
 
     def gradient_rows(

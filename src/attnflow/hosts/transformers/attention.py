@@ -99,7 +99,7 @@ class AttentionCall:
         Returns the output, (batch, queries, heads, width), and the weights, (batch, heads, queries,
         keys).
         """
-        return self._run(_eager_function(self.module))
+        return self._run()
 
     def run_eager_with_weights(self) -> tuple[Tensor, Tensor]:
         """Do the same where the weights are needed."""
@@ -119,12 +119,12 @@ class AttentionCall:
         """
         config = getattr(self.module, "config", None)
         name = _NAMED_BEFORE.get(id(config)) or getattr(config, "_attn_implementation", None)
-        eager = _eager_function(self.module)
-        return self._run(
-            eager if name is None else ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
-        )
+        return self._run(name)
 
-    def _run(self, function: Any) -> Any:
+    def _run(self, name: str | None = None) -> Any:
+        function = sys.modules[type(self.module).__module__].eager_attention_forward
+        if name is not None:
+            function = ALL_ATTENTION_FUNCTIONS.get_interface(name, function)
         return function(
             self.module, self.query, self.key, self.value, self.mask, **dict(self.options)
         )
@@ -132,20 +132,13 @@ class AttentionCall:
     def rows(self, rows: slice) -> AttentionCall:
         """Return the same call of some of its queries, masks and biases cut to them."""
         length = self.query.shape[-2]
-        options = {name: _rows_of(option, rows, length) for name, option in self.options.items()}
-        mask = _rows_of(self.mask, rows, length)
-        return replace(self, query=self.query[..., rows, :], mask=mask, options=options)
 
+        def cut(option: Any) -> Any:
+            over_queries = isinstance(option, Tensor) and option.ndim == 4
+            return option[..., rows, :] if over_queries and option.shape[-2] == length else option
 
-def _eager_function(module: nn.Module) -> Any:
-    return sys.modules[type(module).__module__].eager_attention_forward
-
-
-def _rows_of(option: Any, rows: slice, length: int) -> Any:
-    """The rows' part of a mask or bias over (..., queries, keys); anything else as it is."""
-    if isinstance(option, Tensor) and option.ndim == 4 and option.shape[-2] == length:
-        return option[..., rows, :]
-    return option
+        options = {name: cut(option) for name, option in self.options.items()}
+        return replace(self, query=self.query[..., rows, :], mask=cut(self.mask), options=options)
 
 
 def has_special_softmax(module: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -243,18 +236,11 @@ def handle_attention(
             )
         changes.add(lambda: [_POSTS.pop(module, None) for module in posts])
         _POSTS.update(posts)
-        before = _HANDLERS.get(thread)
-        changes.add(partial(_set_handler, thread, before))
+        before = {thread: _HANDLERS[thread]} if thread in _HANDLERS else {}
+        changes.add(lambda: (_HANDLERS.pop(thread, None), _HANDLERS.update(before)))
         _HANDLERS[thread] = handler
         _point_at(model, _NAME, changes)
         yield changes
-
-
-def _set_handler(thread: int, handler: AttentionHandler | None) -> None:
-    if handler is None:
-        _HANDLERS.pop(thread, None)
-    else:
-        _HANDLERS[thread] = handler
 
 
 @contextmanager
@@ -303,9 +289,10 @@ class _Watch(AttentionHandler):
         """The call of some rows, the first of them at this place, under the intervention's mask."""
         if (change := self.session.intervention) is None:
             return call
-        keys = call.key.shape[-2]
-        mask = change.mask(call.mask, call.query, keys, call.stage, first, total)
-        return replace(call, mask=mask)
+        return replace(
+            call,
+            mask=change.mask(call.mask, call.query, call.key.shape[-2], call.stage, first, total),
+        )
 
 
 def uses_the_interface(model: PreTrainedModel) -> bool:
@@ -324,23 +311,18 @@ def use_eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 def _point_at(model: PreTrainedModel, name: str, changes: Changes) -> None:
     """Point every config of the model at the attention function of this name, until the end."""
-    for config in _configs(model):
-        if id(config) not in _NAMED_BEFORE:
-            changes.add(partial(_NAMED_BEFORE.pop, id(config), None))
-            _NAMED_BEFORE[id(config)] = str(config._attn_implementation)
-        changes.set(config, "_attn_implementation_internal", name)
-
-
-def _configs(model: PreTrainedModel) -> list[Any]:
-    """The configs of the model and of every sub-model, each once."""
-    configs: dict[int, Any] = {}
     waiting: list[Any] = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
+    configs: dict[int, Any] = {}  # of the model and of every sub-model, each once
     while waiting:
         config = waiting.pop()
         if config is not None and id(config) not in configs:
             configs[id(config)] = config
             waiting.extend(getattr(config, name, None) for name in config.sub_configs)
-    return list(configs.values())
+    for config in configs.values():
+        if id(config) not in _NAMED_BEFORE:
+            changes.add(partial(_NAMED_BEFORE.pop, id(config), None))
+            _NAMED_BEFORE[id(config)] = str(config._attn_implementation)
+        changes.set(config, "_attn_implementation_internal", name)
 
 
 def _stage(model: PreTrainedModel, name: str) -> Stage:

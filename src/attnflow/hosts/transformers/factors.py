@@ -9,11 +9,11 @@ so is a layer whose output at those rows is not what its factors give: nothing i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +39,6 @@ class _SpansArrived(Exception):  # noqa: N818 - no error: the pass has done its 
     """Spans have passed the highest layer: what the model would compute above it is not needed."""
 
 
-class _Difference(NamedTuple):
-    """The distance of a layer's output from that of its factors, and its size."""
-
-    name: str
-    off: Tensor
-    size: Tensor
-
-
 @dataclass(eq=False)
 class FactorRecording(AttentionHandler):
     """The factors of one forward pass, layer by layer.
@@ -65,7 +57,7 @@ class FactorRecording(AttentionHandler):
     sums: dict[nn.Module, Tensor] = field(default_factory=dict)
     numbers: list[int | None] = field(default_factory=list)
     bands: dict[tuple[int, bool], Band] = field(default_factory=dict)
-    checks: list[_Difference] = field(default_factory=list)
+    differences: list[tuple[str, Tensor]] = field(default_factory=list)
     leaf: Tensor = field(default_factory=lambda: torch.empty(0))
     dtype: torch.dtype = torch.float32
     causal: bool = False
@@ -84,14 +76,14 @@ class FactorRecording(AttentionHandler):
 
     def check(self) -> None:
         """Check that the factors gave every layer's own output; looked at once, at the end."""
-        if not self.checks:
+        if not self.differences:
             return
-        offs = torch.stack([one.off / one.size for one in self.checks]).tolist()
+        names, shares = zip(*self.differences, strict=True)
         limit = _AGREEMENT.get(self.dtype, 1e-3)
-        for one, off in zip(self.checks, offs, strict=True):
+        for name, off in zip(names, torch.stack(shares).tolist(), strict=True):
             if not off <= limit:
                 raise UnsupportedModelError(
-                    f"{one.name} computes its attention in a way that is not known here: its "
+                    f"{name} computes its attention in a way that is not known here: its "
                     f"output is off by {off:.3g} of its size from that of its queries and keys, "
                     f"more than {limit:g}. Use form='weights'."
                 )
@@ -121,7 +113,8 @@ class FactorRecording(AttentionHandler):
         if self.going_back:
             return arranged
         plain = replace(layer, query=layer.query.detach(), key=layer.key.detach())
-        self.checks.append(_difference(call.module, plain, value.detach(), output.detach(), sums))
+        difference = _difference(plain, value.detach(), output.detach(), sums)
+        self.differences.append((type(call.module).__name__, difference))
         if self.gradients:
             plain = replace(plain, value=value.detach())
         self._add(call, plain, sums)
@@ -186,40 +179,24 @@ def _band(module: nn.Module, mask: Any, length: int, causal: bool) -> Band:
     """The band that the model's mask function shows at the sampled rows."""
     if mask is None:
         return Band.causal() if causal else Band()
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != length:
-        raise _no_band(module)
-    rows = _sampled(length, mask.device).tolist()
-    firsts, lasts = _ends(mask)
-    before = max(row - first for row, first in zip(rows, firsts, strict=True))
-    after = max(last - row for row, last in zip(rows, lasts, strict=True))
-    everything = (firsts[-1] == 0, lasts[0] == length - 1)
-    band = Band(None if everything[0] else before, None if everything[1] else after)
-    queries = torch.tensor(rows, device=mask.device)
-    keys = torch.arange(length, device=mask.device)
-    if not torch.equal(visible_keys(band, queries, keys), mask.bool()):
-        raise _no_band(module)
-    return band
-
-
-def _ends(mask: Tensor) -> tuple[list[int], list[int]]:
-    """The first and the last key that each row sees."""
-    places = torch.arange(mask.shape[1], device=mask.device)
-    firsts = torch.where(mask.bool(), places, mask.shape[1]).amin(dim=1)
-    lasts = torch.where(mask.bool(), places, -1).amax(dim=1)
-    return firsts.tolist(), lasts.tolist()
-
-
-def _no_band(module: nn.Module) -> UnsupportedModelError:
-    return UnsupportedModelError(
+    if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] == length:
+        rows, keys = _sampled(length, mask.device), torch.arange(length, device=mask.device)
+        firsts = torch.where(mask.bool(), keys, length).amin(dim=1)
+        lasts = torch.where(mask.bool(), keys, -1).amax(dim=1)
+        band = Band(
+            None if firsts[-1] == 0 else int((rows - firsts).max()),
+            None if lasts[0] == length - 1 else int((lasts - rows).max()),
+        )
+        if torch.equal(visible_keys(band, rows, keys), mask.bool()):
+            return band
+    raise UnsupportedModelError(
         f"{type(module).__name__} masks its attention in a way that is not a band around the "
         "diagonal, so factors do not describe it. Use form='weights'."
     )
 
 
-def _difference(
-    module: nn.Module, layer: Factors, value: Tensor, output: Tensor, sums: Tensor | None
-) -> _Difference:
-    """Return how far the factors' output is from the layer's own, at the sampled rows."""
+def _difference(layer: Factors, value: Tensor, output: Tensor, sums: Tensor | None) -> Tensor:
+    """Return how far the factors' output is from the layer's own, as a share of its size."""
     rows = _sampled(layer.length, value.device)
     totals = row_sums(layer, rows) if sums is None else sums[:, rows]
     weights = weight_rows(layer, totals, rows)
@@ -228,7 +205,7 @@ def _difference(
     # float32
     expected = (grouped.to(value) @ value).float().view(layer.heads, len(rows), -1)
     off = (expected - output[:, rows].float()).abs().amax()
-    return _Difference(type(module).__name__, off, expected.abs().amax().clamp(min=1e-30))
+    return off / expected.abs().amax().clamp(min=1e-30)
 
 
 @contextmanager
@@ -244,14 +221,10 @@ def _holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iter
             changes.hook(model.get_input_embeddings().register_forward_hook, recording.cut)
             for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):
-                    _compute_again(module, changes)
+                    changes.add(partial(module.__dict__.pop, "forward", None))
+                    forward = partial(checkpoint, module.forward, use_reentrant=False)
+                    module.__dict__["forward"] = forward
         yield changes
-
-
-def _compute_again(module: nn.Module, changes: Changes) -> None:
-    """The block keeps its inputs alone, and computes the rest again on the way back."""
-    changes.add(lambda: module.__dict__.pop("forward", None))
-    module.__dict__["forward"] = partial(checkpoint, module.forward, use_reentrant=False)
 
 
 @dataclass(eq=False)
@@ -268,11 +241,9 @@ class FactoredRun:
 
     def run(self, inputs: Mapping[str, Tensor]) -> FactoredRun:
         """Run one forward pass; of a language model's scores only those of the last position."""
-        options: dict[str, Any] = (
-            {"use_cache": False} if "use_cache" in _parameters(self.model) else {}
-        )
-        if "logits_to_keep" in _parameters(self.model):
-            options["logits_to_keep"] = 1
+        parameters = inspect.signature(self.model.forward).parameters
+        wishes: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1}
+        options = {name: wish for name, wish in wishes.items() if name in parameters}
         with suppress(_SpansArrived), _holding_factors(self.model, self.recording) as changes:
             changes.hook(self.model.base_model.register_forward_hook, self._keep_hidden)
             self.outputs = self.model(**inputs, **options)
@@ -313,7 +284,3 @@ def _checked_head(model: PreTrainedModel, hidden: Tensor, logits: Tensor) -> Any
         f"{type(model).__name__} makes its scores in a way that is not known here; use "
         "form='weights'."
     )
-
-
-def _parameters(model: nn.Module) -> Collection[str]:
-    return inspect.signature(model.forward).parameters

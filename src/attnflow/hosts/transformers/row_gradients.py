@@ -17,8 +17,9 @@ cache of those before them, so that never more than a part of the rows is in mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ from attnflow.hosts.transformers.attention import (
     handle_attention,
     has_special_softmax,
 )
-from attnflow.hosts.transformers.fused import FusedRows, LayerRows, own_terms
+from attnflow.hosts.transformers.fused import own_terms
 from attnflow.trace.extras import LOG_PROB, ScoreName
 
 _WEIGHTS_AT_ONCE = 2**27  # over all layers and heads: half a gigabyte of float32
@@ -53,12 +54,6 @@ def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
 def logit(logits: Tensor, tokens: Tensor) -> Tensor:
     """Return `(batch, rows)`: the score of each token before the softmax."""
     return logits.float().gather(-1, tokens[..., None]).squeeze(-1)
-
-
-_SCORES: dict[ScoreName, Callable[[Tensor, Tensor], Tensor]] = {
-    "log-prob": log_probability,
-    "logit": logit,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +92,7 @@ class PredictingRows:
 
     def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
         """Return `(batch, rows)`: each row's score, 0 where it does not count."""
-        score = _SCORES[name]
+        score = logit if name == "logit" else log_probability
         scores = score(logits, self.tokens[:, rows])
         if self.contrasts is not None:
             others = self.contrasts[:, rows]
@@ -118,6 +113,13 @@ class RowContributions(NamedTuple):
     log_probs: Tensor
 
 
+class LayerRows(NamedTuple):
+    """The part of one layer in some rows: (batch, rows, keys) each, the mean over heads."""
+
+    contributions: Tensor
+    weights: Tensor
+
+
 @dataclass(eq=False)
 class _RowHandler(AttentionHandler):
     """Attends with other positions as constants, and keeps what each layer reports on the way back.
@@ -132,11 +134,9 @@ class _RowHandler(AttentionHandler):
     order: list[nn.Module] = field(default_factory=list)
 
     def attend(self, call: AttentionCall) -> Tensor:
-        keys = call.key.shape[-2]
-        mask = None if call.mask is None else call.mask[..., :keys]
-        call = replace(call, mask=mask)
-        special = has_special_softmax(call.module, call.options)
-        output, report = (_attend_eagerly if special else _attend_fused)(call)
+        if call.mask is not None:
+            call = replace(call, mask=call.mask[..., : call.key.shape[-2]])
+        output, report = _attend(call)
         if output.requires_grad:
             self.order.append(call.module)
             output.register_hook(lambda gradient: self.add(call.module, report(gradient)))
@@ -146,9 +146,8 @@ class _RowHandler(AttentionHandler):
         """Keep what one layer reports: for itself, or added to what others reported."""
         self.reported += 1
         self.weights = rows.weights if self.weights is None else self.weights.add_(rows.weights)
-        place = self.order[0] if self.summed else module
+        place, part = self.order[0] if self.summed else module, rows.contributions
         earlier = self.contributions.get(place)
-        part = rows.contributions
         self.contributions[place] = part if earlier is None else earlier.add_(part)
 
     def take(self, log_probs: Tensor) -> RowContributions:
@@ -169,13 +168,23 @@ class _RowHandler(AttentionHandler):
 Report = Callable[[Tensor], LayerRows]
 
 
-def _attend_eagerly(call: AttentionCall) -> tuple[Tensor, Report]:
-    """Attend by the model file's own function, whose weights are kept for the way back."""
+def _attend(call: AttentionCall) -> tuple[Tensor, Report]:
+    """Attend with other positions as constants; what each weight adds is told on the way back.
+
+    A model file's own function keeps its weights for that; fused kernels keep none.
+    """
     constant = replace(call, key=call.key.detach(), value=call.value.detach())
-    output, weights = constant.run_eager_with_weights()
-    _check_scores(constant, weights)
-    weights = weights.detach()
-    rows, keys = weights.shape[-2:]
+    weights_of: Callable[[], Iterable[Tensor]]
+    if has_special_softmax(call.module, call.options):
+        output, weights = constant.run_eager_with_weights()
+        _check_scores(constant, weights)
+        weights_of = partial(_by_key_heads, weights.detach(), call.groups)
+    else:
+        output = _run_fused(constant)
+        _check_output(constant, output)
+        weights_of = partial(_fused_weights, replace(constant, query=call.query.detach()))
+    rows, keys = call.query.shape[-2], call.key.shape[-2]
+    diagonal = torch.arange(rows), torch.arange(keys - rows, keys)
     own_keys, own_values = (
         part[:, :, -rows:].repeat_interleave(call.groups, dim=1) for part in (call.key, call.value)
     )
@@ -184,25 +193,60 @@ def _attend_eagerly(call: AttentionCall) -> tuple[Tensor, Report]:
         own_keys,
         own_values,
         output=output.transpose(1, 2),
-        weight=weights[..., torch.arange(rows), torch.arange(keys - rows, keys)].float(),
+        weight=torch.cat([weights[..., *diagonal] for weights in weights_of()], dim=1),
         scaling=call.scaling,
         softcap=call.softcap,
     )
-
-    def report(gradient: Tensor) -> LayerRows:
-        product = weights.float() * _weight_gradient(gradient, constant.value).float()
-        return LayerRows(product.relu().mean(dim=1), weights.float().mean(dim=1))
-
+    report = partial(_report, weights_of, constant.value)
     return output + terms.to(output.dtype).transpose(1, 2), report
 
 
-def _attend_fused(call: AttentionCall) -> tuple[Tensor, Report]:
-    """Do the same by fused kernels, which keep no weights."""
-    rows = FusedRows(call.query, call.key, call.value, call.mask, call.scaling)
-    output = rows.attend().transpose(1, 2).contiguous()
-    _check_output(call, output)
-    query, key, value = (x.detach() for x in (call.query, call.key, call.value))
-    return output, FusedRows(query, key, value, call.mask, call.scaling).report
+def _run_fused(call: AttentionCall) -> Tensor:
+    """Attend by a fused kernel: queries that share a key head are rows of one head."""
+    batch, heads, rows, width = call.query.shape
+    grouped = call.query.reshape(batch, call.key.shape[1], call.groups * rows, width)
+    mask = call.mask
+    if mask is not None:
+        mask = mask.expand(batch, 1, *mask.shape[2:]).repeat(1, 1, call.groups, 1)
+    output = nn.functional.scaled_dot_product_attention(
+        grouped, call.key, call.value, attn_mask=mask, scale=call.scaling
+    )
+    return output.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous()
+
+
+def _by_key_heads(weights: Tensor, groups: int) -> Iterator[Tensor]:
+    """For each key head, (batch, groups, rows, keys) in float32."""
+    return (part.float() for part in weights.split(groups, dim=1))
+
+
+@torch.no_grad()
+def _fused_weights(call: AttentionCall) -> Iterator[Tensor]:
+    """The same where no weights were kept: one key head at a time, formed again.
+
+    So what a layer leaves behind grows with the rows, not with rows × keys.
+    """
+    mask = None if call.mask is None else call.mask.float()
+    queries = call.query.split(call.groups, dim=1)
+    for query, key in zip(queries, call.key.split(1, dim=1), strict=True):
+        scores = (query.float() * call.scaling) @ key.float().transpose(2, 3)
+        yield (scores if mask is None else scores.add_(mask)).softmax(dim=-1)
+
+
+@torch.no_grad()
+def _report(
+    weights_of: Callable[[], Iterable[Tensor]], value: Tensor, gradient: Tensor
+) -> LayerRows:
+    """Return what a layer adds, from its output's gradient (batch, rows, heads, width)."""
+    upper = gradient.transpose(1, 2).float()
+    batch, heads, rows, _ = upper.shape
+    raised = torch.zeros(batch, rows, value.shape[2], device=value.device)
+    total = torch.zeros_like(raised)
+    parts = zip(upper.split(heads // value.shape[1], dim=1), value.split(1, dim=1), strict=True)
+    for weights, (part, values) in zip(weights_of(), parts, strict=True):
+        total += weights.sum(dim=1)
+        change = part @ values.float().transpose(2, 3)  # ∂/∂A[i, j] = dO_i · v_j
+        raised += change.mul_(weights).relu_().sum(dim=1)
+    return LayerRows(raised.div_(heads), total.div_(heads))
 
 
 @torch.no_grad()
@@ -244,24 +288,6 @@ def _unknown_scores(call: AttentionCall) -> UnsupportedModelError:
     )
 
 
-def _weight_gradient(gradient: Tensor, value: Tensor) -> Tensor:
-    """`(batch, heads, rows, keys)`: dO_i · v_j, from dO of shape (batch, rows, heads, width)."""
-    upper = gradient.transpose(1, 2)
-    batch, heads, count, width = upper.shape
-    grouped = upper.reshape(batch, value.shape[1], heads // value.shape[1] * count, width)
-    return (grouped @ value.transpose(2, 3)).reshape(batch, heads, count, value.shape[2])
-
-
-def rows_are_exact(model: PreTrainedModel, layers: int | None) -> bool:
-    """Return whether every block attends, so that nothing else carries one position to another.
-
-    A layer that mixes positions otherwise (a convolution, a recurrent state) would pass gradients
-    between rows.
-    """
-    blocks = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    return layers is not None and blocks == layers
-
-
 def gradient_rows(
     model: PreTrainedModel,
     text: PredictingRows,
@@ -283,7 +309,8 @@ def gradient_rows(
         unseen = (0, text.length - end)
         values, weights = (nn.functional.pad(array, unseen) for array in part[:2])
         parts.append(RowContributions(values, weights, part.log_probs))
-        _detach(cache)
+        for layer in cache.layers:  # forget the graph behind keys and values that were added
+            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
     return RowContributions(
         torch.cat([part.values for part in parts], dim=2),
         torch.cat([part.weights for part in parts], dim=1),
@@ -350,12 +377,6 @@ def _part(
         part = slice(begin - text.first, end - text.first)
         torch.autograd.grad(text.scores(logits, part, score).sum(), leaves[-1])
         return rows.take(log_probability(logits.detach(), text.tokens[:, part]))
-
-
-def _detach(cache: Any) -> None:
-    """Forget the graph behind keys and values that were added."""
-    for layer in cache.layers:
-        layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
 
 
 def cropped(cache: Any, length: int) -> Any:
