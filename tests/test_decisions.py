@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,26 @@ ROOT = Path(__file__).parent.parent
 READERS = {"csv.reader", "csv.DictReader", "pq.read_table", "pq.ParquetFile"}
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    """Yield every file of src by its path, parsed."""
+@cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    """Return every definition and call in src, with the path of its file."""
+    found: list[tuple[str, ast.AST]] = []
     for path in sorted(SOURCES.glob("attnflow*/**/*.py")):
-        place = path.relative_to(SOURCES).as_posix()
-        yield place.removeprefix("attnflow/"), ast.parse(path.read_text(encoding="utf-8"))
+        place = path.relative_to(SOURCES).as_posix().removeprefix("attnflow/")
+        tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        kinds = (ast.Call, ast.ClassDef, ast.FunctionDef)
+        found += [(place, node) for node in tree if isinstance(node, kinds)]
+    return found
 
 
 def places(is_decided: Callable[[ast.AST], bool]) -> list[str]:
     """List the file of each node that takes the decision, a file as often as it does."""
-    return [place for place, tree in trees() for node in ast.walk(tree) if is_decided(node)]
+    return [place for place, node in nodes() if is_decided(node)]
+
+
+@cache
+def called_name(node: ast.Call) -> str:
+    return ast.unparse(node.func)
 
 
 def defines(node: ast.AST, name: str) -> bool:
@@ -37,8 +48,7 @@ def calls(node: ast.AST, *patterns: str) -> bool:
     """Whether the node calls something whose dotted name matches one of the patterns."""
     if not isinstance(node, ast.Call):
         return False
-    name = ast.unparse(node.func)
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
+    return any(re.fullmatch(pattern, called_name(node)) for pattern in patterns)
 
 
 def labels_method(node: ast.AST) -> bool:
