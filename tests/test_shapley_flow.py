@@ -122,21 +122,21 @@ def test_words_and_sentences_are_sources() -> None:
     tokens = ["<s>", "ĠThe", "Ġun", "lock", ".", "ĠGo", "."]
     weights = random_trace(layers=2, length=7, seed=4).weights
     trace = AttentionTrace.from_arrays(weights, tokens)
-    words = ShapleyFlow(units="word")(trace, targets=[6], layers=2)
+    words = ShapleyFlow(level="word")(trace, targets=[6], layers=2)
     assert words.values.shape[-1] == len(words.sources) < 7
-    sentences = ShapleyFlow(units="sentence")(trace, targets=[6], layers=2)
+    sentences = ShapleyFlow(level="sentence")(trace, targets=[6], layers=2)
     total = sentences.values.sum(axis=-1)
     total = total if sentences.elsewhere is None else total + sentences.elsewhere
     np.testing.assert_allclose(total, 1.0, atol=1e-6)
     with pytest.raises(MethodError, match="sentences"):
-        ShapleyFlow(units="sentence")(trace, sources=[1])
+        ShapleyFlow(level="sentence")(trace, sources=[1])
 
 
 def test_it_is_a_method_like_any_other(tmp_path: Path) -> None:
     assert METHODS["shapley-flow"] is ShapleyFlow
     check_method(ShapleyFlow())
-    check_method(ShapleyFlow(capacities="gradients", residual=0.5, units="token"))
-    result = ShapleyFlow(units="word", tolerance=0.05)(random_trace(length=5), layers=-1)
+    check_method(ShapleyFlow(capacities="gradients", residual=0.5, level="token"))
+    result = ShapleyFlow(level="word", tolerance=0.05)(random_trace(length=5), layers=-1)
     result.save(tmp_path / "row.json")
     assert Attribution.load(tmp_path / "row.json").method == result.method
 
@@ -148,12 +148,12 @@ def test_refusals() -> None:
         with pytest.raises(MethodError):
             ShapleyFlow(**options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="word"):
-        ShapleyFlow(units="words")  # type: ignore[arg-type]
+        ShapleyFlow(level="words")  # type: ignore[arg-type]
     with pytest.raises(InputError):
         solve_joint(np.ones((1, 2, 2)), rows=[(1, 0)], players=[[0]], tolerance=0.0)
     trace = AttentionTrace.from_arrays(np.ones((1, 1, 1)), [" "])
     with pytest.raises(MethodError, match="no document"):
-        ShapleyFlow(units="document")(trace)
+        ShapleyFlow(level="document")(trace)
 
 
 @pytest.mark.parametrize(("error", "freedom", "expected"), [(0.05, 15, 2.1314), (0.0083, 31, 2.82)])

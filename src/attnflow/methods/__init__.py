@@ -10,7 +10,6 @@ from __future__ import annotations
 from attnflow.methods.base import (
     Execution,
     Method,
-    MixingMethod,
     Requirements,
     Selection,
     Variant,
@@ -20,6 +19,7 @@ from attnflow.methods.base import (
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradients import GradientAttention, GradientRollout
 from attnflow.methods.limits import quiet_about_limits
+from attnflow.methods.matrices import MixingMethod
 from attnflow.methods.registry import (
     METHODS,
     MethodRegistry,

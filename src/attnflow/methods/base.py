@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, final, get_args
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import InputError, MethodError, shorten, whole_number
 from attnflow.methods.limits import warn_of_limits
-from attnflow.methods.mixing import Heads, Mixing
+from attnflow.methods.mixing import Heads
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENTS, ScoreName
@@ -148,7 +148,7 @@ class Method(ABC):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """The answer for a trace that was checked and a selection that was resolved."""
+        """Return the answer for a trace that was checked and a selection that was resolved."""
 
     @final
     def select(
@@ -158,7 +158,7 @@ class Method(ABC):
         layers: Sequence[int] | int | None = None,
         sources: Sequence[TokenRef] | TokenRef | None = None,
     ) -> Selection:
-        """What a call with these arguments asks for; errors name what is allowed."""
+        """Return what a call with these arguments asks for; errors name what is allowed."""
         tokens = checked_trace(trace).tokens
         available = layers_from(trace.layers, getattr(self, "start_layer", 1))
         return Selection(
@@ -182,7 +182,10 @@ class Method(ABC):
     @property
     def changed_options(self) -> dict[str, Any]:
         """The options that are not as the method's name alone would set them."""
-        usual = {field.name: _default(field) for field in fields(self)}
+        usual: dict[str, Any] = {}
+        for field in fields(self):
+            factory = field.default_factory
+            usual[field.name] = field.default if factory is MISSING else factory()
         if self.name in self.variants:
             usual |= self.variants[self.name].options
         return {name: value for name, value in self.options.items() if value != usual[name]}
@@ -196,7 +199,10 @@ class Method(ABC):
         >>> Rollout(residual=0.4, drop=(0, 1)).label
         'rollout:residual=0.4,drop=0,1'
         """
-        options = [f"{name}={_written(value)}" for name, value in self.changed_options.items()]
+        options = [
+            f"{name}={','.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
+            for name, value in self.changed_options.items()
+        ]
         return f"{self.name}:{','.join(options)}" if options else self.name
 
     @final
@@ -208,47 +214,20 @@ class Method(ABC):
         >>> Rollout(residual=0.4).title, Flow().title
         ('Rollout, residual 0.4', 'Attention flow')
         """
-        name = _TITLES.get(self.name, self.name.replace("-", " ").capitalize())
-        changed = self.changed_options.items()
-        options = [f"{option.replace('_', ' ')} {_in_words(value)}" for option, value in changed]
-        return ", ".join([name, *options])
+        words = [_TITLES.get(self.name, self.name.replace("-", " ").capitalize())]
+        for option, value in self.changed_options.items():
+            several = isinstance(value, (tuple, list))
+            text = " and ".join(map(str, value)) or "none" if several else str(value)
+            words.append(f"{option.replace('_', ' ')} {text}")
+        return ", ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
         """Return name and options, for files."""
         return {"name": self.name, "options": self.options}
 
 
-def _written(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def _in_words(value: object) -> str:
-    if isinstance(value, (tuple, list)):
-        return " and ".join(map(str, value)) or "none"
-    return str(value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixingMethod(Method, Mixing):
-    """A method that starts from attention weights, mixed to one matrix for each layer.
-
-    >>> from attnflow import Flow, Rollout
-    >>> issubclass(Rollout, MixingMethod), issubclass(Flow, MixingMethod)
-    (True, True)
-    """
-
-    @property
-    def requires(self) -> Requirements:
-        """The mixture is all that is required."""
-        return Requirements(heads=self.heads)
-
-
 def requirements_of(methods: Iterable[Method]) -> Requirements:
-    """What one trace must hold to serve all of these methods.
+    """Return what one trace must hold to serve all of these methods.
 
     Heads stay apart unless all methods mix them in the same way.
 
@@ -274,7 +253,7 @@ def requirements_of(methods: Iterable[Method]) -> Requirements:
 
 
 def checked_trace(trace: object) -> AttentionTrace:
-    """The trace, or an error that says how to get one."""
+    """Return the trace, or raise an error that says how to get one."""
     if isinstance(trace, AttentionTrace):
         return trace
     raise MethodError(
@@ -284,7 +263,7 @@ def checked_trace(trace: object) -> AttentionTrace:
 
 
 def required(method: Method, trace: AttentionTrace, name: str) -> NDArray[np.floating[Any]]:
-    """The gradients or a measurement of this trace, or an error that says how to capture them."""
+    """Return gradients or a measurement, or raise an error that says how to record them."""
     recorded = trace.gradients if name == GRADIENTS else trace.measured.get(name)
     if recorded is not None:
         return recorded
@@ -297,7 +276,7 @@ def required(method: Method, trace: AttentionTrace, name: str) -> NDArray[np.flo
 
 
 def checked_start(start: object) -> int:
-    """The number of a start layer; whether a trace has it is seen later."""
+    """Return the number of a start layer; whether a trace has it is seen later."""
     number = whole_number(start)
     if number is None:
         raise MethodError(
@@ -307,21 +286,21 @@ def checked_start(start: object) -> int:
 
 
 def check_score(score: object) -> None:
-    """That gradients can be taken of this."""
+    """Raise unless gradients can be taken of this."""
     if not isinstance(score, str) or score not in get_args(ScoreName):
         allowed = ", ".join(map(repr, get_args(ScoreName)))
         raise MethodError(f"score={shorten(score)} is none of {allowed}.")
 
 
 def checked_flag(name: str, value: object) -> bool:
-    """True or false; texts and numbers are neither."""
+    """Return true or false; texts and numbers are neither."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise MethodError(f"{name} is true or false; got {shorten(value)}.")
 
 
 def layers_from(layers: tuple[int, ...], start: int) -> tuple[int, ...]:
-    """The layers at or above the start layer."""
+    """Return the layers at or above the start layer."""
     number = whole_number(start)
     if number is None or not 1 <= number <= layers[-1]:
         raise MethodError(
@@ -334,7 +313,7 @@ def layers_from(layers: tuple[int, ...], start: int) -> tuple[int, ...]:
 def _resolve_layers(
     available: tuple[int, ...], layers: Sequence[int] | int | None
 ) -> tuple[int, ...]:
-    """The layers a call names, by their numbers; -1 is the highest."""
+    """Return the layers a call names, by their numbers; -1 is the highest."""
     if layers is None:
         return available
     plain: Any = layers.tolist() if hasattr(layers, "tolist") else layers
@@ -358,14 +337,15 @@ def attribution_of(
     compared: Compared | None = None,
     notes: Mapping[str, Any] | None = None,
     only_selected_columns: bool = False,
-    **bounds: Any,
+    **more: Any,
 ) -> Attribution:
-    """A result with everything it inherits from the trace; `notes` go into its provenance.
+    """Return a result with everything it inherits from the trace; `notes` join its provenance.
 
     `values` has one column for each position of the trace, or with `only_selected_columns` one for
-    each source of the selection; `bounds` are arrays of the same shape. `compared` are rows of
-    other targets, with one column for each position, to hold the rows against: without them it is
-    those of the selection itself.
+    each source of the selection. `more` are other fields of the result: bounds of the same shape,
+    and with `only_selected_columns` whatever else it has. `compared` are rows of other targets,
+    with one column for each position, to hold the rows against: without them it is those of the
+    selection itself.
 
     >>> from attnflow import Raw
     >>> from attnflow.testing import random_trace
@@ -375,20 +355,19 @@ def attribution_of(
     ('t1',)
     """
     columns = selection.columns
-    dependence = None
+    more["values"] = values
     if not only_selected_columns:
+        if columns is not None:
+            more = {name: array[..., list(columns)] for name, array in more.items()}
         comparison = compared or Compared(selection.rows, values)
-        dependence = dependence_of(values, comparison.values, selection.rows, comparison.rows)
-    arrays: dict[str, Any] = {"values": values, **bounds}
-    if columns is not None and not only_selected_columns:
-        arrays = {name: array[..., list(columns)] for name, array in arrays.items()}
-    return Attribution(
-        **arrays,
-        dependence=dependence,
-        layers=selection.layers,
-        targets=trace.tokens.select(selection.rows),
-        sources=trace.tokens if columns is None else trace.tokens.select(columns),
-        method=method,
-        prediction=trace.prediction,
-        provenance={**trace.provenance, "kind": trace.kind, **(notes or {})},
-    )
+        more["dependence"] = dependence_of(
+            values, comparison.values, selection.rows, comparison.rows
+        )
+    inherited: dict[str, Any] = {
+        "layers": selection.layers,
+        "targets": trace.tokens.select(selection.rows),
+        "sources": trace.tokens if columns is None else trace.tokens.select(columns),
+        "prediction": trace.prediction,
+        "provenance": {**trace.provenance, "kind": trace.kind, **(notes or {})},
+    }
+    return Attribution(**{**inherited, **more}, method=method)

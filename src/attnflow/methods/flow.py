@@ -5,7 +5,7 @@ each target and source.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import frexp, ldexp
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
@@ -19,7 +19,6 @@ from attnflow.graph import Cut, CutEdge, LayeredGraph
 from attnflow.methods.base import (
     Execution,
     Method,
-    MixingMethod,
     Requirements,
     Selection,
     Variant,
@@ -34,9 +33,8 @@ from attnflow.methods.matrices import (
     ATTENTION,
     MEASUREMENTS,
     MatrixKind,
+    MixingMethod,
     check_kind,
-    measured_requirements,
-    measured_rows,
 )
 from attnflow.methods.mixing import Heads, mix_heads
 from attnflow.tokens import TokenRef
@@ -81,15 +79,10 @@ class CapacityMethod(MixingMethod):
         first = trace.layers.index(layers_from(trace.layers, self.start_layer)[0])
         return LayeredGraph.from_capacities(self.layer_matrices(trace)[first:])
 
-    def layer_matrices(self, trace: AttentionTrace) -> Matrix:
-        """Return what each layer takes from the one below, `(layers, n, n)`."""
-        if self.capacities not in MEASUREMENTS:
-            return super().layer_matrices(trace)
-        every = np.arange(trace.length)
-        indices = range(len(trace.layers))
-        return np.stack(
-            [measured_rows(self, self.capacities, trace, index, every) for index in indices]
-        )
+    @property
+    def measured_kind(self) -> str | None:
+        """The kind of its capacities where they are measured."""
+        return self.capacities if self.capacities in MEASUREMENTS else None
 
     def mixed(self, trace: AttentionTrace) -> Matrix:
         """The heads as one, weighed by gradients where those are asked for."""
@@ -102,9 +95,7 @@ class CapacityMethod(MixingMethod):
         """What the capacities are made of; a gradient belongs to one head."""
         if self.capacities == "gradients":
             return Requirements(heads=None, record=(GRADIENTS,), score=self.score)
-        if self.capacities in MEASUREMENTS:
-            return measured_requirements(self.capacities, self.heads)
-        return Requirements(heads=self.heads)
+        return super().requires
 
     def unit(self, capacities: Matrix) -> float:
         """What the solver counts as 1.
@@ -184,24 +175,25 @@ class Flow(CapacityMethod):
             tolerance=self.tolerance,
             threads=execution.threads,
         )
-        saturated = solution.saturated & self._held_by_source(capacities, levels, rows, columns)
+        values, dependence = solution.lower * unit, None
+        if selection.columns is None:
+            free = np.minimum(capacities.sum(axis=2).max(), capacities[0].sum(axis=0))
+            dependence = _dependence(values, rows, free, trace)
         result = attribution_of(
             self,
             trace,
-            solution.lower * unit,
+            values,
             selection,
-            lower=solution.lower * unit,
+            lower=values,
             upper=solution.upper * unit,
-            saturated=saturated,
+            saturated=solution.saturated & self._held_by_source(capacities, levels, rows, columns),
+            dependence=dependence,
             notes={
                 "decided": solution.decided.to_dict(),
                 "held": _shares_held(selection.layers, solution),
             },
             only_selected_columns=True,
         )
-        if selection.columns is None:
-            free = np.minimum(capacities.sum(axis=2).max(), capacities[0].sum(axis=0))
-            result = replace(result, dependence=_dependence(result.values, rows, free, trace))
         return result.normalize("sum") if self.normalized else result
 
     @checked_arguments

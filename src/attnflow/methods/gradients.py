@@ -36,7 +36,6 @@ from attnflow.methods.products import (
     check_gradients,
     gradient_rows,
     gradient_steps,
-    mean_weights,
     roll_out_factors,
 )
 from attnflow.methods.towers import (
@@ -86,16 +85,17 @@ class GradientRollout(Method):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """R after each of these layers, rows of these targets."""
+        """Return R after each of these layers, rows of these targets."""
         if isinstance(trace, FactoredTrace):
             check_gradients(self, trace, GRADIENTS)
-            rolled = roll_out_factors(trace, selection, gradient_steps(trace, self.heads))
-            return attribution_of(self, trace, rolled.values, selection, compared=rolled.compared)
+            steps = gradient_steps(trace, self.heads)
+            values, compared = roll_out_factors(trace, selection, steps)
+            return attribution_of(self, trace, values, selection, compared=compared)
         weighted = gradient_weighted(self, trace, self.heads)
         relevance = np.eye(trace.length)
-        rows, others = list(selection.rows), spread(trace.length)
+        others = spread(trace.length)
+        rows = [*selection.rows, *others]
         grown: dict[int, Matrix] = {}
-        comparison: dict[int, Matrix] = {}
         for number in selection.available:
             index = trace.layers.index(number)
             if trace.encoder_length is not None and trace.stages and trace.stages[index] == "cross":
@@ -104,9 +104,10 @@ class GradientRollout(Method):
                 relevance = trace.weights[index, 0].astype(np.float64) @ relevance
             else:
                 relevance = relevance + weighted[index] @ relevance
-            grown[number], comparison[number] = relevance[rows], relevance[others]
-        values = np.stack([grown[number] for number in selection.layers])
-        compared = Compared(others, np.stack([comparison[number] for number in selection.layers]))
+            grown[number] = relevance[rows]
+        every = np.stack([grown[number] for number in selection.layers])
+        values, comparison = np.split(every, [len(selection.rows)], axis=1)
+        compared = Compared(others, comparison)
         return attribution_of(self, trace, values, selection, compared=compared)
 
     @property
@@ -116,7 +117,7 @@ class GradientRollout(Method):
 
 
 def _crossed(relevance: Matrix, weighted: Matrix, encoder: int) -> Matrix:
-    """The bi-modal rule for decoder positions that attend to the encoder's.
+    """Apply the bi-modal rule to decoder positions that attend to the encoder's.
 
     The paper's other half, what the decoder's own relevance gains through the context's view of
     it, is zero here: the encoder sees nothing of the decoder.
@@ -129,14 +130,11 @@ def _crossed(relevance: Matrix, weighted: Matrix, encoder: int) -> Matrix:
 
 
 def _normalized(relevance: Matrix) -> Matrix:
-    """What was added to the identity, each row scaled to sum to 1; a row of zeros stays so."""
+    """Scale what was added to the identity, each row to a sum of 1; a row of zeros stays so."""
     identity = np.eye(len(relevance))
     gained = relevance - identity
     total = gained.sum(axis=1, keepdims=True)
     return np.divide(gained, total, out=np.zeros_like(gained), where=total > 0) + identity
-
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +146,7 @@ class GradientAttention(Method):
     t is the position that predicts, and p the probability of what it says: for a causal language
     model the token that follows each position, for other models their answer. A weight counts as
     far as it raises the answer. The value at a layer is the sum from the start layer up to it, so
-    the highest layer holds the whole of it. Values are in nats and do not add up to 1; `normalize`
+    the highest layer holds the whole of it. Matrix are in nats and do not add up to 1; `normalize`
     makes them shares.
 
     start_layer: the first layer that counts.
@@ -188,20 +186,23 @@ class GradientAttention(Method):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """The running sum over layers of what was recorded, rows of these targets."""
+        """Return the running sum over layers of what was recorded, rows of these targets."""
         rows = list(selection.rows)
         sums = np.cumsum(self._contributions(trace, selection), axis=0, dtype=np.float64)
         values = sums[[level - 1 for level in selection.levels]]
         if connector_index(trace) is not None:
             recorded = required(self, trace, GRADIENT_ATTENTION)
             values = carried(values, trace, self.tower, recorded.astype(np.float64))
-        sink = find_sink(_mean_weights(trace, rows)) if _has_sink(trace) else None
+        writes = trace.kind == "causal" or connector_index(trace) is not None
+        sink = None
+        if writes and trace.length > 2:  # only then is there a place to park attention for all rows
+            sink = find_sink(_mean_weights(trace, rows))
         values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
         result = attribution_of(self, trace, values, selection, notes={"sink": sink})
         return replace(result, elsewhere=elsewhere) if sink is not None else result
 
-    def _contributions(self, trace: AttentionTrace, selection: Selection) -> Values:
-        """`(available layers, rows, n)`: as they were recorded, or formed from the factors."""
+    def _contributions(self, trace: AttentionTrace, selection: Selection) -> Matrix:
+        """Return `(available layers, rows, n)`, as they were recorded or formed from the factors."""
         indices = [trace.layers.index(number) for number in selection.available]
         if not isinstance(trace, FactoredTrace):
             recorded = required(self, trace, GRADIENT_ATTENTION)
@@ -210,9 +211,9 @@ class GradientAttention(Method):
         return np.stack([gradient_rows(trace, k, selection.rows, "mean") for k in indices])
 
     def without_sink(
-        self, values: Values, elsewhere: Values, sink: int | None
-    ) -> tuple[Values, Values]:
-        """What falls on the sink goes elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
+        self, values: Matrix, elsewhere: Matrix, sink: int | None
+    ) -> tuple[Matrix, Matrix]:
+        """Move what falls on the sink elsewhere; `values` and `elsewhere` are of all layers, targets.
 
         A sink among generated tokens is no column here and is elsewhere already. The only source
         there is stays, whatever it is.
@@ -225,17 +226,14 @@ class GradientAttention(Method):
         return rest, elsewhere + values[..., sink]
 
 
-def _mean_weights(trace: AttentionTrace, rows: list[int]) -> Values:
-    """`(rows, n)`: the mean weight over layers and heads."""
-    if isinstance(trace, FactoredTrace):
-        return mean_weights(trace, rows)
-    return trace.weights[language_layers(trace)][:, :, rows].mean(axis=(0, 1))
-
-
-def _has_sink(trace: AttentionTrace) -> bool:
-    """Only a causal text of some length has a place to park attention that all rows share."""
-    writes = trace.kind == "causal" or connector_index(trace) is not None
-    return writes and trace.length > 2
+def _mean_weights(trace: AttentionTrace, rows: list[int]) -> Matrix:
+    """Return the mean weight over layers and heads, `(rows, n)`."""
+    if not isinstance(trace, FactoredTrace):
+        return trace.weights[language_layers(trace)][:, :, rows].mean(axis=(0, 1))
+    total = np.zeros((len(rows), trace.length))
+    for layer in trace.factors:
+        total += layer.weight_rows(rows).mean(axis=0, dtype=np.float64)
+    return total / len(trace.factors)
 
 
 _SHARE_OF_A_SINK = 0.3  # of all weight, over layers and heads; what a text says never draws so much
@@ -243,7 +241,7 @@ _FACTOR = 2.0  # a sink gets more than this many times what uniform attention wo
 
 
 def find_sink(weights: NDArray[np.floating[Any]]) -> int | None:
-    """The position that takes most of the weight, if it takes so much that it must be a sink.
+    """Return the position that takes most of the weight, if that is so much that it is a sink.
 
     weights: `(rows, n)`, the mean weight over all layers and heads of each row that is explained.
 
@@ -260,7 +258,7 @@ def find_sink(weights: NDArray[np.floating[Any]]) -> int | None:
 
 
 def attention_sink(trace: AttentionTrace) -> int | None:
-    """The source that gets most attention from the other positions, over all layers and heads.
+    """Return the source that gets most attention from other positions, over layers and heads.
 
     It must get more than twice what it would if every position attended alike to all that it sees.
     Of an encoder–decoder only the encoder's positions are sources.

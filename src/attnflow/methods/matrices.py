@@ -24,14 +24,15 @@ measured to reach, stays with itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import MethodError, did_you_mean, shorten
-from attnflow.methods.base import MixingMethod, Requirements, required
-from attnflow.methods.mixing import Heads, Mixing, without_columns
+from attnflow.methods.base import Method, Requirements, required
+from attnflow.methods.mixing import Mixing, distributions, without_columns
 from attnflow.trace import AttentionTrace
 
 Matrix = NDArray[np.float64]
@@ -69,47 +70,61 @@ def check_kind(option: str, kind: object, allowed: Sequence[str]) -> None:
         )
 
 
-def measured_requirements(kind: str, heads: Heads) -> Requirements:
-    """Return what a trace must hold for measured matrices of this kind."""
-    measurement = MEASUREMENTS[kind]
-    if measurement == _SHARE:
-        return Requirements(heads=heads, record=(measurement,))
-    return Requirements(record=(measurement,))
+@dataclass(frozen=True, kw_only=True)
+class MixingMethod(Method, Mixing):
+    """A method on one matrix for each layer: attention weights, mixed, or what was measured.
 
+    >>> from attnflow import Flow, Rollout
+    >>> issubclass(Rollout, MixingMethod), issubclass(Flow, MixingMethod)
+    (True, True)
+    """
 
-def measured_rows(
-    method: MixingMethod, kind: str, trace: AttentionTrace, index: int, rows: NDArray[np.intp]
-) -> Matrix:
-    """Return these rows of one layer's measured matrix, `(rows, n)`, each summing to 1."""
-    measurement = MEASUREMENTS[kind]
-    recorded = required(method, trace, measurement)[index, rows].astype(np.float64)
-    if measurement == _SHARE:
-        matrix = _with_share(method.heads, kind, trace, index, rows, recorded[:, None])
-    else:
-        matrix = _distributions(recorded, rows)
-    if not method.drop:
-        return matrix
-    return without_columns(matrix, trace.tokens.occurrences_of(method.drop, required=True), rows)
+    @property
+    def measured_kind(self) -> str | None:
+        """The kind of measured matrix that stands in for attention; None for attention."""
+        return None
 
+    @property
+    def requires(self) -> Requirements:
+        """The mixture, and the measurement that each matrix is made of."""
+        if self.measured_kind is None:
+            return Requirements(heads=self.heads)
+        measurement = MEASUREMENTS[self.measured_kind]
+        if measurement == _SHARE:
+            return Requirements(heads=self.heads, record=(measurement,))
+        return Requirements(record=(measurement,))
 
-def _with_share(
-    heads: Heads,
-    kind: str,
-    trace: AttentionTrace,
-    index: int,
-    rows: NDArray[np.intp],
-    share: Matrix,
-) -> Matrix:
-    """Return attention and the residual, each row with the share that was measured for it."""
-    mixed = Mixing(heads=heads).mixed_rows(trace, index, rows)
-    identity = np.eye(trace.length)[rows]
-    if kind == _OTHERS:
-        mixed = _distributions(mixed * (1 - identity), rows)
-    return (1 - share) * mixed + share * identity
+    def layer_matrices(self, trace: AttentionTrace) -> Matrix:
+        """Return what each layer takes from the one below, `(layers, n, n)`."""
+        if self.measured_kind is None:
+            return super().layer_matrices(trace)
+        every, indices = np.arange(trace.length), range(len(trace.layers))
+        return np.stack([self.matrix_rows(trace, index, every) for index in indices])
 
+    def matrix_rows(
+        self, trace: AttentionTrace, index: int, rows: Sequence[int] | NDArray[np.intp]
+    ) -> Matrix:
+        """Return these rows of one layer's matrix, `(rows, n)`."""
+        if self.measured_kind is None:
+            return super().matrix_rows(trace, index, rows)
+        places = np.asarray(rows, dtype=np.intp)
+        measurement = MEASUREMENTS[self.measured_kind]
+        matrix = required(self, trace, measurement)[index, places].astype(np.float64)
+        if measurement == _SHARE:
+            matrix = self._with_share(trace, index, places, matrix[:, None])
+        else:
+            matrix = distributions(matrix, places)
+        if not self.drop:
+            return matrix
+        columns = trace.tokens.occurrences_of(self.drop, required=True)
+        return without_columns(matrix, columns, places)
 
-def _distributions(matrix: Matrix, places: NDArray[np.intp]) -> Matrix:
-    """Return rows scaled to sum to 1; a row of zeros becomes the identity's, by its place."""
-    total = matrix.sum(axis=-1, keepdims=True)
-    scaled = np.divide(matrix, total, out=np.zeros_like(matrix), where=total > 0)
-    return scaled + (total == 0) * np.eye(matrix.shape[-1])[places]
+    def _with_share(
+        self, trace: AttentionTrace, index: int, places: NDArray[np.intp], share: Matrix
+    ) -> Matrix:
+        """Return attention and the residual, each row with the share that was measured for it."""
+        mixed = self.mixed_rows(trace, index, places)
+        identity = np.eye(trace.length)[places]
+        if self.measured_kind == _OTHERS:
+            mixed = distributions(mixed * (1 - identity), places)
+        return (1 - share) * mixed + share * identity

@@ -21,6 +21,7 @@ from attnflow.trace import AttentionTrace
 
 Heads = str | int | tuple[float, ...]
 Residual = float | tuple[float, ...] | str | None
+Matrix = NDArray[np.float64]
 ONE_STEP = "one-step"
 _WAYS = ("mean", "max", "min")
 _FIELDS = ("column", "element")
@@ -48,35 +49,28 @@ class Mixing:
     receptive_field: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("residual", "drop"):
-            object.__setattr__(self, name, _scalar(getattr(self, name)))
         object.__setattr__(self, "heads", checked_heads(self.heads))
         object.__setattr__(self, "residual", _checked_residual(self.residual))
-        if not _is_number(self.discard) or not 0 <= self.discard < 1:
+        if not _is_number(_plain(self.discard)) or not 0 <= self.discard < 1:
             raise MethodError(
                 "discard is a share of each row, at least 0 and below 1; got "
                 f"{shorten(self.discard)}."
             )
         object.__setattr__(self, "drop", _checked_drop(self.drop))
-        self._check_receptive_field()
+        name, allowed = self.receptive_field, self.receptive_fields
+        if name is not None and not (isinstance(name, str) and name in allowed):
+            raise MethodError(
+                f"Unknown receptive_field={shorten(name)}.{did_you_mean(str(name), allowed)} "
+                f"Allowed are {', '.join(map(repr, allowed))} and None."
+            )
 
     @property
     def receptive_fields(self) -> tuple[str, ...]:
         """The names that receptive_field may have."""
         return _FIELDS
 
-    def _check_receptive_field(self) -> None:
-        name = self.receptive_field
-        allowed = isinstance(name, str) and name in self.receptive_fields
-        if name is not None and not allowed:
-            raise MethodError(
-                f"Unknown receptive_field={shorten(name)}."
-                f"{did_you_mean(str(name), self.receptive_fields)} Allowed are "
-                f"{', '.join(map(repr, self.receptive_fields))} and None."
-            )
-
-    def layer_matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
-        """`(layers, n, n)` in float64: what each layer takes from the one below."""
+    def layer_matrices(self, trace: AttentionTrace) -> Matrix:
+        """Return what each layer takes from the one below, `(layers, n, n)` in float64."""
         self._check_trace(trace)
         every = np.arange(trace.length)
         mixed = self.mixed(trace)
@@ -86,10 +80,10 @@ class Mixing:
 
     def matrix_rows(
         self, trace: AttentionTrace, index: int, rows: Sequence[int] | NDArray[np.intp]
-    ) -> NDArray[np.float64]:
-        """`(rows, n)`: these rows of one layer's matrix, without making the others.
+    ) -> Matrix:
+        """Return these rows of one layer's matrix, `(rows, n)`, without making the others.
 
-        Every step works row by row, so these are the rows of `matrices(trace)[index]`.
+        Every step works row by row, so these are the rows of `layer_matrices(trace)[index]`.
         """
         self._check_trace(trace)
         places = np.asarray(rows, dtype=np.intp)
@@ -104,12 +98,12 @@ class Mixing:
 
     def _finished(
         self,
-        mixed: NDArray[np.float64],
+        mixed: Matrix,
         trace: AttentionTrace,
         index: int,
         places: NDArray[np.intp],
-    ) -> NDArray[np.float64]:
-        """Rows of one layer, which stand at these positions, after every step that follows.
+    ) -> Matrix:
+        """Return rows of one layer, which stand at these positions, after every step that follows.
 
         A connector of two towers is no attention: nothing of a token passes it by.
         """
@@ -127,17 +121,15 @@ class Mixing:
         finished[np.arange(len(places)), places] += share
         return finished
 
-    def mixed(self, trace: AttentionTrace) -> NDArray[np.float64]:
-        """`(layers, n, n)`: the heads as one, before anything else is done to them."""
+    def mixed(self, trace: AttentionTrace) -> Matrix:
+        """Return the heads as one, `(layers, n, n)`, before anything else is done to them."""
         self._check_heads(trace)
         if trace.mixed_heads is None:
             return mix_heads(trace.weights, self.heads)
         return trace.weights[:, 0].astype(np.float64)
 
-    def mixed_rows(
-        self, trace: AttentionTrace, index: int, places: NDArray[np.intp]
-    ) -> NDArray[np.float64]:
-        """`(rows, n)`: these rows of `mixed(trace)[index]`."""
+    def mixed_rows(self, trace: AttentionTrace, index: int, places: NDArray[np.intp]) -> Matrix:
+        """Return these rows of `mixed(trace)[index]`, `(rows, n)`."""
         self._check_heads(trace)
         rows = trace.weight_rows(index, _as_slice(places))[None]
         if trace.mixed_heads is None:
@@ -152,8 +144,8 @@ class Mixing:
                 "heads=None to keep every head."
             )
 
-    def residual_shares(self, layers: int) -> NDArray[np.float64]:
-        """The skip connection's share in each layer."""
+    def residual_shares(self, layers: int) -> Matrix:
+        """Return the skip connection's share in each layer."""
         if self.residual == ONE_STEP:
             return np.full(layers, 1 - 1 / layers)
         if isinstance(self.residual, tuple):
@@ -166,8 +158,8 @@ class Mixing:
         return np.full(layers, float(self.residual or 0.0))
 
 
-def mix_heads(weights: NDArray[np.floating[Any]], heads: Heads) -> NDArray[np.float64]:
-    """`(layers, heads, n, n)` to `(layers, n, n)` in float64, rows keeping their mean mass."""
+def mix_heads(weights: NDArray[np.floating[Any]], heads: Heads) -> Matrix:
+    """Mix `(layers, heads, n, n)` to `(layers, n, n)` in float64, rows keeping their mean mass."""
     if isinstance(heads, tuple):
         if len(heads) != weights.shape[1]:
             raise MethodError(
@@ -188,14 +180,21 @@ def mix_heads(weights: NDArray[np.floating[Any]], heads: Heads) -> NDArray[np.fl
     return _scaled_to(extreme, mean.sum(axis=-1))
 
 
-def _scaled_to(rows: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
+def _scaled_to(rows: Matrix, mass: Matrix) -> Matrix:
     """Scale each row (last axis: sources) to the given mass; a row of zeros stays as it is."""
     total = rows.sum(axis=-1)
     factor = np.divide(mass, total, out=np.zeros_like(total), where=total > 0)
     return rows * factor[..., None]
 
 
-def _discard_weakest(rows: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+def distributions(matrix: Matrix, places: NDArray[np.intp]) -> Matrix:
+    """Return rows scaled to sum to 1; a row of zeros becomes the identity's, by its place."""
+    total = matrix.sum(axis=-1, keepdims=True)
+    scaled = np.divide(matrix, total, out=np.zeros_like(matrix), where=total > 0)
+    return scaled + (total == 0) * np.eye(matrix.shape[-1])[places]
+
+
+def _discard_weakest(rows: Matrix, share: float) -> Matrix:
     """Zero the floor(share × n) weakest entries of each row; at least one entry is kept."""
     count = int(share * rows.shape[-1])
     if count == 0:
@@ -206,10 +205,8 @@ def _discard_weakest(rows: NDArray[np.float64], share: float) -> NDArray[np.floa
     return _scaled_to(rest, rows.sum(axis=-1))
 
 
-def without_columns(
-    rows: NDArray[np.float64], columns: Sequence[int], places: NDArray[np.intp]
-) -> NDArray[np.float64]:
-    """Nobody draws on these columns but their own rows; a row with nothing else keeps itself."""
+def without_columns(rows: Matrix, columns: Sequence[int], places: NDArray[np.intp]) -> Matrix:
+    """Let nobody draw on these columns but their own rows; what has nothing else keeps itself."""
     rest = rows.copy()
     rest[:, columns] = 0.0
     own = np.flatnonzero(np.isin(places, columns))
@@ -220,10 +217,8 @@ def without_columns(
     return _scaled_to(rest, mass)
 
 
-def _weighed_by_field(
-    rows: NDArray[np.float64], name: str, places: NDArray[np.intp]
-) -> NDArray[np.float64]:
-    """Each weight over the size of its receptive field; rows keep their mass."""
+def _weighed_by_field(rows: Matrix, name: str, places: NDArray[np.intp]) -> Matrix:
+    """Divide each weight by the size of its receptive field; rows keep their mass."""
     position = np.arange(rows.shape[-1])
     if name == "column":
         size = np.broadcast_to(len(position) - position, rows.shape)
@@ -235,45 +230,40 @@ def _weighed_by_field(
 
 
 def _as_slice(places: NDArray[np.intp]) -> slice | NDArray[np.intp]:
-    """Neighbours as a slice: indexing by one makes no copy."""
+    """Return neighbours as a slice: indexing by one makes no copy."""
     first, last = int(places[0]), int(places[-1])
     if last - first + 1 == len(places) and (np.diff(places) == 1).all():
         return slice(first, last + 1)
     return places
 
 
-def _is_list(value: object) -> bool:
-    """A list, a tuple or an array with an axis: an array without one is a single number."""
-    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+def _plain(value: Any) -> Any:
+    """Return what numpy holds as Python's own: lists, and the one value of an array of no axes."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-def _scalar(value: Any) -> Any:
-    """An array without an axis is the one value it holds."""
-    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def checked_heads(heads: object) -> Heads:
-    """How heads are mixed, or an error that says what is allowed."""
-    heads = _scalar(heads)
-    if isinstance(heads, str):
-        if heads in _WAYS:
-            return heads
+    """Return how heads are mixed, or raise an error that says what is allowed."""
+    plain = _plain(heads)
+    if isinstance(plain, str):
+        if plain in _WAYS:
+            return plain
         raise MethodError(
-            f"Unknown heads={shorten(heads)}.{did_you_mean(heads, _WAYS)} Allowed are "
+            f"Unknown heads={shorten(plain)}.{did_you_mean(plain, _WAYS)} Allowed are "
             f"{', '.join(map(repr, _WAYS))}, the number of one head, or one weight for each head."
         )
-    if _is_number(heads):
-        number = float(heads)  # type: ignore[arg-type]
-        if number >= 0 and number.is_integer():
-            return int(number)
-    if _is_list(heads) and all(_is_number(w) for w in heads):  # type: ignore[attr-defined]
-        weights = tuple(float(w) for w in heads)  # type: ignore[attr-defined]
-        if weights and all(np.isfinite(w) and w >= 0 for w in weights) and sum(weights) > 0:
-            return weights
+    if _is_number(plain) and plain >= 0 and float(plain).is_integer():
+        return int(plain)
+    if isinstance(plain, list):
+        usable = all(_is_number(w) and np.isfinite(w) and w >= 0 for w in plain)
+        if usable and sum(plain) > 0:
+            return tuple(map(float, plain))
     raise MethodError(
         f"heads={shorten(heads)} is none of {', '.join(map(repr, _WAYS))}, the number of one head "
         "(from 0), or a list of weights, one for each head, not negative and not all 0."
@@ -281,8 +271,9 @@ def checked_heads(heads: object) -> Heads:
 
 
 def _checked_drop(drop: object) -> tuple[TokenRef, ...]:
-    """One or several positions or tokens."""
-    items = list(drop) if _is_list(drop) else [drop]  # type: ignore[call-overload]
+    """Return one or several positions or tokens."""
+    plain = _plain(drop)
+    items = plain if isinstance(plain, list) else [plain]
     refs = [item if isinstance(item, str) else whole_number(item) for item in items]
     if not any(ref is None for ref in refs):
         return tuple(ref for ref in refs if ref is not None)
@@ -293,18 +284,14 @@ def _checked_drop(drop: object) -> tuple[TokenRef, ...]:
 
 
 def _checked_residual(residual: object) -> Residual:
-    if residual is None or (isinstance(residual, str) and residual == ONE_STEP):
-        return residual
-    if _is_number(residual):
-        shares: tuple[float, ...] = (float(residual),)  # type: ignore[arg-type]
-    elif _is_list(residual) and all(_is_number(r) for r in residual):  # type: ignore[attr-defined]
-        shares = tuple(float(r) for r in residual)  # type: ignore[attr-defined]
-    else:
-        shares = ()
-    if not shares or not all(0 <= r <= 1 for r in shares):
+    plain = _plain(residual)
+    if plain is None or plain == ONE_STEP:
+        return plain
+    shares = plain if isinstance(plain, list) else [plain]
+    if not shares or not all(_is_number(r) and 0 <= r <= 1 for r in shares):
         raise MethodError(
             f"residual={shorten(residual)}: the share of the skip connection is a number from 0 to "
             "1 (the paper's is 0.5), a list with one such number for each layer, 'one-step', or "
             "None."
         )
-    return shares[0] if _is_number(residual) else shares
+    return tuple(map(float, shares)) if isinstance(plain, list) else float(plain)

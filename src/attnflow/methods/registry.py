@@ -98,7 +98,7 @@ def trace_methods() -> tuple[str, ...]:
 
 
 def make_method(name: str | Method, options: Mapping[str, Any] | None = None) -> Method:
-    """A method by name with options, or a method as it is.
+    """Return a method by name with options, or a method as it is.
 
     The name may carry options: `"rollout:residual=0.4,heads=max"`.
 
@@ -113,39 +113,30 @@ def make_method(name: str | Method, options: Mapping[str, Any] | None = None) ->
         return name
     if not isinstance(name, str):
         raise MethodError(f"A method is a name or a Method; got {type(name).__name__}.")
+    if options is not None and not (
+        isinstance(options, Mapping) and all(isinstance(key, str) for key in options)
+    ):
+        raise MethodError(f"Options are values by name; got {shorten(options)}.")
     name, in_name = parse_method(name)
-    all_options = {**in_name, **_checked_options(options)}
     if name not in METHODS:
         raise MethodError(
             f"Unknown method {shorten(name)}.{did_you_mean(name, METHODS)} "
             f"The methods are {', '.join(METHODS)}."
         )
-    return _with_options(name, all_options)
-
-
-def _with_options(name: str, options: Mapping[str, Any]) -> Method:
     kind = METHODS[name]
     usual = kind.variants[name].options if name in kind.variants else {}
     allowed = list(kind(**usual).options) if usual else [field.name for field in fields(kind)]
-    for option in options:
+    for option in {**in_name, **(options or {})}:
         if option not in allowed:
             raise MethodError(
                 f"{name!r} has no option {shorten(option)}.{did_you_mean(option, allowed)} "
                 f"Its options are {', '.join(allowed) or 'none'}."
             )
-    return kind(**{**usual, **options})
-
-
-def _checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if options is None:
-        return {}
-    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-        raise MethodError(f"Options are values by name; got {shorten(options)}.")
-    return options
+    return kind(**{**usual, **in_name, **(options or {})})
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """`NAME` or `NAME:key=value,key=value` as a name and its options.
+    """Read `NAME` or `NAME:key=value,key=value` as a name and its options.
 
     A part without `=` goes on with the list before it: `rollout:drop=0,the,residual=0.4`.
 
@@ -173,7 +164,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_value(text: str) -> Any:
-    """The value of an option as written on a command line: a number, none, true, false or text.
+    """Read the value of an option: a number, none, true, false or text.
 
     >>> parse_value("0.5"), parse_value("none"), parse_value("mean")
     (0.5, None, 'mean')
@@ -191,7 +182,7 @@ def parse_value(text: str) -> Any:
 
 
 def method_from_dict(record: Mapping[str, Any]) -> Method:
-    """The inverse of `Method.to_dict`.
+    """Return the method that `Method.to_dict` describes.
 
     >>> method_from_dict({"name": "raw", "options": {"heads": "max"}}).heads
     'max'
@@ -244,7 +235,7 @@ def describe_options(name: str) -> list[OptionHelp]:
 
 
 def _documented(docstring: str) -> dict[str, str]:
-    """`name: sentence` paragraphs of a docstring; deeper lines go on with the sentence."""
+    """Read the `name: sentence` paragraphs of a docstring; deeper lines go on with a sentence."""
     sentences: dict[str, str] = {}
     current = ""
     for line in inspect.cleandoc(docstring).splitlines():

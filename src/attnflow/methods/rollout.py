@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,6 @@ from attnflow.errors import MethodError, shorten, whole_number
 from attnflow.methods.base import (
     Compared,
     Execution,
-    MixingMethod,
     Requirements,
     Selection,
     Variant,
@@ -25,12 +25,11 @@ from attnflow.methods.matrices import (
     ATTENTION,
     MEASUREMENTS,
     MatrixKind,
+    MixingMethod,
     check_kind,
-    measured_requirements,
-    measured_rows,
 )
 from attnflow.methods.mixing import Mixing, Residual
-from attnflow.methods.products import RowsOf, roll_out, roll_out_factors, steps_of
+from attnflow.methods.products import roll_out, roll_out_factors, steps_of
 from attnflow.methods.towers import carried, language_layers
 from attnflow.trace import AttentionTrace, FactoredTrace
 
@@ -57,15 +56,19 @@ class Raw(MixingMethod):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """The weights of these layers, rows of these targets."""
-        others = spread(trace.length)
+        """Return the weights of these layers; those of two towers end on the patches."""
+        indices = [trace.layers.index(number) for number in selection.layers]
+        language = language_layers(trace)
 
         def rows_of_layers(rows: Sequence[int]) -> NDArray[np.float64]:
-            indices = [trace.layers.index(number) for number in selection.layers]
-            return np.stack([_carried_rows(self, trace, index, rows) for index in indices])
+            layers = [(index, self.matrix_rows(trace, index, rows)) for index in indices]
+            return np.stack(
+                [carried(w, trace, "connector") if k in language else w for k, w in layers]
+            )
 
-        values = rows_of_layers(selection.rows)
+        others = spread(trace.length)
         compared = Compared(others, rows_of_layers(others))
+        values = rows_of_layers(selection.rows)
         return attribution_of(self, trace, values, selection, compared=compared)
 
 
@@ -117,7 +120,10 @@ class Rollout(MixingMethod):
         check_kind("matrices", self.matrices, (ATTENTION, *MEASUREMENTS))
         if self.matrices != ATTENTION:
             self._check_measured()
-            object.__setattr__(self, "name", _NAMES[self.matrices])
+            variants = Rollout.variants.items()
+            starts = {name: str(variant.options["matrices"]) for name, variant in variants}
+            own_name = next(n for n, start in starts.items() if self.matrices.startswith(start))
+            object.__setattr__(self, "name", own_name)
         head = whole_number(self.top_head)
         if self.top_head is not None and (head is None or head < 0):
             raise MethodError(
@@ -148,31 +154,23 @@ class Rollout(MixingMethod):
     def __repr__(self) -> str:
         return f"Rollout({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
 
-    def layer_matrices(self, trace: AttentionTrace) -> NDArray[np.float64]:
-        """Return what each layer takes from the one below, `(layers, n, n)`."""
-        if self.matrices == ATTENTION:
-            return super().layer_matrices(trace)
-        every = np.arange(trace.length)
-        rows_of = self._rows_of(trace)
-        return np.stack([rows_of(index, every) for index in range(len(trace.layers))])
-
-    def _rows_of(self, trace: AttentionTrace) -> RowsOf:
-        if self.matrices == ATTENTION:
-            return _rows_of(self, trace)
-        return lambda index, rows: measured_rows(self, self.matrices, trace, index, rows)
+    @property
+    def measured_kind(self) -> str | None:
+        """The kind of its matrices where they are measured."""
+        return None if self.matrices == ATTENTION else self.matrices
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """The rollout of these layers, rows of these targets."""
-        top = None if self.top_head is None else self._with_top_head()
+        """Return the rollout of these layers, rows of these targets."""
+        top = None if self.top_head is None else self._top_mixing(self.top_head)
         if isinstance(trace, FactoredTrace):
-            tops = None if top is None else steps_of(top, trace)
-            rolled = roll_out_factors(trace, selection, steps_of(self, trace), tops)
+            top_steps = None if top is None else steps_of(top, trace)
+            rolled = roll_out_factors(trace, selection, steps_of(self, trace), top_steps)
         else:
-            rows_of_top = None if top is None else _rows_of(top, trace)
-            rolled = roll_out(trace, self._rows_of(trace), selection, rows_of_top)
-        values, (others, comparison) = rolled.values, rolled.compared
+            tops = None if top is None else partial(top.matrix_rows, trace)
+            rolled = roll_out(trace, partial(self.matrix_rows, trace), selection, tops)
+        values, (others, comparison) = rolled
         if self.receptive_field == UNIFORM_BASELINE:
             values = values / self._uniform(trace, selection, selection.rows)
             comparison = comparison / self._uniform(trace, selection, others)
@@ -186,7 +184,7 @@ class Rollout(MixingMethod):
     def _uniform(
         self, trace: AttentionTrace, selection: Selection, rows: Sequence[int]
     ) -> NDArray[np.float64]:
-        """The same layers and these rows, had attention been uniform; 1 where a row cannot see."""
+        """Return the same rows, had attention been uniform; 1 where a row cannot see."""
         indices = [trace.layers.index(number) for number in selection.available]
         shares = self.residual_shares(len(trace.layers))[indices]
         every_layer = uniform_rollout(shares, trace.length, rows)
@@ -197,50 +195,20 @@ class Rollout(MixingMethod):
     def requires(self) -> Requirements:
         """Single-head rollout takes one head beside the mixture, so all are kept."""
         if self.matrices != ATTENTION:
-            return measured_requirements(self.matrices, self.heads)
+            return super().requires
         return Requirements(heads=self.heads if self.top_head is None else None, needs_matrix=False)
 
-    def _with_top_head(self) -> Mixing:
-        if self.top_head is None:
-            raise MethodError("top_head is not set.")
+    def _top_mixing(self, head: int) -> Mixing:
+        """Return the mixture of the layer that is explained: one head, otherwise the same."""
+        shared = {name: getattr(self, name) for name in ("residual", "discard", "drop")}
         field = self.receptive_field if self.receptive_field != UNIFORM_BASELINE else None
-        return Mixing(
-            heads=self.top_head,
-            residual=self.residual,
-            discard=self.discard,
-            drop=self.drop,
-            receptive_field=field,
-        )
-
-
-_NAMES: Final[Mapping[str, str]] = {
-    "measured-residual": "measured-residual",
-    "measured-residual-others": "measured-residual",
-    "norms": "norm-rollout",
-    "norms-layernorm": "norm-rollout",
-    "norms-encoder": "norm-rollout",
-    "alti": "alti",
-    "value-zeroing": "value-zeroing",
-}
-"""The name of a rollout by its matrices."""
-
-
-def _carried_rows(
-    mixing: Mixing, trace: AttentionTrace, index: int, rows: Sequence[int]
-) -> NDArray[np.float64]:
-    """Rows of one layer; those of a language model over images end on the patches."""
-    weights = mixing.matrix_rows(trace, index, rows)
-    return carried(weights, trace, "connector") if index in language_layers(trace) else weights
-
-
-def _rows_of(mixing: Mixing, trace: AttentionTrace) -> RowsOf:
-    return lambda index, rows: mixing.matrix_rows(trace, index, rows)
+        return Mixing(heads=head, receptive_field=field, **shared)
 
 
 def uniform_rollout(
     shares: NDArray[np.float64], length: int, rows: Sequence[int]
 ) -> NDArray[np.float64]:
-    """`(layers, rows, n)`: rows of the rollout of `A[i, j] = 1/(i+1)`, j ≤ i, at every layer.
+    """Return rows of the rollout of `A[i, j] = 1/(i+1)`, j ≤ i, `(layers, rows, n)`.
 
     One layer of it is a running mean. `shares` are the residual's, one for each layer.
     """

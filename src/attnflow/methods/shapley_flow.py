@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import MethodError, shorten, whole_number
 from attnflow.methods.base import Execution, Selection, attribution_of
 from attnflow.methods.flow import CapacityMethod
-from attnflow.tokens import Tokens
 from attnflow.tokens.units import Level, check_level, split_units
 from attnflow.trace import AttentionTrace
 
@@ -27,7 +25,7 @@ class ShapleyFlow(CapacityMethod):
     credited twice. With few sources the values are exact; with more, orders are drawn until every
     value is within `tolerance`, and `lower` and `upper` are confidence intervals.
 
-    units: what the sources are: "token", "word", "sentence" or "document". Several tokens that are
+    level: what the sources are: "token", "word", "sentence" or "document". Several tokens that are
         one source join together, so its value is not the sum of theirs.
     tolerance: how far a value may be from the exact one, as a share of what its target can send.
     confidence: how sure of that to be.
@@ -40,14 +38,14 @@ class ShapleyFlow(CapacityMethod):
     """
 
     name: ClassVar[str] = "shapley-flow"
-    units: Level = "token"
+    level: Level = "token"
     tolerance: float = 0.01
     confidence: float = 0.95
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_level(self.units)
+        check_level(self.level)
         for name, least in (("tolerance", 1e-6), ("confidence", 0.5)):
             number = getattr(self, name)
             numeric = isinstance(number, (int, float, np.integer, np.floating))
@@ -63,26 +61,26 @@ class ShapleyFlow(CapacityMethod):
         object.__setattr__(self, "seed", seed)
 
     def players(self, trace: AttentionTrace) -> list[list[int]]:
-        """The positions of each source."""
+        """Return the positions of each source."""
         tokens = trace.tokens
-        if self.units == "token":
+        if self.level == "token":
             return [[k] for k in range(trace.length)]
-        if self.units == "word":
+        if self.level == "word":
             return tokens.groups()
-        groups = [list(unit.tokens) for unit in split_units(tokens.texts, self.units)]
+        groups = [list(unit.tokens) for unit in split_units(tokens.texts, self.level)]
         if not groups:
-            raise MethodError(f"There is no {self.units} in {tokens.listing()}.")
+            raise MethodError(f"There is no {self.level} in {tokens.listing()}.")
         return groups
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """One game for each layer and target."""
+        """Solve one game for each layer and target."""
         from attnflow.maxflow.joint import solve_joint
 
-        if selection.columns is not None and self.units != "token":
+        if selection.columns is not None and self.level != "token":
             raise MethodError(
-                f"sources= names tokens, and the sources are {self.units}s; leave it."
+                f"sources= names tokens, and the sources are {self.level}s; leave it."
             )
         players = self.players(trace)
         others = sorted(set(range(trace.length)).difference(*players))
@@ -101,37 +99,23 @@ class ShapleyFlow(CapacityMethod):
         shape = (len(selection.levels), len(selection.rows), -1)
         values = unit * np.stack([row.values for row in answers]).reshape(shape)
         margins = unit * np.stack([row.margins for row in answers]).reshape(shape)
-        orders = {"orders": max(row.orders for row in answers), "confidence": self.confidence}
-        return self._attribution(trace, selection, values, margins, len(players), orders)
-
-    def _attribution(
-        self,
-        trace: AttentionTrace,
-        selection: Selection,
-        values: NDArray[np.float64],
-        margins: NDArray[np.float64],
-        count: int,
-        notes: dict[str, float],
-    ) -> Attribution:
-        """The first `count` columns are the sources; one more is what is none of them."""
         lower, upper = np.maximum(values - margins, 0.0), values + margins
-        if self.units == "token":
+        notes = {"orders": max(row.orders for row in answers), "confidence": self.confidence}
+        if self.level == "token":
             return attribution_of(
                 self, trace, values, selection, lower=lower, upper=upper, notes=notes
             )
-        return Attribution(
-            values=values[..., :count],
+        count = len(players)  # one more column is what is none of the sources
+        return attribution_of(
+            self,
+            trace,
+            values[..., :count],
+            selection,
             lower=lower[..., :count],
             upper=upper[..., :count],
-            elsewhere=values[..., count] if values.shape[-1] > count else None,
+            elsewhere=values[..., count] if others else None,
             dependence=dependence_of(values, values, selection.rows, selection.rows),
-            layers=selection.layers,
-            targets=trace.tokens.select(selection.rows),
-            sources=self._sources(trace),
-            method=self,
-            prediction=trace.prediction,
-            provenance={**trace.provenance, "kind": trace.kind, **notes},
+            sources=trace.tokens.merged(players),
+            notes=notes,
+            only_selected_columns=True,
         )
-
-    def _sources(self, trace: AttentionTrace) -> Tokens:
-        return trace.tokens.merged(self.players(trace))

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import MethodError, shorten
+from attnflow.methods.mixing import distributions
 from attnflow.trace import AttentionTrace
 
 VISION: Final = "vision"
@@ -29,22 +30,23 @@ Matrix = NDArray[np.float64]
 
 
 def connector_index(trace: AttentionTrace) -> int | None:
-    """The index of the connector among the layers; None for a trace of one tower."""
+    """Return the index of the connector among the layers; None for a trace of one tower."""
     if trace.stages is None or CONNECTOR not in trace.stages:
         return None
     return trace.stages.index(CONNECTOR)
 
 
 def language_layers(trace: AttentionTrace) -> list[int]:
-    """The indices of the layers of the language model; all of a trace of one tower."""
+    """Return the indices of the language model's layers; all of a trace of one tower."""
     if connector_index(trace) is None or trace.stages is None:
         return list(range(len(trace.layers)))
     return [k for k, stage in enumerate(trace.stages) if stage == LANGUAGE]
 
 
 def image_sources(trace: AttentionTrace) -> list[int] | None:
-    """The positions that can be sources: vision positions and words, no token that hands all it
-    has on to patches. None for a trace of one tower: all of them.
+    """Return the positions that can be sources: vision positions and words.
+
+    A token that hands all it has on to patches is none. None for a trace of one tower: all of them.
     """
     index = connector_index(trace)
     if index is None:
@@ -56,7 +58,7 @@ def image_sources(trace: AttentionTrace) -> list[int] | None:
 def carried(
     values: Matrix, trace: AttentionTrace, rule: TowerRule, contributions: Matrix | None = None
 ) -> Matrix:
-    """`(..., n)`: what falls on image tokens of the language model, handed on to vision positions.
+    """Hand what falls on image tokens of the language model on to vision positions, `(..., n)`.
 
     rule: "connector" stops at the output of the vision tower, so that each token stands for the
     patches at its place; "rollout" goes on through the tower's rollout; "gradients" through the
@@ -73,7 +75,7 @@ def carried(
         if rule == "rollout" or contributions is None:
             matrix = _mixed(trace, layer)
         else:
-            matrix = _shares(contributions[layer])
+            matrix = distributions(contributions[layer], np.arange(trace.length))
         vectors = _RESIDUAL * vectors + (1 - _RESIDUAL) * (vectors @ matrix)
     return vectors
 
@@ -82,15 +84,8 @@ def _mixed(trace: AttentionTrace, index: int) -> Matrix:
     return trace.weights[index].mean(axis=0, dtype=np.float64)
 
 
-def _shares(matrix: NDArray[np.floating]) -> Matrix:
-    """Rows scaled to sum to 1; a row of zeros becomes the identity's."""
-    total = matrix.sum(axis=-1, keepdims=True, dtype=np.float64)
-    scaled = np.divide(matrix, total, out=np.zeros(matrix.shape), where=total > 0)
-    return scaled + np.where(total > 0, 0.0, np.eye(len(matrix)))
-
-
 def check_tower_rule(rule: object) -> None:
-    """That there is such a rule."""
+    """Raise unless there is such a rule."""
     if not isinstance(rule, str) or rule not in _RULES:
         raise MethodError(
             f"tower={shorten(rule)}: what falls on an image is carried on by one of "

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, optional_import
 from attnflow.graph import Cut, LayeredGraph
-from attnflow.methods import Flow, Rollout
-from attnflow.methods.base import MixingMethod, checked_trace, layers_from
+from attnflow.methods import Flow, MixingMethod, Rollout
+from attnflow.methods.base import checked_trace, layers_from
 from attnflow.show.plots.canvas import (
     BLUE,
     GREY,
