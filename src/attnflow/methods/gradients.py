@@ -195,14 +195,14 @@ class GradientAttention(Method):
             values = carried(values, trace, self.tower, recorded.astype(np.float64))
         writes = trace.kind == "causal" or connector_index(trace) is not None
         sink = None
-        if writes and trace.length > 2:  # only then is there a place to park attention for all rows
+        if writes and trace.length > 2:  # only then can all rows park attention in one place
             sink = find_sink(_mean_weights(trace, rows))
         values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
         result = attribution_of(self, trace, values, selection, notes={"sink": sink})
         return replace(result, elsewhere=elsewhere) if sink is not None else result
 
     def _contributions(self, trace: AttentionTrace, selection: Selection) -> Matrix:
-        """Return `(available layers, rows, n)`, as they were recorded or formed from the factors."""
+        """Return `(available layers, rows, n)`, as recorded or formed from the factors."""
         indices = [trace.layers.index(number) for number in selection.available]
         if not isinstance(trace, FactoredTrace):
             recorded = required(self, trace, GRADIENT_ATTENTION)
@@ -213,7 +213,7 @@ class GradientAttention(Method):
     def without_sink(
         self, values: Matrix, elsewhere: Matrix, sink: int | None
     ) -> tuple[Matrix, Matrix]:
-        """Move what falls on the sink elsewhere; `values` and `elsewhere` are of all layers, targets.
+        """Move what falls on the sink elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
 
         A sink among generated tokens is no column here and is elsewhere already. The only source
         there is stays, whatever it is.
