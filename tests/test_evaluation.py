@@ -25,11 +25,12 @@ from attnflow.errors import FileError, InputError, ModelError, progress
 from attnflow.errors.progress import Progress, ProgressCallback, listening
 from attnflow.evaluation import Evaluation, Record, Texts
 from attnflow.evaluation.importance import BlankOut
-from attnflow.evaluation.journal import Journal
+from attnflow.evaluation.records import Journal
+from attnflow.evaluation.report import beating
 from attnflow.evaluation.run import draw_examples
-from attnflow.evaluation.subjects import texts as judging
+from attnflow.evaluation.subjects import base as judging
+from attnflow.evaluation.subjects import texts
 from attnflow.evaluation.subjects.examples import LabelledText, read_texts
-from attnflow.evaluation.verdict import beating
 from attnflow.hosts.fingerprint import digest_bytes, digest_tokenizer, digest_weights
 from attnflow.hosts.model import Model
 from attnflow.methods import make_method, trace_methods
@@ -166,7 +167,7 @@ def test_a_text_is_captured_once_for_all_methods(
         return capture(*arguments, **options)
 
     monkeypatch.setattr(judging, "capture", counted)
-    monkeypatch.setattr(judging, "_TIMED", 0)
+    monkeypatch.setattr(texts, "_TIMED", 0)
     methods = ["rollout", "gradient-rollout", "alti"]
     evaluate(embedded, TEXTS, methods)
     assert asked[:3] == [[method] for method in methods]  # each tried

@@ -8,9 +8,10 @@ perturbed ones, so that differences between methods are differences on the same 
 from __future__ import annotations
 
 from attnflow.errors import submodules
-from attnflow.evaluation.records import Metric, Record
-from attnflow.evaluation.results import Evaluation
+from attnflow.evaluation.records import Record
+from attnflow.evaluation.report import Evaluation
 from attnflow.evaluation.run import evaluate
+from attnflow.evaluation.subjects.base import Metric
 from attnflow.evaluation.subjects.examples import CompletionPrompt, ImageExample, LabelledText
 from attnflow.evaluation.subjects.images import Images
 from attnflow.evaluation.subjects.prompts import Prompts

@@ -7,8 +7,9 @@ any three words may be at a loss whichever they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -29,8 +30,6 @@ _SHARE_STEPS = [round(share * metrics.STEPS) for share in metrics.SHARES]
 
 Floats = NDArray[np.float64]
 Positions = tuple[int, ...]
-Plan = Sequence[tuple[Positions, Positions]]
-"""What is hidden at each step of the deletion curve, and of the insertion curve."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +70,23 @@ class Curves:
     def insertion_area(self) -> Floats:
         """The area under each text's insertion curve; higher is more faithful."""
         return np.array([metrics.area(curve) for curve in self.insertion])
+
+
+def run_curves(
+    orders: Sequence[Sequence[int]], run: Callable[[Sequence[Positions]], Floats]
+) -> Curves:
+    """Return the curves of one input by several orders of its sources, a row for each order.
+
+    `run(sets)` gives the score of the input with each set of its sources hidden.
+    """
+    sets = [
+        hidden
+        for order in orders
+        for curve in zip(*metrics.curve_steps(order), strict=True)
+        for hidden in curve
+    ]
+    values = run(sets).reshape(len(orders), 2, metrics.STEPS + 1)
+    return Curves(values[:, 0, 0], values[:, 0], values[:, 1])  # at first nothing is hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,43 +137,39 @@ class Faithfulness:
                     f"{shorten(name)} ranks {len(rows)} texts and there are {len(texts)}."
                 )
         task = Task.of(passes, texts, answer, "probability", "faithfulness")
-        plans = [
-            {
-                name: metrics.curve_steps(order)
-                for name, order in self._orders(k, text, rankings).items()
-            }
-            for k, text in enumerate(task.texts)
-        ]
-        scores = self._scores(task, plans)
+        orders = [self._orders(k, text, rankings) for k, text in enumerate(task.texts)]
+        scores = self._scores(task, orders)
+        runs = [run_curves(orders[k], partial(_look_up, scores, k)) for k in range(len(orders))]
+        deletion = np.stack([run.deletion for run in runs], axis=1)  # orders, texts, steps
+        insertion = np.stack([run.insertion for run in runs], axis=1)
         score = np.array([answer.score for answer in task.answers])
-        curves = {name: _curves(score, scores, plans, [name]) for name in rankings}
-        return {**curves, RANDOM: _curves(score, scores, plans, self._random_names())}
-
-    def _random_names(self) -> list[str]:
-        return [f"{RANDOM} {k}" for k in range(self.random_orders)]
+        curves = {name: Curves(score, deletion[n], insertion[n]) for n, name in enumerate(rankings)}
+        draws = slice(len(rankings), None)
+        chance = Curves(score, deletion[draws].mean(axis=0), insertion[draws].mean(axis=0))
+        return {**curves, RANDOM: chance}
 
     def _orders(
         self, number: int, text: Text, rankings: Mapping[str, Sequence[ArrayLike]]
-    ) -> dict[str, list[int]]:
-        """Return the words of a text by each ranking, strongest first, and in random orders."""
+    ) -> list[list[int]]:
+        """Return the words of a text by each ranking, strongest first, then in random orders."""
         rng = np.random.default_rng([self.seed, number])
         words = np.flatnonzero(text.is_word)
-        orders = {name: _order(name, rows[number], text, number) for name, rows in rankings.items()}
-        return orders | {name: rng.permutation(words).tolist() for name in self._random_names()}
+        orders = [_order(name, rows[number], text, number) for name, rows in rankings.items()]
+        return orders + [rng.permutation(words).tolist() for _ in range(self.random_orders)]
 
     def _scores(
-        self, task: Task, plans: Sequence[Mapping[str, Plan]]
+        self, task: Task, orders: Sequence[Sequence[Sequence[int]]]
     ) -> dict[tuple[int, Positions], float]:
         """Return the score of each text with each set of words hidden, every set once."""
         places = sorted(
             {
                 (k, hidden)
-                for k, plan in enumerate(plans)
-                for steps in plan.values()
-                for step in steps
+                for k, rankings in enumerate(orders)
+                for order in rankings
+                for step in metrics.curve_steps(order)
                 for hidden in step
-                if self._can_hide(task.texts[k], hidden)
-            }
+                if self.by != "delete" or len(hidden) < len(task.texts[k].tokens)
+            }  # an empty text is no text
         )
         ids = task.passes.ids
         rows = [blank_positions(task.texts[k].row, hidden, ids, self.by) for k, hidden in places]
@@ -165,9 +177,11 @@ class Faithfulness:
         scores = task.scores(rows, numbers, keeps_positions=self.by != "delete")
         return dict(zip(places, scores, strict=True))
 
-    def _can_hide(self, text: Text, hidden: Positions) -> bool:
-        """Return whether something is left: an empty text is no text."""
-        return self.by != "delete" or len(hidden) < len(text.tokens)
+
+def _look_up(
+    scores: Mapping[tuple[int, Positions], float], number: int, sets: Sequence[Positions]
+) -> Floats:
+    return np.array([scores.get((number, hidden), np.nan) for hidden in sets])
 
 
 def _order(name: str, row: ArrayLike, text: Text, number: int) -> list[int]:
@@ -185,21 +199,3 @@ def _order(name: str, row: ArrayLike, text: Text, number: int) -> list[int]:
         )
     words = np.flatnonzero(text.is_word)
     return words[np.argsort(-values[words], kind="stable")].tolist()
-
-
-def _curves(
-    score: Floats,
-    scores: Mapping[tuple[int, Positions], float],
-    plans: Sequence[Mapping[str, Plan]],
-    names: Sequence[str],
-) -> Curves:
-    """Return the curves of one ranking, or the mean of those of several orders."""
-    shape = (len(names), len(plans), metrics.STEPS + 1, 2)
-    values = np.array(
-        [
-            [[[scores.get((k, hidden), np.nan) for hidden in step] for step in plan[name]]
-             for k, plan in enumerate(plans)]
-            for name in names
-        ]
-    ).reshape(shape).mean(axis=0)  # fmt: skip
-    return Curves(score, values[..., 0], values[..., 1])

@@ -73,8 +73,7 @@ class PatchAblation:
     def curves(self, values: NDArray[np.float64]) -> Curves:
         """Return deletion and insertion by a value for each patch; ties in reading order."""
         steps = curve_steps(np.argsort(-values.ravel(), kind="stable").tolist())
-        deleted = self.probabilities([hidden for hidden, _ in steps])
-        inserted = self.probabilities([hidden for _, hidden in steps])
+        deleted, inserted = (self.probabilities(sets) for sets in zip(*steps, strict=True))
         return Curves(np.array([self.probability]), deleted[None], inserted[None])
 
     def leave_one_out(self) -> NDArray[np.float64]:

@@ -13,9 +13,8 @@ from attnflow._version import __version__
 from attnflow.errors import InputError, ModelError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.errors.progress import patiently, tell
-from attnflow.evaluation.journal import Journal
-from attnflow.evaluation.records import Record
-from attnflow.evaluation.results import Evaluation
+from attnflow.evaluation.records import Journal, Record
+from attnflow.evaluation.report import Evaluation
 from attnflow.evaluation.subjects import guess_subject
 from attnflow.evaluation.subjects.base import Judge, Subject
 from attnflow.hosts.fingerprint import digest_bytes, digest_tokenizer, digest_weights

@@ -13,9 +13,8 @@ import numpy as np
 
 from attnflow.errors import InputError, percent
 from attnflow.errors.progress import tell
-from attnflow.evaluation.journal import Journal
 from attnflow.evaluation.metrics import compare_paired, summarize
-from attnflow.evaluation.records import Record
+from attnflow.evaluation.records import Journal, Record
 from attnflow.evaluation.table import Cell, Table
 from attnflow.hosts.fingerprint import digest_weights
 from attnflow.methods import (

@@ -11,29 +11,51 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from attnflow.errors import InputError, MethodError, MissingDependencyError, ModelError
+from attnflow.attribution import Attribution
+from attnflow.errors import (
+    FileError,
+    InputError,
+    MethodError,
+    MissingDependencyError,
+    ModelError,
+)
 from attnflow.errors.progress import patiently, tell
-from attnflow.evaluation.records import RANDOM, Metric, Record
+from attnflow.evaluation.records import RANDOM, Record
+from attnflow.explainers.answer_rows import answer_rows
+from attnflow.hosts.capture import capture
 from attnflow.hosts.load import ModelLike
 from attnflow.hosts.model import Model
-from attnflow.methods import Method, make_method
-
-if TYPE_CHECKING:
-    from attnflow.evaluation.results import Evaluation
+from attnflow.methods import Method, make_method, quiet_about_limits
+from attnflow.trace import AttentionTrace
 
 PathLike = str | os.PathLike[str]
-Random = np.random.Generator
-Scores = dict[str, float]
-T = TypeVar("T")
+FAITHFULNESS: Final = "faithfulness"
+"""The metric that orders methods on texts: comprehensiveness − sufficiency."""
+
 RANDOM_ORDERS: Final = 5
 """How many random orders are averaged, to stand beside the methods."""
 
 CANNOT = (ModelError, MethodError, MissingDependencyError)
 """The errors by which a method says that it cannot be run on a model."""
+
+_NO_NUMBERS = ("batch_size", "batch_tokens", "column")  # settings that change no number
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number for each example and ranking; `title` is the heading of its column.
+
+    >>> Metric("deletion", "deletion ↓", higher_is_better=False).name
+    'deletion'
+    """
+
+    name: str
+    title: str
+    higher_is_better: bool = True
 
 
 class MetricGroup(NamedTuple):
@@ -42,6 +64,14 @@ class MetricGroup(NamedTuple):
     title: str
     metrics: tuple[Metric, ...]
     note: str = ""
+
+
+class LeftOutError(InputError):
+    """An example that does not count, and what the model answered."""
+
+    def __init__(self, reason: str, answer: str = "") -> None:
+        super().__init__(reason)
+        self.answer = answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +94,11 @@ class Subject(ABC):
     def plural(self) -> str:
         """The name of several examples."""
         return f"{self.name}s"
+
+    @property
+    def heading(self) -> str:
+        """The clause above the tables that says what is judged and how."""
+        return ""
 
     @property
     @abstractmethod
@@ -113,30 +148,16 @@ class Subject(ABC):
     def content(self, example: Any) -> bytes:
         """Return everything of an example that numbers depend on."""
 
-    def heading(self) -> str:
-        """Return what is judged and how, for the line above the tables."""
-        return ""
-
-    @abstractmethod
-    def reason(self, evaluation: Evaluation, best: str) -> str:
-        """Return the clause that says why the best method is to be trusted."""
-
-    def findings(self, evaluation: Evaluation) -> list[str]:
-        """Return the sentences of the verdict that only this subject has."""
-        return []
-
     def settings(self) -> dict[str, Any]:
         """Return the fields in words: the same settings give the same numbers."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_NUMBERS}
-
-
-_NO_NUMBERS = ("batch_size", "batch_tokens", "column")
 
 
 @dataclass(eq=False, kw_only=True)
 class Judge(ABC):
     """A subject bound to a model, methods by their labels, and a seed.
 
+    baselines: the rows that stand beside the methods.
     refused: why methods could not be run, filled as they are tried.
     """
 
@@ -144,17 +165,13 @@ class Judge(ABC):
     model: Model
     methods: Mapping[str, Any]
     seed: int
+    baselines: tuple[str, ...] = (RANDOM,)
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def usable(self) -> dict[str, Any]:
         """The methods that were not refused."""
         return {name: each for name, each in self.methods.items() if name not in self.refused}
-
-    @property
-    @abstractmethod
-    def baselines(self) -> tuple[str, ...]:
-        """The rows that stand beside the methods."""
 
     def settings(self) -> dict[str, Any]:
         """Return everything but the examples that the numbers depend on."""
@@ -165,12 +182,12 @@ class Judge(ABC):
 
         This also compiles what has to be compiled, so that no example is charged for it.
         """
-        example = self._first_usable(examples)
+        inputs = self._try_examples(examples)
         for k, (name, method) in enumerate(self.methods.items()):
             tell("trying the methods", k, len(self.methods))
             try:
                 with patiently():
-                    self._try_method(method, example)
+                    self._row(method, self._capture(inputs, [method]))
             except CANNOT as error:
                 self.refused[name] = str(error)
         tell("trying the methods", len(self.methods), len(self.methods))
@@ -178,39 +195,66 @@ class Judge(ABC):
             reasons = " ".join(f"{name}: {reason}" for name, reason in self.refused.items())
             raise ModelError(f"No method can be run on this model. {reasons}")
 
-    def _first_usable(self, examples: Sequence[Any]) -> Any:
-        """Return the first example that methods can be tried on."""
-        return examples[0]
-
     @abstractmethod
-    def _try_method(self, method: Any, example: Any) -> None:
-        """Run one method on one example."""
+    def _try_examples(self, examples: Sequence[Any]) -> Any:
+        """Return what the model takes of the first example that can be used."""
 
-    def _time_methods(self, run: Callable[[Any], T]) -> tuple[dict[str, T], dict[str, float]]:
-        """Return what running each usable method gives, and its seconds."""
-        results: dict[str, T] = {}
-        seconds: dict[str, float] = {}
-        for name, method in self.usable.items():
-            start = perf_counter()
-            results[name] = run(method)
-            seconds[name] = perf_counter() - start
-        return results, seconds
-
-    def _mean_of_draws(self, number: int, score: Callable[[Random], Scores]) -> Scores:
-        """Return the mean scores of random orders, drawn anew for each example."""
-        rng = np.random.default_rng([self.seed, number])
-        draws = [score(rng) for _ in range(RANDOM_ORDERS)]
-        return {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
-
-    @abstractmethod
     def record(self, number: int, example: Any) -> Record:
         """Return everything that is measured of one example, or why it cannot be used."""
+        try:
+            return self._judge(number, example)
+        except LeftOutError as error:
+            return Record(number=number, answer=error.answer, left_out=str(error))
+        except (InputError, ModelError, FileError) as error:
+            return Record(number=number, left_out=str(error))
+
+    @abstractmethod
+    def _judge(self, number: int, example: Any) -> Record:
+        """Return everything that is measured of one example; an error says why it is left out."""
 
     def fits(self, record: Record) -> bool:
         """Return whether a record of a journal is one that this judge could have made."""
         if record.left_out:
             return not record.scores
         return set(record.scores) == {*self.usable, *self.baselines}
+
+    # -- what judges of attention share -------------------------------------------------------
+
+    def _capture(self, inputs: Any, methods: Sequence[Method]) -> AttentionTrace:
+        """Return one pass with everything these methods need."""
+        trace = capture(self.model, inputs, methods=methods)
+        if trace.prediction is None:
+            raise ModelError("The model gives no answer, so there is no position to explain.")
+        return trace
+
+    def _row(self, method: Method, trace: AttentionTrace) -> Attribution:
+        """Return the values of the answer's position at the highest layer."""
+        with quiet_about_limits():  # the verdict tells of collapse and saturation
+            return answer_rows(method, trace, layers=-1)
+
+    def _rows(self, inputs: Any) -> tuple[AttentionTrace, dict[str, Attribution], dict[str, float]]:
+        """Return one pass for all methods, the row that each gives, and its seconds."""
+        methods = self.usable
+        trace = self._capture(inputs, list(methods.values()))
+        rows: dict[str, Attribution] = {}
+        seconds: dict[str, float] = {}
+        for name, method in methods.items():
+            start = perf_counter()
+            rows[name] = self._row(method, trace)
+            seconds[name] = perf_counter() - start
+        return trace, rows, seconds
+
+    def _seed(self, number: int) -> int:
+        """Return an example's own seed, however the run is divided."""
+        return int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
+
+    def _mean_of_draws(
+        self, number: int, score: Callable[[np.random.Generator], dict[str, float]]
+    ) -> dict[str, float]:
+        """Return the mean scores of random orders, drawn anew for each example."""
+        rng = np.random.default_rng([self.seed, number])
+        draws = [score(rng) for _ in range(RANDOM_ORDERS)]
+        return {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
 
 
 def label_methods(methods: Sequence[str | Method]) -> dict[str, Method]:

@@ -7,39 +7,26 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
+from typing import Any, ClassVar, Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution.patch_maps import grids_of, patch_maps
-from attnflow.errors import AttnflowError, InputError, ModelError, optional_import, percent
+from attnflow.errors import InputError, ModelError, optional_import
 from attnflow.errors.arguments import check_named
 from attnflow.evaluation.metrics import STEPS
 from attnflow.evaluation.patches import Hiding, PatchAblation
-from attnflow.evaluation.records import RANDOM, Metric, Record
-from attnflow.evaluation.subjects.base import (
-    RANDOM_ORDERS,
-    Judge,
-    MetricGroup,
-    PathLike,
-    Subject,
-    label_methods,
-)
+from attnflow.evaluation.records import RANDOM, Record
+from attnflow.evaluation.subjects import base
+from attnflow.evaluation.subjects.base import RANDOM_ORDERS, Metric, MetricGroup
 from attnflow.evaluation.subjects.examples import ImageExample, read_images
-from attnflow.explainers.answer_rows import answer_rows
-from attnflow.hosts.capture import capture
 from attnflow.hosts.fingerprint import digest_bytes
 from attnflow.hosts.images import Photo, PreparedImage, prepare_images, read_photo
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.vision_language.towers import image_prompt, towers_of
 from attnflow.hosts.vision_language.views import pictures_of
-from attnflow.methods import Method, quiet_about_limits
 from attnflow.tokens import Grid
-from attnflow.trace import AttentionTrace
-
-if TYPE_CHECKING:
-    from attnflow.evaluation.results import Evaluation
 
 Floats = NDArray[np.float64]
 Cover = tuple[Floats, NDArray[np.bool_]]
@@ -70,7 +57,7 @@ _IMAGE_AXES = 4  # (1, channels, height, width)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(Subject):
+class Images(base.Subject):
     """Images, and how patches of them are hidden.
 
     A vision model says what is in each; a vision-language model answers each image's question, and
@@ -100,7 +87,7 @@ class Images(Subject):
         """The areas under two curves, and what boxes say."""
         return (MetricGroup("Maps against hidden patches", _METRICS, _NOTE),)
 
-    def read_file(self, path: PathLike) -> list[ImageExample]:
+    def read_file(self, path: base.PathLike) -> list[ImageExample]:
         """Return the images of a table or a folder."""
         return read_images(path)
 
@@ -125,8 +112,13 @@ class Images(Subject):
             loaded = replace(loaded, tokenizer=loaded.question_processor.tokenizer)
         usual = QUESTION_METHODS if answers_questions else IMAGE_METHODS
         kind = QuestionJudge if answers_questions else ImageJudge
-        labelled = label_methods(usual if methods is None else methods)
-        return kind(subject=self, model=loaded, methods=labelled, seed=seed)
+        return kind(
+            subject=self,
+            model=loaded,
+            methods=base.label_methods(usual if methods is None else methods),
+            baselines=(LEAVE_ONE_OUT, CENTRE, RANDOM),
+            seed=seed,
+        )
 
     def describe(self, example: ImageExample) -> tuple[str, str | None]:
         """Return the name of the file, and the label."""
@@ -146,39 +138,12 @@ class Images(Subject):
         """Return the fields, and how many steps and orders there are."""
         return {**super().settings(), "steps": STEPS, "random_orders": RANDOM_ORDERS}
 
-    def reason(self, evaluation: Evaluation, best: str) -> str:
-        """Return what the answer keeps without the strongest patches."""
-        areas = {row: evaluation.summary(row, "deletion").mean for row in (best, *self.baselines)}
-        rest = ", ".join(f"{row} {areas[row]:.2f}" for row in self.baselines)
-        lead = evaluation.compare(best, RANDOM, "deletion")
-        return (
-            f"with its strongest patches hidden first the answer keeps {areas[best]:.2f} of its "
-            f"probability on average ({rest}; {lead.in_words()} against random)"
-        )
-
-    def findings(self, evaluation: Evaluation) -> list[str]:
-        """Return which method points best, where boxes are known."""
-        if not evaluation.has("pointing"):
-            return []
-        best = evaluation.rank_methods("pointing")[0]
-        hits, chance = (evaluation.summary(row, "pointing").mean for row in (best, RANDOM))
-        share = evaluation.summary(best, "mass").mean
-        return [
-            f"{best} points best: its strongest patch lies in the true box in {percent(hits)} of "
-            f"the images (random: {percent(chance)}), and {percent(share)} of its map does."
-        ]
-
 
 @dataclass(eq=False, kw_only=True)
-class ImageJudge(Judge):
+class ImageJudge(base.Judge):
     """One image after another: what hidden patches do, what methods say, where the box is."""
 
     subject: Images
-
-    @property
-    def baselines(self) -> tuple[str, ...]:
-        """Each patch hidden alone, the centre, and random orders."""
-        return (LEAVE_ONE_OUT, CENTRE, RANDOM)
 
     @property
     def processor(self) -> Any:
@@ -192,20 +157,27 @@ class ImageJudge(Judge):
         text = json.dumps(fields, sort_keys=True, default=str)
         return {**super().settings(), "processor": digest_bytes([text.encode()])}
 
-    def record(self, number: int, example: ImageExample) -> Record:
-        """Return everything that is measured of one image, or why it cannot be used."""
-        try:
-            photo = read_photo(example.image)
-            inputs = self._prepare(example, photo).inputs
-            trace = self._capture(inputs, list(self.usable.values()))
-        except AttnflowError as error:
-            return Record(number=number, left_out=str(error))
-        maps, seconds = self._time_methods(lambda method: self._map(method, trace))
+    def _try_examples(self, examples: Sequence[ImageExample]) -> Mapping[str, Any]:
+        reasons = []
+        for example in examples:
+            try:
+                photo = read_photo(example.image)
+            except (InputError, OSError) as error:
+                reasons.append(str(error))
+            else:
+                return self._prepare(example, photo).inputs
+        raise InputError(f"None of {len(examples)} images can be read: {reasons[0]}")
+
+    def _judge(self, number: int, example: ImageExample) -> Record:
+        photo = read_photo(example.image)
+        inputs = self._prepare(example, photo).inputs
+        trace, results, seconds = self._rows(inputs)
         grid = grids_of(trace.tokens)[0]
         ablation = PatchAblation(
             self.model, inputs, grid, by=self.subject.by, batch_size=self.subject.batch_size
         )
         cover = None if example.box is None else self._cover(example, photo, grid)
+        maps = {name: patch_maps(result)[0].values for name, result in results.items()}
         maps |= {LEAVE_ONE_OUT: ablation.leave_one_out(), CENTRE: centre_map(grid)}
         scores = {name: _score_map(ablation, values, cover) for name, values in maps.items()}
         scores[RANDOM] = self._mean_of_draws(
@@ -220,36 +192,9 @@ class ImageJudge(Judge):
             seconds=seconds,
         )
 
-    def _first_usable(self, examples: Sequence[ImageExample]) -> ImageExample:
-        reasons = []
-        for example in examples:
-            try:
-                read_photo(example.image)
-            except (InputError, OSError) as error:
-                reasons.append(str(error))
-            else:
-                return example
-        raise InputError(f"None of {len(examples)} images can be read: {reasons[0]}")
-
-    def _try_method(self, method: Method, example: ImageExample) -> None:
-        inputs = self._prepare(example, read_photo(example.image)).inputs
-        self._map(method, self._capture(inputs, [method]))
-
     def _prepare(self, example: ImageExample, photo: Photo) -> PreparedImage:
         """Return what the model takes of the image, and the picture that it sees."""
         return prepare_images(self.model, [photo])[0]
-
-    def _capture(self, inputs: Mapping[str, Any], methods: list[Method]) -> AttentionTrace:
-        trace = capture(self.model, inputs, methods=methods)
-        if trace.prediction is None:
-            raise ModelError("The model gives no answer, so there is no position to explain.")
-        return trace
-
-    def _map(self, method: Method, trace: AttentionTrace) -> Floats:
-        """Return the patches of the row that the answer is read from, at the highest layer."""
-        with quiet_about_limits():
-            result = answer_rows(method, trace, layers=-1)
-        return patch_maps(result)[0].values
 
     def _cover(self, example: ImageExample, photo: Photo, grid: Grid) -> Cover | None:
         """Return how much of each patch the box covers, and whether a patch's centre lies in it.

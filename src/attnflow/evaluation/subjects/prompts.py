@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
+from typing import Any, ClassVar, Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import InputError, ModelError, whole_number
+from attnflow.errors import InputError, whole_number
 from attnflow.errors.arguments import check_fields, check_named
-from attnflow.evaluation.metrics import (
-    STEPS,
-    area,
-    curve_steps,
-    linear_datamodeling_score,
-    rank_of,
-)
-from attnflow.evaluation.records import RANDOM, Metric, Record
-from attnflow.evaluation.subjects.base import CANNOT, Judge, MetricGroup, PathLike, Subject
+from attnflow.evaluation.faithfulness import run_curves
+from attnflow.evaluation.metrics import area, linear_datamodeling_score, rank_of
+from attnflow.evaluation.records import RANDOM, Record
+from attnflow.evaluation.subjects import base
+from attnflow.evaluation.subjects.base import LeftOutError, Metric, MetricGroup
 from attnflow.evaluation.subjects.examples import CompletionPrompt, read_prompts
 from attnflow.evaluation.subjects.known import PromptText, TrueSources, is_answered, known_hits
 from attnflow.evaluation.subjects.rankings import CompletionCase, named_rankings
@@ -37,9 +33,6 @@ from attnflow.hosts.transformers.inputs import checked_tokenizer
 from attnflow.methods import LeaveOneOut
 from attnflow.methods.reruns import By, RerunScore
 from attnflow.tokens.units import Level, check_level
-
-if TYPE_CHECKING:
-    from attnflow.evaluation.results import Evaluation
 
 Floats = NDArray[np.float64]
 Rows = dict[str, dict[str, float]]
@@ -67,7 +60,7 @@ _MOST = 1_000_000  # passes, tokens: more is a mistake
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompts(Subject):
+class Prompts(base.Subject):
     """Prompts with their completions, and how methods are held against ablations of them.
 
     level, by, score: what a source is, how it is taken away, and what is measured.
@@ -125,7 +118,7 @@ class Prompts(Subject):
         """Agreement with ablations, and known answers."""
         return (MetricGroup("Against ablations", _ABLATED), MetricGroup("Known answers", _KNOWN))
 
-    def read_file(self, path: PathLike) -> list[CompletionPrompt]:
+    def read_file(self, path: base.PathLike) -> list[CompletionPrompt]:
         """Return the prompts of a table."""
         return read_prompts(path)
 
@@ -162,44 +155,22 @@ class Prompts(Subject):
         """Return the prompt and all that is known of it."""
         return repr(asdict(example)).encode("utf-8", "surrogatepass")
 
-    def reason(self, evaluation: Evaluation, best: str) -> str:
-        """Return how well the best method predicts ablations."""
-        mean, chance = evaluation.summary(best, "lds"), evaluation.summary(RANDOM, "lds").mean
-        return (
-            f"it predicts the effect of ablations with a rank correlation of {mean.mean:.2f} "
-            f"({mean.low:.2f} to {mean.high:.2f}; random order: {chance:.2f})"
-        )
-
 
 @dataclass(eq=False, kw_only=True)
-class PromptJudge(Judge):
+class PromptJudge(base.Judge):
     """One prompt after another: what every ranking scores by every metric."""
 
     subject: Prompts
 
-    @property
-    def baselines(self) -> tuple[str, ...]:
-        """Random orders, which are one of the rankings."""
-        return (RANDOM,)
-
     def try_methods(self, examples: Sequence[CompletionPrompt]) -> None:
         """Try nothing: methods may be refused on some prompts and run on others."""
 
-    def _try_method(self, method: Any, example: CompletionPrompt) -> None:
+    def _try_examples(self, examples: Sequence[CompletionPrompt]) -> None:
         """Try nothing."""
 
     def fits(self, record: Record) -> bool:
         """Return whether a record has scores; methods may be refused on some prompts."""
         return bool(record.left_out) != (RANDOM in record.scores)
-
-    def record(self, number: int, example: CompletionPrompt) -> Record:
-        """Return what every ranking scores on one prompt, or why it does not count."""
-        try:
-            return self._judge(number, example)
-        except _LeftOutError as error:
-            return Record(number=number, answer=error.answer, left_out=str(error))
-        except (InputError, ModelError) as error:
-            return Record(number=number, left_out=str(error))
 
     def _judge(self, number: int, prompt: CompletionPrompt) -> Record:
         chat = self.subject.chat
@@ -207,12 +178,19 @@ class PromptJudge(Judge):
         (encoded,) = batch.prompts()
         sources, places = self._sources(prompt, encoded)
         completion, answer = self._completion(batch, prompt)
-        case = self._case(number, encoded.ids, completion, sources)
+        ablation = ablate(
+            self.model,
+            encoded.ids,
+            completion,
+            by=self.subject.by,
+            batch_tokens=self.subject.batch_tokens,
+        )
+        case = CompletionCase(self.model, ablation, sources, self._seed(number))
         scores, seconds = self._scores(case)
-        base = float(case.ablation.log_probs([()])[0])
+        base_score = float(ablation.log_probs([()])[0])
         rows: Rows = {name: {} for name in scores}
         for results in (
-            self._against_ablations(case, scores, base) if self.subject.ablations else {},
+            self._against_ablations(case, scores, base_score) if self.subject.ablations else {},
             self._areas(case, scores) if self.subject.curves else {},
             self._known(case, scores, places) if places else {},
         ):
@@ -221,7 +199,7 @@ class PromptJudge(Judge):
         return Record(
             number=number,
             answer=answer,
-            probability=float(np.exp(base)),
+            probability=float(np.exp(base_score)),
             scores=rows,
             seconds=seconds,
         )
@@ -265,21 +243,11 @@ class PromptJudge(Judge):
                 break
         answer = str(tokenizer.decode(completion))
         if not completion:
-            raise _LeftOutError(f"The model wrote nothing before {stop!r}.", answer)
+            raise LeftOutError(f"The model wrote nothing before {stop!r}.", answer)
         expected, is_cut_off = prompt.expected, len(completion) == most
         if expected is not None and not is_answered(expected, answer, cut_off=is_cut_off):
-            raise _LeftOutError(f"The model wrote {answer!r} and not {expected!r}.", answer)
+            raise LeftOutError(f"The model wrote {answer!r} and not {expected!r}.", answer)
         return completion, answer
-
-    def _case(
-        self, number: int, ids: list[int], completion: list[int], sources: Sources
-    ) -> CompletionCase:
-        subject = self.subject
-        ablation = ablate(
-            self.model, ids, completion, by=subject.by, batch_tokens=subject.batch_tokens
-        )
-        seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
-        return CompletionCase(self.model, ablation, sources, seed)
 
     def _scores(self, case: CompletionCase) -> tuple[dict[str, Floats], dict[str, float]]:
         """Return a score for each source by every ranking that can be run, and its seconds."""
@@ -289,7 +257,7 @@ class PromptJudge(Judge):
             start = perf_counter()
             try:
                 scores[name] = case.sources.scores(ranking(case))
-            except CANNOT as error:
+            except base.CANNOT as error:
                 self.refused.setdefault(name, str(error))
                 continue
             seconds[name] = perf_counter() - start
@@ -298,17 +266,15 @@ class PromptJudge(Judge):
     # -- the metrics --------------------------------------------------------------------------
 
     def _against_ablations(
-        self, case: CompletionCase, scores: Mapping[str, Floats], base: float
+        self, case: CompletionCase, scores: Mapping[str, Floats], base_score: float
     ) -> Rows:
         sources, subject = case.sources, self.subject
         choice = random_ablations(
             subject.ablations, len(sources), hidden=subject.hidden, seed=case.seed
         )
-        tops = np.zeros((len(scores), len(sources)), dtype=bool)
-        for row, values in zip(tops, scores.values(), strict=True):
-            row[list(strongest(values, subject.top))] = True
+        tops = _choices([strongest(values, subject.top) for values in scores.values()], sources)
         log_probs = case.ablation.log_probs(sources.hidden(np.concatenate([choice, tops])))
-        response = np.append(log_probs, base)
+        response = np.append(log_probs, base_score)
         response = log_odds(response) if subject.score == "log-odds" else response
         without, with_all = response[len(choice) : -1], response[-1]
         return {
@@ -321,18 +287,18 @@ class PromptJudge(Judge):
 
     def _areas(self, case: CompletionCase, scores: Mapping[str, Floats]) -> Rows:
         """Return areas under the curves of a token's probability, the geometric mean of all."""
-        choices = np.zeros((len(scores), 2, STEPS + 1, len(case.sources)), dtype=bool)
-        for ranking, values in zip(choices, scores.values(), strict=True):
-            for step, hidden in enumerate(curve_steps(strongest(values, len(values)))):
-                for curve, members in zip(ranking, hidden, strict=True):
-                    curve[step, list(members)] = True
-        sets = case.sources.hidden(choices.reshape(-1, len(case.sources)))
-        count = len(case.ablation.completion_ids)
-        probability = np.exp(case.ablation.log_probs(sets) / count)
-        curves = probability.reshape(len(scores), 2, STEPS + 1)
+        ablation, sources = case.ablation, case.sources
+
+        def probabilities(sets: Sequence[Sequence[int]]) -> Floats:
+            log_probs = ablation.log_probs(sources.hidden(_choices(sets, sources)))
+            return np.exp(log_probs / len(ablation.completion_ids))
+
+        orders = [strongest(values, len(values)) for values in scores.values()]
+        curves = run_curves(orders, probabilities)
+        rows = zip(scores, curves.deletion, curves.insertion, strict=True)
         return {
             name: {"deletion": area(deletion), "insertion": area(insertion[::-1])}
-            for name, (deletion, insertion) in zip(scores, curves, strict=True)
+            for name, deletion, insertion in rows
         }
 
     def _known(
@@ -365,9 +331,9 @@ class PromptJudge(Judge):
         return {"document": float(rank_of(drops, [numbers.index(n) for n in true]) == 1)}
 
 
-class _LeftOutError(InputError):
-    """A prompt that does not count, and what the model wrote."""
-
-    def __init__(self, reason: str, answer: str) -> None:
-        super().__init__(reason)
-        self.answer = answer
+def _choices(sets: Sequence[Sequence[int]], sources: Sources) -> NDArray[np.bool_]:
+    """Return (sets, sources): True where a source is in a set."""
+    choices = np.zeros((len(sets), len(sources)), dtype=bool)
+    for row, members in zip(choices, sets, strict=True):
+        row[list(members)] = True
+    return choices
