@@ -217,7 +217,7 @@ def test_a_change_of_any_choice_makes_the_result_stale(tab: Page, server: Client
     tab.click("document.getElementById('edit')")
     stale = "document.body.classList.contains('stale')"
     assert not tab.run(stale)
-    for element in ("[name=method][value=raw]", "#careful", "#chat"):
+    for element in ("[name=method][value=raw]", "[name=method][value=careful]", "#chat"):
         tab.click(f"document.querySelector('{element}')")
         assert tab.run(stale), element
         tab.click(f"document.querySelector('{element}')")
@@ -246,13 +246,14 @@ def test_ask_offers_methods_and_two_stand_side_by_side(tab: Page, server: Client
     tab.click("document.getElementById('edit')")
     offered = tab.run("[...document.querySelectorAll('#ask [name=method]')].map(e => e.value)")
     assert offered[:4] == ["default", "rollout", "raw", "flow"]
-    assert set(offered) == {"default", *trace_methods()}
+    assert set(offered) == {"default", *trace_methods(), "careful"}
 
 
 def test_the_careful_method_on_the_page(tab: Page, server: Client) -> None:
     visit(tab, server)
     tab.click("document.querySelector('[name=task][value=generate] + span')")
-    tab.click("document.getElementById('careful')")
+    careful = "document.querySelector('[name=method][value=careful]')"
+    tab.click(careful)
     assert tab.run("document.querySelector('[name=method]').disabled")
     tab.run("document.getElementById('text').value = 'a b c d'")
     tab.run("document.getElementById('tokens').value = 3")
@@ -263,7 +264,11 @@ def test_the_careful_method_on_the_page(tab: Page, server: Client) -> None:
     tokens = "[...document.querySelectorAll('.af-text .af-token')]"
     prompt = tab.run(f"{tokens}.map(e => e.textContent.trim())")
     assert prompt == ["b", "c", "d"]  # the first token is where attention sinks
-    assert tab.run("document.getElementById('careful').checked")
+    assert tab.run(f"{careful}.checked")
+    tab.run("document.querySelector('[name=task][value=explain]').click()")
+    tab.run("document.getElementById('model').value = 'verb-number'")
+    tab.run("document.getElementById('model').dispatchEvent(new Event('change'))")
+    assert tab.run(f"{careful}.disabled && {careful}.parentElement.hidden")  # no language model
 
 
 def test_every_head_of_a_completion_is_a_thumbnail(tab: Page, server: Client) -> None:

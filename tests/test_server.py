@@ -143,10 +143,20 @@ def test_the_page_and_its_files_are_served_and_nothing_else(client: Client) -> N
 
 def test_the_page_offers_what_python_does(client: Client) -> None:
     offers = client.get("/api/models").json
-    assert offers["methods"] == ["default", *trace_methods()]
+    assert offers["methods"] == ["default", *trace_methods(), "careful"]
     for task, function in (("generate", attnflow.generate), ("ask", attnflow.ask)):
         default = inspect.signature(function).parameters["max_new_tokens"].default
         assert offers["new_tokens"][task] == default
+
+
+def test_careful_is_a_method_that_stands_alone(client: Client) -> None:
+    sent = start(client, "generate", prompt="a b c", tokens=3, methods=["careful"])
+    job = client.finished(sent.json["id"])
+    document = client.get(f"/api/results/{job['result']}.json").json
+    assert [result["name"] for result in document["results"]] == ["careful"]
+    assert document["request"]["methods"] == ["careful"]
+    sent = start(client, "generate", prompt="a b c", tokens=3, methods=["careful", "raw"])
+    assert "ask for it alone" in client.finished(sent.json["id"])["error"]
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -11,14 +11,7 @@ from typing import Annotated
 import typer
 
 from attnflow import storage
-from attnflow.cli.options import (
-    FolderOption,
-    ModelOption,
-    ProtocolOption,
-    SeedOption,
-    check_model_name,
-    prepare_models,
-)
+from attnflow.cli import options
 from attnflow.cli.output import tell_written
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError, StoppedError
@@ -30,6 +23,16 @@ from attnflow_experiments.verb_number.data import (
     read_agreement,
     template_examples,
 )
+
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", metavar="FOLDER", help="Write CSV, Markdown and the figure to this folder."
+    ),
+]
+ProtocolOption = Annotated[
+    str, typer.Option(help="'sound', or 'paper' for the paper's own with its oddities.")
+]
 
 app = typer.Typer(
     name="experiment",
@@ -75,14 +78,14 @@ def verb_number(
         ),
     ] = None,
     output: FolderOption = None,
-    seed: SeedOption = 0,
+    seed: options.Seed = 0,
 ) -> None:
     """Tables 1 and 2: attention against blank-out and gradients.
 
     Raw attention, rollout and flow of the verb-number model are correlated with blank-out scores
     and input gradients, layer by layer.
     """
-    prepare_models()
+    options.prepare_models()
     from attnflow.models.verb_number import load_verb_number
     from attnflow_experiments.report import finish
     from attnflow_experiments.verb_number.experiment import VerbNumber
@@ -114,7 +117,7 @@ def write_held_out(
 @app.command(name="known-answer")
 def known_answer(
     context: typer.Context,
-    model: ModelOption = None,
+    model: options.Model = None,
     mathformer: Annotated[
         Path | None,
         typer.Option(
@@ -128,14 +131,14 @@ def known_answer(
         str, typer.Option(help="'test', or 'development', which options were chosen by.")
     ] = "test",
     output: FolderOption = None,
-    seed: SeedOption = 0,
+    seed: options.Seed = 0,
 ) -> None:
     """Prompts that state a fact: is its source ranked first?
 
     The prompts state a fact and ask for it, so that the true source of the answer is known. Sums
     and products are tried, too, where the package mathformer is there.
     """
-    prepare_models()
+    options.prepare_models()
     from attnflow.hosts.load import as_model
     from attnflow_experiments.known_answer.data import load_mathformer, mathformer_folder
     from attnflow_experiments.known_answer.experiment import KnownAnswer
@@ -157,7 +160,7 @@ def known_answer(
 @app.command(name="pronouns")
 def pronouns(
     context: typer.Context,
-    model: ModelOption = None,
+    model: options.Model = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -186,7 +189,7 @@ def pronouns(
     Raw attention, rollout and flow each prefer one of two antecedents, and the model prefers a
     pronoun. The tables say how often these agree.
     """
-    prepare_models()
+    options.prepare_models()
     from attnflow.hosts.load import as_model
     from attnflow_experiments.pronouns.experiment import Pronouns
     from attnflow_experiments.report import finish
@@ -226,7 +229,7 @@ def _sentences(
 @app.command(name="scenes")
 def scenes(
     context: typer.Context,
-    model: ModelOption = None,
+    model: options.Model = None,
     count: Annotated[int, typer.Option("--scenes", help="How many scenes.")] = 300,
     part: Annotated[
         str, typer.Option(help="'test', or 'development', which the default was chosen by.")
@@ -242,7 +245,7 @@ def scenes(
     Without --model it is the small one that ships; a folder that training/scenes.py wrote is
     another.
     """
-    prepare_models()
+    options.prepare_models()
     from attnflow.models.scenes import load_scenes
     from attnflow_experiments.report import finish
     from attnflow_experiments.scenes.experiment import Scenes
@@ -260,7 +263,7 @@ def sst2(
     model: Annotated[
         str,
         typer.Option(
-            callback=check_model_name,
+            callback=options.check_model_name,
             help="A sequence classifier: a Hugging Face name or a local folder, for example what "
             "training/sst2.py writes.",
         ),
@@ -279,13 +282,13 @@ def sst2(
         typer.Option(help="The class to explain, by name or number. Default: the last one."),
     ] = None,
     output: FolderOption = None,
-    seed: SeedOption = 0,
+    seed: options.Seed = 0,
 ) -> None:
     """Table 3: attention against gradients of a classifier.
 
     Raw attention, rollout and flow of a text classifier are correlated with its input gradients.
     """
-    prepare_models()
+    options.prepare_models()
     from attnflow.evaluation.subjects.examples import read_texts
     from attnflow.hosts.load import load
     from attnflow_experiments.report import finish
@@ -364,7 +367,7 @@ def ablation(
     Methods are held against ablations on facts, running text and documents, on data to choose by
     or on data to report once.
     """
-    prepare_models()
+    options.prepare_models()
     from attnflow.hosts.load import as_model
     from attnflow_experiments.ablation.data import PARTS
     from attnflow_experiments.ablation.experiment import DEFAULT_METHODS, KINDS, AblationExperiment

@@ -139,18 +139,15 @@ def _run(arguments: list[str]) -> int:
     except OSError as error:
         return _fail_at_file(error)
     except Exception as error:
-        return _fail(
-            f"this should not have happened ({type(error).__name__}: {error}). Please report it; "
-            "ATTNFLOW_DEBUG=1 shows where.",
-            1,
-            error,
-        )
+        what = f"this should not have happened ({type(error).__name__}: {error})"
+        return _fail(f"{what}. Please report it; ATTNFLOW_DEBUG=1 shows where.", 1, error)
     return 0
 
 
 def _leave(leaving: SystemExit) -> int:
-    """The status that a command or the parser leaves with, once all output is written."""
-    if _reader_has_gone(leaving):
+    """Return the status that a command or the parser leaves with, once all output is written."""
+    # `attnflow methods | head -1`: the parser and rich leave with 1 out of a broken pipe.
+    if isinstance(leaving.__context__, BrokenPipeError):
         _forget_output()
         return 0
     if leaving.code == _INTERRUPTED:  # the parser catches Ctrl-C before we do, and says nothing
@@ -164,11 +161,6 @@ def _leave(leaving: SystemExit) -> int:
     return leaving.code if isinstance(leaving.code, int) else 0
 
 
-def _reader_has_gone(leaving: SystemExit) -> bool:
-    """`attnflow methods | head -1`: the parser and rich leave with 1 out of a broken pipe."""
-    return isinstance(leaving.__context__, BrokenPipeError)
-
-
 def _fail(message: str, status: int, error: Exception | None = None) -> int:
     if error is not None and os.environ.get("ATTNFLOW_DEBUG"):
         raise error
@@ -178,7 +170,7 @@ def _fail(message: str, status: int, error: Exception | None = None) -> int:
 
 
 def _fail_at_file(error: OSError) -> int:
-    """A file that cannot be used; without a name it was standard output."""
+    """Tell of a file that cannot be used; without a name it was standard output."""
     reason = error.strerror or str(error)
     if error.filename is None:
         _forget_output()
@@ -195,7 +187,7 @@ def _forget_output() -> None:
 
 
 def _accept_any_terminal() -> None:
-    """What a terminal's encoding lacks (an arrow in ASCII) is written as an escape."""
+    """Write what a terminal's encoding lacks (an arrow in ASCII) as an escape."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -204,7 +196,7 @@ def _accept_any_terminal() -> None:
 
 @contextmanager
 def _warnings_as_sentences() -> Iterator[None]:
-    """A result that says less than it seems to is told in a sentence, once, without a traceback."""
+    """Tell of a result that says less than it seems to in a sentence, without a traceback."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:

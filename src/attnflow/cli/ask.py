@@ -9,23 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from attnflow import storage
+from attnflow.cli import options
+from attnflow.cli import output as writing
 from attnflow.cli.inputs import check_text, read_documents, tell_preparation
-from attnflow.cli.options import (
-    JsonOption,
-    MaxNewTokensOption,
-    MethodOption,
-    ModelOption,
-    OutputOption,
-    SamplingSeedOption,
-    prepare_models,
-)
-from attnflow.cli.output import (
-    check_output,
-    print_confirmation,
-    print_json,
-    tell_written,
-    write_result,
-)
 from attnflow.cli.progress import progress_bars
 from attnflow.methods import make_method
 from attnflow.show.sentences import reading_place
@@ -34,40 +20,19 @@ if TYPE_CHECKING:
     from attnflow.explainers.answers import Answer
 
 
+@options.described
 def ask(
-    question: Annotated[str, typer.Argument(help="The question.")],
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="DOCUMENTS",
-            help="The documents: files, patterns such as 'notes/*.txt', or - for standard input.",
-        ),
-    ] = None,
-    documents: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="The same as an option. May be repeated."),
-    ] = None,
-    model: ModelOption = None,
-    method: MethodOption = None,
-    max_new_tokens: MaxNewTokensOption = 64,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--no-chat",
-            help="Use the chat template, or do not. Default: use it if there is one.",
-        ),
-    ] = None,
-    confirm: Annotated[
-        bool,
-        typer.Option(
-            "--confirm",
-            help="Leave out each document that is named, ask again, and say whether the answer "
-            "changes.",
-        ),
-    ] = False,
-    seed: SamplingSeedOption = None,
-    as_json: JsonOption = False,
-    output: OutputOption = None,
+    question: Annotated[str, typer.Argument()],
+    files: Annotated[list[str] | None, typer.Argument(metavar="DOCUMENTS")] = None,
+    documents: Annotated[list[str] | None, typer.Option(metavar="FILE")] = None,
+    model: options.Model = None,
+    method: options.Method = None,
+    max_new_tokens: options.MaxNewTokens = 64,
+    chat: Annotated[bool | None, typer.Option("--chat/--no-chat")] = None,
+    confirm: Annotated[bool, typer.Option("--confirm")] = False,
+    seed: options.SamplingSeed = None,
+    as_json: options.Json = False,
+    output: options.Output = None,
 ) -> None:
     """Answer QUESTION from documents and name its sources.
 
@@ -75,12 +40,18 @@ def ask(
     the statement came from. --method careful takes ten passes for each statement and is surer.
 
     Example: attnflow ask "How many days are there to pay?" contract.txt 'notes/*.txt'.
+
+    question: The question.
+    files: The documents: files, patterns such as 'notes/*.txt', or - for standard input.
+    documents: The same as an option. May be repeated.
+    chat: Use the chat template, or do not. Default: use it if there is one.
+    confirm: Leave out each document that is named, ask again, and say whether the answer changes.
     """
     check_text(question, "answer")
     explainer = None if method is None else make_method(method)
     texts = read_documents([*(files or []), *(documents or [])])
-    check_output(output)
-    prepare_models()
+    writing.check_output(output)
+    options.prepare_models()
     from attnflow.explainers.answers import ask as run
 
     tell_preparation(model)
@@ -96,16 +67,14 @@ def ask(
             **({} if seed is None else {"seed": seed}),
         )
     if as_json:
-        print_json(answer.to_dict())
+        writing.print_json(answer.to_dict())
     else:
         show_answer(answer, Console(highlight=False))
-    if output is None:
-        return
-    if output.suffix == ".html":
+    if output is not None and output.suffix == ".html":
         storage.write_text(output, answer.to_html())
-        tell_written(output)
-    else:
-        write_result(answer.result, output)
+        writing.tell_written(output)
+    elif output is not None:
+        writing.write_result(answer.result, output)
 
 
 def show_answer(answer: Answer, console: Console) -> None:
@@ -121,8 +90,7 @@ def show_answer(answer: Answer, console: Console) -> None:
     result = answer.result
     if result.confirmation is not None:
         console.print()
-    print_confirmation(result.confirmation, console)
+    writing.print_confirmation(result.confirmation, console)
     console.print()
     about = f"{result.title}, {reading_place(result)}"
-    shares = f"Shares are of what a statement draws from the documents: {about}."
-    console.print(Text(shares, style="dim"), soft_wrap=True)
+    writing.print_dim(f"Shares are of what a statement draws from the documents: {about}.", console)

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from attnflow.cli import options
 from attnflow.cli.inputs import check_text
-from attnflow.cli.options import check_model_name, prepare_models
 from attnflow.cli.progress import progress_bars
 from attnflow.errors.progress import tell
 
@@ -17,16 +17,17 @@ _TEXT = "The author talked to Sara about the key to the cabinets."
 _MARKS = {True: "[green]ok[/green]", False: "[red]NO[/red]", None: "[dim]--[/dim]"}
 
 
+@options.described
 def check(
-    model: Annotated[
-        str,
-        typer.Argument(callback=check_model_name, help="A Hugging Face name or a local folder."),
-    ],
-    text: Annotated[str, typer.Option(help="The text to check it on.")] = _TEXT,
+    model: Annotated[str, typer.Argument(callback=options.check_model_name)], text: str = _TEXT
 ) -> None:
-    """Check that attnflow sees what MODEL computes."""
+    """Check that attnflow sees what MODEL computes.
+
+    model: A Hugging Face name or a local folder.
+    text: The text to check it on.
+    """
     check_text(text, "check the model on")
-    prepare_models()
+    options.prepare_models()
     from attnflow.hosts.check import check_model
     from attnflow.hosts.load import as_model, example_inputs
 

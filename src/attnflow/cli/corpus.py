@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,24 +17,21 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from attnflow import storage
-from attnflow.cli.options import (
-    ChatOption,
-    JsonOption,
-    MethodsOption,
-    ModelOption,
-    parse_target,
-    prepare_models,
-)
+from attnflow.cli import options
 from attnflow.cli.output import print_json, tell_written
 from attnflow.errors import InputError, did_you_mean, optional_import, percent, shorten
 from attnflow.errors.progress import Progress as StageProgress
 from attnflow.errors.progress import listening
-from attnflow.methods import make_method
 
 if TYPE_CHECKING:
     from attnflow.corpus import Local, Ray, Summary
 
 _SECONDS_BETWEEN_LINES = 60.0
+_COLUMNS = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
+_OTHER_ENGINES = {
+    "local": ("ray", "the local engine takes the GPUs that there are"),
+    "ray": ("local", "Ray has actors"),
+}
 _PAGE = "_summary.html"  # with an underscore, so that readers of Parquet leave it out
 
 app = typer.Typer(
@@ -45,103 +42,77 @@ app = typer.Typer(
 )
 
 
-def _column(part: str) -> Any:
-    return typer.Option(metavar="COLUMN", help=f"The column of the {part}. Default: its own name.")
-
-
 @app.command()
+@options.described
 def run(
-    data: Annotated[
-        list[str],
-        typer.Option(
-            metavar="FILE|FOLDER|PATTERN",
-            help="A file (.parquet, .jsonl, .csv, .tsv, .txt, .arrow), a folder, a pattern in "
-            "quotes, or a folder that `datasets` saved. May be repeated.",
-        ),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER", help="The folder of the rows. A run that is there already goes on."
-        ),
-    ],
-    model: ModelOption = None,
-    methods: MethodsOption = None,
-    text: Annotated[str | None, _column("texts")] = None,
-    prompt: Annotated[str | None, _column("prompts")] = None,
-    completion: Annotated[str | None, _column("completions")] = None,
-    documents: Annotated[str | None, _column("documents, a list of texts")] = None,
-    image: Annotated[str | None, _column("images, paths or bytes")] = None,
-    key: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="The column of an id.")
-    ] = None,
-    targets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--targets",
-            metavar="TARGET",
-            help="'all', a position or a token. May be repeated. Default: where the answer is "
-            "read.",
-        ),
-    ] = None,
-    layers: Annotated[int, typer.Option(help="The layer that is read. -1 is the highest.")] = -1,
-    level: Annotated[
-        str, typer.Option(help="What a source is: token, word, sentence or document.")
-    ] = "token",
-    top: Annotated[int, typer.Option(help="How many sources are kept for each target.")] = 5,
-    values: Annotated[
-        bool, typer.Option("--values", help="Keep the values of all sources, too.")
-    ] = False,
-    max_new_tokens: Annotated[
-        int, typer.Option(help="Where a prompt has no completion, write one of this many tokens.")
-    ] = 0,
-    chat: ChatOption = False,
-    batch_tokens: Annotated[
-        int, typer.Option(help="How many tokens go through the model at once, with padding.")
-    ] = 2048,
-    shard_size: Annotated[int, typer.Option(help="How many texts are written together.")] = 512,
-    engine: Annotated[
-        str, typer.Option(help="'local' for processes, or 'ray' for a cluster.")
-    ] = "local",
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            help="How many processes the local engine starts. Default: one for each GPU, or else "
-            "for each core."
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="How many threads a process has. Default: its share of the cores."),
-    ] = None,
-    actors: Annotated[
-        int | None,
-        typer.Option(help="How many actors Ray starts, each with a copy of the model. Default: 2."),
-    ] = None,
-    gpus: Annotated[float | None, typer.Option(help="How many GPUs an actor of Ray has.")] = None,
-    address: Annotated[
-        str | None, typer.Option(help="The address of a Ray cluster. Default: one on this machine.")
-    ] = None,
+    data: Annotated[list[str], typer.Option(metavar="FILE|FOLDER|PATTERN")],
+    output: Annotated[Path, typer.Option(metavar="FOLDER")],
+    model: options.Model = None,
+    methods: options.Methods = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
+    completion: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
+    documents: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
+    image: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
+    key: Annotated[str | None, typer.Option("--id", metavar="COLUMN")] = None,
+    targets: Annotated[list[str] | None, typer.Option(metavar="TARGET")] = None,
+    layers: int = -1,
+    level: str = "token",
+    top: int = 5,
+    values: Annotated[bool, typer.Option("--values")] = False,
+    max_new_tokens: int = 0,
+    chat: options.Chat = False,
+    batch_tokens: int = 2048,
+    shard_size: int = 512,
+    engine: str = "local",
+    processes: int | None = None,
+    threads: int | None = None,
+    actors: int | None = None,
+    gpus: float | None = None,
+    address: str | None = None,
 ) -> None:
     """Explain every text of DATA into the folder OUTPUT.
 
     If a run was stopped, the same command goes on with it.
+
+    data: A file (.parquet, .jsonl, .csv, .tsv, .txt, .arrow), a folder, a pattern in quotes, or a
+        folder that `datasets` saved. May be repeated.
+    output: The folder of the rows. A run that is there already goes on.
+    text: The column of the texts. Default: its own name.
+    prompt: The column of the prompts. Default: its own name.
+    completion: The column of the completions. Default: its own name.
+    documents: The column of the documents, a list of texts. Default: its own name.
+    image: The column of the images, paths or bytes. Default: its own name.
+    key: The column of an id.
+    targets: 'all', a position or a token. May be repeated. Default: where the answer is read.
+    layers: The layer that is read. -1 is the highest.
+    level: What a source is: token, word, sentence or document.
+    top: How many sources are kept for each target.
+    values: Keep the values of all sources, too.
+    max_new_tokens: Where a prompt has no completion, write one of this many tokens.
+    batch_tokens: How many tokens go through the model at once, with padding.
+    shard_size: How many texts are written together.
+    engine: 'local' for processes, or 'ray' for a cluster.
+    processes: How many processes the local engine starts. Default: one for each GPU, or else for
+        each core.
+    threads: How many threads a process has. Default: its share of the cores.
+    actors: How many actors Ray starts, each with a copy of the model. Default: 2.
+    gpus: How many GPUs an actor of Ray has.
+    address: The address of a Ray cluster. Default: one on this machine.
     """
-    method_list = [make_method(name) for name in methods or ()]
-    target_refs: Any = [parse_target(target) for target in targets or ()] or None
     optional_import("pyarrow", extra="corpus", purpose="Explaining a corpus")
-    local: dict[str, Any] = {"processes": processes, "threads": threads}
-    cluster: dict[str, Any] = {"actors": actors, "gpus": gpus, "address": address}
-    place = _engine(engine, {**local, **cluster})
-    prepare_models()
+    place = _make_engine(
+        engine, processes=processes, threads=threads, actors=actors, gpus=gpus, address=address
+    )
+    options.prepare_models()
     from attnflow import corpus
 
     roles = {"text": text, "prompt": prompt, "completion": completion, "documents": documents}
     roles |= {"image": image, "id": key}
     settings = corpus.Settings(
-        methods=method_list,
+        methods=methods or (),
         columns={role: name for role, name in roles.items() if name is not None},
-        targets="all" if target_refs == ["all"] else target_refs,
+        targets=options.parse_targets(targets),
         layers=layers,
         level=level,  # type: ignore[arg-type]  # checked there
         top=top,
@@ -151,14 +122,14 @@ def run(
         batch_tokens=batch_tokens,
         shard_size=shard_size,
     )
-    with _progress() as state, listening(state.hear):
+    with _progress():
         result = corpus.run(model, data, output, settings=settings, engine=place)
     failed = f", {result.errors:,} of them without a result" if result.errors else ""
     typer.echo(f"{result.texts:,} texts in {str(output)!r}{failed}", err=True)
     typer.echo(f"What they say: attnflow corpus summary {output}", err=True)
 
 
-def _engine(name: str, options: Mapping[str, Any]) -> Local | Ray:
+def _make_engine(name: str, **choices: Any) -> Local | Ray:
     """Return the engine of this name; an option of the other one is refused."""
     from attnflow import corpus
 
@@ -166,27 +137,27 @@ def _engine(name: str, options: Mapping[str, Any]) -> Local | Ray:
     if name not in engines:
         hint = did_you_mean(name, list(engines))
         raise InputError(f"engine is 'local' or 'ray'; got {shorten(name)}.{hint}")
-    options = {option: value for option, value in options.items() if value is not None}
+    choices = {option: value for option, value in choices.items() if value is not None}
     known = [field.name for field in fields(engines[name])]
-    other = next((option for option in options if option not in known), None)
-    if other is not None:
-        owner = "ray" if name == "local" else "local"
-        why = {"local": "the local engine takes the GPUs that there are", "ray": "Ray has actors"}
-        raise InputError(
-            f"--{other} {shorten(options[other])} is for --engine {owner}; {why[name]}."
-        )
-    return engines[name](**options)
+    for option, value in choices.items():
+        if option not in known:
+            owner, why = _OTHER_ENGINES[name]
+            raise InputError(f"--{option} {shorten(value)} is for --engine {owner}; {why}.")
+    return engines[name](**choices)
 
 
 @app.command()
+@options.described
 def summary(
-    folder: Annotated[Path, typer.Argument(help="The folder that `attnflow corpus run` wrote.")],
-    as_json: JsonOption = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=f"The page. Default: {_PAGE} in the folder.")
-    ] = None,
+    folder: Annotated[Path, typer.Argument()],
+    as_json: options.Json = False,
+    output: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
 ) -> None:
-    """Say which sources are strongest and where methods disagree."""
+    """Say which sources are strongest and where methods disagree.
+
+    folder: The folder that `attnflow corpus run` wrote.
+    output: The page. Default: _summary.html in the folder.
+    """
     optional_import("pyarrow", extra="corpus", purpose="Reading a corpus")
     from attnflow import corpus
 
@@ -210,7 +181,7 @@ def _show(summary: Summary, console: Console) -> None:
         listing = ", ".join(f"{text} {percent(n / method['rows'], 1)}" for text, n in sources)
         console.print(f"  strongest most often: {escape(listing)}", soft_wrap=True)
         if method["first_wins"] is not None:
-            share = f"{percent(method['first_wins'], 1)}"
+            share = percent(method["first_wins"], 1)
             console.print(f"  the first {record['level']} is the strongest in {share} of the rows")
         console.print(f"  the strongest holds {percent(method['share'], 1)} of a row on average")
     for pair in record["pairs"]:
@@ -220,11 +191,40 @@ def _show(summary: Summary, console: Console) -> None:
         )
 
 
+@contextmanager
+def _progress() -> Iterator[None]:
+    """Show a bar in a terminal; elsewhere write one JSON line a minute, and one at the end."""
+    state, console = _State(), Console(stderr=True)
+    if console.is_terminal:
+        with Progress(*_COLUMNS, console=console, transient=True) as bars:
+            task = bars.add_task("starting", total=None, state="")
+
+            def show(progress: StageProgress) -> None:
+                if state.hear(progress):
+                    bars.update(task, completed=state.texts, total=state.total)
+                    bars.update(task, description="texts", state=state.sentence())
+
+            with listening(show):
+                yield
+        return
+    last_line = -_SECONDS_BETWEEN_LINES
+
+    def write_line(progress: StageProgress) -> None:
+        nonlocal last_line
+        if state.hear(progress) and time.monotonic() - last_line >= _SECONDS_BETWEEN_LINES:
+            last_line = time.monotonic()
+            typer.echo(json.dumps(state.to_dict()), err=True)
+
+    with listening(write_line):
+        yield
+    if state.resumed is not None:
+        typer.echo(json.dumps(state.to_dict()), err=True)
+
+
 @dataclass
 class _State:
     """The state of a run, from what it tells. `resumed` texts were there already."""
 
-    show: Callable[[_State], None]
     texts: int = 0
     total: int = 0
     resumed: int | None = None
@@ -232,8 +232,8 @@ class _State:
     tokens: int = 0
     begin: float = field(default_factory=time.monotonic)
 
-    def hear(self, progress: StageProgress) -> None:
-        """Take a stage of the run; texts come last."""
+    def hear(self, progress: StageProgress) -> bool:
+        """Take a stage of the run; return True for the texts, which come last."""
         if progress.stage == "tokens":
             self.tokens = progress.done
         elif progress.stage == "texts without a result":
@@ -242,7 +242,7 @@ class _State:
             if self.resumed is None:
                 self.resumed, self.begin = progress.done, time.monotonic()
             self.texts, self.total = progress.done, progress.total
-            self.show(self)
+        return progress.stage == "texts"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, paces and times rounded."""
@@ -259,60 +259,12 @@ class _State:
             "seconds_left": round((self.total - self.texts) / pace, 1) if pace else None,
         }
 
-
-@contextmanager
-def _progress() -> Iterator[_State]:
-    """Show a bar in a terminal; elsewhere write one JSON line a minute, and one at the end."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        lines = _Lines()
-        state = _State(lines)
-        yield state
-        if state.resumed is not None:
-            lines.write(state)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("starting", total=None, state="")
-
-        def show(state: _State) -> None:
-            bars.update(
-                task,
-                description="texts",
-                completed=state.texts,
-                total=state.total,
-                state=_sentence(state.to_dict()),
-            )
-
-        yield _State(show)
-
-
-def _sentence(state: Mapping[str, Any]) -> str:
-    sentence = [f"{state['texts']:,} of {state['total']:,}"]
-    if state["seconds_left"] is not None:
-        sentence.append(f"{state['tokens_per_second']:,.0f} tokens/s")
-        sentence.append(f"{_duration(state['seconds_left'])} left")
-    sentence += [f"{state['errors']:,} failed"] if state["errors"] else []
-    return " · ".join(sentence)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-class _Lines:
-    """JSON lines on standard error, the first at once, then one a minute."""
-
-    def __init__(self) -> None:
-        self._last = -_SECONDS_BETWEEN_LINES
-
-    def __call__(self, state: _State) -> None:
-        if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
-            self.write(state)
-
-    def write(self, state: _State) -> None:
-        """Write a line now."""
-        self._last = time.monotonic()
-        print(json.dumps(state.to_dict()), file=sys.stderr, flush=True)  # noqa: T201
+    def sentence(self) -> str:
+        """Return what stands beside the bar."""
+        state = self.to_dict()
+        parts = [f"{self.texts:,} of {self.total:,}"]
+        if state["seconds_left"] is not None:
+            parts.append(f"{state['tokens_per_second']:,.0f} tokens/s")
+            parts.append(f"{timedelta(seconds=round(state['seconds_left']))} left")
+        parts += [f"{self.errors:,} failed"] if self.errors else []
+        return " · ".join(parts)

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from attnflow import storage
+from attnflow.cli import options
 from attnflow.cli.ask import show_answer
 from attnflow.cli.inputs import tell_preparation
-from attnflow.cli.options import prepare_models
+from attnflow.cli.output import print_dim
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
 from attnflow.methods import quiet_about_limits
@@ -57,19 +58,20 @@ _WITHOUT_SMOLLM2 = (
 )
 
 
+@options.described
 def demo(
-    output: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="The folder for the documents and the reports.")
-    ] = (Path("attnflow-demo")),
+    output: Annotated[Path, typer.Option(metavar="FOLDER")] = Path("attnflow-demo"),
 ) -> None:
     """Ask about five documents and write reports.
 
     A question goes to SmolLM2, and a sentence to the embedded model. The documents and a
     report of each are left in a folder.
+
+    output: The folder for the documents and the reports.
     """
     if output.suffix or output.is_file():
         raise InputError(f"--output is a folder; got {str(output)!r}.")
-    prepare_models()
+    options.prepare_models()
     output.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
     if all(importlib.util.find_spec(name) is not None for name in _PARTS):
@@ -83,16 +85,13 @@ def demo(
 
 
 def _ask(console: Console, output: Path) -> None:
-    """Which document made it say this?"""
+    """Ask which document made it say this."""
     from attnflow.explainers.answers import ask
 
     for name, text in DOCUMENTS.items():
         storage.write_text(output / name, text)
     tell_preparation(None)
-    console.print(
-        Text(f"$ attnflow ask {QUESTION!r} '{output}/*.txt'", style="dim"),
-        soft_wrap=True,
-    )
+    print_dim(f"$ attnflow ask {QUESTION!r} '{output}/*.txt'", console)
     with progress_bars("reading and answering"):
         answer = ask("smollm2", QUESTION, DOCUMENTS, max_new_tokens=32)
     show_answer(answer, console)
@@ -101,12 +100,12 @@ def _ask(console: Console, output: Path) -> None:
 
 
 def _explain(console: Console, output: Path) -> None:
-    """Why singular? What the default says, and what it is worth."""
+    """Ask why it says singular: what the default says, and what it is worth."""
     from attnflow.explainers.comparison import compare
     from attnflow.explainers.texts import explain
     from attnflow.hosts.load import load
 
-    console.print(Text(f"$ attnflow explain {_SENTENCE!r}", style="dim"))
+    print_dim(f"$ attnflow explain {_SENTENCE!r}", console)
     result = explain("verb-number", _SENTENCE)
     assert result.prediction is not None  # the embedded model always answers
     console.print(f"The next verb is [bold]{result.prediction}[/bold].")
@@ -118,7 +117,7 @@ def _explain(console: Console, output: Path) -> None:
 
 
 def _interpretation(result: Attribution) -> str:
-    """Whether the true subject comes first, said as it is."""
+    """Say whether the true subject comes first."""
     subject = _SENTENCE.split()[1]
     first = next(c.token for c in result.top(len(result.sources)) if not c.token.startswith("["))
     if first == subject:

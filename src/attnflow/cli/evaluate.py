@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnflow import storage
-from attnflow.cli.options import ChatOption, JsonOption, ModelOption, SeedOption, prepare_models
+from attnflow.cli import options
 from attnflow.cli.output import make_folder, print_json, tell_written
 from attnflow.cli.progress import progress_bars
 from attnflow.data import name_subject
@@ -30,22 +30,11 @@ _RERUNS = [name for name in METHODS if name not in trace_methods()]
 _NAME = "evaluation"
 
 
+@options.described
 def evaluate(
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE|FOLDER",
-            help="The texts: .txt (one text on each line), .csv, .tsv, .jsonl, .json, .parquet or "
-            ".arrow. A file with a column 'prompt' is about what a language model writes after "
-            "each prompt. For images: a folder, or a table with a column 'path' and, where known, "
-            "'label' and 'box'.",
-        ),
-    ],
-    model: ModelOption = None,
-    column: Annotated[
-        str | None,
-        typer.Option(help="The column of the texts. Default: 'text' or 'sentence'."),
-    ] = None,
+    data: Annotated[Path, typer.Option(metavar="FILE|FOLDER")],
+    model: options.Model = None,
+    column: str | None = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,60 +43,18 @@ def evaluate(
             f"{', '.join(trace_methods())}; for prompts also {', '.join(_RERUNS)} and default.",
         ),
     ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How a source is taken away. For texts: unk, mask, pad or delete; default: the "
-            "first of these that the tokenizer has. For prompts: hide (the default), replace or "
-            "delete. For images: mean (the default), blur or zero.",
-        ),
-    ] = None,
-    level: Annotated[
-        str | None,
-        typer.Option(
-            help="For prompts: what a source is: token, word (the default), sentence or document."
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(help="For prompts: how many tokens the model writes, at most. Default: 20."),
-    ] = None,
-    chat: ChatOption = False,
-    min_words: Annotated[
-        int | None, typer.Option(help="Leave out texts with fewer words. Default: 2.")
-    ] = None,
-    skip: Annotated[
-        int,
-        typer.Option(
-            help="Leave out this many of the texts drawn first: those that options were chosen on."
-        ),
-    ] = 0,
-    samples: Annotated[int, typer.Option(help="How many texts are drawn, at most.")] = 500,
-    seed: SeedOption = 0,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="How many changed texts (default: 64) or images (default: 32) go through the "
-            "model at once."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write CSV, Markdown and a figure to this folder, and keep the run in it.",
-        ),
-    ] = None,
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keep the run in this .jsonl file, and go on with it if it is there. Default: "
-            f"{_NAME}.jsonl in the folder of --output.",
-        ),
-    ] = None,
-    as_json: JsonOption = False,
+    by: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    level: str | None = None,
+    max_new_tokens: int | None = None,
+    chat: options.Chat = False,
+    min_words: int | None = None,
+    skip: int = 0,
+    samples: int = 500,
+    seed: options.Seed = 0,
+    batch_size: int | None = None,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
+    journal: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Say which method to trust for MODEL on DATA.
 
@@ -117,16 +64,34 @@ def evaluate(
     something. Without --methods all methods are compared. A file with a column 'prompt' (and, where
     known, 'completion', 'answer' and 'documents') is about what a language model or an
     encoder-decoder writes after each prompt.
+
+    data: The texts: .txt (one text on each line), .csv, .tsv, .jsonl, .json, .parquet or .arrow. A
+        file with a column 'prompt' is about what a language model writes after each prompt. For
+        images: a folder, or a table with a column 'path' and, where known, 'label' and 'box'.
+    column: The column of the texts. Default: 'text' or 'sentence'.
+    by: How a source is taken away. For texts: unk, mask, pad or delete; default: the first of
+        these that the tokenizer has. For prompts: hide (the default), replace or delete. For
+        images: mean (the default), blur or zero.
+    level: For prompts: what a source is: token, word (the default), sentence or document.
+    max_new_tokens: For prompts: how many tokens the model writes, at most. Default: 20.
+    min_words: Leave out texts with fewer words. Default: 2.
+    skip: Leave out this many of the texts drawn first: those that options were chosen on.
+    samples: How many texts are drawn, at most.
+    batch_size: How many changed texts (default: 64) or images (default: 32) go through the model
+        at once.
+    output: Write CSV, Markdown and a figure to this folder, and keep the run in it.
+    journal: Keep the run in this .jsonl file, and go on with it if it is there. Default:
+        evaluation.jsonl in the folder of --output.
     """
     journal = output / f"{_NAME}.jsonl" if journal is None and output is not None else journal
-    prepare_models()
+    options.prepare_models()
     from attnflow.evaluation import evaluate as run
 
-    options = {
+    choices = {
         **{"column": column, "by": by, "level": level, "max_new_tokens": max_new_tokens},
         **{"chat": chat or None, "min_words": min_words, "batch_size": batch_size},
     }
-    subject = _make_subject(data, {n: value for n, value in options.items() if value is not None})
+    subject = _make_subject(data, {n: value for n, value in choices.items() if value is not None})
     with _stoppable(journal, subject.plural), progress_bars("loading the model"):
         evaluation = run(
             model,
@@ -140,7 +105,7 @@ def evaluate(
         )
     if output is not None:
         numbers = {"skip": skip, "samples": samples, "seed": seed}
-        _write(evaluation, output, data, _command(data, model, methods, {**options, **numbers}))
+        _write(evaluation, output, data, _command(data, model, methods, {**choices, **numbers}))
     if as_json:
         print_json(evaluation.to_dict())
     else:

@@ -12,33 +12,11 @@ from rich.text import Text
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES, statements_of
+from attnflow.cli import options
+from attnflow.cli import output as writing
 from attnflow.cli.inputs import check_text, read_messages, read_text, tell_preparation
-from attnflow.cli.options import (
-    ChatOption,
-    ConfirmOption,
-    ContrastOption,
-    FileOption,
-    ImagesOption,
-    JsonOption,
-    MaxNewTokensOption,
-    MethodOption,
-    ModelOption,
-    OutputOption,
-    SamplingSeedOption,
-    TableOption,
-    parse_span,
-    parse_target,
-    prepare_models,
-)
-from attnflow.cli.output import (
-    check_output,
-    print_confirmation,
-    print_json,
-    print_maps,
-    write_result,
-)
 from attnflow.errors import InputError
-from attnflow.errors.progress import Progress, listening
+from attnflow.errors.progress import listening
 from attnflow.methods import make_method
 from attnflow.show import terminal
 from attnflow.show.sentences import TABLE_LEGENDS, reading_place, sources_sentence, unit_of
@@ -54,73 +32,32 @@ _ROW_LEGENDS = {
 }
 
 
+@options.described
 def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(help="The text to continue, or - for standard input.")
-    ] = None,
-    file: FileOption = None,
-    message: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=TEXT",
-            help="Instead of PROMPT: a message of a conversation, whose role is system, user or "
-            "assistant. May be repeated. Or one .json file with a list of messages.",
-        ),
-    ] = None,
-    chat: ChatOption = False,
-    images: ImagesOption = None,
-    model: ModelOption = None,
-    method: MethodOption = None,
-    completion: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Explain this text, which was written already, instead of letting the model "
-            "write. It is what follows the prompt, with its leading space.",
-        ),
-    ] = None,
-    max_new_tokens: MaxNewTokensOption = 20,
+    prompt: Annotated[str | None, typer.Argument()] = None,
+    file: options.File = None,
+    message: Annotated[list[str] | None, typer.Option(metavar="ROLE=TEXT")] = None,
+    chat: options.Chat = False,
+    images: options.Images = None,
+    model: options.Model = None,
+    method: options.Method = None,
+    completion: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
+    max_new_tokens: options.MaxNewTokens = 20,
     targets: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOKEN|PHRASE|START:END|answer",
-            help="Explain only this part of what is written: a token's number or text, a phrase, "
-            "or 'answer' for all of it as one. May be repeated. --table shows one target at "
-            "every layer.",
-        ),
+        list[str] | None, typer.Option(metavar="TOKEN|PHRASE|START:END|answer")
     ] = None,
-    sources: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="prompt|all|NAME=START:END",
-            help="'all' lists generated tokens as sources, too. NAME=START:END or NAME=TEXT sums "
-            "the values over a span of the prompt, and may be repeated. Default: prompt.",
-        ),
-    ] = None,
-    contrast: ContrastOption = None,
-    confirm: ConfirmOption = None,
-    seed: SamplingSeedOption = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="The temperature of sampling (--seed).")
-    ] = None,
-    layer: Annotated[
-        str,
-        typer.Option(
-            help="The layer to show: a number, or 'mean' for the mean of all. -1 is the highest."
-        ),
-    ] = "-1",
-    top: Annotated[int, typer.Option(min=1, help="How many sources to show for a token.")] = 5,
-    hide_common: Annotated[
-        bool,
-        typer.Option("--hide-common", help="Leave out punctuation and function words."),
-    ] = False,
-    common: Annotated[
-        str | None,
-        typer.Option(metavar="WORDS", help="Your own common words, separated by spaces."),
-    ] = None,
-    table: TableOption = False,
-    as_json: JsonOption = False,
-    output: OutputOption = None,
+    sources: Annotated[list[str] | None, typer.Option(metavar="prompt|all|NAME=START:END")] = None,
+    contrast: options.Contrast = None,
+    confirm: options.Confirm = None,
+    seed: options.SamplingSeed = None,
+    temperature: float | None = None,
+    layer: str = "-1",
+    top: Annotated[int, typer.Option(min=1)] = 5,
+    hide_common: Annotated[bool, typer.Option("--hide-common")] = False,
+    common: Annotated[str | None, typer.Option(metavar="WORDS")] = None,
+    table: options.Table = False,
+    as_json: options.Json = False,
+    output: options.Output = None,
 ) -> None:
     """Continue PROMPT and show what each new token draws on.
 
@@ -130,38 +67,56 @@ def generate(
 
     Without --method it uses the default of `attnflow.generate`: the method that agrees best with
     ablations. --method careful takes ten passes for each target and is surer.
+
+    prompt: The text to continue, or - for standard input.
+    message: Instead of PROMPT: a message of a conversation, whose role is system, user or
+        assistant. May be repeated. Or one .json file with a list of messages.
+    completion: Explain this text, which was written already, instead of letting the model write.
+        It is what follows the prompt, with its leading space.
+    targets: Explain only this part of what is written: a token's number or text, a phrase, or
+        'answer' for all of it as one. May be repeated. --table shows one target at every layer.
+    sources: 'all' lists generated tokens as sources, too. NAME=START:END or NAME=TEXT sums the
+        values over a span of the prompt, and may be repeated. Default: prompt.
+    temperature: The temperature of sampling (--seed).
+    layer: The layer to show: a number, or 'mean' for the mean of all. -1 is the highest.
+    top: How many sources to show for a token.
+    hide_common: Leave out punctuation and function words.
+    common: Your own common words, separated by spaces.
     """
     shown_prompt, conversation = _read_prompt(prompt, file, message, chat)
     explainer = None if method is None else make_method(method)
+    if temperature is not None and seed is None:
+        raise InputError("--temperature is for sampling; add --seed NUMBER.")
+    sampling = {"seed": seed, "temperature": temperature}
     request: dict[str, Any] = {
         "completion": completion,
         "max_new_tokens": max_new_tokens,
-        "targets": [parse_span(target) for target in targets] if targets else None,
-        "sources": _parse_sources(sources, shown_prompt),
+        "targets": [options.parse_span(target) for target in targets] if targets else None,
+        "sources": _parse_sources(sources),
         "contrast": contrast,
         "images": images or None,
         "confirm": not images if confirm is None else confirm,
-        **_parse_sampling(seed, temperature),
+        **{name: value for name, value in sampling.items() if value is not None},
     }
-    look = _Look(_parse_layer(layer), top, common, hide_common, table)
-    check_output(output)
-    prepare_models()
+    words = None if common is None else common.split()
+    look = _Look(_parse_layer(layer), top, words, hide_common, table)
+    writing.check_output(output)
+    options.prepare_models()
     from attnflow.explainers.completions import generate as run
 
     console = Console(highlight=False)
     tell_preparation(model)
     echo = _Echo(console, shown_prompt)
-    with listening(None if as_json else echo):
+    with listening(None if as_json else lambda progress: echo.print_text(progress.text)):
         result: Attribution = run(model, conversation, explainer, **request)
-    for remark in result.provenance.get("image_remarks", ()):
-        typer.echo(f"attnflow: {remark}.", err=True)
+    writing.tell_remarks(result)
     if as_json:
-        print_json(result.to_dict())
+        writing.print_json(result.to_dict())
     else:
         echo.print_text(completion or "")
         _show(result, console, look)
     if output is not None:
-        write_result(result, output, _draw)
+        writing.write_result(result, output, _draw)
 
 
 def _read_prompt(
@@ -178,7 +133,7 @@ def _read_prompt(
     return f"{check_text(text, 'continue')}\nassistant: ", messages
 
 
-def _parse_sources(sources: list[str] | None, prompt: str) -> Any:
+def _parse_sources(sources: list[str] | None) -> Any:
     """Return 'prompt', 'all', or the spans of the prompt by name."""
     if not sources or sources in (["prompt"], ["all"]):
         return sources[0] if sources else "prompt"
@@ -190,30 +145,14 @@ def _parse_sources(sources: list[str] | None, prompt: str) -> Any:
                 f"--sources {text!r} must read prompt, all, NAME=START:END or NAME=TEXT."
             )
         start, colon, end = place.partition(":")
-        if colon and start.strip().isdigit() and end.strip().isdigit():
-            spans[name] = (int(start), int(end))
-        elif prompt.count(place) == 1:
-            spans[name] = place
-        else:
-            raise InputError(
-                f"--sources {text!r}: this text occurs {prompt.count(place)} times in the prompt; "
-                "give one that occurs once, or positions START:END."
-            )
+        is_span = colon and start.strip().isdigit() and end.strip().isdigit()
+        spans[name] = (int(start), int(end)) if is_span else place
     return spans
-
-
-def _parse_sampling(seed: int | None, temperature: float | None) -> dict[str, Any]:
-    if temperature is not None and seed is None:
-        raise InputError("--temperature is for sampling; add --seed NUMBER.")
-    if temperature is not None and not 0 < temperature < float("inf"):
-        raise InputError(f"--temperature is a finite number above 0; got {temperature}.")
-    sampling = {"seed": seed, "temperature": temperature}
-    return {name: value for name, value in sampling.items() if value is not None}
 
 
 def _parse_layer(layer: str) -> int | None:
     """Return the number of a layer; None is the mean of all."""
-    number = parse_target(layer)
+    number = options.parse_target(layer)
     if not isinstance(number, int) and layer != "mean":
         raise InputError(f"--layer is a number or 'mean'; got {layer!r}.")
     return number if isinstance(number, int) else None
@@ -226,9 +165,6 @@ class _Echo:
         self._console = console
         self._prompt = prompt
 
-    def __call__(self, progress: Progress) -> None:
-        self.print_text(progress.text)
-
     def print_text(self, text: str) -> None:
         """Print a piece of the completion, behind the prompt if it is the first."""
         if text and self._prompt:
@@ -238,17 +174,13 @@ class _Echo:
 
 
 class _Look(NamedTuple):
-    """What is shown of a completion; `layer` None is the mean of all."""
+    """What is shown of a completion; `layer` None is the mean of all, `words` the common ones."""
 
     layer: int | None
     top: int
-    common: str | None
+    words: list[str] | None
     hide: bool
     table: bool
-
-    @property
-    def words(self) -> list[str] | None:
-        return None if self.common is None else self.common.split()
 
 
 def _show(result: Attribution, console: Console, look: _Look) -> None:
@@ -259,21 +191,17 @@ def _show(result: Attribution, console: Console, look: _Look) -> None:
         return
     one_layer = result.mean_over_layers() if look.layer is None else result.layer(look.layer)
     if one_layer.sources.images:
-        print_maps(one_layer, console)
+        writing.print_maps(one_layer, console)
     else:
         for sentence in _sentences(one_layer, look):
             console.print(Text(sentence), soft_wrap=True)
-    print_confirmation(result.confirmation, console)
+    writing.print_confirmation(result.confirmation, console)
     console.print()
-    shaded = terminal.shaded_text(one_layer, console=console)
-    if shaded is not None:
-        console.print(shaded)
-        console.print()
+    writing.print_shaded(one_layer, console)
     if look.table:
         _print_tables(result, one_layer, console, look)
     legend = _ROW_LEGENDS[unit_of(one_layer)] if look.table else "--table shows the numbers."
-    about = f"{result.title}, {reading_place(one_layer)}. {legend}"
-    console.print(Text(about, style="dim"), soft_wrap=True)
+    writing.print_dim(f"{result.title}, {reading_place(one_layer)}. {legend}", console)
 
 
 def _sentences(result: Attribution, look: _Look) -> list[str]:
@@ -307,11 +235,11 @@ def _print_tables(
     console.print(terminal.completion_table(one_layer, k=look.top, console=console, **common))
 
 
-def _draw(result: Attribution) -> Figure:
+def _draw(result: Attribution) -> Figure | None:
     """Draw the images under each word, the bars of a single target, or the map of all."""
     from attnflow.show import plots
 
     if result.sources.images:
-        return plots.image_words_figure(result)
+        return writing.draw_result(result)
     single = result.targets.positions[0] if len(result.targets) == 1 else None
     return plots.completion_figure(result, single)

@@ -8,6 +8,7 @@ import glob
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,7 @@ def read_text(text: str | None, file: Path | None, name: str = "TEXT") -> str:
 def read_messages(turns: Sequence[str]) -> list[dict[str, str]]:
     """Read the messages of --message: ROLE=TEXT each, or one file of JSON with all of them."""
     if len(turns) == 1 and turns[0].endswith(".json"):
-        return [_message(turn) for turn in _listed_messages(Path(turns[0]))]
+        return [_message(turn) for turn in _listed_messages(turns[0])]
     messages = []
     for turn in turns:
         role, equals, content = turn.partition("=")
@@ -66,19 +67,19 @@ def read_messages(turns: Sequence[str]) -> list[dict[str, str]]:
                 f"--message {turn[:60]!r} must read ROLE=TEXT, where the role is one of "
                 f"{', '.join(ROLES)}; or name one .json file with a list of messages."
             )
-        messages.append({"role": role.strip(), "content": content})
-    return [_message(message) for message in messages]
+        messages.append(_message({"role": role.strip(), "content": content}))
+    return messages
 
 
-def _listed_messages(path: Path) -> list[object]:
+def _listed_messages(file: str) -> list[object]:
     try:
-        record = json.loads(_read(str(path)))
+        record = json.loads(_read(file))
     except ValueError as error:
-        raise InputError(f"{str(path)!r} is not JSON ({error}).") from error
+        raise InputError(f"{file!r} is not JSON ({error}).") from error
     messages = record.get("messages") if isinstance(record, dict) else record
     if not isinstance(messages, list) or not messages:
         raise InputError(
-            f"{str(path)!r} must hold a list of messages, "
+            f"{file!r} must hold a list of messages, "
             '[{"role": "user", "content": "..."}, ...], or that list as "messages".'
         )
     return messages
@@ -109,9 +110,19 @@ def _files(place: str) -> list[str]:
 
 
 def _read(place: str) -> str:
-    label = "Standard input" if place == STANDARD_INPUT else repr(place)
+    label, path = repr(place), Path(place)
+    if place == STANDARD_INPUT:
+        label, data = "Standard input", sys.stdin.buffer.read()
+    elif not path.is_file():
+        raise FileError(f"There is no file {label}.")
+    elif path.stat().st_size > _LARGEST:
+        raise InputError(
+            f"{label} has {path.stat().st_size:,} bytes; a document of up to {_LARGEST:,} is read. "
+            "Cut it into parts."
+        )
+    else:
+        data = path.read_bytes()
     try:
-        data = sys.stdin.buffer.read() if place == STANDARD_INPUT else _bytes(Path(place))
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
@@ -121,17 +132,6 @@ def _read(place: str) -> str:
     if not text.strip():
         raise InputError(f"{label} is empty.")
     return text.strip()
-
-
-def _bytes(path: Path) -> bytes:
-    if not path.is_file():
-        raise FileError(f"There is no file {str(path)!r}.")
-    if path.stat().st_size > _LARGEST:
-        raise InputError(
-            f"{str(path)!r} has {path.stat().st_size:,} bytes; a document of up to {_LARGEST:,} "
-            "is read. Cut it into parts."
-        )
-    return path.read_bytes()
 
 
 def check_text(text: str, purpose: str = "explain") -> str:
@@ -155,31 +155,26 @@ def check_text(text: str, purpose: str = "explain") -> str:
 
 def _names_file(text: str) -> bool:
     """Tell whether a text is the name of a file that is there, with an ending."""
-    try:
+    with suppress(OSError, ValueError):  # a name that no file can have
         return bool(Path(text).suffix) and Path(text).is_file()
-    except (OSError, ValueError):
-        return False
+    return False
 
 
-def names_photos(text: str | None, model: str | None) -> bool:
+def names_photos(text: str, model: str | None) -> bool:
     """Tell whether TEXT is the path of an image, or of a folder that holds some.
 
     With a model, what reads like the name of an image is one, and a folder of them is meant.
     """
-    if text is None:
-        return False
     if names_picture(text):
         return True
     if model is None:
         return False
     if text.lower().endswith(PICTURE_ENDINGS) and not text.split()[1:]:
         return True  # a file that is not there is told
-    try:
-        return Path(text).is_dir() and any(
-            file.suffix.lower() in PICTURE_ENDINGS for file in Path(text).iterdir()
-        )
-    except (OSError, ValueError):
-        return False
+    with suppress(OSError, ValueError):
+        files = Path(text).iterdir() if Path(text).is_dir() else ()
+        return any(file.suffix.lower() in PICTURE_ENDINGS for file in files)
+    return False
 
 
 def load_for_text(model: str | None) -> Model:

@@ -1,25 +1,61 @@
 """The options that several commands share: each is declared once, with its check.
 
-They are called like the arguments in Python (`--targets`, `--layers`, `--max-new-tokens`).
-Declarations look alike because typer has one shape for them; each says something else.
+They are called like the arguments in Python (`--targets`, `--layers`, `--max-new-tokens`). The help
+of an option is a sentence of a docstring, as that of a method's options is: of the command's own
+or, where several commands share it, of this one.
+
+file: Read the text from this file instead.
+images: An image that the text asks about, for a vision-language model. May be repeated.
+table: Show the numbers, too, with a column for each layer.
+max_new_tokens: How many tokens the model writes, at most.
+confirm: Hide the strongest three words together and say what the answer loses. This costs one more
+    pass. Default: do so for a language model.
+contrast: With a gradient method: explain why the model gives its answer rather than this.
+chat: Put the prompt into the model's chat template, as one message of a user.
+as_json: Print the result as JSON, and nothing else.
+output: Write the result to this file. Its ending decides what is written: numbers (.json,
+    .safetensors), a page (.html) or a figure (.png, .svg, .pdf). `explain` also writes a .gif,
+    built up layer by layer.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from attnflow.errors import InputError, optional_import
 from attnflow.methods import METHODS
+from attnflow.methods.registry import option_sentences
 from attnflow.tokens import TokenRef
 
 _LONGEST_NAME = 1000  # characters of a model's name or path; file systems take less
 _LARGEST_SEED = 2**32 - 1  # what numpy's and torch's generators take alike
 _SYNTAX = "NAME[:KEY=VALUE,...]"
 _NAMES = ", ".join(METHODS)
+
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def described(command: F) -> F:
+    """Give the options of a command their help, and leave the rest of its docstring to it."""
+    text = inspect.cleandoc(command.__doc__ or "")
+    hints = get_type_hints(command, include_extras=True)
+    sentences = option_sentences(text)
+    for name, sentence in {**option_sentences(__doc__ or ""), **sentences}.items():
+        if name in hints and not hasattr(hints[name], "__metadata__"):
+            hints[name] = Annotated[hints[name], typer.Option()]
+        if name in hints:
+            hints[name].__metadata__[0].help = sentence
+    command.__annotations__.update(hints)
+    first = next((name for name in sentences if name in hints), "")
+    command.__doc__ = text.partition(f"\n{first}: ")[0].rstrip()
+    return command
 
 
 def check_model_name(name: str | None) -> str | None:
@@ -39,22 +75,16 @@ def _check_seed(seed: int | None) -> int | None:
     return seed
 
 
-FileOption = Annotated[
-    Path | None,
-    typer.Option("--file", metavar="FILE", help="Read the text from this file instead."),
-]
-ImagesOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--images",
-        metavar="FILE",
-        help="An image that the text asks about, for a vision-language model. May be repeated.",
-    ),
-]
-TableOption = Annotated[
-    bool, typer.Option("--table", help="Show the numbers, too, with a column for each layer.")
-]
-ModelOption = Annotated[
+File = Annotated[Path | None, typer.Option(metavar="FILE")]
+Images = Annotated[list[Path] | None, typer.Option(metavar="FILE")]
+Table = Annotated[bool, typer.Option("--table")]
+MaxNewTokens = Annotated[int, typer.Option()]
+Confirm = Annotated[bool | None, typer.Option("--confirm/--no-confirm")]
+Contrast = Annotated[str | None, typer.Option(metavar="TEXT")]
+Chat = Annotated[bool, typer.Option("--chat")]
+Json = Annotated[bool, typer.Option("--json")]
+Output = Annotated[Path | None, typer.Option(metavar="FILE")]
+Model = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FOLDER",
@@ -63,7 +93,7 @@ ModelOption = Annotated[
         "attnflow, and one of them is the default.",
     ),
 ]
-MethodOption = Annotated[
+Method = Annotated[
     str | None,
     typer.Option(
         metavar=_SYNTAX,
@@ -71,75 +101,35 @@ MethodOption = Annotated[
         "`attnflow methods` lists them.",
     ),
 ]
-MethodsOption = Annotated[
+Methods = Annotated[
     list[str] | None,
     typer.Option(
-        "--methods",
         metavar=_SYNTAX,
         help="A method with its options, as in gradient-flow:residual=0.5. May be repeated. The "
         f"methods are {_NAMES}.",
     ),
 ]
-MaxNewTokensOption = Annotated[int, typer.Option(help="How many tokens the model writes, at most.")]
-ConfirmOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--confirm/--no-confirm",
-        help="Hide the strongest three words together and say what the answer loses. This costs "
-        "one more pass. Default: do so for a language model.",
-    ),
+Seed = Annotated[
+    int, typer.Option(callback=_check_seed, help="The seed of what is drawn at random.")
 ]
-ContrastOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help="With a gradient method: explain why the model gives its answer rather than this.",
-    ),
-]
-ChatOption = Annotated[
-    bool,
-    typer.Option(
-        "--chat", help="Put the prompt into the model's chat template, as one message of a user."
-    ),
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write the result to this file. Its ending decides what is written: numbers (.json, "
-        ".safetensors), a page (.html) or a figure (.png, .svg, .pdf). `explain` also writes a "
-        ".gif, built up layer by layer.",
-    ),
-]
-FolderOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", metavar="FOLDER", help="Write CSV, Markdown and the figure to this folder."
-    ),
-]
-SeedOption = Annotated[
-    int,
-    typer.Option(callback=_check_seed, help="The seed of what is drawn at random."),
-]
-SamplingSeedOption = Annotated[
+SamplingSeed = Annotated[
     int | None,
     typer.Option(
-        "--seed",
-        callback=_check_seed,
-        help="Sample with this seed. Default: always the likeliest token.",
+        callback=_check_seed, help="Sample with this seed. Default: always the likeliest token."
     ),
-]
-ProtocolOption = Annotated[
-    str, typer.Option(help="'sound', or 'paper' for the paper's own with its oddities.")
 ]
 
 
 def parse_target(text: str) -> TokenRef:
     """Return a position, or else a token."""
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,9}", text) else text
+
+
+def parse_targets(targets: list[str] | None) -> Any:
+    """Return the targets, "all" of them, or None where none are named."""
+    if targets == ["all"]:
+        return "all"
+    return [parse_target(target) for target in targets] if targets else None
 
 
 def parse_span(text: str) -> int | str | slice:

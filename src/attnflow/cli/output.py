@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURES = (".png", ".svg", ".pdf")
+ENDINGS = (".json", ".safetensors", ".html", *PICTURES)
 ANIMATION = ".gif"
 _MAPS = 4  # words of an answer about images whose maps the terminal shows
 
@@ -32,7 +33,7 @@ def check_output(output: Path | None, *, animated: bool = False, as_json: bool =
         return
     if as_json:
         raise InputError("--json prints the result and --output writes it to a file: choose one.")
-    allowed = (".json", ".safetensors", ".html", *PICTURES, *([ANIMATION] if animated else []))
+    allowed = (*ENDINGS, ANIMATION) if animated else ENDINGS
     if output.suffix not in allowed:
         raise InputError(
             f"--output {str(output)!r}: the ending decides the format and must be "
@@ -81,8 +82,27 @@ def print_maps(result: Attribution, console: Console) -> None:
         console.print(f"… and {more} more words; --output map.png shows them.")
 
 
+def print_shaded(result: Attribution, console: Console) -> None:
+    """Print the text shaded by its values, where there is something to see."""
+    shaded = terminal.shaded_text(result, console=console)
+    if shaded is not None:
+        console.print(shaded)
+        console.print()
+
+
+def print_dim(text: str, console: Console) -> None:
+    """Print what a reader may pass over."""
+    console.print(Text(text, style="dim"), soft_wrap=True)
+
+
 def draw_result(result: Attribution, kind: Any = None) -> Figure | None:
-    """Draw a result: of one target its layers, of several all pairs, or the kind that is named."""
+    """Draw a result: over images a map for each word, else the kind that is named, else the layers
+    of one target or all pairs of several.
+    """
+    if result.sources.images:
+        from attnflow.show import plots
+
+        return plots.image_words_figure(result)
     kind = kind or ("pairs" if len(result.targets) > 1 else "layers")
     return result.plot(kind).get_figure(root=True)
 
@@ -110,6 +130,12 @@ def write_figure(figure: Figure | None, output: Path) -> None:
     assert figure is not None  # axes that a function of ours drew on stand in a figure
     plots.save_figure(figure, output)
     tell_written(output)
+
+
+def tell_remarks(result: Attribution) -> None:
+    """Say what had to be done to images, on standard error."""
+    for remark in result.provenance.get("image_remarks", ()):
+        typer.echo(f"attnflow: {remark}.", err=True)
 
 
 def tell_written(output: Path) -> None:

@@ -12,9 +12,10 @@ from rich.markup import escape
 from rich.text import Text
 
 from attnflow.attribution import Attribution
+from attnflow.cli import options
+from attnflow.cli import output as writing
 from attnflow.cli.inputs import load_for_photo
-from attnflow.cli.options import prepare_models
-from attnflow.cli.output import PICTURES, check_output, make_folder, print_json, write_result
+from attnflow.cli.output import PICTURES
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import FileError, InputError, ModelError
 from attnflow.errors.progress import listening, tell
@@ -23,8 +24,6 @@ from attnflow.show.sentences import picture_sentence, place_of
 from attnflow.show.terminal import picture_map
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from attnflow.hosts.model import Model
 
 _FIGURES = ("overlay", "methods")
@@ -37,7 +36,7 @@ def explain_photos(
     place: str,
     model: str | None,
     method: Method | str | None,
-    request: Mapping[str, Any],
+    request: dict[str, Any],
     others: Mapping[str, object],
     figure: str | None,
     as_json: bool,
@@ -58,15 +57,31 @@ def explain_photos(
     _check_figure(figure, output, as_json=as_json, several=path.is_dir())
     if not path.exists():
         raise FileError(f"There is no image {place!r}: no file of this name is there.")
-    prepare_models()
+    options.prepare_models()
     loaded = load_for_photo(model, place)
     methods = _SIDE_BY_SIDE if figure == "methods" else (method,)
-    if not path.is_dir():
-        with progress_bars("running the model"):
-            results = _explain(loaded, path, methods, _for_page(request, output))
-        _deliver(results, as_json, output)
+    if path.is_dir():
+        _explain_folder(loaded, path, methods, request, as_json, output)
         return
-    _explain_folder(loaded, path, methods, request, as_json, output)
+    if output is not None and output.suffix == ".html":
+        request["targets"] = request["targets"] or "all"  # a reader chooses there
+    with progress_bars("running the model"):
+        results = _explain(loaded, path, methods, request)
+    _deliver(results, as_json, output)
+
+
+def _check_figure(figure: str | None, output: Path | None, *, as_json: bool, several: bool) -> None:
+    """Check that the map can be written there, before any work is done."""
+    if figure is not None and figure not in _FIGURES:
+        raise InputError(f"--figure {figure}: of an image it is {' or '.join(_FIGURES)}.")
+    if figure is not None and (output is None or (not several and output.suffix not in PICTURES)):
+        raise InputError(f"--figure {figure} needs a file: --output {figure}.png.")
+    if not several or as_json:
+        writing.check_output(output, as_json=as_json)
+    elif output is not None and output.suffix in writing.ENDINGS:
+        raise InputError(
+            f"--output {str(output)!r} is a file, and there are several photos: name a folder."
+        )
 
 
 def _explain_folder(
@@ -91,31 +106,10 @@ def _explain_folder(
                 failures += 1
                 typer.echo(f"attnflow: {error}", err=True)
                 continue
-            map_file = None if output is None else make_folder(output) / f"{photo.name}.png"
-            _deliver(results, as_json, map_file)
+            file = None if output is None else writing.make_folder(output) / f"{photo.name}.png"
+            _deliver(results, as_json, file)
     if failures == len(photos):
         raise InputError(f"None of the {len(photos)} images in {str(folder)!r} could be read.")
-
-
-def _check_figure(figure: str | None, output: Path | None, *, as_json: bool, several: bool) -> None:
-    """Check that the map can be written there, before any work is done."""
-    if figure is not None and figure not in _FIGURES:
-        raise InputError(f"--figure {figure}: of an image it is {' or '.join(_FIGURES)}.")
-    if figure is not None and (output is None or (not several and output.suffix not in PICTURES)):
-        raise InputError(f"--figure {figure} needs a file: --output {figure}.png.")
-    if not several or as_json:
-        check_output(output, as_json=as_json)
-    elif output is not None and output.suffix in (*PICTURES, ".html", ".json", ".safetensors"):
-        raise InputError(
-            f"--output {str(output)!r} is a file, and there are several photos: name a folder."
-        )
-
-
-def _for_page(request: Mapping[str, Any], output: Path | None) -> Mapping[str, Any]:
-    """Return the request, of every target where a page is written: a reader chooses there."""
-    if output is None or output.suffix != ".html":
-        return request
-    return {**request, "targets": request["targets"] or "all"}
 
 
 def _explain(
@@ -139,27 +133,21 @@ def _explain(
 
 def _deliver(results: list[Attribution], as_json: bool, output: Path | None) -> None:
     result = results[0]
-    for remark in result.provenance.get("image_remarks", ()):
-        typer.echo(f"attnflow: {remark}.", err=True)
-    if as_json:
-        print_json(result.to_dict())
-    elif output is None:
-        _show(result)
-    else:
-        write_result(result, output, lambda _: _draw(results))
-
-
-def _draw(results: list[Attribution]) -> Figure:
-    from attnflow.show import plots
-
-    name, prediction = str(results[0].provenance.get("image", "")), results[0].prediction
-    heading = name if prediction is None else f"{name}: {prediction}"
-    return plots.overlay_figure(results, heading=heading)
-
-
-def _show(result: Attribution) -> None:
-    console = Console(highlight=False)
     name = str(result.provenance.get("image", ""))
+    heading = name if result.prediction is None else f"{name}: {result.prediction}"
+    writing.tell_remarks(result)
+    if as_json:
+        writing.print_json(result.to_dict())
+    elif output is None:
+        _show(result, name)
+    else:
+        from attnflow.show.plots import overlay_figure
+
+        writing.write_result(result, output, lambda _: overlay_figure(results, heading=heading))
+
+
+def _show(result: Attribution, name: str) -> None:
+    console = Console(highlight=False)
     if result.prediction is not None:
         answer = escape(str(result.prediction))
         console.print(f"{escape(name)}: the model says [bold]{answer}[/bold].", soft_wrap=True)
@@ -168,5 +156,5 @@ def _show(result: Attribution) -> None:
     console.print(Text(picture_sentence(row, subject=subject)), soft_wrap=True)
     console.print()
     console.print(picture_map(row, console=console))
-    about = f"{row.title}, {place_of(max(row.layers))}. --output overlay.png draws it on the photo."
-    console.print(Text(about, style="dim"), soft_wrap=True)
+    layer = place_of(max(row.layers))
+    writing.print_dim(f"{row.title}, {layer}. --output overlay.png draws it on the photo.", console)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from attnflow import storage
+from attnflow.cli import options
 from attnflow.cli.inputs import check_text, load_for_photo, load_for_text, tell_preparation
-from attnflow.cli.options import (
-    ChatOption,
-    ImagesOption,
-    MaxNewTokensOption,
-    MethodsOption,
-    ModelOption,
-    prepare_models,
-)
 from attnflow.cli.output import check_output, tell_written
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
@@ -24,25 +17,18 @@ from attnflow.methods import make_method
 from attnflow.show.page import page
 from attnflow.tokens.patches import names_picture
 
-if TYPE_CHECKING:
-    from attnflow.explainers.comparison import Comparison
 
-
+@options.described
 def report(
-    output: Annotated[Path, typer.Option(metavar="FILE", help="The .html file to write.")],
-    text: Annotated[
-        str | None, typer.Argument(help="The text to explain, or the path of a photo.")
-    ] = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Instead of TEXT: a prompt to continue and explain."),
-    ] = None,
-    images: ImagesOption = None,
-    model: ModelOption = None,
-    methods: MethodsOption = None,
-    max_new_tokens: MaxNewTokensOption = 20,
-    chat: ChatOption = False,
-    title: Annotated[str | None, typer.Option(help="The heading. Default: the text.")] = None,
+    output: Annotated[Path, typer.Option(metavar="FILE")],
+    text: Annotated[str | None, typer.Argument()] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
+    images: options.Images = None,
+    model: options.Model = None,
+    methods: options.Methods = None,
+    max_new_tokens: options.MaxNewTokens = 20,
+    chat: options.Chat = False,
+    title: str | None = None,
 ) -> None:
     """Write an interactive page about a text, photo or prompt.
 
@@ -52,17 +38,33 @@ def report(
     rollout, raw attention and, up to 128 tokens, flow. A prompt is explained by the default of
     `attnflow generate`. With --images a vision-language model answers --prompt, and the page shows
     the image's map under each word.
+
+    output: The .html file to write.
+    text: The text to explain, or the path of a photo.
+    prompt: Instead of TEXT: a prompt to continue and explain.
+    title: The heading. Default: the text.
     """
     _check_request(output, text, prompt, images)
     method_list = [make_method(name) for name in methods or []]
-    prepare_models()
+    options.prepare_models()
+    from attnflow.explainers.comparison import compare, compare_completions
+
     if text is not None:
-        comparison = _compare(model, text, method_list)
+        is_photo = names_picture(text)
+        loaded = load_for_photo(model, text) if is_photo else load_for_text(model)
+        with progress_bars("running the model"):
+            comparison = compare(loaded, text, method_list or None, confirm=not is_photo)
     else:
-        messages: Any = [{"role": "user", "content": prompt}] if chat else prompt
-        comparison = _compare_completions(
-            model, messages, method_list, max_new_tokens=max_new_tokens, images=images or None
-        )
+        tell_preparation(model)
+        with progress_bars("loading the model"):
+            comparison = compare_completions(
+                model,
+                [{"role": "user", "content": prompt}] if chat else prompt,
+                method_list or [None],
+                max_new_tokens=max_new_tokens,
+                images=images or None,
+                confirm=not images,
+            )
     storage.write_text(output, page(comparison.view(title=title)))
     tell_written(output)
 
@@ -82,23 +84,3 @@ def _check_request(
             "--images go with --prompt: the question that a vision-language model answers. A "
             "photo alone is given as TEXT."
         )
-
-
-def _compare(model: str | None, text: str, methods: list[Any]) -> Comparison:
-    from attnflow.explainers.comparison import compare
-
-    is_photo = names_picture(text)
-    loaded = load_for_photo(model, text) if is_photo else load_for_text(model)
-    with progress_bars("running the model"):
-        return compare(loaded, text, methods or None, confirm=not is_photo)
-
-
-def _compare_completions(
-    model: str | None, prompt: Any, methods: list[Any], **request: Any
-) -> Comparison:
-    from attnflow.explainers.comparison import compare_completions
-
-    tell_preparation(model)
-    confirm = request["images"] is None
-    with progress_bars("loading the model"):
-        return compare_completions(model, prompt, methods or [None], confirm=confirm, **request)

@@ -11,40 +11,32 @@ from typing import Annotated
 
 import typer
 
-from attnflow.cli.options import check_model_name, prepare_models
+from attnflow.cli import options
 from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError, optional_import
 
 _HOST = "127.0.0.1"
 
 
-def _check_models(names: list[str] | None) -> list[str] | None:
-    for name in names or []:
-        check_model_name(name)
-    return names
-
-
+@options.described
 def serve(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FOLDER",
-            callback=_check_models,
-            help="A Hugging Face name or a local folder to offer beside the embedded models. May "
-            "be repeated. Visitors can reach no other model.",
-        ),
-    ] = None,
-    port: Annotated[int, typer.Option(help="The port on 127.0.0.1. 0 takes a free one.")] = 8765,
-    open_page: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
-    ] = True,
+    model: Annotated[list[str] | None, typer.Option(metavar="NAME|FOLDER")] = None,
+    port: int = 8765,
+    open_page: Annotated[bool, typer.Option("--open/--no-open")] = True,
 ) -> None:
     """Serve a page on this machine to try things on.
 
     Type a question, a prompt or a sentence, and see what the answer draws on. Nothing leaves the
     machine.
+
+    model: A Hugging Face name or a local folder to offer beside the embedded models. May be
+        repeated. Visitors can reach no other model.
+    port: The port on 127.0.0.1. 0 takes a free one.
+    open_page: Open the page in a browser.
     """
-    prepare_models()
+    for name in model or []:
+        options.check_model_name(name)
+    options.prepare_models()
     optional_import("fastapi", extra="web", purpose="`attnflow serve`")
     uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")
     os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn outside the main thread
@@ -65,7 +57,7 @@ def serve(
 
 
 def _listen(port: int) -> socket.socket:
-    """The port is taken before models are loaded: that it is in use is told at once."""
+    """Take the port before models are loaded: that it is in use is told at once."""
     if not 0 <= port <= 65_535:
         raise InputError(f"--port is a number from 0 to 65535; got {str(port)[:40]}.")
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

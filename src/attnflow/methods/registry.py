@@ -226,7 +226,7 @@ def describe_options(name: str) -> list[OptionHelp]:
     """
     sentences: dict[str, str] = {}
     for ancestor in METHODS[name].__mro__:
-        for option, sentence in _documented(ancestor.__doc__ or "").items():
+        for option, sentence in option_sentences(ancestor.__doc__ or "").items():
             sentences.setdefault(option, sentence)
     return [
         OptionHelp(option, default, sentences.get(option, ""))
@@ -234,7 +234,7 @@ def describe_options(name: str) -> list[OptionHelp]:
     ]
 
 
-def _documented(docstring: str) -> dict[str, str]:
+def option_sentences(docstring: str) -> dict[str, str]:
     """Read the `name: sentence` paragraphs of a docstring; deeper lines go on with a sentence."""
     sentences: dict[str, str] = {}
     current = ""

@@ -25,13 +25,13 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from attnflow.errors import AttnflowError, InputError, TokensError
 from attnflow.errors.progress import tell
 from attnflow.explainers.comparison import Comparison, usual_methods
-from attnflow.methods import Flow, make_method, trace_methods
+from attnflow.methods import Flow
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
 from attnflow.show.templates import render
 from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError, Results, StoredResult
 from attnflow.web.models import Limits, OfferedModel
-from attnflow.web.requests import DEFAULT, REQUESTS, BaseRequest, method_names, read_request
+from attnflow.web.requests import DEFAULT, REQUESTS, BaseRequest, method_titles, read_request
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
@@ -59,20 +59,18 @@ class Server:
 
     def offers(self) -> dict[str, Any]:
         """Return what the page offers: models, methods with their titles, limits and defaults."""
-        limits, usual = self.limits, [method.name for method in usual_methods(0)]
+        titles, usual = method_titles(), [method.name for method in usual_methods(0)]
         return {
             "models": [model.to_dict() for model in self.models.values()],
-            "methods": list(method_names()),
-            "titles": {name: make_method(name).title for name in trace_methods()},
+            "methods": list(titles),
+            "titles": titles,
             "usual": {
                 kind.task: [DEFAULT] if kind.usual_tokens else [DEFAULT, *usual]
                 for kind in REQUESTS
             },
             "new_tokens": {kind.task: kind.usual_tokens for kind in REQUESTS if kind.usual_tokens},
             "limits": {
-                "tokens": limits.tokens,
-                "new_tokens": limits.new_tokens,
-                "image_bytes": limits.image_bytes,
+                name: getattr(self.limits, name) for name in ("tokens", "new_tokens", "image_bytes")
             },
         }
 
@@ -115,7 +113,7 @@ def create_app(models: Sequence[OfferedModel], limits: Limits | None = None) -> 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.server = server
     app.add_exception_handler(AttnflowError, _sentence)
-    app.add_exception_handler(QueueFullError, partial(_busy, server))
+    app.add_exception_handler(QueueFullError, _busy)
     app.add_exception_handler(404, _missing)
     app.add_exception_handler(405, _missing)
     _add_pages(app)
@@ -219,9 +217,8 @@ async def _sentence(_: Request, error: Exception) -> Response:
     return _error(422 if isinstance(error, InputError) else 500, str(error))
 
 
-async def _busy(server: Server, _: Request, error: Exception) -> Response:
-    limit = server.jobs.limit
-    return _error(503, f"{limit} requests are waiting already. Try again in a little while.")
+async def _busy(_: Request, error: Exception) -> Response:
+    return _error(503, str(error))
 
 
 async def _missing(_: Request, error: Exception) -> Response:

@@ -8,21 +8,17 @@ up. The body of a request has its deadline in the `Guard`.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import h11
 import uvicorn
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attnflow.web.models import Limits
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 # Not Starlette's TrustedHostMiddleware. Which names it lets pass depends on its version: older
 # releases, which we allow, cut the header at the first colon, so that `[::1]:8765` is the host `[`
@@ -57,73 +53,64 @@ class Guard:
     the origin, because a form elsewhere can send here.
     """
 
-    def __init__(self, app: App, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
         self._limits = limits
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or the server's own start and stop."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         guarded = _with_headers(send)
         try:
-            headers = _read_headers(scope["headers"])
+            headers = Headers(scope=scope)
             _check_caller(headers)
-            most = self._largest(scope["path"])
-            body = await self._body(scope["method"], headers, receive, most)
+            body = await self._body(scope, headers, receive)
         except _RefusedError as refused:
-            await _refuse(guarded, refused)
+            # What is left of the body is not read: the connection closes.
+            error, closing = {"error": str(refused)}, {"connection": "close"}
+            await JSONResponse(error, refused.status, closing)(scope, receive, guarded)
             return
         await self._app(scope, _replaying(body, receive), guarded)
 
-    def _largest(self, path: str) -> int:
-        """Return how many bytes may be sent: an image has more than a text."""
-        return self._limits.image_bytes if path in _IMAGES else self._limits.body_bytes
-
-    async def _body(
-        self, method: str, headers: dict[str, str], receive: Receive, most: int
-    ) -> bytes:
+    async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
+        method = scope["method"]
         if method in ("GET", "HEAD"):
             return b""
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         if method == "POST" and kind != "application/json":
             raise _RefusedError(415, "Send JSON, with the content type application/json.")
+        # An image has more bytes than a text.
+        most = self._limits.image_bytes if scope["path"] in _IMAGES else self._limits.body_bytes
+        announced = headers.get("content-length", "0")
         try:
-            return await asyncio.wait_for(
-                self._read(headers, receive, most), self._limits.seconds_to_send
-            )
+            reading = _read(announced, receive, most)
+            return await asyncio.wait_for(reading, self._limits.seconds_to_send)
         except TimeoutError:
             raise _RefusedError(408, "The request did not arrive in time.") from None
 
-    async def _read(self, headers: dict[str, str], receive: Receive, most: int) -> bytes:
-        announced = headers.get("content-length", "0")
-        too_large = _RefusedError(413, f"The request is larger than {most // 1024} KB. Send less.")
-        if announced.isdigit() and int(announced) > most:
+
+async def _read(announced: str, receive: Receive, most: int) -> bytes:
+    too_large = _RefusedError(413, f"The request is larger than {most // 1024} KB. Send less.")
+    if announced.isdigit() and int(announced) > most:
+        raise too_large
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise _RefusedError(400, "The request ended early.")
+        body += message.get("body", b"")
+        if len(body) > most:
             raise too_large
-        body = b""
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise _RefusedError(400, "The request ended early.")
-            body += message.get("body", b"")
-            if len(body) > most:
-                raise too_large
-            if not message.get("more_body", False):
-                return body
+        if not message.get("more_body", False):
+            return body
 
 
-def _read_headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for raw_name, raw_value in pairs:
-        name = raw_name.decode("latin-1").lower()
-        if name in headers and name in _ONCE:
+def _check_caller(headers: Headers) -> None:
+    for name in _ONCE:
+        if len(headers.getlist(name)) > 1:
             raise _RefusedError(400, f"The header {name!r} was sent twice.")
-        headers[name] = raw_value.decode("latin-1")
-    return headers
-
-
-def _check_caller(headers: dict[str, str]) -> None:
     host = headers.get("host", "")
     if not _LOCAL.fullmatch(host):
         raise _RefusedError(421, "This server answers on 127.0.0.1 and localhost only.")
@@ -154,18 +141,6 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
-
-
-async def _refuse(send: Send, refused: _RefusedError) -> None:
-    body = json.dumps({"error": str(refused)}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),  # what is left of the body is not read
-    ]
-    start = {"type": "http.response.start", "status": refused.status, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
 
 
 class DeadlineProtocol(H11Protocol):

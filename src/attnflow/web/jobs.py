@@ -32,7 +32,7 @@ _REMEMBERED = 512  # finished jobs that can still be asked about
 
 
 class QueueFullError(Exception):
-    """The queue is full."""
+    """The queue is full; the message is for whoever came too late."""
 
 
 class CancelledJobError(Exception):
@@ -111,7 +111,9 @@ class Jobs:
         job = Job(work)
         with self._lock:
             if len(self._waiting()) >= self.limit:
-                raise QueueFullError
+                raise QueueFullError(
+                    f"{self.limit} requests are waiting already. Try again in a little while."
+                )
             self._known[job.id] = job
             self._forget()
         self._queue.put(job)

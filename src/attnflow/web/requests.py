@@ -12,7 +12,6 @@ import binascii
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -35,15 +34,13 @@ if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
 DEFAULT = "default"
+_CAREFUL = "careful"  # runs a language model again, and explains words: it stands alone
 _ROLES = ("system", "user", "assistant")
 _MOST_MESSAGES = 40
 _MOST_METHODS = 6
 _MOST_DOCUMENTS = 24
 _LONGEST_NAME = 120
 _LONGEST_TITLE = 90
-_STRICT = ConfigDict(
-    extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=()
-)
 _KINDS = {
     "string_type": "a text",
     "missing": "there",
@@ -54,17 +51,11 @@ _KINDS = {
 }
 
 
-def method_names() -> tuple[str, ...]:
-    """Return what a visitor may choose: the default, and every method there is now."""
-    return (DEFAULT, *trace_methods())
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """Models and limits that the validators check against."""
-
-    limits: Limits
-    models: Mapping[str, OfferedModel] = field(default_factory=dict)
+def method_titles() -> dict[str, str]:
+    """Return what a visitor may choose, with titles: the default, and every method there is now."""
+    titles = {name: make_method(name).title for name in (*trace_methods(), _CAREFUL)}
+    titles[_CAREFUL] += " (ten passes, slower)"
+    return {DEFAULT: "The model’s default", **titles}
 
 
 def _usual_count(function: Callable[..., Any]) -> int:
@@ -72,10 +63,17 @@ def _usual_count(function: Callable[..., Any]) -> int:
     return int(inspect.signature(function).parameters["max_new_tokens"].default)
 
 
-class BaseRequest(BaseModel):
-    """Fields and checks that all requests share. Values are taken as sent, none is converted."""
+class _Strict(BaseModel):
+    """Values are taken as sent, none is converted; a field that is not known is refused."""
 
-    model_config = _STRICT
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, validate_default=True, protected_namespaces=()
+    )
+
+
+class BaseRequest(_Strict):
+    """Fields and checks that all requests share; a check finds limits and models in the context."""
+
     task: ClassVar[str]
     ability: ClassVar[str]
     purpose: ClassVar[str]
@@ -89,8 +87,8 @@ class BaseRequest(BaseModel):
     @field_validator("model")
     @classmethod
     def _model_is_offered(cls, name: str, info: ValidationInfo) -> str:
-        models = _offer_of(info).models.values()
-        able = [model.name for model in models if getattr(model, cls.ability)]
+        models: Mapping[str, OfferedModel] = _offer(info)["models"]
+        able = [model.name for model in models.values() if getattr(model, cls.ability)]
         if name not in able:
             raise InputError(
                 f"There is no model {shorten(name)} here to {cls.purpose}; this server offers "
@@ -103,11 +101,10 @@ class BaseRequest(BaseModel):
     def _methods_are_known(cls, names: list[Any]) -> list[str]:
         if len(names) > _MOST_METHODS:
             raise InputError(f"Choose up to {_MOST_METHODS} methods; got {len(names)}.")
+        known = method_titles()
         for name in names:
-            if not isinstance(name, str) or name not in method_names():
-                raise InputError(
-                    f"Unknown method {shorten(name)}; allowed: {', '.join(method_names())}."
-                )
+            if not isinstance(name, str) or name not in known:
+                raise InputError(f"Unknown method {shorten(name)}; allowed: {', '.join(known)}.")
         return list(dict.fromkeys(names))
 
     @field_validator("text", "prompt", "question", check_fields=False)
@@ -123,7 +120,7 @@ class BaseRequest(BaseModel):
     @field_validator("tokens", check_fields=False)
     @classmethod
     def _tokens_are_few(cls, count: int, info: ValidationInfo) -> int:
-        limit = _offer_of(info).limits.new_tokens
+        limit = _offer(info)["limits"].new_tokens
         if not 1 <= count <= limit:
             raise InputError(f"'tokens' is from 1 to {limit}; got {shorten(count)}.")
         return count
@@ -133,29 +130,13 @@ class BaseRequest(BaseModel):
         """The words that the model reads, for its tokens to be counted; a picture has none."""
         return str(getattr(self, self.subject)) if self.subject else ""
 
-    @property
-    def title(self) -> str | None:
-        """The heading of the result; None takes the text's."""
-        return _shorten_title(self.wording.strip())
-
-    def chosen(self) -> tuple[str | Method | None, ...]:
+    def chosen(self) -> tuple[Method | None, ...]:
         """Return the methods, in the order they were sent; None is the default."""
-        careful = ("careful",) if getattr(self, "careful", False) else ()
-        others = [name for name in self.methods if not careful or name != DEFAULT]
-        return (*careful, *(None if name == DEFAULT else make_method(name) for name in others))
-
-    def options(self) -> dict[str, Any]:
-        """Return the fields that are called as the explainers call them."""
-        return self.model_dump(include={"chat", "confirm"})
-
-    def compare(self, model: Model) -> Comparison:
-        """Carry out the request."""
-        raise NotImplementedError
+        return tuple(None if name == DEFAULT else make_method(name) for name in self.methods)
 
     def carry_out(self, model: Model) -> tuple[Comparison, View]:
-        """Carry out the request; return the results and the document that shows them."""
-        comparison = self.compare(model)
-        return comparison, comparison.view(title=self.title)
+        """Do what is asked; return the results and the document that shows them."""
+        raise NotImplementedError
 
     def record(self) -> dict[str, Any]:
         """Return what was asked, for a link to fill the form; a picture is in the result."""
@@ -174,16 +155,12 @@ class ExplainRequest(BaseRequest):
     subject = "text"
 
     text: str = ""
-    careful: bool = False
     confirm: bool = True
 
-    @property
-    def title(self) -> None:
-        """No heading but the text's."""
-
-    def compare(self, model: Model) -> Comparison:
+    def carry_out(self, model: Model) -> tuple[Comparison, View]:
         """Apply every method to the text."""
-        return compare(model, self.text, self.chosen() or None, **self.options())
+        comparison = compare(model, self.text, self.chosen() or None, confirm=self.confirm)
+        return comparison, comparison.view()
 
 
 class GenerateRequest(BaseRequest):
@@ -198,17 +175,12 @@ class GenerateRequest(BaseRequest):
     prompt: str = ""
     tokens: int
     chat: bool = False
-    careful: bool = False
     confirm: bool = True
 
-    @property
-    def title(self) -> str:
-        """The prompt, which goes on."""
-        return _shorten_title(f"{self.prompt.strip()} …")
-
-    def compare(self, model: Model) -> Comparison:
-        """Continue the prompt and explain every token."""
-        return _continue(self, model, self.prompt)
+    def carry_out(self, model: Model) -> tuple[Comparison, View]:
+        """Continue the prompt and explain every token; the heading is the prompt, which goes on."""
+        prompt = as_chat(self.prompt) if self.chat else self.prompt
+        return _continue(self, model, prompt, f"{self.prompt.strip()} …", confirm=self.confirm)
 
 
 class ChatRequest(BaseRequest):
@@ -219,16 +191,14 @@ class ChatRequest(BaseRequest):
     purpose = "talk with"
     usual_tokens = _usual_count(compare_completions)
 
-    class Message(BaseModel):
+    class Message(_Strict):
         """A turn of a conversation."""
 
-        model_config = _STRICT
         role: str
         content: str
 
     messages: list[Message] = []
     tokens: int
-    careful: bool = False
     confirm: bool = True
 
     @field_validator("messages")
@@ -247,18 +217,15 @@ class ChatRequest(BaseRequest):
         return messages
 
     @property
-    def title(self) -> str:
-        """The last message."""
-        return _shorten_title(self.messages[-1].content.strip())
-
-    @property
     def wording(self) -> str:
         """All messages."""
         return "\n".join(message.content for message in self.messages)
 
-    def compare(self, model: Model) -> Comparison:
-        """Answer the last message and explain every token."""
-        return _continue(self, model, [message.model_dump() for message in self.messages])
+    def carry_out(self, model: Model) -> tuple[Comparison, View]:
+        """Answer the last message, which is the heading, and explain every token."""
+        messages = [message.model_dump() for message in self.messages]
+        title = self.messages[-1].content.strip()
+        return _continue(self, model, messages, title, confirm=self.confirm)
 
 
 class AskRequest(BaseRequest):
@@ -270,10 +237,9 @@ class AskRequest(BaseRequest):
     limit = "ask_tokens"
     usual_tokens = _usual_count(compare_answers)
 
-    class Document(BaseModel):
+    class Document(_Strict):
         """A document: its name and its text."""
 
-        model_config = _STRICT
         name: str
         text: str
 
@@ -281,7 +247,6 @@ class AskRequest(BaseRequest):
     documents: list[Document] = []
     tokens: int
     chat: bool | None = None
-    careful: bool = False
     confirm: bool = False
 
     @field_validator("documents")
@@ -303,10 +268,14 @@ class AskRequest(BaseRequest):
 
     def carry_out(self, model: Model) -> tuple[Comparison, View]:
         """Answer the question; the view has a line for each statement."""
-        documents = [(document.name, document.text) for document in self.documents]
-        methods, options = self.chosen() or (None,), self.options()
         answer, comparison = compare_answers(
-            model, self.question, documents, methods, max_new_tokens=self.tokens, **options
+            model,
+            self.question,
+            [(document.name, document.text) for document in self.documents],
+            self.chosen() or (None,),
+            max_new_tokens=self.tokens,
+            chat=self.chat,
+            confirm=self.confirm,
         )
         return comparison, {**comparison.view(title=self.question), "lines": answer.lines}
 
@@ -330,7 +299,7 @@ class ImageRequest(BaseRequest):
     @field_validator("image")
     @classmethod
     def _image_can_be_read(cls, text: str, info: ValidationInfo) -> str:
-        most = _offer_of(info).limits.image_bytes
+        most = _offer(info)["limits"].image_bytes
         if not text.strip():
             raise InputError("There is no image: drop one on the page, or choose a file.")
         if len(text) > most:
@@ -343,14 +312,10 @@ class ImageRequest(BaseRequest):
     def _name_is_short(cls, name: str) -> str:
         return name[:_LONGEST_NAME] or "image"
 
-    @property
-    def title(self) -> str:
-        """The name of the file."""
-        return self.name
-
-    def compare(self, model: Model) -> Comparison:
-        """Apply every method to the image."""
-        return compare(model, _decode(self.image), self.chosen() or None)
+    def carry_out(self, model: Model) -> tuple[Comparison, View]:
+        """Apply every method to the image; the heading is the name of the file."""
+        comparison = compare(model, _decode(self.image), self.chosen() or None)
+        return comparison, comparison.view(title=self.name)
 
 
 class ImageQuestionRequest(ImageRequest):
@@ -365,26 +330,27 @@ class ImageQuestionRequest(ImageRequest):
     question: str = ""
     tokens: int
 
-    @property
-    def title(self) -> str:
-        """The question."""
-        return _shorten_title(self.question.strip())
-
-    def compare(self, model: Model) -> Comparison:
-        """Answer the question and explain every word."""
-        return _continue(self, model, self.question, images=[_decode(self.image)])
+    def carry_out(self, model: Model) -> tuple[Comparison, View]:
+        """Answer the question, which is the heading, and explain every word."""
+        images = [_decode(self.image)]
+        return _continue(self, model, self.question, self.question.strip(), images=images)
 
 
 def _continue(
     request: GenerateRequest | ChatRequest | ImageQuestionRequest,
     model: Model,
     prompt: Any,
+    title: str,
     **options: Any,
-) -> Comparison:
-    options |= {"max_new_tokens": request.tokens, **request.options()}
-    if options.pop("chat", False):
-        prompt = as_chat(prompt)
-    return compare_completions(model, prompt, request.chosen() or (None,), **options)
+) -> tuple[Comparison, View]:
+    """Let the model write and explain every token."""
+    methods = request.chosen() or (None,)
+    comparison = compare_completions(
+        model, prompt, methods, max_new_tokens=request.tokens, **options
+    )
+    if len(title) > _LONGEST_TITLE:
+        title = f"{title[: _LONGEST_TITLE - 2]}…"
+    return comparison, comparison.view(title=title)
 
 
 REQUESTS: tuple[type[BaseRequest], ...] = (
@@ -409,18 +375,18 @@ def read_request(
     if kind.usual_tokens:
         record.setdefault("tokens", min(kind.usual_tokens, limits.new_tokens))
     try:
-        return kind.model_validate(record, context=_Offer(limits, models))
+        return kind.model_validate(record, context={"models": models, "limits": limits})
     except ValidationError as error:
         raise InputError(_sentence(error.errors()[0], kind.model_fields)) from None
 
 
-def _offer_of(info: ValidationInfo) -> _Offer:
-    assert isinstance(info.context, _Offer)  # `read_request` is the only way in
+def _offer(info: ValidationInfo) -> Any:
+    assert info.context is not None  # `read_request` is the only way in
     return info.context
 
 
 def _check_length(subject: str, length: int, pronoun: str, info: ValidationInfo) -> None:
-    limit = _offer_of(info).limits.characters
+    limit = _offer(info)["limits"].characters
     if length > limit:
         raise InputError(
             f"{subject} {length:,} characters; this server takes up to {limit:,}. Shorten "
@@ -433,10 +399,6 @@ def _decode(image: str) -> bytes:
         return base64.b64decode(image.rpartition(",")[2], validate=True)
     except (binascii.Error, ValueError) as error:
         raise InputError(f"The image is not in base64 ({error}).") from error
-
-
-def _shorten_title(text: str) -> str:
-    return text if len(text) <= _LONGEST_TITLE else f"{text[: _LONGEST_TITLE - 2]}…"
 
 
 def _sentence(error: ErrorDetails, names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@
       at("add-document").addEventListener("click", () => this.addDocument().querySelector("textarea").focus());
       at("files").addEventListener("change", () => this.readFiles());
       at("add-message").addEventListener("click", () => this.addMessage().querySelector("textarea").focus());
-      at("careful").addEventListener("change", () => this.markCareful());
+      at("methods").addEventListener("input", () => this.markAlone());
     }
 
     get task() {
@@ -62,23 +62,25 @@
     // The methods that a text is explained by stand in sight, all others are folded away.
     fillMethods() {
       const boxes = new Map(this.offers.methods.map((name) => [name, this.methodBox(name)]));
-      const inSight = this.offers.usual.explain;
+      const inSight = [...this.offers.usual.explain, "careful"];
       const others = this.offers.methods.filter((name) => !inSight.includes(name));
       const more = make("details", { class: "more" }, make("summary", {}, "More methods"), ...others.map((name) => boxes.get(name)));
       at("methods").replaceChildren(make("legend", {}, "Methods"), ...inSight.map((name) => boxes.get(name)), more);
-      this.markCareful();
     }
 
     methodBox(name) {
       const box = make("input", { type: "checkbox", name: "method", value: name });
       box.checked = this.usual.includes(name);
-      return make("label", {}, box, this.offers.titles[name] ?? "The model’s default");
+      return make("label", {}, box, this.offers.titles[name]);
     }
 
-    // The careful method explains words: it stands alone, and the others wait.
-    markCareful() {
-      const careful = at("careful").checked && !at("careful-choice").hidden;
-      for (const box of document.querySelectorAll("[name=method]")) box.disabled = careful;
+    // The careful method is for language models. It explains words: it stands alone, and the others wait.
+    markAlone() {
+      const careful = document.querySelector("[name=method][value=careful]");
+      careful.disabled = !this.model?.generates;
+      careful.parentElement.hidden = careful.disabled;
+      const alone = careful.checked && !careful.disabled;
+      for (const box of document.querySelectorAll("[name=method]:not([value=careful])")) box.disabled = alone;
     }
 
     fillModel() {
@@ -86,8 +88,7 @@
       at("about").textContent = model?.about ?? "";
       at("chat-choice").hidden = !["generate", "ask"].includes(task) || !model?.chats;
       at("chat").checked = task === "ask";
-      at("careful-choice").hidden = !model?.generates;
-      this.markCareful();
+      this.markAlone();
       const examples = task === "ask" ? [] : (model?.examples ?? []);
       at("examples").replaceChildren(
         ...examples.map((text) => make("button", { type: "button", onclick: () => this.example(text) }, text)),
@@ -171,7 +172,7 @@
 
     request() {
       const { task } = this;
-      const shared = { model: at("model").value, ...this.chosenMethods() };
+      const shared = { model: at("model").value, methods: this.chosenMethods() };
       const text = at("text").value;
       const tokens = Number(at("tokens").value);
       const chat = at("chat").checked && !at("chat-choice").hidden;
@@ -182,11 +183,9 @@
     }
 
     chosenMethods() {
-      const careful = at("careful").checked && !at("careful-choice").hidden;
-      if (careful) return { methods: [], careful };
-      const checked = [...document.querySelectorAll("[name=method]:checked")].map((box) => box.value);
+      const checked = [...document.querySelectorAll("[name=method]:checked:enabled")].map((box) => box.value);
       const usual = this.usual.filter((name) => checked.includes(name)); // the usual one opens
-      return { methods: [...new Set([...usual, ...checked])], careful };
+      return [...new Set([...usual, ...checked])];
     }
 
     // Fill the form with what a stored result was asked.
@@ -204,13 +203,12 @@
       if (request.tokens) at("tokens").value = String(request.tokens);
       at("chat").checked = request.chat ?? this.task === "ask";
       at("confirm").checked = Boolean(request.confirm);
-      at("careful").checked = Boolean(request.careful);
-      this.markCareful();
       for (const box of document.querySelectorAll("[name=method]")) {
         box.checked = request.methods?.length ? request.methods.includes(box.value) : this.usual.includes(box.value);
         const more = box.closest("details");
         if (more && box.checked) more.open = true;
       }
+      this.markAlone();
     }
   }
 
