@@ -51,12 +51,12 @@ _SAME = 1e-3  # what rounding may change a log-probability by when a prefix is c
 
 
 def log_odds(log_prob: Floats) -> Floats:
-    """log p − log(1 − p), from log p."""
+    """Return log p − log(1 − p), from log p."""
     return np.asarray(log_prob - np.log(-np.expm1(np.minimum(log_prob, -1e-12))))
 
 
 def blank_token(tokenizer: Any) -> int:
-    """What stands for nothing: the unknown token, a space, or the padding token.
+    """Return what stands for nothing: the unknown token, a space, or the padding token.
 
     A token that also begins or ends a text is no blank: models take it for a new text.
     """
@@ -168,7 +168,7 @@ class CompletionAblation:
             self._check_mask()
 
     def _check_mask(self) -> None:
-        """Hiding needs a mask with holes, and positions that do not follow from it."""
+        """Raise unless a mask may have holes, and positions do not follow from it."""
         name, config = type(self.model).__name__, self.model.config
         by_mask = "position_ids" not in self._accepts or bool(getattr(config, "alibi", False))
         if by_mask and not self._two_stacks:
@@ -191,7 +191,7 @@ class CompletionAblation:
         return np.asarray(self.token_log_probs(sets).sum(axis=1))
 
     def token_log_probs(self, sets: Sequence[Sequence[int]]) -> Floats:
-        """(sets, completion tokens): the log-probability of each completion token.
+        """Return the log-probability of each completion token, `(sets, completion tokens)`.
 
         Equal sets are run once.
         """
@@ -205,21 +205,28 @@ class CompletionAblation:
         variants = [self._variant(key) for key in distinct]
         rows: dict[tuple[int, ...], Floats] = {}
         for batch in self._batches(variants):
-            for k, row in zip(batch, self._run([variants[k] for k in batch]), strict=True):
+            members = [variants[k] for k in batch]
+            start = min(map(self._start, members)) if self.takes_prefix_from_cache else None
+            for k, row in zip(batch, self._forward(members, start), strict=True):
                 rows[distinct[k]] = row
             tell("ablation", len(rows), len(distinct))
         empty = np.empty((0, len(self.completion_ids)))
         return np.stack([rows[key] for key in keys]) if keys else empty
 
     def at_once(self, sets: Sequence[Sequence[int]]) -> Floats:
-        """The same for a few sets in one forward pass, without asking what could be cached."""
+        """Return the same for a few sets in one pass, without asking what could be cached."""
         variants = [self._variant(tuple(sorted(set(map(int, each))))) for each in sets]
         return self._forward(variants, None)
 
     @cached_property
     def takes_prefix_from_cache(self) -> bool:
         """Whether what stands before a change is run only once: tried, not assumed."""
-        if self._two_stacks or not self._only_keys_and_values():
+        config = self.model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or _CACHEABLE)
+        stateful = bool(getattr(self.model, "_is_stateful", False))
+        # Otherwise a plain cache does not hold all that a later token reads of earlier ones.
+        plain = "past_key_values" in self._accepts and not stateful and kinds <= _CACHEABLE
+        if self._two_stacks or not plain:
             return False
         prompt = self._variant(())
         expected = self._forward([prompt], None)
@@ -236,37 +243,28 @@ class CompletionAblation:
     def _accepts(self) -> frozenset[str]:
         return frozenset(inspect.signature(self.model.forward).parameters)
 
-    def _only_keys_and_values(self) -> bool:
-        """Whether a plain cache holds all that a later token reads of earlier ones."""
-        config = self.model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or _CACHEABLE)
-        stateful = bool(getattr(self.model, "_is_stateful", False))
-        return "past_key_values" in self._accepts and not stateful and kinds <= _CACHEABLE
-
     def _variant(self, positions: tuple[int, ...]) -> _Variant:
         prompt = tuple(int(token) for token in self.prompt_ids)
         if positions and not 0 <= positions[0] <= positions[-1] < len(prompt):
             raise InputError(
                 f"Only prompt positions 0 to {len(prompt) - 1} can be taken away; got {positions}."
             )
-        completion = () if self._two_stacks else tuple(int(t) for t in self.completion_ids[:-1])
         absent = set(positions)
         first = positions[0] if positions else len(prompt)
-        visible = (True,) * (len(prompt) + len(completion))
         if self.by == "delete":
-            rest = tuple(token for k, token in enumerate(prompt) if k not in absent)
-            if not rest:
+            prompt = tuple(token for k, token in enumerate(prompt) if k not in absent)
+            if not prompt:
                 raise InputError("All tokens of the prompt would be deleted; leave one.")
-            return _Variant((*rest, *completion), (True,) * (len(rest) + len(completion)), first)
-        if self.by == "replace":
-            blank = int(self.blank) if self.blank is not None else 0
-            tokens = tuple(blank if k in absent else token for k, token in enumerate(prompt))
-            return _Variant((*tokens, *completion), visible, first)
-        mask = tuple(k not in absent for k in range(len(visible)))
-        return _Variant((*prompt, *completion), mask, first)
+        elif self.by == "replace":
+            blank = int(self.blank or 0)
+            prompt = tuple(blank if k in absent else token for k, token in enumerate(prompt))
+        completion = () if self._two_stacks else tuple(int(t) for t in self.completion_ids[:-1])
+        ids = (*prompt, *completion)
+        visible = tuple(self.by != "hide" or k not in absent for k in range(len(ids)))
+        return _Variant(ids, visible, first)
 
     def _batches(self, variants: Sequence[_Variant]) -> Iterator[list[int]]:
-        """Variants of one length together, those that change late apart from those that do early.
+        """Yield variants of one length together, late changes apart from early ones.
 
         Equal lengths need no padding, which a window would count.
         """
@@ -280,7 +278,7 @@ class CompletionAblation:
         at = 0
         while at < len(order):
             lead = variants[order[at]]
-            tokens = len(lead.ids) - (self._start(lead, lead.first) if cached else 0)
+            tokens = len(lead.ids) - (self._start(lead) if cached else 0)
             batch = [
                 k
                 for k in order[at : at + max(1, budget // tokens)]
@@ -289,16 +287,12 @@ class CompletionAblation:
             yield batch
             at += len(batch)
 
-    def _start(self, variant: _Variant, first: int) -> int:
-        """The first position to run: the position before the completion must be among them."""
-        return min(first, len(variant.ids) - len(self.completion_ids))
-
-    def _run(self, variants: Sequence[_Variant]) -> Floats:
-        start = min(self._start(variant, variant.first) for variant in variants)
-        return self._forward(variants, start if self.takes_prefix_from_cache else None)
+    def _start(self, variant: _Variant) -> int:
+        """Return the first position to run: that before the completion must be among them."""
+        return min(variant.first, len(variant.ids) - len(self.completion_ids))
 
     def _forward(self, variants: Sequence[_Variant], start: int | None) -> Floats:
-        """(variants, completion tokens); `start`: run from there on, with the cache before it."""
+        """Return `(variants, completion tokens)`; `start`: run from there on, beside the cache."""
         device = device_of(self.model)
         ids = torch.tensor([variant.ids for variant in variants], device=device)
         mask = torch.tensor([variant.visible for variant in variants], device=device).long()
@@ -324,7 +318,7 @@ class CompletionAblation:
         return self.model(input_ids=ids[:, start:], attention_mask=mask, **options).logits
 
     def _prefix(self, length: int, batch: int) -> DynamicCache:
-        """The first keys and values of the unchanged text, once for each row of a batch."""
+        """Return the first keys and values of the unchanged text, once for each row of a batch."""
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(self._unchanged):
             cache.update(
@@ -352,7 +346,7 @@ class CompletionAblation:
         return [(layer.keys, layer.values) for layer in layers]
 
     def _decoded(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """An encoder–decoder: hidden positions are masked in the encoder and for the decoder."""
+        """Run an encoder–decoder: what is hidden is masked in the encoder and for the decoder."""
         start = self.model.generation_config.decoder_start_token_id
         start = self.model.config.decoder_start_token_id if start is None else start
         if start is None:

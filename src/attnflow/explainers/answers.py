@@ -23,7 +23,8 @@ from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.answer_rows import rows_of
 from attnflow.explainers.completions import generate, mark_documents
-from attnflow.explainers.prompts import Message, as_chat, encode_prompts
+from attnflow.explainers.prompts import Message, Prompt, as_chat, encode_prompts
+from attnflow.explainers.request import Completion
 from attnflow.explainers.reruns import confirm_completion
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
@@ -107,7 +108,14 @@ class Answer:
         return {
             "question": self.question,
             "answer": self.text,
-            "statements": [_statement_record(statement) for statement in self.statements],
+            "statements": [
+                {
+                    "text": statement.text,
+                    "tokens": list(statement.rows),
+                    "sources": [vars(source) for source in statement.sources],
+                }
+                for statement in self.statements
+            ],
             "omissions": [vars(omission) for omission in self.omissions],
             "result": self.result.to_dict(),
         }
@@ -174,25 +182,19 @@ def ask(
     prompt_ids = encode_prompts(loaded, prompt).prompts()[0].ids
     tokens = list(loaded.tokenizer.convert_ids_to_tokens(prompt_ids))
     result = mark_documents(result, collection, loaded.tokenizer, tokens)
-    answer = Answer(question, collection, _how_sure(loaded, result, prompt_ids))
+    passages = _named_sentences(result)
+    if passages:  # how sure is it? what the answer loses when the sentences it names are hidden
+        completion = Completion(Prompt(prompt_ids), list(result.provenance["completion_ids"]))
+        confirmation = confirm_completion(result, loaded, completion, passages=passages)
+        result = replace(result, confirmation=confirmation)
+    answer = Answer(question, collection, result)
     if not confirm:
         return answer
-    omissions = _confirm(loaded, answer, prompt_ids, templated, writing)
-    return Answer(question, collection, answer.result, omissions)
-
-
-def _how_sure(model: Model, result: Attribution, ids: list[int]) -> Attribution:
-    """Return the result with what the answer loses when the sentences it names are hidden."""
-    passages = _named_sentences(result)
-    if not passages:
-        return result
-    completion = result.provenance["completion_ids"]
-    confirmation = confirm_completion(result, model, ids, completion, passages=passages)
-    return replace(result, confirmation=confirmation)
+    return replace(answer, omissions=_omissions(loaded, answer, prompt_ids, templated, writing))
 
 
 def _named_sentences(result: Attribution) -> list[tuple[str, list[int]]]:
-    """The strongest sentence of each statement: its name, and its positions in the prompt."""
+    """Return the strongest sentence of each statement: its name, its positions in the prompt."""
     passages = passages_of(result)
     sentences: dict[str, list[int]] = {}
     for statement in statements_of(result):
@@ -205,7 +207,7 @@ def _named_sentences(result: Attribution) -> list[tuple[str, list[int]]]:
 
 
 def uses_chat(tokenizer: Any, chat: bool | None) -> bool:
-    """Whether the chat template is used: as asked, otherwise if there is one."""
+    """Return whether the chat template is used: as asked, otherwise if there is one."""
     return bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
 
 
@@ -219,34 +221,35 @@ def question_prompt(
 
 
 def _first_line(result: Attribution, chat: bool) -> Attribution:
-    """Without a chat template a model writes on: another question, another answer."""
+    """Keep the first line: without a chat template a model writes on, another question next."""
     surfaces = result.targets.surfaces()
-    begun = False
-    for count, surface in enumerate(surfaces):
-        if not chat and begun and "\n" in surface:
-            return _first_targets(result, count)
-        begun = begun or bool(surface.strip())
-    return result
-
-
-def _first_targets(result: Attribution, count: int) -> Attribution:
-    text = "".join(result.targets.surfaces()[:count])
+    begin = next((k for k, surface in enumerate(surfaces) if surface.strip()), len(surfaces))
+    ends = (k for k, surface in enumerate(surfaces) if k > begin and "\n" in surface)
+    count = None if chat else next(ends, None)
+    if count is None:
+        return result
     lists = {
         name: list(result.provenance[name])[:count]
         for name in ("completion_ids", "log_probs")
         if name in result.provenance
     }
-    provenance = {**result.provenance, **lists, "completion": text}
+    provenance = {**result.provenance, **lists, "completion": "".join(surfaces[:count])}
     return replace(rows_of(result, range(count)), provenance=provenance)
 
 
-def _confirm(
+def _omissions(
     model: Model, answer: Answer, ids: Sequence[int], chat: bool, writing: dict[str, Any]
 ) -> tuple[Omission, ...]:
     """Leave each named document out: ask the model again, and take the first answer's odds."""
     names = [source.name for statement in answer.statements for source in statement.sources[:2]]
     strongest = list(dict.fromkeys(names))[:_MOST_CONFIRMED]
-    factors = _less_likely(model, answer, ids, strongest)
+    places = {
+        str(name): positions_of(answer.result, range(int(first), int(end)))
+        for name, first, end in answer.result.provenance[DOCUMENTS]
+    }
+    ablation = ablate(model, ids, answer.result.provenance["completion_ids"])
+    scores = ablation.log_probs([(), *(places[name] for name in strongest)])
+    factors = np.exp(scores[0] - scores[1:]).tolist()
     omissions = []
     for name, factor in zip(strongest, factors, strict=True):
         others = [document for document in answer.documents if document.name != name]
@@ -258,18 +261,6 @@ def _confirm(
     return tuple(omissions)
 
 
-def _less_likely(
-    model: Model, answer: Answer, ids: Sequence[int], names: Sequence[str]
-) -> list[float]:
-    places = {
-        str(name): positions_of(answer.result, range(int(first), int(end)))
-        for name, first, end in answer.result.provenance[DOCUMENTS]
-    }
-    ablation = ablate(model, ids, answer.result.provenance["completion_ids"])
-    scores = ablation.log_probs([(), *(places[name] for name in names)])
-    return np.exp(scores[0] - scores[1:]).tolist()
-
-
 def _plain(text: str) -> str:
     return " ".join(re.sub(r"[^\w ]", "", text.casefold()).split())
 
@@ -278,11 +269,3 @@ def _times(factor: float) -> str:
     if factor < 1:
         return f"{1 / factor:.1f} times more"
     return f"{factor:,.0f} times less" if factor >= 10 else f"{factor:.1f} times less"
-
-
-def _statement_record(statement: Statement) -> dict[str, Any]:
-    return {
-        "text": statement.text,
-        "tokens": list(statement.rows),
-        "sources": [vars(source) for source in statement.sources],
-    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -60,21 +61,18 @@ def split_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[in
 
 
 class Batches(ABC, Generic[Item]):
-    """A loaded model, and the methods that explain its inputs at one layer."""
+    """A loaded model, and the methods that explain its inputs at one layer.
 
-    def __init__(self, model: Model, layers: int) -> None:
+    methods: as they are applied, the default included, in the order of the results.
+    """
+
+    def __init__(self, model: Model, methods: list[Method], layers: int) -> None:
         count = model.adapter.expected_layers(model.module)
         if count is not None and layers > count:
             raise InputError(
                 f"layers={layers}: the model has {count} layers with attention; -1 is the highest."
             )
-        self.model = model
-        self.layers = layers
-
-    @property
-    @abstractmethod
-    def methods(self) -> list[Method]:
-        """The methods, in the order of the results."""
+        self.model, self.methods, self.layers = model, methods, layers
 
     @abstractmethod
     def explain(self, items: Sequence[Item]) -> Results:
@@ -86,13 +84,13 @@ class Batches(ABC, Generic[Item]):
 
     def lengths(self, items: Sequence[Item]) -> list[int | Exception]:
         """Return the length of each input, or the reason why the model cannot take it."""
-        return [self._length_or_error(item) for item in items]
-
-    def _length_or_error(self, item: Item) -> int | Exception:
-        try:
-            return self.length(item)
-        except Exception as error:  # whatever is wrong with one input must not end the others
-            return error
+        lengths: list[int | Exception] = []
+        for item in items:
+            try:
+                lengths.append(self.length(item))
+            except Exception as error:  # whatever is wrong with one must not end the others
+                lengths.append(error)
+        return lengths
 
 
 class TextBatches(Batches[Any]):
@@ -109,15 +107,9 @@ class TextBatches(Batches[Any]):
         targets: Targets = None,
         layers: int = -1,
     ) -> None:
-        super().__init__(model, layers)
-        self._methods = list(methods) or [default_method(model)]
+        super().__init__(model, list(methods) or [default_method(model)], layers)
         self._targets = targets
         self._passes = self._divide()
-
-    @property
-    def methods(self) -> list[Method]:
-        """The methods as they are applied, the default included."""
-        return self._methods
 
     def length(self, item: Any) -> int:
         """Count as the model's tokenizer does, special tokens included."""
@@ -148,7 +140,7 @@ class TextBatches(Batches[Any]):
         with quiet_about_limits():
             for explain_group, methods in self._passes:
                 results |= zip(methods, explain_group(items, methods), strict=True)
-        return [[results[method][k] for method in self._methods] for k in range(len(items))]
+        return [[results[method][k] for method in self.methods] for k in range(len(items))]
 
     def _divide(self) -> list[tuple[Callable[[Sequence[Any], list[Any]], Results], list[Method]]]:
         """Return which methods share a pass, and the function that makes it.
@@ -158,24 +150,20 @@ class TextBatches(Batches[Any]):
         adapter = self.model.adapter
         by_rows = self._targets is None and adapter.supports_row_gradients(self.model.module)
         rows: list[Method] = [
-            m for m in self._methods if by_rows and isinstance(m, GradientAttention)
+            m for m in self.methods if by_rows and isinstance(m, GradientAttention)
         ]
         alone = [
             method
-            for method in self._methods
+            for method in self.methods
             if drops_sink(method) or needs_own_gradients(self.model, method, self._targets)
         ]
-        shared = [m for m in self._methods if m not in rows and m not in alone]
+        shared = [m for m in self.methods if m not in rows and m not in alone]
+        last_rows = partial(explain_last_rows, self.model, layers=self.layers)
         return [
-            *((self._explain_last_rows, group) for group in _sharing(rows)),
+            *((last_rows, group) for group in _sharing(rows)),
             *([(self._explain_alone, alone)] if alone else []),
             *((self._explain_traces, group) for group in _sharing(shared)),
         ]
-
-    def _explain_last_rows(
-        self, items: Sequence[Any], methods: Sequence[GradientAttention]
-    ) -> Results:
-        return explain_last_rows(self.model, items, methods, self.layers)
 
     def _explain_alone(self, items: Sequence[Any], methods: Sequence[Method]) -> Results:
         """Explain one by one what has a gradient for each answer, or drops each text's sink."""
@@ -273,16 +261,11 @@ class CompletionBatches(Batches[PromptText]):
         max_new_tokens: int = 0,
         chat: bool = False,
     ) -> None:
-        super().__init__(model, layers)
         checked_generator(model.module)
         choices: Sequence[Method | None] = methods or (None,)
         self._readers = [Reader.of(model, method) for method in choices]
+        super().__init__(model, [reader.method for reader in self._readers], layers)
         self._max_new_tokens, self._chat = max_new_tokens, chat
-
-    @property
-    def methods(self) -> list[Method]:
-        """The methods as they are asked for; the default's fallback drops each prompt's sink."""
-        return [reader.method for reader in self._readers]
 
     def length(self, item: PromptText) -> int:
         """Count the prompt and its completion, or the room for one."""

@@ -45,8 +45,8 @@ class Comparison:
 
 
 def usual_methods(length: int, first: Method | None = None) -> tuple[Method, ...]:
-    """What is shown when nothing was asked for: the model's default (`first`) before all others,
-    flow only where it takes seconds.
+    """Return what is shown when nothing was asked for: the model's default (`first`) before all
+    others, flow only where it takes seconds.
     """
     others = (Rollout(), Raw(), *((Flow(),) if length <= FLOW_TOKENS else ()))
     return (*(() if first is None or first in others else (first,)), *others)
@@ -69,7 +69,7 @@ def compare(
     loaded = as_model(model)
     _check_methods(methods)
     tell("running the model", 0, 1)
-    if methods is not None and _reruns(methods[0]):
+    if methods and methods[0] is not None and isinstance(make_method(methods[0]), RerunMethod):
         return Comparison((explain(loaded, text, methods[0], confirm=confirm),))
     first = default_for(loaded, text)
     applicable = None
@@ -78,11 +78,16 @@ def compare(
     shared = [m for m in applicable or usual_methods(0, first) if not _is_apart(loaded, m)]
     trace = capture(loaded, text, methods=shared, decoder_text=decoder_text)
     applied = usual_methods(trace.length, first) if applicable is None else applicable
-    results = tuple(_apply(method, loaded, text, trace) for method in applied)
+    results: tuple[Attribution, ...] = ()
+    for method in applied:
+        tell(method.name, 0, 1)
+        apart = _is_apart(loaded, method)
+        result = apply_method(method, loaded, text, targets=ALL) if apart else method(trace)
+        results = (*results, result)
     if confirm and loaded.adapter.supports_row_gradients(loaded.module):
         tell("hiding the strongest sources", 0, 1)
-        confirmed = with_confirmation(results[0], loaded, next_token(loaded, text))
-        results = (confirmed, *results[1:])
+        token, _ = next_token(loaded, text)
+        results = (with_confirmation(results[0], loaded, token), *results[1:])
     heads = _all_heads(loaded, text, trace) if decoder_text is None else None
     one_graph = not any(isinstance(m, Flow) and _is_apart(loaded, m) for m in applied)
     graph = _graph(trace, applied, results[0]) if one_graph else None  # else one for each target
@@ -91,17 +96,16 @@ def compare(
 
 def _check_methods(methods: Sequence[str | Method | None] | None) -> None:
     """Refuse an empty list, and a method over words beside others, which are over tokens."""
-    if methods is not None and not methods:
+    if methods is None:
+        return
+    if not methods:
         raise InputError("There is nothing to compare: give at least one method.")
-    if methods is not None and len(methods) > 1 and any(map(_reruns, methods)):
-        name = next(make_method(m).name for m in methods if m is not None and _reruns(m))
+    applied = [make_method(method) for method in methods if method is not None]
+    reruns = [method.name for method in applied if isinstance(method, RerunMethod)]
+    if len(methods) > 1 and reruns:
         raise InputError(
-            f"The method {name!r} explains words: ask for it alone, without other methods."
+            f"The method {reruns[0]!r} explains words: ask for it alone, without other methods."
         )
-
-
-def _reruns(method: str | Method | None) -> bool:
-    return method is not None and isinstance(make_method(method), RerunMethod)
 
 
 def _is_apart(model: Model, method: Method) -> bool:
@@ -125,14 +129,8 @@ def compare_completions(
     loaded = as_model(model, default="smollm2")
     _check_methods(methods)
     tell("writing", 0, max_new_tokens)
-    first = generate(
-        loaded,
-        prompt,
-        methods[0],
-        max_new_tokens=max_new_tokens,
-        images=images,
-        confirm=confirm,
-    )
+    writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "confirm": confirm}
+    first = generate(loaded, prompt, methods[0], images=images, **writing)
     ids = first.provenance["completion_ids"]  # not by name: names of tokens may be ambiguous
     others = _read_again(loaded, prompt, ids, methods[1:], images=images)
     heads = None if images else _completion_heads(loaded, prompt, ids)
@@ -156,15 +154,8 @@ def compare_answers(
     loaded = as_model(model, default="smollm2")
     _check_methods(methods)
     tell("reading and answering", 0, 0)
-    answer = ask(
-        loaded,
-        question,
-        documents,
-        methods[0],
-        max_new_tokens=max_new_tokens,
-        chat=chat,
-        confirm=confirm,
-    )
+    writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "confirm": confirm}
+    answer = ask(loaded, question, documents, methods[0], chat=chat, **writing)
     prompt = question_prompt(question, answer.documents, uses_chat(loaded.tokenizer, chat))
     ids = answer.result.provenance["completion_ids"]
     others = [
@@ -199,13 +190,6 @@ def _completion_heads(model: Model, prompt: Any, ids: Sequence[int]) -> HeadWeig
     return HeadWeights.of_completion(trace, len(encoded), tokens_of(model.tokenizer, ids))
 
 
-def _apply(method: Method, model: Model, text: Any, trace: AttentionTrace) -> Attribution:
-    tell(method.name, 0, 1)
-    if _is_apart(model, method):
-        return apply_method(method, model, text, targets=ALL)
-    return method(trace)
-
-
 def _all_heads(model: Model, text: Any, trace: AttentionTrace) -> AttentionTrace | None:
     """Return every head by itself, where they are few enough to look at: one more pass."""
     if trace.length > HEADS_TOKENS or trace.encoder_length is not None:
@@ -216,7 +200,7 @@ def _all_heads(model: Model, text: Any, trace: AttentionTrace) -> AttentionTrace
 def _graph(
     trace: AttentionTrace, methods: Sequence[Method], first: Attribution
 ) -> LayeredGraph | None:
-    """The network of the flow that was asked for, else that of plain attention flow."""
+    """Return the network of the flow that was asked for, else that of plain attention flow."""
     flow = next((method for method in methods if isinstance(method, Flow)), None)
     if flow is None and trace.mixed_heads in (None, "mean"):
         flow = Flow()

@@ -221,12 +221,13 @@ def _existing(
 
 
 def _measure(reader: Reader, rerun: RerunMethod, completion: Completion) -> Attribution:
-    prompt, ids = completion.prompt, completion.ids
+    ids = completion.ids
     if has_images(reader.extra):
-        return measure_images(reader, rerun, prompt, ids)
+        return measure_images(reader, rerun, completion.prompt, ids)
     targets = None if reader.target_refs is None else reader.targets(ids)
-    result = measure_completion(rerun, reader.model, prompt, ids, targets=targets)
-    text = {name: reader.about(prompt.ids, ids)[name] for name in ("completion", "completion_ids")}
+    result = measure_completion(rerun, reader.model, completion, targets=targets)
+    about = reader.about(completion.prompt.ids, ids)
+    text = {name: about[name] for name in ("completion", "completion_ids")}
     return replace(result, provenance={**result.provenance, **text})
 
 
@@ -237,11 +238,8 @@ def _confirmed(reader: Reader, completion: Completion, result: Attribution) -> A
             "confirm=True hides words of a prompt; it does not hide patches. Leave it out for "
             "a prompt with images."
         )
-    ids = completion.ids
-    tokens = sorted({k for target in reader.targets(ids) for k in target.tokens})
-    confirmation = confirm_completion(
-        result, reader.model, completion.prompt.ids, ids, tokens=tokens
-    )
+    tokens = sorted({k for target in reader.targets(completion.ids) for k in target.tokens})
+    confirmation = confirm_completion(result, reader.model, completion, tokens=tokens)
     return replace(result, confirmation=confirmation)
 
 

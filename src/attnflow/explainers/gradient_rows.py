@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,12 +60,12 @@ class CompletionRows:
     layers: tuple[int, ...]
 
     def sink(self, example: int, count: int) -> int | None:
-        """The prompt token that serves as attention sink, counted without padding."""
+        """Return the prompt token that serves as attention sink, counted without padding."""
         position = find_sink(self.weights[example, :count])
         return None if position is None else position - self.padding[example]
 
     def of(self, example: int, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """`(layers, count, prompt)` and `(layers, count)`: to the prompt, and to anything else.
+        """Return `(layers, count, prompt)` and `(layers, count)`: to the prompt, and elsewhere.
 
         At each layer what it and all layers below it add up to.
         """
@@ -86,7 +85,7 @@ def completion_rows(
     score: ScoreName = LOG_PROB,
     contrasts: Mapping[tuple[int, int], int] | None = None,
 ) -> CompletionRows:
-    """The rows of what was written after `prompt` positions, padding on the left included.
+    """Return the rows of what was written after `prompt` positions, padding included.
 
     sequences: (batch, length), prompts and completions. mask: (batch, prompt). lengths: how many
     tokens of each completion count. cache: what the model kept while it wrote, if it is at hand.
@@ -99,6 +98,9 @@ def completion_rows(
     explained = torch.zeros(len(ids), longest, device=ids.device)
     for example, length in enumerate(lengths):
         explained[example, :length] = 1.0
+    others = torch.full_like(ids[:, prompt:], NO_CONTRAST)
+    for place, token in (contrasts or {}).items():
+        others[place] = token
     text = PredictingRows(
         ids=ids[:, :-1],
         mask=torch.cat([mask, completion], dim=1)[:, :-1],
@@ -106,7 +108,7 @@ def completion_rows(
         tokens=ids[:, prompt:],
         explained=explained,
         cache=None if cache is None else cropped(cache, prompt - 1),
-        contrasts=_contrasts(ids[:, prompt:], contrasts),
+        contrasts=others if contrasts else None,
     )
     count = int(adapter_for(model).expected_layers(model) or 0)
     summed = count * longest * text.length * len(ids) > _MOST_NUMBERS
@@ -120,15 +122,6 @@ def completion_rows(
         padding=(prompt - mask.sum(dim=1)).tolist(),
         layers=(count,) if summed else tuple(range(1, len(rows.values) + 1)),
     )
-
-
-def _contrasts(tokens: Tensor, contrasts: Mapping[tuple[int, int], int] | None) -> Tensor | None:
-    if not contrasts:
-        return None
-    others = torch.full_like(tokens, NO_CONTRAST)
-    for (example, number), token in contrasts.items():
-        others[example, number] = token
-    return others
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,12 +152,11 @@ def explain_last_rows(
     ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
     lengths = mask.sum(dim=1).tolist()
     padding = [ids.shape[1] - length for length in lengths]
-    text = _LastRow(
-        ids=_pad_left(ids, padding),
-        mask=_pad_left(mask, padding),
-        first=ids.shape[1] - 1,
-        tokens=ids[:, :1],
+    left_ids, left_mask = (  # padding on the left, so that all texts end together
+        torch.stack([row.roll(pad) for row, pad in zip(rows, padding, strict=True)])
+        for rows in (ids, mask)
     )
+    text = _LastRow(ids=left_ids, mask=left_mask, first=ids.shape[1] - 1, tokens=ids[:, :1])
     with at_rest(module):
         rows = gradient_rows(module, text, methods[0].score)
     values, weights = (array.double().cpu().numpy() for array in (rows.values, rows.weights))
@@ -172,40 +164,19 @@ def explain_last_rows(
     results: list[list[Attribution]] = [[] for _ in methods]
     for k, (length, pad) in enumerate(zip(lengths, padding, strict=True)):
         tokens = tokens_of(tokenizer, ids[k, :length].tolist())
-        scores = Scores(text.logits[-1][k], length - 1, partial(_names, tokenizer))
+        scores = Scores(text.logits[-1][k], length - 1, lambda ids: list(tokens_of(tokenizer, ids)))
         sink = find_sink(weights[k, :, pad:]) if length > 2 else None
-        frame = {
+        frame: dict[str, Any] = {
             "targets": tokens.select([length - 1]),
             "sources": tokens,
             "prediction": scores.prediction(),
             "provenance": {**about, "kind": "causal", "sink": sink},
         }
         for method, column in zip(methods, results, strict=True):
-            column.append(_result(method, values[:, k, :, pad:], sink, layers, frame))
+            available = layers_from(tuple(range(1, len(values) + 1)), method.start_layer)
+            top = available[-1] if layers == -1 else layers
+            sums = values[available[0] - 1 : top, k, :, pad:].sum(axis=0, keepdims=True)
+            rest, elsewhere = method.without_sink(sums, np.zeros(sums.shape[:2]), sink)
+            frame["elsewhere"] = elsewhere if sink is not None else None
+            column.append(Attribution(rest, (top,), method=method, **frame))
     return results
-
-
-def _pad_left(rows: Tensor, padding: Sequence[int]) -> Tensor:
-    """Move the padding to the left, so that all texts end together."""
-    return torch.stack([row.roll(pad) for row, pad in zip(rows, padding, strict=True)])
-
-
-def _result(
-    method: GradientAttention, rows: Any, sink: int | None, layers: int, frame: dict[str, Any]
-) -> Attribution:
-    numbers = tuple(range(1, len(rows) + 1))
-    available = layers_from(numbers, method.start_layer)
-    top = available[-1] if layers == -1 else layers
-    sums = rows[available[0] - 1 : top].sum(axis=0, keepdims=True)
-    values, elsewhere = method.without_sink(sums, np.zeros(sums.shape[:2]), sink)
-    return Attribution(
-        values,
-        (top,),
-        method=method,
-        elsewhere=elsewhere if sink is not None else None,
-        **frame,
-    )
-
-
-def _names(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    return [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]

@@ -14,9 +14,7 @@ from attnflow.hosts.adapter import device_of, on_device
 from attnflow.hosts.inputs import checked_text, padding_to_the_right
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.hosts.registry import adapter_for
-from attnflow.hosts.transformers.inputs import check_vocabulary, checked_tokenizer
-from attnflow.tokens import Tokens
+from attnflow.hosts.transformers.inputs import check_vocabulary, checked_tokenizer, tokens_of
 from attnflow.tokens.text import common_tokens
 
 Message = Mapping[str, str]
@@ -77,20 +75,16 @@ class PromptBatch:
 def encode_prompts(model: Model, prompts: Prompts) -> PromptBatch:
     """Encode texts, conversations of messages, or inputs that the user prepared."""
     if isinstance(prompts, Mapping):
-        return wrap_prompts(model.module, prompts)
-    tokenizer = model.tokenizer
-    checked_tokenizer(tokenizer)
+        return _wrap_prompts(model, prompts)
+    checked_tokenizer(model.tokenizer)
     if not isinstance(prompts, (str, Sequence)) or not prompts:
         raise TokensError(f"There is nothing to continue: the prompt is {shorten(prompts)}.")
     single = isinstance(prompts, str) or all(isinstance(text, Mapping) for text in prompts)
     rows: list[Any] = [prompts] if single else list(prompts)
-    encoded = [
-        Prompt(_encode_text(tokenizer, row))
-        if isinstance(row, (str, Mapping)) or not isinstance(row, Sequence)
-        else _encode_chat(tokenizer, row)
-        for row in rows
-    ]
-    return _padded(model.module, tokenizer, encoded, not single)
+    encoded = [_encode(model.tokenizer, row) for row in rows]
+    for prompt in encoded:
+        check_vocabulary(model.module, torch.tensor(prompt.ids))
+    return _padded(model, encoded, not single)
 
 
 def as_chat(text: str) -> list[Message]:
@@ -98,32 +92,33 @@ def as_chat(text: str) -> list[Message]:
     return [{"role": "user", "content": text}]
 
 
-def _padded(model: Any, tokenizer: Any, prompts: Sequence[Prompt], several: bool) -> PromptBatch:
-    """On the side that the model's facts name: a decoder goes on at the right, an encoder reads
-    from the left and was trained so.
+def _padded(model: Model, prompts: Sequence[Prompt], several: bool) -> PromptBatch:
+    """Pad on the side that the model's facts name: a decoder goes on at the right, an encoder
+    reads from the left and was trained so.
     """
-    side = adapter_for(model).facts(model).padding_side
     longest = max(len(prompt.ids) for prompt in prompts)
-    pad = next((p for p in (tokenizer.pad_token_id, tokenizer.eos_token_id) if p is not None), 0)
-    ids = [_fill(prompt.ids, longest, pad, side) for prompt in prompts]
-    mask = [_fill([1] * len(prompt.ids), longest, 0, side) for prompt in prompts]
-    for prompt in prompts:
-        check_vocabulary(model, torch.tensor(prompt.ids))
+    tokens = (model.tokenizer.pad_token_id, model.tokenizer.eos_token_id)
+    pad = next((token for token in tokens if token is not None), 0)
+
+    def fill(row: list[int], value: int) -> list[int]:
+        filling = [value] * (longest - len(row))
+        return filling + row if model.facts.padding_side == "left" else row + filling
+
+    ids = [fill(prompt.ids, pad) for prompt in prompts]
+    mask = [fill([1] * len(prompt.ids), 0) for prompt in prompts]
+    device = device_of(model.module)
     return PromptBatch(
-        torch.tensor(ids, device=device_of(model)),
-        torch.tensor(mask, device=device_of(model)),
+        torch.tensor(ids, device=device),
+        torch.tensor(mask, device=device),
         {},
         several,
         tuple(prompt.form for prompt in prompts),
     )
 
 
-def _fill(row: list[int], length: int, value: int, side: Literal["left", "right"]) -> list[int]:
-    filling = [value] * (length - len(row))
-    return filling + row if side == "left" else row + filling
-
-
-def _encode_text(tokenizer: Any, prompt: object) -> list[int]:
+def _encode(tokenizer: Any, prompt: object) -> Prompt:
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        return _encode_chat(tokenizer, prompt)
     if isinstance(prompt, Mapping):
         raise TokensError(
             "A list of prompts holds either texts or the messages of one conversation; this one "
@@ -132,7 +127,7 @@ def _encode_text(tokenizer: Any, prompt: object) -> list[int]:
     ids = list(tokenizer(checked_text(prompt, "continue", "prompt"))["input_ids"])
     if not ids:
         raise TokensError(f"There is nothing to continue: the prompt is {shorten(prompt)}.")
-    return ids
+    return Prompt(ids)
 
 
 def _encode_chat(tokenizer: Any, prompt: Any) -> Prompt:
@@ -201,26 +196,26 @@ def _contents(text: str, messages: Sequence[Message]) -> Iterator[tuple[int, int
             yield start, place
 
 
-def wrap_prompts(model: Any, inputs: Mapping[str, Tensor]) -> PromptBatch:
-    """Prepared inputs: `input_ids`, with padding, if any, on the side the model takes it."""
+def _wrap_prompts(model: Model, inputs: Mapping[str, Tensor]) -> PromptBatch:
+    """Check prepared inputs: `input_ids`, with padding, if any, on the side the model takes it."""
     if "input_ids" not in inputs:
         raise TokensError(
             "A prepared prompt needs 'input_ids'; got "
             f"{', '.join(map(shorten, inputs)) or 'nothing'}."
         )
-    tensors = on_device(inputs, device_of(model))
+    tensors = on_device(inputs, device_of(model.module))
     ids = tensors["input_ids"]
     if ids.ndim != 2 or 0 in ids.shape:
         raise TokensError(
             f"input_ids must have the shape (batch, length), not empty; got {tuple(ids.shape)}."
         )
     tensors.setdefault("attention_mask", torch.ones_like(ids))
-    side = adapter_for(model).facts(model).padding_side
+    side = model.facts.padding_side
     if side == "right":
         tensors = padding_to_the_right(tensors, "attention_mask")
     ids, mask = tensors.pop("input_ids"), tensors.pop("attention_mask")
     _check_padding(ids, mask, side)
-    check_vocabulary(model, ids)
+    check_vocabulary(model.module, ids)
     return PromptBatch(ids, mask, tensors, several=len(ids) > 1)
 
 
@@ -272,18 +267,10 @@ def neutral_ids(
         raise TokensError(
             "The neutral prompt is made with the tokenizer: attnflow.load(model, tokenizer=...)."
         )
-    tokens = Tokens(tuple(map(str, tokenizer.convert_ids_to_tokens(list(ids)))))
-    common = common_tokens(tokens).tolist()
-    special = {*tokenizer.all_special_ids, *_added_ids(tokenizer)}
+    common = common_tokens(tokens_of(tokenizer, ids)).tolist()
+    # Tokens beside the vocabulary are signs of form, also those not declared as special.
+    added = getattr(tokenizer, "get_added_vocab", dict)()
+    special = {*tokenizer.all_special_ids, *added.values()}
     filler = tokenizer(_FILLER, add_special_tokens=False)["input_ids"][-1]
-    stays = [a or b for a, b in zip(common, form or [False] * len(common), strict=True)]
-    return [
-        token if token in special or stay else filler
-        for token, stay in zip(ids, stays, strict=True)
-    ]
-
-
-def _added_ids(tokenizer: Any) -> set[int]:
-    """Tokens beside the vocabulary are signs of form, also those not declared as special."""
-    added = getattr(tokenizer, "get_added_vocab", dict)
-    return set(added().values())
+    rows = zip(ids, common, form or [False] * len(common), strict=True)
+    return [token if token in special or word or sign else filler for token, word, sign in rows]

@@ -17,7 +17,7 @@ from attnflow.explainers.ablation import CompletionAblation, ablate
 from attnflow.explainers.gradient_rows import LOG_PROBS
 from attnflow.explainers.leave_out import AblationTask, function_of
 from attnflow.explainers.prompts import Prompt
-from attnflow.explainers.request import CompletionTarget, resolve_targets
+from attnflow.explainers.request import Completion, CompletionTarget, resolve_targets
 from attnflow.explainers.sources import Sources, strongest
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.model import Model
@@ -33,15 +33,14 @@ _SIGNS = ".,;:!?\"'()[]{}«»“”‘’"
 def measure_completion(
     method: RerunMethod,
     model: Model,
-    prompt: Prompt,
-    ids: Sequence[int],
+    completion: Completion,
     *,
     targets: Sequence[CompletionTarget] | None = None,
 ) -> Attribution:
     """Attribute a completion to the sources of its prompt; default: every token of it."""
-    sources = Sources.of_prompt(model, prompt, method.level)
-    ablation = ablate(model, prompt.ids, ids, by=method.by)
-    names = tokens_of(model.tokenizer, ids)
+    sources = Sources.of_prompt(model, completion.prompt, method.level)
+    ablation = ablate(model, completion.prompt.ids, completion.ids, by=method.by)
+    names = tokens_of(model.tokenizer, completion.ids)
     return measure(method, ablation, sources, names=names, targets=targets)
 
 
@@ -85,8 +84,7 @@ def measure(
 def confirm_completion(
     result: Attribution,
     model: Model,
-    prompt_ids: Sequence[int],
-    completion_ids: Sequence[int],
+    completion: Completion,
     *,
     tokens: Sequence[int] | None = None,
     passages: Sequence[tuple[str, Sequence[int]]] | None = None,
@@ -100,25 +98,26 @@ def confirm_completion(
     Where the log-probabilities of the completion are known from the explanation itself, this is
     one forward pass. Sources are ranked by the sum over the result's targets at its highest layer.
     """
-    hidden_sources = passages or _strongest_words(result, model, prompt_ids)
+    prompt, ids = completion.prompt.ids, completion.ids
+    hidden_sources = passages or _strongest_words(result, model, prompt)
     hidden = sorted({position for _, positions in hidden_sources for position in positions})
     try:
-        ablation = ablate(model, prompt_ids, completion_ids)
+        ablation = ablate(model, prompt, ids)
     except ModelError:  # one that counts positions by its mask
         if model.tokenizer is None:
             raise
-        ablation = ablate(model, prompt_ids, completion_ids, by="replace")
+        ablation = ablate(model, prompt, ids, by="replace")
     known = result.provenance.get(LOG_PROBS)
-    if known is not None and len(known) == len(completion_ids):
+    if known is not None and len(known) == len(ids):
         rows = np.stack([np.array(known), ablation.at_once([hidden])[0]])
     else:
         rows = ablation.at_once([(), hidden])
-    numbers = list(range(len(completion_ids)) if tokens is None else tokens)
+    numbers = list(range(len(ids)) if tokens is None else tokens)
     before, after = (tuple(row[numbers].clip(max=0.0).tolist()) for row in rows)
     return Confirmation(
         sources=tuple(name for name, _ in hidden_sources),
         positions=tuple(tuple(positions) for _, positions in hidden_sources),
-        targets=tokens_of(model.tokenizer, [completion_ids[k] for k in numbers]).text,
+        targets=tokens_of(model.tokenizer, [ids[k] for k in numbers]).text,
         log_probs=before,
         log_probs_without=after,
         by=ablation.by,
@@ -126,15 +125,15 @@ def confirm_completion(
 
 
 def _strongest_words(
-    result: Attribution, model: Model, prompt_ids: Sequence[int]
+    result: Attribution, model: Model, prompt: list[int]
 ) -> list[tuple[str, Sequence[int]]]:
     """Return the strongest of the sources that were measured, or of the prompt's words."""
     measured = result.provenance.get(SOURCE_TOKENS)
     if measured is None:
-        sources = Sources.of_prompt(model, Prompt(list(prompt_ids)))
+        sources = Sources.of_prompt(model, Prompt(prompt))
     else:
         positions = tuple(tuple(each) for each in measured)
-        sources = Sources(tuple(result.sources), positions, len(prompt_ids))
+        sources = Sources(tuple(result.sources), positions, len(prompt))
     ranked = strongest(sources.scores(result), _CONFIRMED)
     return [(_readable(sources.names[k]), sources.positions[k]) for k in ranked]
 

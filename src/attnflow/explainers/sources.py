@@ -190,20 +190,6 @@ def prompt_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[Tokens, tuple[int
     return tokens, tuple(k for k, token in enumerate(ids) if token in special)
 
 
-def spans_of_content(tokens: Sequence[str], form: Sequence[bool]) -> list[CharSpan]:
-    """Return the characters of every run of tokens that no chat template (`form`) put there."""
-    spans: list[CharSpan] = []
-    at = 0
-    for surface, framed in zip(surfaces(tokens), form, strict=True):
-        end = at + len(surface)
-        if not framed and spans and spans[-1][1] == at:
-            spans[-1] = (spans[-1][0], end)
-        elif not framed:
-            spans.append((at, end))
-        at = end
-    return spans
-
-
 def strongest(scores: ArrayLike, count: int) -> tuple[int, ...]:
     """Return the sources with the highest scores; of equal ones the earlier first."""
     order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from attnflow.errors.arguments import check_named, checked_arguments
 from attnflow.explainers.answer_rows import ALL, Targets, apply_method, less_identity
 from attnflow.explainers.defaults import default_method, drop_sink
 from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.request import Completion
 from attnflow.explainers.reruns import confirm_completion, measure_completion
 from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
@@ -72,38 +73,31 @@ def explain(
     """
     check_named("level", level, _LEVELS)
     applied = None if method is None else make_method(method)
-    reruns = isinstance(applied, RerunMethod)
+    rerun = applied if isinstance(applied, RerunMethod) else None
     loaded = as_model(model)
-    if images is not None:
-        if confirm or reruns:
+    request: dict[str, Any] = {
+        "targets": targets,
+        "layers": layers,
+        "answer": answer,
+        "contrast": contrast,
+    }
+    token, prediction = None, None
+    if confirm or rerun is not None:
+        if images is not None:
             raise InputError(
                 "confirm=True and methods that run the model again take no images here; "
                 "attnflow.generate(..., method='visibility', images=[...]) does."
             )
-        result = _explain_question(
-            loaded, text, images, applied, targets=targets, layers=layers, answer=answer,
-            contrast=contrast,
-        )  # fmt: skip
-        return result.merge_words() if level == "word" else result
-    token = None
-    if confirm or reruns:
-        includes_answer = not reruns and isinstance(targets, str) and targets == ALL
-        token = next_token(loaded, text, answer, None if includes_answer else targets)
-    if isinstance(applied, RerunMethod) and token is not None:
+        includes_answer = rerun is None and isinstance(targets, str) and targets == ALL
+        token, prediction = next_token(loaded, text, answer, None if includes_answer else targets)
+    if images is not None:
+        result = _explain_question(loaded, text, images, applied, request)
+    elif rerun is not None and token is not None:
         if contrast is not None:
-            raise InputError(f"contrast= is about a gradient; {applied.name!r} has none.")
-        measured = measure_completion(applied, loaded, Prompt(token.ids), [token.choice])
-        result = replace(measured, prediction=token.prediction)
+            raise InputError(f"contrast= is about a gradient; {rerun.name!r} has none.")
+        result = replace(measure_completion(rerun, loaded, token), prediction=prediction)
     else:
-        result = apply_method(
-            applied or default_for(loaded, text),
-            loaded,
-            text,
-            targets=targets,
-            layers=layers,
-            answer=answer,
-            contrast=contrast,
-        )
+        result = apply_method(applied or default_for(loaded, text), loaded, text, **request)
     if confirm and token is not None:
         result = with_confirmation(result, loaded, token)
     return result.merge_words() if level == "word" else result
@@ -126,15 +120,19 @@ def default_for(model: Model, text: Any) -> Method:
 
 
 def _explain_question(
-    model: Model, text: Any, images: Sequence[Any], method: Method | None, **request: Any
+    model: Model,
+    text: Any,
+    images: Sequence[Any],
+    method: Method | None,
+    request: Mapping[str, Any],
 ) -> Attribution:
     """Explain the first word of a vision-language model's answer by patches and words."""
     processor = model.question_processor
     model = replace(model, tokenizer=model.tokenizer or processor.tokenizer)
     photos = read_photos(images)
     inputs = image_prompt(model.module, text, photos, processor)
-    applied = method or default_method(model, about_images=True)
-    result = apply_method(applied, model, inputs, **request)
+    default = default_method(model, about_images=True)
+    result = apply_method(method or default, model, inputs, **request)
     result = with_pictures(result, model.module, inputs, processor, photos)
     if method is not None:
         return result
@@ -142,22 +140,13 @@ def _explain_question(
     return less_identity(result, [result.sources.positions.index(place)])
 
 
-@dataclass(frozen=True)
-class NextToken:
-    """A text as ids, the token that is explained, and the model's own answer.
-
-    choice: the token's id; the model's answer unless another was named.
-    """
-
-    ids: list[int]
-    choice: int
-    prediction: Prediction
-
-
 def next_token(
     model: Model, text: Any, answer: int | str | None = None, targets: object = None
-) -> NextToken:
-    """Ask a causal language model what follows a text: that is what can be measured."""
+) -> tuple[Completion, Prediction]:
+    """Ask a causal language model what follows a text: that is what can be measured.
+
+    The completion is the one token that is explained: the model's answer unless another is named.
+    """
     module, adapter = model.module, model.adapter
     if not adapter.supports_row_gradients(module):
         raise ModelError(
@@ -183,12 +172,11 @@ def next_token(
         raise ModelError(f"{type(module).__name__} says nothing of what follows this text.")
     row = batch.inputs["input_ids"][0]
     ids = row[list(batch.positions_of(0, len(row)))].tolist()
-    return NextToken(ids, scores.choice(answer), scores.prediction())
+    return Completion(Prompt(ids), [scores.choice(answer)]), scores.prediction()
 
 
-def with_confirmation(result: Attribution, model: Model, token: NextToken) -> Attribution:
+def with_confirmation(result: Attribution, model: Model, token: Completion) -> Attribution:
     """Return the result with what the next token loses without the strongest sources."""
-    position = token.prediction.position
+    position = len(token.prompt.ids) - 1
     row = result.row(position) if position in result.targets.positions else result
-    confirmation = confirm_completion(row, model, token.ids, [token.choice])
-    return replace(result, confirmation=confirmation)
+    return replace(result, confirmation=confirm_completion(row, model, token))

@@ -84,11 +84,11 @@ class CapacityMethod(MixingMethod):
         """The kind of its capacities where they are measured."""
         return self.capacities if self.capacities in MEASUREMENTS else None
 
-    def mixed(self, trace: AttentionTrace) -> Matrix:
-        """The heads as one, weighed by gradients where those are asked for."""
+    def mixed_rows(self, trace: AttentionTrace, index: int, places: NDArray[np.intp]) -> Matrix:
+        """Return rows with the heads as one, weighed by gradients where those are asked for."""
         if self.capacities == "gradients":
-            return gradient_weighted(self, trace, self.heads)
-        return super().mixed(trace)
+            return gradient_weighted(self, trace, index, self.heads)[places]
+        return super().mixed_rows(trace, index, places)
 
     @property
     def requires(self) -> Requirements:
@@ -295,17 +295,12 @@ def _dependence(
     return dependence_of(values, bound, rows, [-1])
 
 
-def gradient_weighted(method: Method, trace: AttentionTrace, heads: Heads) -> Matrix:
-    """`(layers, n, n)`: Ā = mean over heads of relu(A ⊙ ∇A), of every layer."""
+def gradient_weighted(method: Method, trace: AttentionTrace, index: int, heads: Heads) -> Matrix:
+    """Return Ā = mean over heads of relu(A ⊙ ∇A) of one layer, `(n, n)`."""
     gradients = required(method, trace, GRADIENTS)
     if trace.mixed_heads not in (None, str(heads)):
         raise MethodError(
             f"This trace holds gradients of heads mixed by {trace.mixed_heads!r}, as that of two "
             f"towers with different heads does; heads={heads!r} cannot be computed from it."
         )
-    return np.stack(
-        [
-            mix_heads(np.maximum(weights * gradient, 0)[None], heads)[0]
-            for weights, gradient in zip(trace.weights, gradients, strict=True)
-        ]
-    )
+    return mix_heads(np.maximum(trace.weights[index] * gradients[index], 0)[None], heads)[0]

@@ -91,19 +91,19 @@ class GradientRollout(Method):
             steps = gradient_steps(trace, self.heads)
             values, compared = roll_out_factors(trace, selection, steps)
             return attribution_of(self, trace, values, selection, compared=compared)
-        weighted = gradient_weighted(self, trace, self.heads)
         relevance = np.eye(trace.length)
         others = spread(trace.length)
         rows = [*selection.rows, *others]
         grown: dict[int, Matrix] = {}
         for number in selection.available:
             index = trace.layers.index(number)
+            weighted = gradient_weighted(self, trace, index, self.heads)
             if trace.encoder_length is not None and trace.stages and trace.stages[index] == "cross":
-                relevance = _crossed(relevance, weighted[index], trace.encoder_length)
+                relevance = _crossed(relevance, weighted, trace.encoder_length)
             elif index == connector_index(trace):
                 relevance = trace.weights[index, 0].astype(np.float64) @ relevance
             else:
-                relevance = relevance + weighted[index] @ relevance
+                relevance = relevance + weighted @ relevance
             grown[number] = relevance[rows]
         every = np.stack([grown[number] for number in selection.layers])
         values, comparison = np.split(every, [len(selection.rows)], axis=1)

@@ -94,13 +94,6 @@ class MixingMethod(Method, Mixing):
             return Requirements(heads=self.heads, record=(measurement,))
         return Requirements(record=(measurement,))
 
-    def layer_matrices(self, trace: AttentionTrace) -> Matrix:
-        """Return what each layer takes from the one below, `(layers, n, n)`."""
-        if self.measured_kind is None:
-            return super().layer_matrices(trace)
-        every, indices = np.arange(trace.length), range(len(trace.layers))
-        return np.stack([self.matrix_rows(trace, index, every) for index in indices])
-
     def matrix_rows(
         self, trace: AttentionTrace, index: int, rows: Sequence[int] | NDArray[np.intp]
     ) -> Matrix:

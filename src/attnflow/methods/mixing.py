@@ -71,12 +71,11 @@ class Mixing:
 
     def layer_matrices(self, trace: AttentionTrace) -> Matrix:
         """Return what each layer takes from the one below, `(layers, n, n)` in float64."""
-        self._check_trace(trace)
         every = np.arange(trace.length)
-        mixed = self.mixed(trace)
-        for index, layer in enumerate(mixed):  # in place: a copy of every layer may not fit
-            mixed[index] = self._finished(layer, trace, index, every)
-        return mixed
+        matrices = np.empty((len(trace.layers), trace.length, trace.length))
+        for index in range(len(matrices)):  # one by one: a copy of every layer may not fit
+            matrices[index] = self.matrix_rows(trace, index, every)
+        return matrices
 
     def matrix_rows(
         self, trace: AttentionTrace, index: int, rows: Sequence[int] | NDArray[np.intp]
@@ -121,28 +120,18 @@ class Mixing:
         finished[np.arange(len(places)), places] += share
         return finished
 
-    def mixed(self, trace: AttentionTrace) -> Matrix:
-        """Return the heads as one, `(layers, n, n)`, before anything else is done to them."""
-        self._check_heads(trace)
-        if trace.mixed_heads is None:
-            return mix_heads(trace.weights, self.heads)
-        return trace.weights[:, 0].astype(np.float64)
-
     def mixed_rows(self, trace: AttentionTrace, index: int, places: NDArray[np.intp]) -> Matrix:
-        """Return these rows of `mixed(trace)[index]`, `(rows, n)`."""
-        self._check_heads(trace)
-        rows = trace.weight_rows(index, _as_slice(places))[None]
-        if trace.mixed_heads is None:
-            return mix_heads(rows, self.heads)[0]
-        return rows[0, 0].astype(np.float64)
-
-    def _check_heads(self, trace: AttentionTrace) -> None:
+        """Return rows of one layer with the heads as one, before anything else is done to them."""
         if trace.mixed_heads not in (None, str(self.heads)):
             raise MethodError(
                 f"This trace was captured with heads already mixed by {trace.mixed_heads!r}, so "
                 f"heads={self.heads!r} cannot be computed from it. Capture again with "
                 "heads=None to keep every head."
             )
+        rows = trace.weight_rows(index, _as_slice(places))[None]
+        if trace.mixed_heads is None:
+            return mix_heads(rows, self.heads)[0]
+        return rows[0, 0].astype(np.float64)
 
     def residual_shares(self, layers: int) -> Matrix:
         """Return the skip connection's share in each layer."""

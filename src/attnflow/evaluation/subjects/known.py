@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attnflow.errors import InputError
 from attnflow.evaluation.metrics import group_sums, rank_of
 from attnflow.evaluation.subjects.examples import CompletionPrompt
-from attnflow.explainers.sources import Sources, spans_of_content
+from attnflow.explainers.sources import Sources
 from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import CharSpan, tokens_in
 
@@ -34,8 +34,8 @@ class PromptText:
     ) -> PromptText:
         """Place a prompt in its tokens; `form`: which of them a chat template put there."""
         parts = tuple(surfaces(tokens))
-        content = spans_of_content(tokens, form) if form is not None else []
-        start = "".join(parts).find(prompt, content[0][0] if content else 0)
+        framed = next((k for k, is_form in enumerate(form or ()) if not is_form), 0)
+        start = "".join(parts).find(prompt, len("".join(parts[:framed])))
         if start < 0:
             raise InputError(
                 f"The tokens of the prompt do not spell it: {''.join(parts)[:60]!r} for "
