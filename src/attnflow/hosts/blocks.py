@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -67,26 +68,6 @@ class BlockState:
     bias: Tensor  # (width,): b_O
     norms: tuple[FixedNorm, ...] = ()
 
-    @classmethod
-    def of(
-        cls,
-        inputs: Tensor,
-        weights: Tensor,
-        values: Tensor,
-        projection: Tensor,
-        bias: Tensor | None,
-        norms: tuple[FixedNorm, ...],
-    ) -> BlockState:
-        """From values (heads that have their own, n, head width) and W_O (heads × width, width).
-
-        With grouped queries several heads share one value; each gets its own copy.
-        """
-        heads = len(weights)
-        shared = values.float().repeat_interleave(heads // len(values), dim=0)
-        by_head = projection.float().reshape(heads, shared.shape[-1], -1)
-        offset = torch.zeros_like(inputs[0]) if bias is None else bias
-        return cls(inputs.float(), weights.float(), shared @ by_head, offset.float(), norms)
-
     def attended(self, rows: Tensor) -> Tensor:
         """F: (targets, sources, width)."""
         return torch.einsum("hqk,hkd->qkd", self.weights[:, rows], self.projected)
@@ -106,17 +87,13 @@ def measure_block(inside: BlockState, names: Collection[str]) -> dict[str, Tenso
     LayerNorm's input. `residual-share` is measured on the vectors that leave the block.
     """
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    for rows in _rows(inside):
+    length, width = inside.inputs.shape
+    everyone = torch.arange(length, device=inside.inputs.device)
+    for rows in everyone.split(max(1, _NUMBERS_AT_ONCE // (length * width))):
         for name, values in _measured_rows(inside, rows).items():
             if name in parts:
                 parts[name].append(values)
     return {name: torch.cat(values) for name, values in parts.items()}
-
-
-def _rows(inside: BlockState) -> Iterator[Tensor]:
-    length, width = inside.inputs.shape
-    everyone = torch.arange(length, device=inside.inputs.device)
-    yield from everyone.split(max(1, _NUMBERS_AT_ONCE // (length * width)))
 
 
 def _measured_rows(inside: BlockState, rows: Tensor) -> dict[str, Tensor]:
@@ -208,20 +185,29 @@ class Parts:
     norms: tuple[nn.LayerNorm, ...] = ()
     scale: Tensor | None = None
 
-    def output_map(self) -> tuple[Tensor, Tensor | None]:
-        """W_O and b_O, each multiplied by what the output of attention is multiplied by."""
-        matrix, bias = _matrix(self.projection), cast("Tensor | None", self.projection.bias)
-        if self.scale is None:
-            return matrix, bias
-        return matrix * self.scale, None if bias is None else bias * self.scale
+    def output_map(self) -> tuple[Tensor, Tensor]:
+        """W_O (inputs, outputs) and b_O, times what the output of attention is multiplied by."""
+        matrix = cast(Tensor, self.projection.weight)
+        if isinstance(self.projection, nn.Linear):  # which keeps it turned over, unlike Conv1D
+            matrix = matrix.T
+        bias = cast("Tensor | None", self.projection.bias)
+        bias = torch.zeros_like(matrix[0]) if bias is None else bias
+        return (matrix, bias) if self.scale is None else (matrix * self.scale, bias * self.scale)
 
 
 def declared_parts(base: nn.Module, model_type: str, model_name: str) -> list[Parts]:
     """Return the parts of every block of a declared family; other models are refused by name."""
     for plan in DECLARED.get(model_type, ()):
         try:
-            blocks = cast(nn.ModuleList, base.get_submodule(plan.blocks))
-            return [_parts(block, plan) for block in blocks]
+            return [
+                Parts(
+                    block,
+                    block.get_submodule(plan.projection),
+                    tuple(cast(nn.LayerNorm, block.get_submodule(path)) for path in plan.norms),
+                    block.get_parameter(plan.scale) if plan.scale else None,
+                )
+                for block in cast(nn.ModuleList, base.get_submodule(plan.blocks))
+            ]
         except AttributeError:
             continue
     raise UnsupportedModelError(
@@ -232,12 +218,6 @@ def declared_parts(base: nn.Module, model_type: str, model_name: str) -> list[Pa
     )
 
 
-def _parts(block: nn.Module, plan: BlockPlan) -> Parts:
-    norms = tuple(cast(nn.LayerNorm, block.get_submodule(path)) for path in plan.norms)
-    scale = block.get_parameter(plan.scale) if plan.scale else None
-    return Parts(block, block.get_submodule(plan.projection), norms, scale)
-
-
 @contextmanager
 def watched_blocks(blocks: Sequence[Parts], recorder: Recorder, model_name: str) -> Iterator[None]:
     """Measure what the recorder was asked for on every block, as it ends."""
@@ -245,19 +225,6 @@ def watched_blocks(blocks: Sequence[Parts], recorder: Recorder, model_name: str)
     if not names:
         yield
         return
-    _refuse_missing_norms(blocks, names, model_name)
-    watch = _Watch(recorder, names)
-    with undone() as changes:
-        for parts in blocks:
-            changes.hook(parts.block.register_forward_pre_hook, watch.begin, with_kwargs=True)
-            for norm in parts.norms:
-                changes.hook(norm.register_forward_hook, watch.normed)
-            changes.hook(parts.block.register_forward_hook, watch.end(parts))
-        changes.set(recorder, "watch", watch.attended)
-        yield
-
-
-def _refuse_missing_norms(blocks: Sequence[Parts], names: Sequence[str], model_name: str) -> None:
     after_norm = [name for name in names if name in _AFTER_A_NORM]
     if after_norm and not all(parts.norms for parts in blocks):
         raise UnsupportedModelError(
@@ -265,6 +232,15 @@ def _refuse_missing_norms(blocks: Sequence[Parts], names: Sequence[str], model_n
             f"fold into {' and '.join(map(repr, after_norm))}: its own is inside the values "
             "already. Use 'norms-residual' (Rollout(matrices='norms')) or 'alti'."
         )
+    watch = _Watch(recorder, names)
+    with undone() as changes:
+        for parts in blocks:
+            changes.hook(parts.block.register_forward_pre_hook, watch.begin, with_kwargs=True)
+            for norm in parts.norms:
+                changes.hook(norm.register_forward_hook, watch.normed)
+            changes.hook(parts.block.register_forward_hook, partial(watch.end, parts))
+        changes.set(recorder, "watch", watch.attended)
+        yield
 
 
 class _Watch:
@@ -287,42 +263,28 @@ class _Watch:
     def normed(self, norm: nn.LayerNorm, arguments: tuple[Any, ...], output: Tensor) -> None:
         self.norms.append((norm, arguments[0], output))
 
-    def end(self, parts: Parts) -> Any:
-        def ended(block: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-            if len(self.attention) != 1 or len(self.norms) != len(parts.norms):
-                raise CaptureError(
-                    f"A {type(block).__name__} attended {len(self.attention)} times and normalised "
-                    f"{len(self.norms)} times where 1 and {len(parts.norms)} were expected, so it "
-                    "cannot be taken apart. Gradient methods work on this model."
-                )
-            with torch.no_grad():
-                self._measure(parts)
+    def end(self, parts: Parts, block: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        if len(self.attention) != 1 or len(self.norms) != len(parts.norms):
+            raise CaptureError(
+                f"A {type(block).__name__} attended {len(self.attention)} times and normalised "
+                f"{len(self.norms)} times where 1 and {len(parts.norms)} were expected, so it "
+                "cannot be taken apart. Gradient methods work on this model."
+            )
+        with torch.no_grad():
+            states = [self._state(parts, example) for example in range(len(self.stream))]
+            measured = [measure_block(state, self.names) for state in states]
+            for name in self.names:
+                self.recorder.measure(name, torch.stack([one[name] for one in measured]))
 
-        return ended
-
-    def _measure(self, parts: Parts) -> None:
-        measured = [
-            measure_block(self._inside(parts, example), self.names)
-            for example in range(len(self.stream))
-        ]
-        for name in self.names:
-            self.recorder.measure(name, torch.stack([one[name] for one in measured]))
-
-    def _inside(self, parts: Parts, example: int) -> BlockState:
-        weights, values = self.attention[0]
-        return BlockState.of(
-            self.stream[example],
-            weights[example],
-            values[example],
-            *parts.output_map(),
-            tuple(
-                FixedNorm.of(norm, stream[example], output[example])
-                for norm, stream, output in self.norms
-            ),
+    def _state(self, parts: Parts, example: int) -> BlockState:
+        """Return one example's; heads that share a value get a copy of it each."""
+        weights, values = (part[example].float() for part in self.attention[0])
+        values = values.repeat_interleave(len(weights) // len(values), dim=0)
+        projection, bias = parts.output_map()
+        by_head = projection.float().reshape(len(weights), values.shape[-1], -1)
+        norms = tuple(
+            FixedNorm.of(norm, stream[example], output[example])
+            for norm, stream, output in self.norms
         )
-
-
-def _matrix(projection: nn.Module) -> Tensor:
-    """W_O as (inputs, outputs): torch's Linear keeps it turned over, GPT-2's Conv1D does not."""
-    weight = cast(Tensor, projection.weight)
-    return weight.T if isinstance(projection, nn.Linear) else weight
+        stream = self.stream[example].float()
+        return BlockState(stream, weights, values @ by_head, bias.float(), norms)

@@ -7,7 +7,7 @@ behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from attnflow.hosts.adapter import Batch
 from attnflow.hosts.capture import capture
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.hosts.recorder import UNIFORM, Intervention, Recorder
+from attnflow.hosts.recorder import UNIFORM, Recorder
 from attnflow.hosts.restore import at_rest
 from attnflow.trace import AttentionTrace
 
@@ -79,8 +79,9 @@ def _causal(model: Model, trace: AttentionTrace) -> Check:
 
 
 def _same_output(model: Model, batch: Batch, trace: AttentionTrace) -> Check:
-    plain = _output(model, batch, None)
-    watched = _output(model, batch, Recorder("mean"))
+    run = model.adapter.run
+    plain = _output(model, batch)
+    watched = _output(model, batch, lambda *pass_: run(*pass_, Recorder("mean")))
     apart = _distance(plain, watched)
     allowed = _APART.get(str(trace.provenance["dtype"]), 1e-3)
     detail = f"relative difference {apart:.1e}, allowed {allowed:.0e}"
@@ -88,35 +89,26 @@ def _same_output(model: Model, batch: Batch, trace: AttentionTrace) -> Check:
 
 
 def _used(model: Model, batch: Batch) -> Check:
-    name = "other attention gives another output"
+    name, run = "other attention gives another output", model.adapter.run_with
     try:
-        disturbed = _output(model, batch, UNIFORM)
+        disturbed = _output(model, batch, lambda *pass_: run(*pass_, UNIFORM))
     except (CaptureError, UnsupportedModelError) as error:
         return Check(name, None, str(error))
-    apart = _distance(_output(model, batch, None), disturbed)
+    apart = _distance(_output(model, batch), disturbed)
     return Check(name, apart > _DISTURBED, f"uniform attention moves the output by {apart:.1e}")
 
 
-def _output(model: Model, batch: Batch, how: Recorder | Intervention | None) -> Tensor:
-    module, adapter = model.module, model.adapter
-    with at_rest(module), torch.no_grad():
-        if how is None:
-            outputs = adapter.forward(module, batch.inputs)
-        elif isinstance(how, Recorder):
-            outputs = adapter.run(module, batch.inputs, how)
-        else:
-            outputs = adapter.run_with(module, batch.inputs, how)
-    return _main_tensor(outputs).float()
-
-
-def _main_tensor(outputs: Any) -> Tensor:
+def _output(model: Model, batch: Batch, run: Callable[..., Any] | None = None) -> Tensor:
+    """Return the main tensor of one pass, run without watching unless a way to run is given."""
+    with at_rest(model.module), torch.no_grad():
+        outputs = (run or model.adapter.forward)(model.module, batch.inputs)
     if isinstance(outputs, Tensor):
-        return outputs
+        return outputs.float()
     for name in ("logits", "last_hidden_state"):
         if getattr(outputs, name, None) is not None:
-            return getattr(outputs, name)
+            return getattr(outputs, name).float()
     if isinstance(outputs, (tuple, list)) and isinstance(outputs[0], Tensor):
-        return outputs[0]
+        return outputs[0].float()
     raise ModelError(f"The model's output, {type(outputs).__name__}, holds no tensor to compare.")
 
 
@@ -128,16 +120,13 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 def model_state(model: nn.Module) -> list[Any]:
     """Everything a capture could leave behind."""
-    state: list[Any] = []
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        state.append(
-            (
-                module.training,
-                len(module._forward_hooks),
-                len(module._forward_pre_hooks),
-                getattr(module, "fused_attn", None),
-                getattr(config, "_attn_implementation", None),
-            )
+    return [
+        (
+            module.training,
+            len(module._forward_hooks),
+            len(module._forward_pre_hooks),
+            getattr(module, "fused_attn", None),
+            getattr(getattr(module, "config", None), "_attn_implementation", None),
         )
-    return state
+        for module in model.modules()
+    ]

@@ -93,17 +93,14 @@ class _Replay:
             again = self._run(layer, example, batch, [[]])
             _check_replay(layer, again[0], output[example])
             for start in range(0, length, step):
-                self._tell(example, start, length, batch)
+                # how many positions of all layers are done, if their number is known
+                done = (len(self.recorder.layers) - 1) * batch * length + example * length + start
+                tell(VALUE_ZEROING, done, self.recorder.expected * batch * length)
                 positions = range(start, min(start + step, length))
                 turned = self._run(layer, example, batch, [[k] for k in positions])
                 near = torch.cosine_similarity(turned.double(), again.double(), dim=-1)
                 distances[example][:, list(positions)] = (1 - near).clamp(min=0).T.cpu()
         return distances
-
-    def _tell(self, example: int, start: int, length: int, batch: int) -> None:
-        """Tell how many positions of all layers are done, if their number is known."""
-        done = (len(self.recorder.layers) - 1) * batch * length + example * length + start
-        tell(VALUE_ZEROING, done, self.recorder.expected * batch * length)
 
     def _run(self, layer: nn.Module, example: int, batch: int, silent: list[list[int]]) -> Tensor:
         """The layer's forward on copies of one example, without the hooks that watch the layer.
