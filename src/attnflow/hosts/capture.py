@@ -22,7 +22,6 @@ from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.hosts.scores import (
     Choice,
-    Explained,
     Scores,
     TokenAt,
     answers_for_each,
@@ -125,7 +124,7 @@ def capture(
     several = isinstance(inputs, (list, tuple))
     image = None if several or isinstance(inputs, Mapping) else image_of(loaded, inputs)
     prepared: Any = inputs if image is None else image.inputs
-    batch = _batch(loaded, prepared if several else [prepared], decoder_text)
+    batch = batch_of(loaded, prepared if several else [prepared], decoder_text)
     if batch.size != 1 and not several:
         raise TokensError(
             f"capture() takes one example and got a batch of {batch.size}; prepared inputs of "
@@ -156,13 +155,13 @@ def capture_phrase(
     """
     loaded = as_model(model)
     request = replace(_request([method], contrast=contrast), phrase=tuple(phrase))
-    return _traces(loaded, _batch(loaded, [inputs]), request)[0]
+    return _traces(loaded, batch_of(loaded, [inputs]), request)[0]
 
 
-def _batch(
+def batch_of(
     model: Model, inputs: Sequence[Any], decoder_text: str | Sequence[str] | None = None
 ) -> Batch:
-    """Prepared inputs, or texts, as the model takes them."""
+    """Return texts, or one batch of prepared inputs, as the model takes them."""
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
         return model.adapter.wrap(model.module, inputs[0])
     if not inputs:
@@ -200,6 +199,21 @@ class _Request:
         """The names of what is taken of the answer's gradient."""
         return tuple(name for name in self.record if name in _OF_AN_ANSWER)
 
+    @property
+    def needs_weights(self) -> bool:
+        """True where factors do not do.
+
+        What is measured inside a layer has a number for each pair, and what is asked beside a
+        single answer's probability is followed through the weights.
+        """
+        special = (self.contrast, self.position, self.phrase or None)
+        return (
+            self.needs_matrix
+            or bool(self.measurements)
+            or len(self.gradients) > 1
+            or any(one is not None for one in special)
+        )
+
     def read(self, scores: Sequence[Scores | None], model: nn.Module) -> Sequence[Scores | None]:
         """Return the scores where they are asked for: at a position, or of a phrase."""
         if self.position is not None:
@@ -207,12 +221,6 @@ class _Request:
         if self.phrase:
             scores = [phrase_scores(one, self.phrase, model) for one in scores]
         return scores
-
-    def explained(self, scores: Sequence[Scores | None], model: nn.Module) -> Explained | None:
-        """Return what gradients are taken of, where any are asked for."""
-        if not self.gradients:
-            return None
-        return choose_answers(scores, self.answer, model, self.contrast)
 
 
 def _request(
@@ -252,7 +260,20 @@ def _request(
 
 
 def _traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrace]:
-    if reads_images(model.module, batch.inputs) or _form(model, batch, request) == "weights":
+    if reads_images(model.module, batch.inputs):
+        return _weight_traces(model, batch, request)
+    rows_of_others = GRADIENT_ATTENTION in request.gradients and (
+        request.score != LOG_PROB or not model.adapter.supports_row_gradients(model.module)
+    )
+    form = chosen_form(
+        model,
+        batch,
+        request.form,
+        needs_matrix=request.needs_weights or rows_of_others,
+        arrays=1 + len(request.gradients),
+        mixed=request.heads is not None,
+    )
+    if form == "weights":
         return _weight_traces(model, batch, request)
     answers = answers_for_each(request.answer, batch.size)
     return [
@@ -298,7 +319,9 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
         if batch.positions is None:
             batch = replace(batch, positions=recorder.positions)
         scores = request.read(adapter.scores(module, model.tokenizer, outputs, batch), module)
-        explained = request.explained(scores, module)
+        explained = None
+        if request.gradients:
+            explained = choose_answers(scores, request.answer, module, request.contrast)
         watched = ForwardPass(model, batch, recorder, scores, explained)
         if two_towers:
             return [two_tower_trace(watched, request.score)]
@@ -315,29 +338,6 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
             for layer, gradient in zip(recorder.layers, gradients, strict=True)
         ]
     return replace(watched, gradients=gradients).traces()
-
-
-def _form(model: Model, batch: Batch, request: _Request) -> Form:
-    """Weights or factors; what is measured inside a layer has a number for each pair, and what is
-    asked beside a single answer's probability is followed through the weights.
-    """
-    kinds = request.gradients
-    rows_of_others = GRADIENT_ATTENTION in kinds and (
-        request.score != LOG_PROB or not model.adapter.supports_row_gradients(model.module)
-    )
-    special = (request.contrast, request.position, request.phrase or None)
-    return chosen_form(
-        model,
-        batch,
-        request.form,
-        needs_matrix=request.needs_matrix
-        or bool(request.measurements)
-        or len(kinds) > 1
-        or rows_of_others
-        or any(one is not None for one in special),
-        arrays=1 + len(kinds),
-        mixed=request.heads is not None,
-    )
 
 
 def _scores_at(scores: Scores | None, position: int, model: nn.Module) -> Scores:

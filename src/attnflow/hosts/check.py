@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attnflow.errors import AttnflowError, CaptureError, ModelError, UnsupportedModelError
 from attnflow.hosts.adapter import Batch
-from attnflow.hosts.capture import capture
+from attnflow.hosts.capture import batch_of, capture
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import UNIFORM, Recorder
@@ -42,14 +42,10 @@ def check_model(model: ModelLike, inputs: str | Mapping[str, Tensor]) -> list[Ch
     """Run every check on one example; nothing raises, what goes wrong is in the list."""
     try:
         loaded = as_model(model)
-        module, adapter = loaded.module, loaded.adapter
+        module = loaded.module
         state = model_state(module)
-        if isinstance(inputs, str):
-            trace = capture(loaded, inputs)
-            batch = adapter.encode(module, loaded.tokenizer, [inputs])
-        else:
-            trace = capture(loaded, [inputs])[0]
-            batch = adapter.wrap(module, inputs)
+        trace = capture(loaded, inputs) if isinstance(inputs, str) else capture(loaded, [inputs])[0]
+        batch = batch_of(loaded, [inputs])
     except AttnflowError as error:
         return [Check("attention was captured", False, str(error))]
     unchanged = model_state(module) == state

@@ -105,10 +105,6 @@ class Scores:
         """Return what people call a choice."""
         return self.names([choice])[0]
 
-    def contrast(self, choice: int, other: int, name: ScoreName) -> Tensor:
-        """Return how much more one choice is said than another: the difference of their scores."""
-        return self.score(choice, name) - self.score(other, name)
-
     def prediction(self) -> Prediction:
         """Return the most probable choice, and the next ones."""
         shares = self.probabilities()
@@ -137,19 +133,17 @@ class PhraseScores(Scores):
 
     def score(self, choice: int, name: ScoreName) -> Tensor:
         """Return the sum over the phrase, whose first token is `choice`."""
+        assert self.next_tokens is not None
         ((first, _), *rest) = self.phrase
-        pairs = [(first, choice), *rest]
-        parts = [Scores.score(self.at_row(row), token, name) for row, token in pairs]
+        parts = [
+            Scores(self.next_tokens[row], row, self.names, self.exclusive).score(token, name)
+            for row, token in [(first, choice), *rest]
+        ]
         return torch.stack(parts).sum()
 
     def label(self, choice: int) -> str:
         """Return all tokens of the phrase."""
         return " ".join(self.names([choice, *(token for _, token in self.phrase[1:])]))
-
-    def at_row(self, row: int) -> Scores:
-        """Return the scores that one position gives to the token after it."""
-        assert self.next_tokens is not None
-        return Scores(self.next_tokens[row], row, self.names, self.exclusive)
 
 
 def phrase_scores(
@@ -214,14 +208,12 @@ class Explained(NamedTuple):
         No example's score depends on another's weights, so the gradient of their sum is each
         one's own.
         """
-        examples = zip(self.scores, self.choices, self.contrasts, strict=True)
-        return torch.stack(
-            [
-                one.score(k, score) if other is None else one.contrast(k, other, score)
-                for one, k, other in examples
-                if one
-            ]
-        ).sum()
+        parts = []
+        for one, k, other in zip(self.scores, self.choices, self.contrasts, strict=True):
+            if one is not None:
+                against = 0.0 if other is None else one.score(other, score)
+                parts.append(one.score(k, score) - against)
+        return torch.stack(parts).sum()
 
 
 def answers_for_each(answer: Choice, count: int) -> Sequence[Answer | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ from attnflow.attribution.rescaling import resolve_spans
 from attnflow.errors import CaptureError, MethodError
 from attnflow.errors.arguments import checked_arguments
 from attnflow.hosts.adapter import Batch, device_of
+from attnflow.hosts.capture import batch_of
 from attnflow.hosts.factored import single_example, told_memory
 from attnflow.hosts.forward_pass import provenance_of
-from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
@@ -54,13 +55,8 @@ def roll_out_spans(
         receptive field, "max" and "min" are not linear and are refused.
     """
     loaded = as_model(model)
-    if isinstance(text, Mapping):
-        batch = loaded.adapter.wrap(loaded.module, text)
-    else:
-        texts = [checked_text(text)]
-        batch = loaded.adapter.encode(loaded.module, loaded.tokenizer, texts)
-    applied = Rollout() if rollout is None else rollout
-    return _Passage(loaded, single_example(batch, 0), applied).result(spans)
+    batch = single_example(batch_of(loaded, [text]), 0)
+    return _roll_out(loaded, batch, spans, Rollout() if rollout is None else rollout)
 
 
 @dataclass(eq=False)
@@ -96,67 +92,48 @@ class SpansGoingUp:
         self.state = layer.spans(self.state, LayerMix(shares, share, self.drop))
 
 
-@dataclass(frozen=True, eq=False)
-class _Passage:
-    """One example of a model, and the rollout that goes up with it."""
-
-    model: Model
-    batch: Batch
-    rollout: Rollout
-
-    def result(self, spans: Mapping[str, Any]) -> Attribution:
-        """Look names up while the device computes; then wait for it."""
-        _check_linear(self.rollout)
-        by_text = [*spans.values(), *self.rollout.drop] if isinstance(spans, Mapping) else []
-        places = self._names() if any(isinstance(x, str) for x in by_text) else self._numbers()
-        members = resolve_spans(places, spans)
-        drop = places.occurrences_of(self.rollout.drop, required=True) if self.rollout.drop else ()
-        module, adapter = self.model.module, self.model.adapter
-        layers = adapter.expected_layers(module)
-        state = _indicators(list(members.values()), self._length).to(device_of(module))
-        going_up = SpansGoingUp(self.rollout, state, tuple(drop), int(layers or 0))
-        with told_memory(module, self._length), at_rest(module), torch.no_grad():
-            run = adapter.run_in_factors(module, self.batch.inputs, spans=going_up)
-            state = aside(going_up.state)
-            names, about = self._names(), self._about(going_up)
-            run.recording.check()
-            if going_up.state.is_cuda:
-                torch.cuda.synchronize(going_up.state.device)
-        if not going_up.arrived:
-            raise CaptureError(
-                f"{type(module).__name__} has {layers} layers with attention and "
-                f"{going_up.passed} were seen; a result over missing layers would be wrong."
-            )
-        values = state.double().numpy()[None]
-        return Attribution(
-            values=values[..., : len(members)],
-            layers=(going_up.number,),
-            targets=names,
-            sources=Tokens(tuple(members), tuple(k[0] for k in members.values())),
-            method=self.rollout,
-            elsewhere=values[..., len(members) :].sum(axis=-1),
-            steps=(f"spans({', '.join(map(repr, members))})",),
-            provenance=about,
+def _roll_out(
+    model: Model, batch: Batch, spans: Mapping[str, Any], rollout: Rollout
+) -> Attribution:
+    """Roll one example out; names are looked up while the device computes."""
+    _check_linear(rollout)
+    module, adapter = model.module, model.adapter
+    length = int(batch.inputs["input_ids"].shape[1])
+    name = partial(adapter.name_positions, module, model.tokenizer, batch, 0, length)
+    by_text = [*spans.values(), *rollout.drop] if isinstance(spans, Mapping) else []
+    places = name() if any(isinstance(x, str) for x in by_text) else Tokens(("",) * length)
+    members = resolve_spans(places, spans)
+    drop = places.occurrences_of(rollout.drop, required=True) if rollout.drop else ()
+    layers = adapter.expected_layers(module)
+    state = _indicators(list(members.values()), length).to(device_of(module))
+    going_up = SpansGoingUp(rollout, state, tuple(drop), int(layers or 0))
+    with told_memory(module, length), at_rest(module), torch.no_grad():
+        run = adapter.run_in_factors(module, batch.inputs, spans=going_up)
+        state = aside(going_up.state)
+        targets = name()
+        dtype = str(getattr(module, "dtype", "")).removeprefix("torch.")
+        about = provenance_of(module, dtype)
+        run.recording.check()
+        if going_up.state.is_cuda:
+            torch.cuda.synchronize(going_up.state.device)
+    if not going_up.arrived:
+        raise CaptureError(
+            f"{type(module).__name__} has {layers} layers with attention and "
+            f"{going_up.passed} were seen; a result over missing layers would be wrong."
         )
-
-    @property
-    def _length(self) -> int:
-        return int(self.batch.inputs["input_ids"].shape[1])
-
-    def _numbers(self) -> Tokens:
-        return Tokens(("",) * self._length)
-
-    def _names(self) -> Tokens:
-        module, tokenizer = self.model
-        return self.model.adapter.name_positions(module, tokenizer, self.batch, 0, self._length)
-
-    def _about(self, going_up: SpansGoingUp) -> dict[str, Any]:
-        dtype = str(getattr(self.model.module, "dtype", "")).removeprefix("torch.")
-        return {
-            **provenance_of(self.model.module, dtype),
-            "kind": "causal" if self.model.facts.causal else "bidirectional",
-            "attention": f"factors, {going_up.way}",
-        }
+    about["kind"] = "causal" if model.facts.causal else "bidirectional"
+    about["attention"] = f"factors, {going_up.way}"
+    values = state.double().numpy()[None]
+    return Attribution(
+        values=values[..., : len(members)],
+        layers=(going_up.number,),
+        targets=targets,
+        sources=Tokens(tuple(members), tuple(k[0] for k in members.values())),
+        method=rollout,
+        elsewhere=values[..., len(members) :].sum(axis=-1),
+        steps=(f"spans({', '.join(map(repr, members))})",),
+        provenance=about,
+    )
 
 
 def _check_linear(rollout: Rollout) -> None:
