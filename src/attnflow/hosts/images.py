@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnflow.errors import FileError, InputError, ModelError, optional_import, shorten
 from attnflow.hosts.load import ModelLike, as_model
@@ -57,7 +57,8 @@ def read_photo(source: Any) -> Photo:
     if isinstance(source, Photo):
         return source
     if isinstance(source, images.Image):
-        return _upright(source, _name_of(source))
+        file = getattr(source, "filename", "")
+        return _upright(source, Path(file).name if isinstance(file, str) and file else "an image")
     if isinstance(source, (bytes, bytearray)):
         return _opened(io.BytesIO(bytes(source)), f"an image of {len(source):,} bytes")
     if isinstance(source, (str, os.PathLike)):
@@ -130,11 +131,6 @@ def _too_large(name: str, count: str) -> str:
         f"{shorten(name)} has {count} pixels, more than the {MOST_PIXELS:,} that are read. Make it "
         "smaller first: models look at a few hundred pixels a side."
     )
-
-
-def _name_of(image: Any) -> str:
-    file = getattr(image, "filename", "")
-    return Path(file).name if isinstance(file, str) and file else "an image"
 
 
 def _upright(image: Any, name: str) -> Photo:
@@ -264,8 +260,15 @@ def prepare_images(model: ModelLike, sources: Sequence[Any]) -> list[PreparedIma
             f"{type(loaded.module).__name__} reads no images: it is not a vision model that "
             "attnflow knows."
         )
-    prepare = loaded.image_processor
-    return [_prepared(loaded.module, read_photo(source), prepare) for source in sources]
+    processor, weights = loaded.image_processor, loaded.module.parameters()
+    dtype = next((p.dtype for p in weights if p.is_floating_point()), torch.float32)
+    prepared = []
+    for source in sources:
+        photo = read_photo(source)
+        pixels = _pixel_values(processor, photo)
+        picture, inputs = picture_of(pixels[0], processor), {"pixel_values": pixels.to(dtype)}
+        prepared.append(PreparedImage(inputs, picture, photo.name, photo.remarks))
+    return prepared
 
 
 def image_of(model: Model, source: Any) -> PreparedImage | None:
@@ -312,20 +315,13 @@ def reduced_address(picture: NDArray[np.uint8]) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode("ascii")
 
 
-def _prepared(model: nn.Module, photo: Photo, processor: Any) -> PreparedImage:
-    inputs = _run(processor, photo)
-    pixels = inputs["pixel_values"]
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    inputs["pixel_values"] = pixels.to(dtype)
-    return PreparedImage(inputs, picture_of(pixels[0], processor), photo.name, photo.remarks)
-
-
-def _run(processor: Any, photo: Photo) -> dict[str, Tensor]:
+def _pixel_values(processor: Any, photo: Photo) -> Tensor:
     """The processor's own output, a batch of one; a plain function gives the pixels alone."""
-    is_library = hasattr(processor, "model_input_names")
     try:
-        output = processor(images=photo.image, return_tensors="pt") if is_library else None
-        output = {"pixel_values": processor(photo.image)} if output is None else dict(output)
+        if hasattr(processor, "model_input_names"):  # of the library
+            output = dict(processor(images=photo.image, return_tensors="pt"))
+        else:
+            output = {"pixel_values": processor(photo.image)}
     # A processor is the user's or the library's; whatever it raises is about this photo.
     except Exception as error:
         width, height = photo.image.size
@@ -339,4 +335,4 @@ def _run(processor: Any, photo: Photo) -> dict[str, Tensor]:
             "A processor gives pixel_values, a tensor (1, channels, height, width); this "
             f"{type(processor).__name__} gave {', '.join(map(repr, output)) or 'nothing'}."
         )
-    return {"pixel_values": pixels if pixels.ndim == 4 else pixels[None]}
+    return pixels if pixels.ndim == 4 else pixels[None]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from math import isinf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -84,21 +83,21 @@ def as_model(
         return Model(model)
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module):
         module, other = model
-        return Model(module, None, other) if _prepares_images(other) else Model(module, other)
+        inputs = getattr(other, "model_input_names", None) or ()
+        prepares_images = hasattr(other, "image_processor") or "pixel_values" in inputs
+        return Model(module, None, other) if prepares_images else Model(module, other)
+    shipped = {"verb-number": _embedded, "smollm2": _smollm2, "scenes": _scenes}
     if model is None:
-        return _shipped_models()[default]()
+        return shipped[default]()
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(
             "A model is a name, a path, a torch module, a module with its tokenizer, what "
             f"attnflow.load() gives, or None; got {type(model).__name__}: {shorten(model)}."
         )
-    return _shipped(model) or _pretrained(os.fspath(model), needs_tokenizer)
-
-
-def _prepares_images(other: Any) -> bool:
-    """Return whether this is a processor of images and no tokenizer."""
-    names = getattr(other, "model_input_names", None) or ()
-    return hasattr(other, "image_processor") or "pixel_values" in names
+    name = os.fspath(model)
+    if name.lower() in shipped and not Path(name).is_dir():  # a folder of that name goes before
+        return shipped[name.lower()]()
+    return _pretrained(name, needs_tokenizer)
 
 
 def quiet_hosts() -> None:
@@ -137,20 +136,14 @@ def example_inputs(model: Model, text: str) -> str | dict[str, Tensor]:
     return text
 
 
-def _shipped(name: str | os.PathLike[str]) -> Model | None:
-    """A model that comes with attnflow, by its short name; a folder of that name goes before."""
-    load_it = _shipped_models().get(os.fspath(name).lower())
-    return None if load_it is None or Path(name).is_dir() else load_it()
-
-
-@lru_cache(maxsize=1)
+@cache
 def _embedded() -> Model:
     from attnflow.models.verb_number import load_verb_number
 
     return Model(*load_verb_number())
 
 
-@lru_cache(maxsize=1)
+@cache
 def _smollm2() -> Model:
     optional_import("transformers", extra="models", purpose="Running a language model")
     from attnflow.models.smollm2 import load_smollm2
@@ -158,18 +151,13 @@ def _smollm2() -> Model:
     return Model(*load_smollm2())
 
 
-@lru_cache(maxsize=1)
+@cache
 def _scenes() -> Model:
     optional_import("transformers", extra="models", purpose="Running a vision-language model")
     from attnflow.models.scenes import load_scenes
 
     module, processor = load_scenes()
     return Model(module, processor.tokenizer, processor)
-
-
-def _shipped_models() -> dict[str, Callable[[], Model]]:
-    """Return what loads each model that comes with attnflow, by its short name."""
-    return {"verb-number": _embedded, "smollm2": _smollm2, "scenes": _scenes}
 
 
 def _pretrained(name: str, needs_tokenizer: bool) -> Model:
@@ -237,7 +225,9 @@ class _Source(NamedTuple):
                 f"{shorten(name)} is a file. A model is a folder (config.json, the weights and the "
                 "tokenizer's files), or one file that ends in .gguf."
             )
-        if _is_path(name) or path.suffix == ".gguf":
+        # Names on the hub have at most one slash and none in front.
+        is_path = name.startswith((".", "~", "/", "\\")) or Path(name).is_absolute()
+        if is_path or name.count("/") > 1 or path.suffix == ".gguf":
             raise ModelError(
                 f"There is no folder {shorten(name)}. A path must lead to a model's folder or to a "
                 ".gguf file; a Hugging Face name looks like 'bert-base-uncased' or "
@@ -268,30 +258,18 @@ def _kind_of(path: Path) -> tuple[bool, bool]:
         return False, False
 
 
-def _is_path(name: str) -> bool:
-    """Hub names have at most one slash and none in front: anything else is meant as a path."""
-    return name.startswith((".", "~", "/", "\\")) or Path(name).is_absolute() or name.count("/") > 1
-
-
 def _sees(config: Any) -> bool:
     """A vision model has patches and no words."""
     return hasattr(config, "patch_size") and not hasattr(config, "vocab_size")
 
 
-def _writes_about_images(config: Any, architecture: str) -> bool:
-    """A vision-language model has a tower for each, and a head that writes."""
-    towers = hasattr(config, "vision_config") and hasattr(config, "text_config")
-    return towers and architecture.endswith("ForConditionalGeneration")
-
-
 def _auto_class(config: Any) -> str:
     architecture = (getattr(config, "architectures", None) or [""])[0]
-    if _writes_about_images(config, architecture):
+    two_towers = hasattr(config, "vision_config") and hasattr(config, "text_config")
+    if two_towers and architecture.endswith("ForConditionalGeneration"):
         return "AutoModelForImageTextToText"
-    for ending, auto in _HEADS.items():
-        if architecture.endswith(ending):
-            return auto
-    return "AutoModel"
+    classes = (auto for ending, auto in _HEADS.items() if architecture.endswith(ending))
+    return next(classes, "AutoModel")
 
 
 def _why_not(name: str, error: Exception) -> str:
@@ -304,10 +282,8 @@ def _why_not(name: str, error: Exception) -> str:
         where = f"The path {shorten(name)} holds no model that transformers can load"
         way_out = "It needs config.json, the weights and the tokenizer's files (save_pretrained)."
     else:
-        where = (
-            f"The model {shorten(name)} could not be loaded: it is no folder here, and as a name"
-        )
-        where += " on the Hugging Face hub it failed"
+        where = f"The model {shorten(name)} could not be loaded: it is no folder here, and as "
+        where += "a name on the Hugging Face hub it failed"
         way_out = "Check the spelling and the connection, or give the path of a downloaded model."
     return f"{where} ({type(error).__name__}: {first_line.strip()[:_LINE]}). {way_out}"
 
