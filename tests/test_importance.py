@@ -371,11 +371,11 @@ def test_bad_input_is_refused(embedded: Model, masked: Model, causal: Model) -> 
         BlankOut()((model, vocabulary), [" "])
     with pytest.raises(TokensError, match="tokenizer"):
         BlankOut()(model, WORDS)
-    with pytest.raises(InputError, match="numbered 0 to 1"):
+    with pytest.raises(InputError, match="one of 2 choices, 0 to 1"):
         BlankOut()((model, vocabulary), WORDS, answer=2)
     with pytest.raises(InputError, match=r"no such choice\. Did you mean 'plural'"):
         BlankOut()((model, vocabulary), WORDS, answer="plurals")
-    with pytest.raises(InputError, match="2 choices for 3 texts"):
+    with pytest.raises(InputError, match="2 choices for 3 examples"):
         BlankOut()((model, vocabulary), WORDS, answer=[0, 1])
     with pytest.raises(InputError, match="batch_size is a number of at least 1; got 0"):
         BlankOut()((model, vocabulary), WORDS, batch_size=0)

@@ -7,14 +7,7 @@ which column holds the text, the prompt, the label. Nothing here needs a model.
 from __future__ import annotations
 
 from attnflow.data.files import FORMATS, DataFile, FileScan, Row
-from attnflow.data.find import (
-    find_column,
-    find_files,
-    list_photos,
-    name_subject,
-    read_value,
-    rows,
-)
+from attnflow.data.find import find_column, find_files, list_photos, name_subject, read_value, rows
 
 __all__ = [
     "FORMATS",

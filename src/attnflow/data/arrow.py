@@ -30,31 +30,23 @@ def count_rows(path: Path) -> int:
 def read_rows(path: Path, start: int, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
     """Yield the rows from this number on, with those of these columns that are there, or all."""
     with _open_table(path) as table:
-        for first, batch in _batches(path, table, start, columns):
-            if first + batch.num_rows <= start:
-                continue
-            rest = batch.slice(max(0, start - first))
+        names = [name for name in _schema(table).names if columns is None or name in columns]
+        first, batches = _batches(path, table, start, names)
+        for batch in batches:
+            rest = batch.slice(min(batch.num_rows, max(0, start - first)))
+            first += batch.num_rows
             for begin in range(0, rest.num_rows, _ROWS_AT_ONCE):
                 yield from rest.slice(begin, _ROWS_AT_ONCE).to_pylist()
 
 
-def _batches(
-    path: Path, table: Any, start: int, columns: Sequence[str] | None
-) -> Iterator[tuple[int, Any]]:
-    """Yield record batches, each with the number of its first row; groups before are not read."""
-    names = [name for name in _schema(table).names if columns is None or name in columns]
-    first = 0
+def _batches(path: Path, table: Any, start: int, names: list[str]) -> tuple[int, Iterator[Any]]:
+    """Return record batches, and the number of the first row; groups before are not read."""
     if not _is_parquet(path):
-        for batch in table:
-            yield first, batch.select(names)
-            first += batch.num_rows
-        return
-    groups = list(range(table.num_row_groups))
+        return 0, (batch.select(names) for batch in table)
+    first, groups = 0, list(range(table.num_row_groups))
     while groups and first + table.metadata.row_group(groups[0]).num_rows <= start:
         first += table.metadata.row_group(groups.pop(0)).num_rows
-    for batch in table.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=names):
-        yield first, batch
-        first += batch.num_rows
+    return first, table.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=names)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from string import whitespace
 from typing import Any, NamedTuple
 
 from attnflow.data import arrow
@@ -35,7 +36,6 @@ from attnflow.tokens.patches import PICTURE_ENDINGS
 TEXT = "text"  # what the one column of a file without columns is called
 IMAGE = "image"  # and that of an image
 _BOM = b"\xef\xbb\xbf"
-_BLOCK = 1 << 20
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LONGEST_FIELD = 2**30  # of a .csv or .tsv; Python's own limit, 128 KB, is less than some documents
 _DOUBLED = re.compile(r'"[^"]*(?:""[^"]*)+"')  # a field in quotes with doubled quotes inside
@@ -135,9 +135,6 @@ class DataFile:
 
     def scan(self, marks: Callable[[int], bool]) -> FileScan:
         """Count the rows and digest the bytes; `marks(row)` says whose offset to note."""
-        indexed = self._count_indexed()
-        if indexed is not None:
-            return FileScan(indexed, self._digest(), {k: 0 for k in range(indexed) if marks(k)})
         lines = _Lines(self.path)
         offsets: dict[int, int] = {}
         count = 0
@@ -145,58 +142,56 @@ class DataFile:
             if marks(count):
                 offsets[count] = begin
             count += 1
+        for _ in lines:
+            pass  # those of a file that is read by row numbers: every byte counts in the digest
         return FileScan(count, lines.digest.hexdigest(), offsets)
 
-    def _count_indexed(self) -> int | None:
-        """Count the rows of a file that is read by their numbers; None where lines are read."""
+    def _starts(self, lines: _Lines) -> Iterable[int]:
+        """Return the byte at which each row begins; 0 where rows are read by their numbers."""
         if self.format in PICTURE_ENDINGS:
-            return 1
+            return [0]
         if self.format == ".json":
-            return len(self._json())
-        return arrow.count_rows(self.path) if self.format in arrow.FORMATS else None
+            return [0] * len(self._json())
+        if self.format in arrow.FORMATS:
+            return [0] * arrow.count_rows(self.path)
+        if self.format in _DELIMITERS:
+            return self._table_starts(lines)
+        return (begin for begin, line in lines if line.strip())
 
-    def _digest(self) -> str:
-        lines = _Lines(self.path)
-        for _ in lines:
-            pass
-        return lines.digest.hexdigest()
+    def _refuse(self, number: int, line: int, sentence: str) -> Row:
+        """Return a row that cannot be used; the sentence says why of its place."""
+        place = Row(self.path, number, line=line).place
+        return Row(self.path, number, {}, line, InputError(f"{place} {sentence}"))
 
     # -- lines and JSON -----------------------------------------------------------------------
 
     def _line_rows(self, offset: int, number: int) -> Iterator[Row]:
-        for count, (begin, line) in enumerate(_Lines(self.path, offset), start=1):
-            if not line.strip():
+        lines = _Lines(self.path, offset)
+        for count, text in enumerate(lines.decode(), start=1):
+            if not text.strip(whitespace):  # as bytes have it: other spaces make a row
                 continue
-            line_number = 0 if offset else count
-            try:
-                text = line.decode("utf-8").strip()
-            except UnicodeDecodeError as error:
-                problem = _not_utf8(self.path, begin + error.start, line[error.start])
-                yield Row(self.path, number, {}, line_number, problem)
+            line, problem = 0 if offset else count, lines.take_problem()
+            if problem is not None:
+                yield Row(self.path, number, {}, line, problem)
+            elif self.format == ".txt":
+                yield Row(self.path, number, {TEXT: text.strip()}, line)
             else:
-                if self.format == ".txt":
-                    yield Row(self.path, number, {TEXT: text}, line_number)
-                else:
-                    yield self._parse_json(number, line_number, text)
+                yield self._parse_json(number, line, text.strip())
             number += 1
 
     def _parse_json(self, number: int, line: int, text: str) -> Row:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            place = Row(self.path, number, line=line).place
-            problem = InputError(f"{place} is not JSON ({error}): {shorten(text, 60)}.")
-            return Row(self.path, number, {}, line, problem)
+            return self._refuse(number, line, f"is not JSON ({error}): {shorten(text, 60)}.")
         return self._json_row(number, line, value)
 
     def _json_row(self, number: int, line: int, value: Any) -> Row:
-        if isinstance(value, str):
-            return Row(self.path, number, {TEXT: value}, line)
-        if isinstance(value, Mapping):
-            return Row(self.path, number, value, line)
-        place = Row(self.path, number, line=line).place
-        problem = InputError(f"{place} is neither a text nor an object: {shorten(value, 60)}.")
-        return Row(self.path, number, {}, line, problem)
+        if isinstance(value, (str, Mapping)):
+            values = {TEXT: value} if isinstance(value, str) else value
+            return Row(self.path, number, values, line)
+        sentence = f"is neither a text nor an object: {shorten(value, 60)}."
+        return self._refuse(number, line, sentence)
 
     def _json(self) -> list[Any]:
         with _file_errors(self.path):
@@ -221,16 +216,19 @@ class DataFile:
         lines = _Lines(self.path, offset or begin)
         for count, fields in self._fields(lines):
             line = 0 if offset else header_lines + count
-            values = dict(zip(names, fields, strict=False))
-            row = Row(self.path, number, values, line)
-            problem: FileError | InputError | None = lines.take_problem()
-            if problem is None and len(fields) != len(names):
-                problem = InputError(
-                    f"{row.place} has {len(fields)} fields and the header {len(names)} "
+            problem = lines.take_problem()
+            if problem is not None:
+                yield Row(self.path, number, {}, line, problem)
+            elif len(fields) != len(names):
+                yield self._refuse(
+                    number,
+                    line,
+                    f"has {len(fields)} fields and the header {len(names)} "
                     f"({', '.join(names)}): {shorten(fields, 60)}. Put quotes around a field that "
-                    "holds the sign between fields."
+                    "holds the sign between fields.",
                 )
-            yield row if problem is None else Row(self.path, number, {}, line, problem)
+            else:
+                yield Row(self.path, number, dict(zip(names, fields, strict=True)), line)
             number += 1
 
     def _header(self) -> tuple[list[str], int, int]:
@@ -242,11 +240,7 @@ class DataFile:
             raise problem
         return [name.strip() for name in names], lines.offset, count
 
-    def _starts(self, lines: _Lines) -> Iterator[int]:
-        """Yield the byte at which each row begins."""
-        if self.format not in _DELIMITERS:
-            yield from (begin for begin, line in lines if line.strip())
-            return
+    def _table_starts(self, lines: _Lines) -> Iterator[int]:
         begin = 0
         for number, _ in enumerate(self._fields(lines)):
             if number:

@@ -22,7 +22,7 @@ from attnflow.attribution import Contribution
 from attnflow.errors import InputError, MethodError, ModelError, optional_import, percent, shorten
 from attnflow.errors.arguments import check_fields, check_named, checked_arguments
 from attnflow.errors.progress import tell
-from attnflow.evaluation.passes import Answer, Choices, Passes, Score, Task, Text, score_of
+from attnflow.evaluation.passes import Choices, Passes, Score, Task, Text
 from attnflow.explainers.ablation import BlankToken, blank_positions, check_blank, silence_values
 from attnflow.hosts.adapter import EmbeddingSite, TokenIds
 from attnflow.hosts.load import ModelLike
@@ -120,20 +120,10 @@ class Measure(ABC):
         """
         passes = Passes.over(model, batch_size)
         task = Task.of(passes, texts, answer, self.score, self.name)
+        about = [(a.choice, a.name, a.probability, a.position, self) for a in task.answers]
         return [
-            Importance(
-                values,
-                text.tokens,
-                text.is_word,
-                choice=answer.choice,
-                answer=answer.name,
-                probability=answer.probability,
-                position=answer.position,
-                measure=self,
-            )
-            for values, text, answer in zip(
-                self._measure(task), task.texts, task.answers, strict=True
-            )
+            Importance(values, text.tokens, text.is_word, *answer)
+            for values, text, answer in zip(self._measure(task), task.texts, about, strict=True)
         ]
 
     @abstractmethod
@@ -175,9 +165,8 @@ class BlankOut(Measure):
         check_blank(ids, self.by)
         places = [(k, i) for k, text in enumerate(task.texts) for i in self._hidden(text, ids)]
         rows = [blank_positions(task.texts[k].row, [i], ids, self.by) for k, i in places]
-        numbers = [k for k, _ in places]
-        scores = task.scores(rows, numbers, keeps_positions=self.by != "delete")
-        return task.effects(places, scores, signed=self.signed)
+        keeps_positions = self.by != "delete"
+        return task.effects(places, rows, signed=self.signed, keeps_positions=keeps_positions)
 
     def _hidden(self, text: Text, ids: TokenIds) -> list[int]:
         if isinstance(self.keep, str):
@@ -215,8 +204,7 @@ class ValueZeroing(Measure):
             return model.adapter.run_with(model.module, inputs, silent)
 
         rows = [task.texts[k].row for k, _ in places]
-        scores = task.scores(rows, [k for k, _ in places], forward=forward)
-        return task.effects(places, scores, signed=self.signed)
+        return task.effects(places, rows, signed=self.signed, forward=forward)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,13 +245,10 @@ class InputGradient(Measure):
         with at_rest(module), torch.enable_grad():
             for numbers, batch in passes.batches([text.row for text in task.texts]):
                 with _leaf(embedding) as vectors:
-                    outputs = passes.run(batch)
-                scores = passes.scores(outputs, batch)
+                    scores = passes.scores(passes.run(batch), batch)
                 # Examples of a batch do not touch: the gradient of the sum is each one's own.
-                total = torch.stack(
-                    [task.score_of(scores[b], k) for b, k in enumerate(numbers)]
-                ).sum()
-                gradients = torch.autograd.grad(total, vectors())[0]
+                total = [task.score_of(each, k) for each, k in zip(scores, numbers, strict=True)]
+                gradients = torch.autograd.grad(torch.stack(total).sum(), vectors())[0]
                 reduced = self._reduced(gradients, vectors().detach()).double().cpu().numpy()
                 if self.reduce == "abs-sum" and not self.allow_noise:
                     _check_sums(gradients, module)
@@ -312,46 +297,37 @@ class IntegratedGradients(Measure):
         check_blank(task.passes.ids, self.blank)
         values = []
         with at_rest(task.passes.model.module), torch.enable_grad():
-            for text, answer in zip(task.texts, task.answers, strict=True):
-                signed = self._one(task.passes, text, answer)
+            for number in range(len(task.texts)):
+                signed = self._integrate(task, number)
                 values.append(signed if self.signed else np.abs(signed))
                 tell(task.stage, len(values), len(task.texts))
         return values
 
-    def _one(self, passes: Passes, text: Text, answer: Answer) -> Floats:
+    def _integrate(self, task: Task, number: int) -> Floats:
         from captum.attr import IntegratedGradients as Captum
 
+        passes, text = task.passes, task.texts[number]
         embedding = passes.model.adapter.embedding(passes.model.module, "words")
         words = np.flatnonzero(text.is_word).tolist()
         blank = blank_positions(text.row, words, passes.ids, self.blank)
         (_, batch), (_, start) = (next(passes.batches([row])) for row in (text.row, blank))
-        attributed = Captum(self._scores(passes, text, answer, embedding)).attribute(
+
+        def score(vectors: Tensor) -> Tensor:
+            """Return the score of as many points on the way as captum asks for."""
+            count = len(vectors)
+            _, batch = next(replace(passes, batch_size=count).batches([text.row] * count))
+            with undone() as changes:
+                changes.hook(embedding.register_forward_hook, lambda *_: vectors)
+                scores = passes.scores(passes.run(batch), batch)
+            return torch.stack([task.score_of(each, number) for each in scores])
+
+        attributed = Captum(score).attribute(
             embedding(batch.inputs["input_ids"]).detach(),
             baselines=embedding(start.inputs["input_ids"]).detach(),
             n_steps=self.steps,
             internal_batch_size=passes.batch_size,
         )
         return attributed[0].sum(dim=-1).double().cpu().numpy()
-
-    def _scores(
-        self, passes: Passes, text: Text, answer: Answer, embedding: nn.Module
-    ) -> Callable[[Tensor], Tensor]:
-        """Return the score as a function of the vectors, for as many points as captum asks."""
-
-        def scores(vectors: Tensor) -> Tensor:
-            count = len(vectors)
-            _, batch = next(replace(passes, batch_size=count).batches([text.row] * count))
-            with undone() as changes:
-                changes.hook(embedding.register_forward_hook, lambda *_: vectors)
-                outputs = passes.run(batch)
-            return torch.stack(
-                [
-                    score_of(each, answer.choice, self.score, answer.position)
-                    for each in passes.scores(outputs, batch)
-                ]
-            )
-
-        return scores
 
 
 def _check_sums(gradients: Tensor, model: nn.Module) -> None:

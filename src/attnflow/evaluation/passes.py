@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from attnflow.errors import (
     InputError,
@@ -22,9 +23,7 @@ from attnflow.errors import (
     ModelError,
     TokensError,
     UnsupportedModelError,
-    did_you_mean,
     shorten,
-    whole_number,
 )
 from attnflow.errors.progress import tell
 from attnflow.explainers.ablation import Row
@@ -32,6 +31,7 @@ from attnflow.hosts.adapter import Batch, Scores, TokenIds
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.scores import answers_for_each
 from attnflow.tokens import Tokens
 
 Floats = NDArray[np.float64]
@@ -90,43 +90,28 @@ class Passes:
         return cls(loaded, ids, batch_size)
 
     def run(self, batch: Batch) -> Any:
-        """Return the model's outputs of a batch as it is."""
+        """Return the model's outputs of a batch."""
         return self.model.adapter.forward(self.model.module, batch.inputs)
 
     def texts(self, texts: Sequence[str]) -> list[Text]:
         """Return texts as rows, with the names their positions have in a captured trace."""
         if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
             raise TokensError(f"A list of texts is needed; got {shorten(texts)}.")
-        return [self._text(text) for text in texts]
+        return [self._encode(text) for text in texts]
 
-    def _text(self, text: str) -> Text:
+    def _encode(self, text: str) -> Text:
         if not isinstance(text, str) or not text.strip():
             raise TokensError(f"There is nothing to explain: the text is {shorten(text)}.")
         module, tokenizer = self.model
         adapter = self.model.adapter
         batch = adapter.encode(module, tokenizer, [text])
-        self._check_inputs(batch)
+        _check_inputs(type(module).__name__, batch)
         row = {name: value[0].cpu().numpy() for name, value in batch.inputs.items()}
         length = len(row["input_ids"])
         row.setdefault("attention_mask", np.ones(length, dtype=np.int64))
         tokens = adapter.name_positions(module, tokenizer, batch, 0, length)
         is_word = ~np.isin(row["input_ids"], list(self.ids.special))
         return Text(row, tokens, is_word)
-
-    def _check_inputs(self, batch: Batch) -> None:
-        name = type(self.model.module).__name__
-        ids = batch.inputs.get("input_ids")
-        if "decoder_input_ids" in batch.inputs or ids is None:
-            raise UnsupportedModelError(
-                f"{name}: importance is measured of models that read one sequence of tokens: "
-                "classifiers, masked and causal language models."
-            )
-        odd = [each for each, value in batch.inputs.items() if value.shape != ids.shape]
-        if odd:
-            raise UnsupportedModelError(
-                f"{name} takes {', '.join(odd)}, which has no value for each token, so a token "
-                "cannot be changed alone."
-            )
 
     def batches(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], Batch]]:
         """Yield batches of rows of about equal length, with the numbers of the rows."""
@@ -136,14 +121,13 @@ class Passes:
 
     def _padded(self, rows: Sequence[Row]) -> Batch:
         """Return a batch with padding on the right, hidden by the mask."""
-        longest = max(len(row["input_ids"]) for row in rows)
         fill = {"input_ids": self.ids.blanks.get("pad", 0)}
-        inputs: dict[str, Tensor] = {}
-        for name in rows[0]:
-            block = np.full((len(rows), longest), fill.get(name, 0), dtype=np.int64)
-            for line, row in zip(block, rows, strict=True):
-                line[: len(row[name])] = row[name]
-            inputs[name] = torch.from_numpy(block)
+        inputs = {
+            name: pad_sequence(
+                [torch.from_numpy(row[name]).long() for row in rows], True, fill.get(name, 0)
+            )
+            for name in rows[0]
+        }
         return self.model.adapter.wrap(self.model.module, inputs)
 
     def read(
@@ -186,6 +170,21 @@ class Passes:
         return present
 
 
+def _check_inputs(name: str, batch: Batch) -> None:
+    ids = batch.inputs.get("input_ids")
+    if "decoder_input_ids" in batch.inputs or ids is None:
+        raise UnsupportedModelError(
+            f"{name}: importance is measured of models that read one sequence of tokens: "
+            "classifiers, masked and causal language models."
+        )
+    odd = [each for each, value in batch.inputs.items() if value.shape != ids.shape]
+    if odd:
+        raise UnsupportedModelError(
+            f"{name} takes {', '.join(odd)}, which has no value for each token, so a token "
+            "cannot be changed alone."
+        )
+
+
 @dataclass(frozen=True)
 class Answer:
     """The choice that is explained, and what the model gave it on the text as it is."""
@@ -199,10 +198,7 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is to be measured: texts, the answer of each, and how its score is read.
-
-    `stage` names the work for whoever listens.
-    """
+    """Texts, the answer of each, how its score is read, and the work's name for who listens."""
 
     passes: Passes
     texts: Sequence[Text]
@@ -212,26 +208,18 @@ class Task:
 
     @classmethod
     def of(
-        cls,
-        passes: Passes,
-        texts: Sequence[str],
-        answer: Choices,
-        score: Score,
-        stage: str,
+        cls, passes: Passes, texts: Sequence[str], answer: Choices, score: Score, stage: str
     ) -> Task:
         """Return the texts as rows, with what the model answers to each as it is."""
         rows = passes.texts(texts)
-        choices = _choice_for_each(answer, len(rows))
+        listed: Any = answer.tolist() if hasattr(answer, "tolist") else answer  # of an array
+        choices = answers_for_each(listed, len(rows))
 
         def read_answer(k: int, scores: Scores) -> Answer:
-            choice = _choice_of(scores, choices[k])
-            return Answer(
-                choice,
-                scores.names([choice])[0],
-                float(score_of(scores, choice, "probability")),
-                float(score_of(scores, choice, score)),
-                scores.position,
-            )
+            choice = scores.choice(choices[k])
+            probability = float(score_of(scores, choice, "probability"))
+            value = float(score_of(scores, choice, score))
+            return Answer(choice, scores.label(choice), probability, value, scores.position)
 
         answers = passes.read([text.row for text in rows], read_answer)
         return cls(passes, rows, answers, score, stage)
@@ -248,7 +236,6 @@ class Task:
 
         Where a variant keeps the positions of its text, its answer is read where the text's is.
         """
-        originals = [self.texts[k].row for k in texts]
 
         def score(r: int, scores: Scores) -> float:
             if scores.each is not None and not keeps_positions:
@@ -258,13 +245,8 @@ class Task:
                 )
             return float(self.score_of(scores, texts[r]))
 
-        return self.passes.read(
-            rows,
-            score,
-            stage=self.stage,
-            forward=forward,
-            read_as=originals if keeps_positions else None,
-        )
+        read_as = [self.texts[k].row for k in texts] if keeps_positions else None
+        return self.passes.read(rows, score, stage=self.stage, forward=forward, read_as=read_as)
 
     def score_of(self, scores: Scores, text: int) -> Tensor:
         """Return the score of a text's answer, read where the text as it is has it."""
@@ -272,42 +254,25 @@ class Task:
         return score_of(scores, answer.choice, self.score, answer.position)
 
     def effects(
-        self, places: Sequence[tuple[int, int]], scores: Sequence[float], *, signed: bool
+        self,
+        places: Sequence[tuple[int, int]],
+        rows: Sequence[Row],
+        *,
+        signed: bool,
+        forward: Forward | None = None,
+        keeps_positions: bool = True,
     ) -> list[Floats]:
-        """Return what a change at (text, position) takes from the score; nan without one."""
+        """Return what the change at each (text, position), a row, takes from the score.
+
+        It is nan where nothing is changed.
+        """
+        numbers = [k for k, _ in places]
+        scores = self.scores(rows, numbers, forward=forward, keeps_positions=keeps_positions)
         values = [np.full(len(text.tokens), np.nan) for text in self.texts]
         for (text, position), score in zip(places, scores, strict=True):
             effect = self.answers[text].score - score
             values[text][position] = effect if signed else abs(effect)
         return values
-
-
-def _choice_for_each(answer: Choices, count: int) -> Sequence[Choice | None]:
-    number = whole_number(answer)
-    if number is not None:
-        return [number] * count
-    if answer is None or isinstance(answer, (bool, int, str)):
-        return [answer] * count
-    if len(answer) != count:
-        raise InputError(f"answer has {len(answer)} choices for {count} texts; give one for each.")
-    return answer
-
-
-def _choice_of(scores: Scores, choice: Choice | None) -> int:
-    count = len(scores.logits)
-    if choice is None:
-        return int(scores.logits.argmax())
-    if isinstance(choice, str):
-        names = scores.names(range(count))
-        if choice not in names:
-            hint = did_you_mean(choice, names) or f" Some are {', '.join(names[:5])}."
-            raise InputError(f"answer={shorten(choice)}: the model has no such choice.{hint}")
-        return names.index(choice)
-    if isinstance(choice, bool) or not 0 <= choice < count:
-        raise InputError(
-            f"answer={shorten(choice)}: the model's choices are numbered 0 to {count - 1}."
-        )
-    return int(choice)
 
 
 def batches_by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -59,16 +59,14 @@ class PatchAblation:
         return self.grid.rows * self.grid.columns
 
     def probabilities(self, hidden: Sequence[Patches]) -> NDArray[np.float64]:
-        """Return the probability of the answer without each of these sets of patches."""
-        missing = [
-            patches for patches in dict.fromkeys(map(_sorted, hidden)) if patches not in self._known
-        ]
+        """Return the probability of the answer without each of these sets of patches, in order."""
+        missing = [patches for patches in dict.fromkeys(hidden) if patches not in self._known]
         for start in range(0, len(missing), self.batch_size):
             batch = missing[start : start + self.batch_size]
             scores = self._scores(torch.cat([self._without(patches) for patches in batch]))
             for patches, each in zip(batch, scores, strict=True):
                 self._known[patches] = float(each.probabilities()[self.choice])
-        return np.array([self._known[_sorted(patches)] for patches in hidden])
+        return np.array([self._known[patches] for patches in hidden])
 
     def curves(self, values: NDArray[np.float64]) -> Curves:
         """Return deletion and insertion by a value for each patch; ties in reading order."""
@@ -82,42 +80,31 @@ class PatchAblation:
         return (self.probability - without).reshape(self.grid.rows, self.grid.columns)
 
     def _without(self, patches: Patches) -> Tensor:
+        """Return the pixels with patches filled; what no patch covers stays."""
+        (height, width), grid = self.pixels.shape[-2:], self.grid
         mask = torch.zeros(self.count, dtype=torch.bool, device=self.pixels.device)
         mask[list(patches)] = True
-        return torch.where(_at_pixels(mask, self.grid, self.pixels), self.filling, self.pixels)
+        mask = mask.reshape(grid.rows, grid.columns)
+        mask = mask.repeat_interleave(height // grid.rows, 0)
+        mask = mask.repeat_interleave(width // grid.columns, 1)
+        mask = functional.pad(mask, (0, width - mask.shape[1], 0, height - mask.shape[0]))
+        return torch.where(mask, self.filling, self.pixels)
 
     def _scores(self, pixels: Tensor) -> list[Scores]:
-        module, tokenizer = self.model
-        adapter = self.model.adapter
-        rows = {
-            name: value.expand(len(pixels), *value.shape[1:]) for name, value in self.inputs.items()
-        }
+        (module, tokenizer), adapter = self.model, self.model.adapter
+        count = len(pixels)
+        rows = {name: x.expand(count, *x.shape[1:]) for name, x in self.inputs.items()}
         batch = adapter.wrap(module, {**rows, "pixel_values": pixels})
         with at_rest(module), torch.no_grad():
-            outputs: Any = adapter.forward(module, batch.inputs)
-        answers = [
-            each for each in adapter.scores(module, tokenizer, outputs, batch) if each is not None
-        ]
-        if len(answers) < batch.size:
+            outputs = adapter.forward(module, batch.inputs)
+        scores = adapter.scores(module, tokenizer, outputs, batch)
+        answers = [each for each in scores if each is not None]
+        if len(answers) < count:
             raise ModelError(
                 f"{type(module).__name__} gives no answer to an image (it has no classes), so "
                 "there is nothing to lose when patches are hidden."
             )
         return answers
-
-
-def _sorted(patches: Patches) -> Patches:
-    return tuple(sorted(patches))
-
-
-def _at_pixels(mask: Tensor, grid: Grid, pixels: Tensor) -> Tensor:
-    """Return (1, 1, height, width) of a truth value for each patch; what no patch covers stays."""
-    height, width = pixels.shape[-2:]
-    down, across = height // grid.rows, width // grid.columns
-    spread = mask.reshape(grid.rows, grid.columns)
-    spread = spread.repeat_interleave(down, 0).repeat_interleave(across, 1)
-    padding = (0, width - spread.shape[1], 0, height - spread.shape[0])
-    return functional.pad(spread, padding)[None, None]
 
 
 def _filling(pixels: Tensor, grid: Grid, by: Hiding) -> Tensor:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from attnflow.evaluation.metrics import PairedDifference, Summary
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,13 @@ class Cell:
     @classmethod
     def of_mean(cls, mean: Summary, paper: tuple[float, float] | None = None) -> Cell:
         """Return a mean over examples, with the paper's mean and deviation if it has one."""
-        theirs, std = paper or (None, None)
-        return cls(
-            mean.mean, mean.std, mean.low, mean.high, None, mean.n, mean.undefined, theirs, std
-        )
+        theirs = paper or (None, None)
+        return cls(mean.mean, mean.std, mean.low, mean.high, None, mean.n, mean.undefined, *theirs)
 
     @classmethod
     def of_share(cls, mean: Summary) -> Cell:
         """Return a mean without its standard deviation, which says nothing of a yes or no."""
-        return cls(mean.mean, None, mean.low, mean.high, None, mean.n, mean.undefined)
+        return replace(cls.of_mean(mean), std=None)
 
     @classmethod
     def of_difference(cls, pairs: PairedDifference) -> Cell:
@@ -69,7 +70,7 @@ class Table:
 
     def lines(self) -> list[str]:
         """Return text, columns as wide as they need to be: a terminal may wrap, nothing is cut."""
-        lines = [("", self.headings), *self._rows_as_text()]
+        lines = [("", self._printed(self.columns)), *self._rows_as_text()]
         label = max(len(name) for name, _ in lines)
         widths = [max(map(len, cells)) for cells in zip(*(row for _, row in lines), strict=True)]
         return [
@@ -79,15 +80,11 @@ class Table:
 
     def markdown(self) -> list[str]:
         """Return the lines of a Markdown table."""
-        head = [f"| | {' | '.join(self.headings)} |", "|---|" + "---|" * len(self.headings)]
+        headings = self._printed(self.columns)
+        head = [f"| | {' | '.join(headings)} |", "|---|" + "---|" * len(headings)]
         return head + [
             f"| {name.strip()} | {' | '.join(cells)} |" for name, cells in self._rows_as_text()
         ]
-
-    @property
-    def headings(self) -> list[str]:
-        """The names of the columns that are printed."""
-        return [self.columns[k] for k in self._printed()]
 
     def interval_panels(self) -> list[dict[str, object]]:
         """Return plain numbers for one panel of intervals for each column."""
@@ -100,14 +97,14 @@ class Table:
             for k, column in enumerate(self.columns)
         ]
 
-    def _printed(self) -> Sequence[int]:
-        every = range(len(self.columns))
-        return every if self.columns_to_print is None else self.columns_to_print
+    def _printed(self, cells: Sequence[T]) -> list[T]:
+        numbers = range(len(cells)) if self.columns_to_print is None else self.columns_to_print
+        return [cells[k] for k in numbers]
 
     def _rows_as_text(self) -> Iterator[tuple[str, list[str]]]:
         """Yield each row: value, interval, the paper's number and how far ours is from it."""
         for name, row in self.rows.items():
-            cells = [row[k] for k in self._printed()]
+            cells = self._printed(row)
             yield name, [self._value(cell) for cell in cells]
             if any(cell.low is not None for cell in cells):
                 yield "  95 % interval", [self._interval(cell) for cell in cells]

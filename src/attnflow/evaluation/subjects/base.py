@@ -16,13 +16,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from attnflow.attribution import Attribution
-from attnflow.errors import (
-    FileError,
-    InputError,
-    MethodError,
-    MissingDependencyError,
-    ModelError,
-)
+from attnflow.errors import FileError, InputError, MethodError, MissingDependencyError, ModelError
 from attnflow.errors.progress import patiently, tell
 from attnflow.evaluation.records import RANDOM, Record
 from attnflow.explainers.answer_rows import answer_rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,14 +49,9 @@ class PromptText:
             return None
         return tuple((first + self.start, last + self.start) for first, last in spans)
 
-    def tokens_inside(self, span: CharSpan) -> list[int]:
-        """Return the tokens whose last visible character stands in a span of the prompt."""
-        return tokens_in(self.parts, (span[0] + self.start, span[1] + self.start))
-
     def tokens_touching(self, span: CharSpan) -> list[int]:
         """Return every token that shares a visible character with a span, which may end inside."""
-        lengths = np.array([len(part) for part in self.parts])
-        ends = np.cumsum(lengths)
+        ends = np.cumsum([len(part) for part in self.parts])
         begins = ends - np.array([len(part.lstrip()) for part in self.parts])
         first, last = span[0] + self.start, span[1] + self.start
         return np.flatnonzero((begins < last) & (ends > first) & (begins < ends)).tolist()
@@ -82,7 +77,8 @@ class TrueSources:
             )
         stated = (True,) * len(sources)
         if prompt.stated is not None:
-            members = set(text.tokens_inside(prompt.stated))
+            first, last = prompt.stated
+            members = set(tokens_in(text.parts, (first + text.start, last + text.start)))
             stated = tuple(bool(members & set(each)) for each in sources.positions)
         return cls(true, stated)
 
@@ -104,30 +100,22 @@ def known_hits(
     hits = {"first": float(rank == 1), "top": float(rank <= top)}
     if sources.level in ("sentence", "document"):
         hits[sources.level] = hits["first"]
-    for level, groups in sources.groups.items():
-        hits |= _unit_hits(level, scores, groups, places)
+    units: dict[str, Sequence[int]] = dict(sources.groups)
+    if "sentence" in units and not all(places.stated):
+        pairs = zip(units["sentence"], places.stated, strict=True)
+        units["any sentence"] = units["sentence"]
+        units["sentence"] = [group if inside else -1 for group, inside in pairs]
+    for level, groups in units.items():
+        hits |= _hit(level, scores, groups, places)
     return hits
-
-
-def _unit_hits(
-    level: str, scores: Floats, groups: Sequence[int], places: TrueSources
-) -> Mapping[str, float]:
-    if level != "sentence" or all(places.stated):
-        return _hit(level, scores, groups, places)
-    pairs = zip(groups, places.stated, strict=True)
-    stated = [group if inside else -1 for group, inside in pairs]
-    return {
-        **_hit(f"any {level}", scores, groups, places),
-        **_hit(level, scores, stated, places),
-    }
 
 
 def _hit(name: str, scores: Floats, groups: Sequence[int], places: TrueSources) -> dict[str, float]:
     true = places.units(groups)
-    if not true or len(set(groups) - {-1}) < 2:
+    present = sorted(set(groups) - {-1})
+    if not true or len(present) < 2:
         return {}
     # A unit without sources among these has the sum 0 and must not compete.
-    present = sorted(set(groups) - {-1})
     sums = group_sums(scores, groups)[present]
     return {name: float(rank_of(sums, [present.index(unit) for unit in true]) == 1)}
 

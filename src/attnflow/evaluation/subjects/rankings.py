@@ -19,15 +19,7 @@ from attnflow.explainers.request import ANSWER, Completion
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources
 from attnflow.hosts.model import Model
-from attnflow.methods import (
-    METHODS,
-    Method,
-    Raw,
-    RerunMethod,
-    Rollout,
-    make_method,
-    parse_method,
-)
+from attnflow.methods import METHODS, Method, Raw, RerunMethod, Rollout, make_method, parse_method
 from attnflow.methods.mixing import ONE_STEP
 from attnflow.methods.reruns import By, RerunScore
 from attnflow.trace.extras import GRADIENTS
