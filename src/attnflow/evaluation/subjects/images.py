@@ -105,19 +105,20 @@ class Images(base.Subject):
                 "weights and preprocessor_config.json."
             )
         loaded = as_model(model, needs_tokenizer=False)
-        answers_questions = towers_of(loaded.module) is not None
-        if not answers_questions and not loaded.adapter.reads_images(loaded.module):
+        if towers_of(loaded.module) is not None:
+            usual, processor = QUESTION_METHODS, loaded.question_processor
+            loaded = replace(loaded, tokenizer=processor.tokenizer)
+        elif loaded.adapter.reads_images(loaded.module):
+            usual, processor = IMAGE_METHODS, loaded.image_processor
+        else:
             raise InputError(f"{type(loaded.module).__name__} reads no images.")
-        if answers_questions:
-            loaded = replace(loaded, tokenizer=loaded.question_processor.tokenizer)
-        usual = QUESTION_METHODS if answers_questions else IMAGE_METHODS
-        kind = QuestionJudge if answers_questions else ImageJudge
-        return kind(
+        return ImageJudge(
             subject=self,
             model=loaded,
             methods=base.label_methods(usual if methods is None else methods),
             baselines=(LEAVE_ONE_OUT, CENTRE, RANDOM),
             seed=seed,
+            processor=processor,
         )
 
     def describe(self, example: ImageExample) -> tuple[str, str | None]:
@@ -141,14 +142,14 @@ class Images(base.Subject):
 
 @dataclass(eq=False, kw_only=True)
 class ImageJudge(base.Judge):
-    """One image after another: what hidden patches do, what methods say, where the box is."""
+    """One image after another: what hidden patches do, what methods say, where the box is.
+
+    A vision-language model is asked about each image, and its answer's first word is explained. It
+    must see an image whole: patches are hidden in its pixels.
+    """
 
     subject: Images
-
-    @property
-    def processor(self) -> Any:
-        """The processor that prepares a photo."""
-        return self.model.image_processor
+    processor: Any
 
     def settings(self) -> dict[str, Any]:
         """Return everything but the examples that the numbers depend on."""
@@ -194,7 +195,24 @@ class ImageJudge(base.Judge):
 
     def _prepare(self, example: ImageExample, photo: Photo) -> PreparedImage:
         """Return what the model takes of the image, and the picture that it sees."""
-        return prepare_images(self.model, [photo])[0]
+        module, name = self.model.module, type(self.model.module).__name__
+        if towers_of(module) is None:
+            return prepare_images(self.model, [photo])[0]
+        if example.question is None:
+            raise InputError(
+                f"{example.name} has no question; {name} answers questions about images: give the "
+                "table a column 'question'."
+            )
+        inputs = image_prompt(module, example.question, [photo], self.processor)
+        pixels = inputs.get("pixel_values")
+        pictures = pictures_of(module, inputs, self.processor)
+        if pixels is None or pixels.ndim != _IMAGE_AXES or len(pictures) != 1:
+            raise ModelError(
+                f"{name} sees an image in {len(pictures)} parts or as rows of patches; patches are "
+                "hidden in models that see it whole (LLaVA, PaliGemma, Gemma 3, InternVL with one "
+                "tile)."
+            )
+        return PreparedImage(inputs, pictures[0], photo.name, photo.remarks)
 
     def _cover(self, example: ImageExample, photo: Photo, grid: Grid) -> Cover | None:
         """Return how much of each patch the box covers, and whether a patch's centre lies in it.
@@ -215,35 +233,6 @@ class ImageJudge(base.Judge):
         if not covered.any():
             return None  # the processor has cropped it away
         return covered, cells[:, down // 2, :, across // 2] >= 0.5
-
-
-class QuestionJudge(ImageJudge):
-    """A vision-language model, asked about each image; what is explained is its answer's first
-    word. It must see an image whole: patches are hidden in its pixels.
-    """
-
-    @property
-    def processor(self) -> Any:
-        """The processor of a question with its image."""
-        return self.model.question_processor
-
-    def _prepare(self, example: ImageExample, photo: Photo) -> PreparedImage:
-        module, name = self.model.module, type(self.model.module).__name__
-        if example.question is None:
-            raise InputError(
-                f"{example.name} has no question; {name} answers questions about images: give the "
-                "table a column 'question'."
-            )
-        inputs = image_prompt(module, example.question, [photo], self.processor)
-        pixels = inputs.get("pixel_values")
-        pictures = pictures_of(module, inputs, self.processor)
-        if pixels is None or pixels.ndim != _IMAGE_AXES or len(pictures) != 1:
-            raise ModelError(
-                f"{name} sees an image in {len(pictures)} parts or as rows of patches; patches are "
-                "hidden in models that see it whole (LLaVA, PaliGemma, Gemma 3, InternVL with one "
-                "tile)."
-            )
-        return PreparedImage(inputs, pictures[0], photo.name, photo.remarks)
 
 
 def centre_map(grid: Grid) -> Floats:

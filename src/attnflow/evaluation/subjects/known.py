@@ -100,13 +100,13 @@ def known_hits(
     hits = {"first": float(rank == 1), "top": float(rank <= top)}
     if sources.level in ("sentence", "document"):
         hits[sources.level] = hits["first"]
-    units: dict[str, Sequence[int]] = dict(sources.groups)
-    if "sentence" in units and not all(places.stated):
-        pairs = zip(units["sentence"], places.stated, strict=True)
-        units["any sentence"] = units["sentence"]
-        units["sentence"] = [group if inside else -1 for group, inside in pairs]
-    for level, groups in units.items():
-        hits |= _hit(level, scores, groups, places)
+    for level, groups in sources.groups.items():
+        among: Sequence[int] = groups
+        if level == "sentence" and not all(places.stated):
+            hits |= _hit("any sentence", scores, groups, places)
+            pairs = zip(groups, places.stated, strict=True)
+            among = [group if inside else -1 for group, inside in pairs]
+        hits |= _hit(level, scores, among, places)
     return hits
 
 
