@@ -212,8 +212,8 @@ class Task:
     ) -> Task:
         """Return the texts as rows, with what the model answers to each as it is."""
         rows = passes.texts(texts)
-        listed: Any = answer.tolist() if hasattr(answer, "tolist") else answer  # of an array
-        choices = answers_for_each(listed, len(rows))
+        plain: Any = answer.tolist() if hasattr(answer, "tolist") else answer  # of an array
+        choices = answers_for_each(plain, len(rows))
 
         def read_answer(k: int, scores: Scores) -> Answer:
             choice = scores.choice(choices[k])

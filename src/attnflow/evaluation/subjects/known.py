@@ -101,12 +101,12 @@ def known_hits(
     if sources.level in ("sentence", "document"):
         hits[sources.level] = hits["first"]
     for level, groups in sources.groups.items():
-        among: Sequence[int] = groups
+        units: Sequence[int] = groups
         if level == "sentence" and not all(places.stated):
             hits |= _hit("any sentence", scores, groups, places)
             pairs = zip(groups, places.stated, strict=True)
-            among = [group if inside else -1 for group, inside in pairs]
-        hits |= _hit(level, scores, among, places)
+            units = [group if inside else -1 for group, inside in pairs]
+        hits |= _hit(level, scores, units, places)
     return hits
 
 
