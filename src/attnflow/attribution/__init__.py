@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED, dependence_of, spread
+from attnflow.attribution.operations import MEAN_OVER_LAYERS
 from attnflow.attribution.rescaling import Normalization
-from attnflow.attribution.result import MEAN_OVER_LAYERS, Attribution, Contribution
+from attnflow.attribution.result import Attribution, Contribution
 
 __all__ = [
     "COLLAPSED",

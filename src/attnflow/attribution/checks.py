@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from attnflow.errors import InputError, shorten, whole_number
 
 
 def checked_layers(layers: object) -> tuple[int, ...]:
-    """The layers' numbers, from 1 (0 is a mean over layers)."""
+    """Return the layers' numbers, from 1 (0 is a mean over layers)."""
     items = list(layers) if isinstance(layers, Iterable) else []
     numbers = [
         number for number in map(whole_number, items) if number is not None and 0 <= number < 2**31
@@ -24,8 +24,8 @@ def checked_layers(layers: object) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def checked_array(name: str, array: Any, expected: tuple[int, ...], *, truth: bool = False) -> None:
-    """That an array has this shape and holds finite floats (or truth values); then freeze it."""
+def check_array(name: str, array: Any, expected: tuple[int, ...], *, truth: bool = False) -> None:
+    """Freeze an array of this shape that holds finite floats (or truth values)."""
     if not isinstance(array, np.ndarray) or array.dtype.kind != ("b" if truth else "f"):
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise InputError(
@@ -44,7 +44,7 @@ def check_bounds(
     lower: NDArray[np.float64] | None,
     upper: NDArray[np.float64] | None,
 ) -> None:
-    """That every value lies between its bounds; there are both or none."""
+    """Raise an error unless every value lies between its bounds; there are both or none."""
     if lower is None and upper is None:
         return
     if lower is None or upper is None:
@@ -59,15 +59,8 @@ def check_bounds(
 
 
 def checked_steps(steps: object) -> tuple[str, ...]:
-    """The operations after the method, as text."""
+    """Return the operations after the method, as text."""
     names = tuple(steps) if isinstance(steps, (list, tuple)) else (steps,)
     if not all(isinstance(step, str) for step in names):
         raise InputError(f"steps are texts, one for each operation; got {shorten(steps)}.")
     return names
-
-
-def checked_provenance(provenance: object) -> Mapping[str, Any]:
-    """Names with values."""
-    if not isinstance(provenance, Mapping):
-        raise InputError(f"provenance gives values by name; got {shorten(provenance)}.")
-    return provenance

@@ -28,7 +28,7 @@ ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
 
 
 def header_of(result: Attribution) -> dict[str, Any]:
-    """All of a result but its arrays, as plain values for JSON."""
+    """Return all of a result but its arrays, as plain values for JSON."""
     return {
         "axes": ["layer", "target", "source"],
         "layers": list(result.layers),
@@ -45,7 +45,7 @@ def header_of(result: Attribution) -> dict[str, Any]:
 def fields_of(
     path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> dict[str, Any]:
-    """The fields of the result in a file, not checked yet."""
+    """Return the fields of the result in a file, not checked yet."""
     prediction, confirmation = header["prediction"], header["confirmation"]
     return {
         **_arrays(arrays),
@@ -61,7 +61,7 @@ def fields_of(
 
 
 def _arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays of a file, which are those of a result and no others."""
+    """Return the arrays of a file, which are those of a result and no others."""
     storage.check_dtypes(arrays, saturated=("bool",))
     unknown = [name for name in arrays if name not in (*ARRAYS, *ROW_ARRAYS)]
     if unknown:
@@ -84,7 +84,7 @@ def _method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
 
 
 def page_result(path: str | os.PathLike[str]) -> Attribution | None:
-    """The first result of a view document, the JSON that the page hands out; None for any other."""
+    """Return the first result of a view document, the page's JSON; None for any other file."""
     file = Path(path)
     if file.suffix != ".json" or not file.is_file():
         return None
@@ -97,8 +97,8 @@ def page_result(path: str | os.PathLike[str]) -> Attribution | None:
         return results_of(json.loads(file.read_bytes()))[0]
 
 
-def data_frame(result: Attribution) -> pd.DataFrame:
-    """One row for each value of a result: layer, target, source, positions, value and bounds."""
+def to_pandas(result: Attribution) -> pd.DataFrame:
+    """Return one row for each value: layer, target, source, their positions, value and bounds."""
     pandas = optional_import("pandas", extra="pandas", purpose="to_pandas()")
     layer, target, source = (index.ravel() for index in np.indices(result.values.shape))
     columns: dict[str, Any] = {

@@ -1,7 +1,6 @@
 """What a result can be turned into: shares, words, spans, a mean, a rest, a difference.
 
-`Attribution` has a method for each, which says what it means; here is how it is done. Every
-operation gives a new result and notes itself in its steps.
+These functions are methods of `Attribution`. Each gives a new result and notes itself in its steps.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -36,17 +35,23 @@ from attnflow.errors import (
     shorten,
     whole_number,
 )
+from attnflow.errors.arguments import checked_arguments
 from attnflow.tokens import TokenRef, Tokens
 
 if TYPE_CHECKING:
     from attnflow.attribution.result import Attribution
-    from attnflow.methods import Method
 
+MEAN_OVER_LAYERS = 0  # the number of the one layer of such a mean; real layers count from 1
 _ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
 
 
-def normalize(result: Attribution, how: Normalization) -> Attribution:
-    """Each value as a share of its row."""
+def normalize(result: Attribution, how: Normalization = "sum") -> Attribution:
+    """Return each value as a share: "sum" of its row's absolute sum, "max" of its strongest source.
+
+    Rows without negative values then add up to 1 ("sum"). A row with negative values, such as
+    a difference from a baseline, keeps its signs and is never divided by its sum, which may be
+    near zero. `elsewhere` is in the same unit. A row of zeros stays as it is.
+    """
     if not isinstance(how, str) or how not in ("sum", "max"):
         hint = did_you_mean(str(how), ("sum", "max"))
         raise MethodError(f"Unknown normalization {shorten(how)}.{hint} Allowed: 'sum', 'max'.")
@@ -62,7 +67,9 @@ def normalize(result: Attribution, how: Normalization) -> Attribution:
 
 
 def merge_words(result: Attribution) -> Attribution:
-    """Sources of one word summed, targets of one word averaged."""
+    """Make words of word pieces: sources are summed (a word got what its pieces got), targets are
+    averaged (a word draws as its pieces do on average). So are the bounds.
+    """
     rows, columns = result.targets.groups(), result.sources.groups()
     return replace(
         result,
@@ -77,20 +84,24 @@ def merge_words(result: Attribution) -> Attribution:
     )
 
 
-def mean_over_layers(result: Attribution, number: int) -> Attribution:
-    """The mean of all layers, as one layer of this number."""
+def mean_over_layers(result: Attribution) -> Attribution:
+    """Return the mean of all layers, as one layer with the number 0."""
     return replace(
         result,
         **_linear(result, lambda array: array.mean(axis=0, keepdims=True)),
         **_row_means(result, lambda array: array.mean(axis=0, keepdims=True)),
         saturated=None,  # a property of one layer's flow
-        layers=(number,),
+        layers=(MEAN_OVER_LAYERS,),
         steps=(*result.steps, "mean_over_layers()"),
     )
 
 
-def sum_spans(result: Attribution, spans: Mapping[str, Span]) -> Attribution:
-    """The sum over each span; the rest goes elsewhere."""
+def spans(result: Attribution, spans: Mapping[str, Span]) -> Attribution:
+    """Return the mass on each named span of sources: (start, end) positions, or a text.
+
+    What falls outside all spans goes to `elsewhere`. Spans may overlap. Bounds are summed as
+    values are: they enclose the sum of the exact values.
+    """
     members = resolve_spans(result.sources, spans)
     covered = sorted(set().union(*members.values()))
     left = result.values.sum(axis=-1) - result.values[:, :, covered].sum(axis=-1)
@@ -111,8 +122,14 @@ def sum_spans(result: Attribution, spans: Mapping[str, Span]) -> Attribution:
     )
 
 
+@checked_arguments
 def without(result: Attribution, sources: Sequence[TokenRef] | TokenRef) -> Attribution:
-    """The other sources, scaled up to the size that all had."""
+    """Leave these sources out (positions, or tokens wherever they occur) and scale each row
+    back to the absolute sum it had, signs as they were.
+
+    A row with nothing but zeros left stays zero, and `elsewhere` gets what it had. How rows
+    depend on their targets is not known any more: `dependence` is None.
+    """
     indices = result.sources.occurrences_of(sources, required=True)
     rest = [k for k in range(len(result.sources)) if k not in set(indices)]
     if not indices or not rest:
@@ -136,8 +153,19 @@ def without(result: Attribution, sources: Sequence[TokenRef] | TokenRef) -> Attr
     )
 
 
-def minus(result: Attribution, baseline: Attribution, name: str, match: str) -> Attribution:
-    """The difference of two results about the same targets and sources."""
+def minus(
+    result: Attribution,
+    baseline: Attribution,
+    *,
+    name: str = "baseline",
+    match: Literal["tokens", "positions"] = "tokens",
+) -> Attribution:
+    """Return this result less another: what is more than the baseline's. Values may be negative.
+
+    Layers, targets and sources must be the same in both. With `match="positions"` sources of
+    the baseline may be other tokens at the same positions, as those of another prompt are.
+    Where both have bounds, the difference has.
+    """
     _check_baseline(result, baseline, match)
     bounds, other = result.bounds, baseline.bounds
     both = result.elsewhere is not None and baseline.elsewhere is not None
@@ -155,8 +183,48 @@ def minus(result: Attribution, baseline: Attribution, name: str, match: str) -> 
     )
 
 
+def of_image(result: Attribution, number: int = 0) -> Attribution:
+    """Return the part of a result on one image, of sources that are patches and words together.
+
+    Its sources are that image's positions, with their grid, so everything that draws a map
+    takes it; the rest of each row is in `elsewhere`.
+
+    >>> import numpy as np
+    >>> from attnflow import Attribution, Raw, Tokens
+    >>> from attnflow.tokens.patches import Grid, ImagePatches
+    >>> image = ImagePatches("image 1", Grid(1, 2, 0, 1, 2))
+    >>> sources = Tokens(("patch 0,0", "patch 0,1", "what"), images=(image,))
+    >>> values = np.array([[[0.2, 0.5, 0.3]]])
+    >>> part = Attribution(values, (1,), Tokens(("red",)), sources, Raw()).of_image(0)
+    >>> part.image().tolist(), round(float(part.elsewhere[0, 0]), 1)
+    ([[0.2, 0.5]], 0.3)
+    """
+    tokens, place = result.sources, whole_number(number)
+    if place is None or not -len(tokens.images) <= place < len(tokens.images):
+        some = ", ".join(image.name for image in tokens.images) or "none"
+        raise InputError(
+            f"There is no image {shorten(number)} among the sources, numbered from 0; they are of "
+            f"{some}."
+        )
+    image = tokens.images[place]
+    part = slice(image.start, image.start + image.grid.length)
+    arrays = {
+        name: array[..., part].copy()
+        for name, array in result.arrays().items()
+        if name not in _ROW_ARRAYS
+    }
+    rest = result.values.sum(axis=-1) - arrays["values"].sum(axis=-1)
+    return replace(
+        result,
+        **arrays,
+        elsewhere=rest if result.elsewhere is None else result.elsewhere + rest,
+        sources=Tokens(tokens.texts[part], tokens.positions[part], grid=image.grid),
+        steps=(*result.steps, f"on {image.name}"),
+    )
+
+
 def _elsewhere_without(result: Attribution, rest: Sequence[int]) -> Values | None:
-    """What is elsewhere when only these sources stay: also all of a row with nothing left."""
+    """Return what is elsewhere when only these sources stay: also all of a row with none left."""
     empty = ~result.values[:, :, list(rest)].any(axis=-1)
     mass = np.where(empty, result.values.sum(axis=-1), 0.0)
     if result.elsewhere is None and not mass.any():
@@ -186,7 +254,7 @@ def _check_baseline(result: Attribution, baseline: Attribution, match: str) -> N
 
 
 def _linear(result: Attribution, change: Callable[[Values], Values]) -> dict[str, Any]:
-    """Values and bounds after a sum or a mean."""
+    """Return values and bounds after a sum or a mean."""
     values = change(result.values)
     if result.bounds is None:
         return {"values": values}
@@ -197,7 +265,7 @@ def _linear(result: Attribution, change: Callable[[Values], Values]) -> dict[str
 
 
 def _row_means(result: Attribution, change: Callable[[Values], Values]) -> dict[str, Any]:
-    """What there is for each row, after a mean over rows."""
+    """Return what there is for each row, after a mean over rows."""
     arrays = result.arrays()
     return {name: change(arrays[name]) for name in _ROW_ARRAYS if name in arrays}
 
@@ -212,20 +280,14 @@ _CALL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
 
 
 def step_in_words(step: str) -> str:
-    """An operation after the method."""
+    """Return an operation after the method as people say it."""
     call = _CALL.fullmatch(step)
     if step in _STEPS or call is None:
         return _STEPS.get(step, step)
     verb, inner = call.groups()
-    plain = re.sub(r"^\[|\]$", "", inner)
-    plain = plain.replace("'", "").replace('"', "")
+    plain = re.sub(r"^\[|\]$|['\"]", "", inner)
     if verb == "minus":
         return f"less the {plain}"
     if verb == "spans":
         return f"by span: {plain}"
     return f"{verb.replace('_', ' ')} {plain}"
-
-
-def title_in_words(method: Method, steps: Sequence[str]) -> str:
-    """The method and every step after it."""
-    return " · ".join([method.title, *map(step_in_words, steps)])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import percent
-from attnflow.tokens import Tokens, is_special
+from attnflow.tokens import is_special
 from attnflow.tokens.units import Unit, split_units
 
 if TYPE_CHECKING:
@@ -60,9 +60,13 @@ class RankedSource:
     text: str
     passage: int
 
+    @property
+    def place(self) -> str:
+        """The passage, and the number of its sentence."""
+        return self.name if self.sentence is None else f"{self.name}, sentence {self.sentence}"
+
     def __str__(self) -> str:
-        place = self.name if self.sentence is None else f"{self.name}, sentence {self.sentence}"
-        return f"{place} ({100 * self.share:.0f} %)"
+        return f"{self.place} ({percent(self.share)})"
 
 
 @dataclass(frozen=True)
@@ -76,27 +80,23 @@ class Statement:
     def __str__(self) -> str:
         if not self.sources:
             return f'"{self.text}" ← nothing in the prompt'
-        first = self.sources[0]
-        place = first.name if first.sentence is None else f"{first.name}, sentence {first.sentence}"
-        rest = ""
-        if len(self.sources) > 1:
-            following = self.sources[1]
-            rest = f"; next: {following.name}, {percent(following.share)}"
-        return f'"{self.text}" ← {place} ({percent(first.share)}{rest})'
+        first, *others = self.sources
+        rest = f"; next: {others[0].name}, {percent(others[0].share)}" if others else ""
+        return f'"{self.text}" ← {first.place} ({percent(first.share)}{rest})'
 
 
 def passages_of(result: Attribution) -> tuple[Passage, ...]:
-    """The documents of a result; without any, the parts its prompt falls into."""
+    """Return the documents of a result; without any, the parts its prompt falls into."""
     if result.sources.grid is not None:
         return ()
     for key, kind in _MARKED.items():
         if marks := result.provenance.get(key):
-            return tuple(_marked(result.sources, mark, kind) for mark in marks)
-    framing = [k for k, token in enumerate(result.sources) if is_special(token) or _frames(token)]
+            return tuple(_marked(list(result.sources), mark, kind) for mark in marks)
     texts = list(result.sources)
+    framing = [k for k, token in enumerate(texts) if is_special(token)]
     parts = split_units(texts, "document", framing=framing)
     if len(parts) > 1:
-        return tuple(_part(texts, number, unit, framing) for number, unit in enumerate(parts, 1))
+        return tuple(_part(texts, number, unit) for number, unit in enumerate(parts, 1))
     sentences = split_units(texts, "sentence", framing=framing)
     return tuple(
         Passage(f"sentence {number}", "sentence", unit.tokens, (unit,))
@@ -105,7 +105,7 @@ def passages_of(result: Attribution) -> tuple[Passage, ...]:
 
 
 def positions_of(result: Attribution, columns: Sequence[int]) -> list[int]:
-    """The positions in the prompt of some sources; a source that was measured may have several."""
+    """Return the positions of some sources in the prompt; a measured one may have several."""
     several = result.provenance.get("source_tokens")
     if several is None:
         return [result.sources.positions[k] for k in columns]
@@ -119,7 +119,7 @@ def rank_passages(
     *,
     layer: int = -1,
 ) -> tuple[RankedSource, ...]:
-    """The passages that these rows together draw on, strongest first, at one layer.
+    """Return the passages that these rows together draw on, strongest first, at one layer.
 
     A share is of what they draw on all passages; what speaks against the answer (negative values)
     counts as nothing.
@@ -136,7 +136,7 @@ def rank_passages(
 
 
 def statements_of(result: Attribution) -> tuple[Statement, ...]:
-    """The sentences of what was generated, each with its ranked passages."""
+    """Return the sentences of what was generated, each with its ranked passages."""
     passages = passages_of(result)
     return tuple(
         Statement(unit.text, unit.tokens, rank_passages(result, unit.tokens, passages))
@@ -155,36 +155,26 @@ def _ranked(
     return RankedSource(passage.name, share, best + 1, passage.sentences[best].text, number)
 
 
-def _marked(sources: Tokens, mark: Sequence[str | int], kind: Kind) -> Passage:
-    name, first, end = str(mark[0]), int(mark[1]), int(mark[2])
-    columns = tuple(range(first, end))
-    return Passage(name, kind, columns, _sentences(list(sources), columns))
+def _marked(texts: list[str], mark: Sequence[str | int], kind: Kind) -> Passage:
+    columns = tuple(range(int(mark[1]), int(mark[2])))
+    return Passage(str(mark[0]), kind, columns, _sentences(texts, columns))
 
 
-def _part(texts: list[str], number: int, unit: Unit, framing: Sequence[int]) -> Passage:
-    role = _ROLES.match(unit.text)
-    heading = _HEADING.match(unit.text)
-    if role is not None:
-        return Passage(
-            f"message {number} ({role[1]})", "message", unit.tokens, _sentences(texts, unit.tokens)
-        )
-    name = f"part {number}"
-    if heading is not None:
+def _part(texts: list[str], number: int, unit: Unit) -> Passage:
+    name, kind = f"part {number}", _MARKED[DOCUMENTS]
+    if (role := _ROLES.match(unit.text)) is not None:
+        name, kind = f"message {number} ({role[1]})", _MARKED[MESSAGES]
+    elif (heading := _HEADING.match(unit.text)) is not None:
         digits = next(group for group in heading.groups()[1:5] if group is not None)
         name = heading[6] or f"{(heading[1] or 'document').lower()} {digits}"
-    return Passage(name, "document", unit.tokens, _sentences(texts, unit.tokens))
+    return Passage(name, kind, unit.tokens, _sentences(texts, unit.tokens))
 
 
 def _sentences(texts: list[str], columns: Sequence[int]) -> tuple[Unit, ...]:
-    """The sentences within some columns, each by columns of the whole."""
+    """Return the sentences within some columns, each by columns of the whole."""
     first = columns[0]
     part = texts[first : columns[-1] + 1]
     return tuple(
         Unit(unit.text, unit.span, tuple(first + k for k in unit.tokens))
         for unit in split_units(part, "sentence")
     )
-
-
-def _frames(token: str) -> bool:
-    """Signs that divide the turns of a chat, such as <|im_start|>."""
-    return token.startswith("<|") and token.endswith("|>")

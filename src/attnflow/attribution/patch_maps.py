@@ -6,13 +6,12 @@ token may hold more than all patches together.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import InputError, TargetError, shorten, whole_number
+from attnflow.errors import InputError, TargetError, shorten
 from attnflow.tokens import Grid, TokenRef, Tokens
 
 if TYPE_CHECKING:
@@ -83,22 +82,20 @@ def _places(tokens: Tokens) -> list[tuple[int, Grid]]:
 def contrast(maps: list[PatchMap], scale: Scale = "percentiles") -> Contrast:
     """One contrast for all maps of a target, so that images can be held against each other."""
     values = np.concatenate([one.values.ravel() for one in maps])
-    signed = bool(values.min() < 0)
-    if isinstance(scale, str):
-        if scale not in ("percentiles", "full"):
-            raise InputError(_unknown(scale))
-        if scale == "full":
-            low, high = 0.0, float(np.abs(values).max())
-        else:
-            low, high = (float(np.percentile(values, share)) for share in PERCENTILES)
-        if signed:
-            high = float(np.percentile(np.abs(values), PERCENTILES[1] if scale != "full" else 100))
-            low = -high
-    else:
+    signed, sizes = bool(values.min() < 0), np.abs(values)
+    if not isinstance(scale, str):
         low, high = _ends(scale)
-        if signed:
-            high = max(abs(low), abs(high))
-            low = -high
+        strongest = max(abs(low), abs(high))
+    elif scale == "full":
+        low, high = 0.0, float(sizes.max())
+        strongest = high
+    elif scale == "percentiles":
+        low, high = (float(np.percentile(values, share)) for share in PERCENTILES)
+        strongest = float(np.percentile(sizes, PERCENTILES[1]))
+    else:
+        raise _unknown(scale)
+    if signed:
+        low, high = -strongest, strongest
     return Contrast(low, high if high > low else low + (abs(low) or 1.0), signed)
 
 
@@ -106,41 +103,14 @@ def _ends(scale: object) -> tuple[float, float]:
     try:
         low, high = (float(end) for end in scale)  # type: ignore[attr-defined]
     except (TypeError, ValueError) as error:
-        raise InputError(_unknown(scale)) from error
+        raise _unknown(scale) from error
     if not low < high:
-        raise InputError(_unknown(scale))
+        raise _unknown(scale)
     return low, high
 
 
-def _unknown(scale: object) -> str:
-    return (
+def _unknown(scale: object) -> InputError:
+    return InputError(
         f"scale={shorten(scale)}: it is 'percentiles', 'full', or two values (low, high), the "
         "first below the second."
-    )
-
-
-def part_on_image(result: Attribution, number: int) -> Attribution:
-    """Over the positions of this image alone, which then have a grid; the rest is elsewhere."""
-    images = result.sources.images
-    place = whole_number(number)
-    if place is None or not -len(images) <= place < len(images):
-        some = ", ".join(image.name for image in images) or "none"
-        raise InputError(
-            f"There is no image {shorten(number)} among the sources, numbered from 0; they are of "
-            f"{some}."
-        )
-    image = images[place]
-    part = slice(image.start, image.start + image.grid.length)
-    tokens = result.sources
-    arrays: dict[str, Any] = {
-        name: None if (array := getattr(result, name)) is None else array[..., part].copy()
-        for name in ("values", "lower", "upper", "saturated")
-    }
-    rest = result.values.sum(axis=-1) - arrays["values"].sum(axis=-1)
-    return replace(
-        result,
-        **arrays,
-        elsewhere=rest if result.elsewhere is None else result.elsewhere + rest,
-        sources=Tokens(tokens.texts[part], tokens.positions[part], grid=image.grid),
-        steps=(*result.steps, f"on {image.name}"),
     )

@@ -8,7 +8,7 @@ tells the way it was made; choosing (`row`, `layer`) shows in the axes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -18,25 +18,12 @@ from numpy.typing import NDArray
 
 from attnflow import storage
 from attnflow.attribution import files, operations
-from attnflow.attribution.checks import (
-    check_bounds,
-    checked_array,
-    checked_layers,
-    checked_provenance,
-    checked_steps,
-)
+from attnflow.attribution.checks import check_array, check_bounds, checked_layers, checked_steps
 from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
-from attnflow.attribution.operations import title_in_words
-from attnflow.attribution.patch_maps import part_on_image, patch_maps
-from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
-from attnflow.errors import (
-    InputError,
-    TargetError,
-    did_you_mean,
-    shorten,
-    whole_number,
-)
+from attnflow.attribution.patch_maps import patch_maps
+from attnflow.attribution.rescaling import Bounds, Values
+from attnflow.errors import InputError, TargetError, did_you_mean, shorten, whole_number
 from attnflow.errors.arguments import checked_arguments
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.patches import enlarge
@@ -44,13 +31,10 @@ from attnflow.tokens.text import common_tokens
 from attnflow.trace import Prediction
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
 
     from attnflow.methods import Method
     from attnflow.show.page import InteractiveView
-
-MEAN_OVER_LAYERS = 0  # the number of the one layer of such a mean; real layers count from 1
 
 
 class Contribution(NamedTuple):
@@ -107,13 +91,14 @@ class Attribution:
         expected = (len(self.layers), len(self.targets), len(self.sources))
         for name, array in self.arrays().items():
             shape = expected if name in files.ARRAYS else expected[:2]
-            checked_array(name, array, shape, truth=name == "saturated")
+            check_array(name, array, shape, truth=name == "saturated")
         check_bounds(self.values, self.lower, self.upper)
         object.__setattr__(self, "steps", checked_steps(self.steps))
         if not isinstance(self.confirmation, Confirmation | None):
             raise InputError(f"confirmation is a Confirmation; got {shorten(self.confirmation)}.")
-        provenance = dict(checked_provenance(self.provenance))
-        object.__setattr__(self, "provenance", MappingProxyType(provenance))
+        if not isinstance(self.provenance, Mapping):
+            raise InputError(f"provenance gives values by name; got {shorten(self.provenance)}.")
+        object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
 
     # -- choosing -----------------------------------------------------------------------------
 
@@ -176,28 +161,10 @@ class Attribution:
         if common is not True:
             words = None if common is False else common
             order = order[~common_tokens(self.sources, words)[order]]
-        order = order[:k]
         return [
             Contribution(self.sources[i], self.sources.positions[i], float(values[i]))
-            for i in order.tolist()
+            for i in order[:k].tolist()
         ]
-
-    def of_image(self, number: int = 0) -> Attribution:
-        """The part of a result on one image, of sources that are patches and words together.
-
-        Its sources are that image's positions, with their grid, so everything that draws a map
-        takes it; the rest of each row is in `elsewhere`.
-
-        >>> from attnflow import Raw, Tokens
-        >>> from attnflow.tokens.patches import Grid, ImagePatches
-        >>> image = ImagePatches("image 1", Grid(1, 2, 0, 1, 2))
-        >>> sources = Tokens(("patch 0,0", "patch 0,1", "what"), images=(image,))
-        >>> values = np.array([[[0.2, 0.5, 0.3]]])
-        >>> part = Attribution(values, (1,), Tokens(("red",)), sources, Raw()).of_image(0)
-        >>> part.image().tolist(), round(float(part.elsewhere[0, 0]), 1)
-        ([[0.2, 0.5]], 0.3)
-        """
-        return part_on_image(self, number)
 
     @checked_arguments
     def image(self, *, target: TokenRef | None = None, layer: int = -1) -> Values:
@@ -229,59 +196,15 @@ class Attribution:
         arrays = {name: array[where] for name, array in self.arrays().items()}
         return replace(self, **arrays, **fields)
 
-    # -- rescaling ----------------------------------------------------------------------------
+    # -- changing: `operations` says what each means and does it -----------------------------------
 
-    def normalize(self, how: Normalization = "sum") -> Attribution:
-        """Each value as a share: "sum" of its row's absolute sum, "max" of its strongest source.
-
-        Rows without negative values then add up to 1 ("sum"). A row with negative values, such as
-        a difference from a baseline, keeps its signs and is never divided by its sum, which may be
-        near zero. `elsewhere` is in the same unit. A row of zeros stays as it is.
-        """
-        return operations.normalize(self, how)
-
-    def merge_words(self) -> Attribution:
-        """Word pieces to words: sources are summed (a word got what its pieces got), targets are
-        averaged (a word draws as its pieces do on average). So are the bounds.
-        """
-        return operations.merge_words(self)
-
-    def mean_over_layers(self) -> Attribution:
-        """The mean of all layers, as one layer with the number 0."""
-        return operations.mean_over_layers(self, MEAN_OVER_LAYERS)
-
-    def spans(self, spans: Mapping[str, Span]) -> Attribution:
-        """The mass on each named span of sources: (start, end) positions, or a text.
-
-        What falls outside all spans goes to `elsewhere`. Spans may overlap. Bounds are summed as
-        values are: they enclose the sum of the exact values.
-        """
-        return operations.sum_spans(self, spans)
-
-    @checked_arguments
-    def without(self, sources: Sequence[TokenRef] | TokenRef) -> Attribution:
-        """Leave these sources out (positions, or tokens wherever they occur) and scale each row
-        back to the absolute sum it had, signs as they were.
-
-        A row with nothing but zeros left stays zero, and `elsewhere` gets what it had. How rows
-        depend on their targets is not known any more: `dependence` is None.
-        """
-        return operations.without(self, sources)
-
-    def minus(
-        self,
-        baseline: Attribution,
-        *,
-        name: str = "baseline",
-        match: Literal["tokens", "positions"] = "tokens",
-    ) -> Attribution:
-        """This result less another: what is more than the baseline's. Values may be negative.
-
-        Layers, targets and sources must be the same in both. With `match="positions"` sources of
-        the baseline may be other tokens at the same positions, as those of another prompt are.
-        Where both have bounds, the difference has.
-        """
-        return operations.minus(self, baseline, name, match)
+    normalize = operations.normalize
+    merge_words = operations.merge_words
+    mean_over_layers = operations.mean_over_layers
+    spans = operations.spans
+    without = operations.without
+    minus = operations.minus
+    of_image = operations.of_image
 
     @property
     def bounds(self) -> Bounds | None:
@@ -295,7 +218,7 @@ class Attribution:
     @property
     def title(self) -> str:
         """The method and every step after it, in words: what a figure or a page is headed with."""
-        return title_in_words(self.method, self.steps)
+        return " · ".join([self.method.title, *map(operations.step_in_words, self.steps)])
 
     @property
     def recipe(self) -> str:
@@ -362,9 +285,7 @@ class Attribution:
 
     # -- keeping ------------------------------------------------------------------------------
 
-    def to_pandas(self) -> pd.DataFrame:
-        """One row for each value: layer, target, source, their positions, value and bounds."""
-        return files.data_frame(self)
+    to_pandas = files.to_pandas
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: nested lists with the axes layer, target, source."""

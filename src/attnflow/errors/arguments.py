@@ -34,8 +34,14 @@ _UNKNOWN = object()  # an annotation that names what is not imported here
 
 
 def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: an argument of another type than its annotation raises an InputError."""
+    """Make an argument of another type than its annotation raise an InputError."""
     signature = inspect.signature(function)
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    annotations = {
+        each.name: each.annotation
+        for each in signature.parameters.values()
+        if each.annotation is not each.empty and each.kind not in several
+    }
     hints: dict[str, Any] = {}
     name = function.__name__
     label = function.__qualname__.split(".")[0] if name == "__call__" else name
@@ -43,33 +49,32 @@ def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not hints:
-            hints.update(_hints_of(function, signature.parameters))
+            space = inspect.unwrap(function).__globals__
+            hints.update(_hints(annotations, space))
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InputError(f"{label}(): {error}.") from error
         for argument, value in bound.arguments.items():
-            _check(label, argument, value, hints.get(argument, _UNKNOWN), signature)
+            _check(label, argument, value, hints.get(argument, _UNKNOWN))
         return function(*args, **kwargs)
 
     return call
 
 
 def check_fields(value: Any) -> None:
-    """The same for the fields of a dataclass: call it first in `__post_init__`."""
+    """Check the fields of a dataclass in the same way: call it first in `__post_init__`."""
     kind = type(value)
     annotations = {
         name: hint for base in reversed(kind.__mro__) for name, hint in _own_hints(base).items()
     }
-    for one in fields(value):
-        hint = annotations.get(one.name, _UNKNOWN)
-        field_value = getattr(value, one.name)
-        if hint is not _UNKNOWN and not _fits(field_value, hint):
-            raise InputError(_sentence(kind.__name__, one.name, field_value, hint))
+    for each in fields(value):
+        hint = annotations.get(each.name, _UNKNOWN)
+        _check(kind.__name__, each.name, getattr(value, each.name), hint)
 
 
 def check_named(option: str, value: object, allowed: Sequence[str]) -> None:
-    """An option with a few names, or a MethodError that lists them."""
+    """Raise a MethodError that lists the names that an option may have, for any other."""
     if not isinstance(value, str) or value not in allowed:
         hint = did_you_mean(str(value), allowed) if isinstance(value, str) else ""
         names = ", ".join(map(repr, allowed))
@@ -85,45 +90,34 @@ def check_count(name: str, value: object, least: int, error: type[InputError] = 
 
 
 def checked_seed(seed: object, least: int = 0) -> int:
-    """A seed that every generator of random numbers takes."""
+    """Return a seed that every generator of random numbers takes."""
     number = whole_number(seed)
     if number is None or not least <= number < 2**63:
         raise InputError(f"seed is a whole number from {least} to 2**63 - 1; got {shorten(seed)}.")
     return number
 
 
-def _check(function: str, name: str, value: Any, hint: Any, signature: inspect.Signature) -> None:
-    parameter = signature.parameters[name]
-    if hint is _UNKNOWN or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        return
-    if not _fits(value, hint):
-        raise InputError(_sentence(function, name, value, hint))
-
-
-def _sentence(function: str, name: str, value: Any, hint: Any) -> str:
-    kind = type(value).__name__
-    sentence = f"{function}({name}=...): {name} is {_words(hint)}; got {shorten(value)} ({kind})."
-    return sentence + _WAYS.get(type(value).__module__.split(".")[0], "")
-
-
-def _hints_of(function: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    space = inspect.unwrap(function).__globals__
-    return {
-        name: _evaluated(parameter.annotation, space)
-        for name, parameter in parameters.items()
-        if parameter.annotation is not parameter.empty
-    }
+def _check(function: str, name: str, value: Any, hint: Any) -> None:
+    if hint is not _UNKNOWN and not _fits(value, hint):
+        kind = type(value)
+        way = _WAYS.get(kind.__module__.split(".")[0], "")
+        raise InputError(
+            f"{function}({name}=...): {name} is {_words(hint)}; got {shorten(value)} "
+            f"({kind.__name__}).{way}"
+        )
 
 
 @functools.cache
 def _own_hints(kind: type) -> dict[str, Any]:
-    space = vars(sys.modules[kind.__module__])
-    annotations = inspect.get_annotations(kind)
+    return _hints(inspect.get_annotations(kind), vars(sys.modules[kind.__module__]))
+
+
+def _hints(annotations: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _evaluated(hint, space) for name, hint in annotations.items()}
 
 
 def _evaluated(annotation: Any, space: Mapping[str, Any]) -> Any:
-    """The type an annotation names; unknown where it names what only type checkers import."""
+    """Return the type an annotation names; unknown where it names what is imported for types."""
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -133,7 +127,7 @@ def _evaluated(annotation: Any, space: Mapping[str, Any]) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation allows; annotations not listed here allow all."""
+    """Tell if a value is what an annotation allows; annotations not listed here allow all."""
     origin, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -177,7 +171,7 @@ def _elements_fit(value: Any, parts: tuple[Any, ...]) -> bool:
 
 
 def _is_sequence(value: Any) -> bool:
-    """A list in the wide sense: arrays and tensors of one axis too, but no text."""
+    """Tell if it is a list in the wide sense: arrays and tensors of one axis too, but no text."""
     if isinstance(value, (str, bytes)):
         return False
     return isinstance(value, Sequence) or getattr(value, "ndim", None) == 1
@@ -198,7 +192,7 @@ _IN_WORDS: dict[Any, str] = {
 
 
 def _words(hint: Any) -> str:
-    """An annotation as people say it."""
+    """Return an annotation as people say it."""
     if hint in _IN_WORDS:
         return _IN_WORDS[hint]
     origin, parts = get_origin(hint), get_args(hint)

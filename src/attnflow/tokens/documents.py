@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from attnflow.errors import InputError, TokensError, shorten
-from attnflow.tokens.text import surfaces
+from attnflow.tokens.text import parts_in, surfaces
 from attnflow.tokens.units import CharSpan
 
 
@@ -36,7 +35,7 @@ Documents = Sequence[str | Document | tuple[str, str]] | Mapping[str, str]
 
 
 def named_documents(documents: Documents) -> tuple[Document, ...]:
-    """What a user has as documents; a text without a name is called by its number."""
+    """Return what a user has as documents; a text without a name is called by its number."""
     if isinstance(documents, str) or not isinstance(documents, (Sequence, Mapping)):
         raise InputError(
             "documents is a list of texts, or texts by name, {'a.txt': '...'}; got "
@@ -45,14 +44,12 @@ def named_documents(documents: Documents) -> tuple[Document, ...]:
     entries = list(documents.items()) if isinstance(documents, Mapping) else list(documents)
     if not entries:
         raise InputError("documents is empty; give at least one text.")
-    documents_in_order = tuple(
-        _document(number, entry) for number, entry in enumerate(entries, start=1)
-    )
-    names = [document.name for document in documents_in_order]
+    texts = tuple(_document(number, entry) for number, entry in enumerate(entries, start=1))
+    names = [document.name for document in texts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"Two documents are called {shorten(twice)}; give each its own name.")
-    return documents_in_order
+    return texts
 
 
 def _document(number: int, entry: object) -> Document:
@@ -66,7 +63,7 @@ def _document(number: int, entry: object) -> Document:
 
 
 def compose_prompt(question: str, documents: Sequence[Document], *, ending: str = "") -> str:
-    """The documents, a blank line between them, then the question.
+    """Return the documents, a blank line between them, then the question.
 
     Names are left out: a small model takes headings for the beginning of its answer.
     """
@@ -78,7 +75,7 @@ def document_tokens(
     documents: Sequence[Document],
     tokenize: Callable[[str], list[str]] | None = None,
 ) -> list[tuple[str, CharSpan]]:
-    """The name of each document with its first token and the one after its last, in their order.
+    """Return the name of each document with its first token and the one after its last.
 
     tokenize: the tokens of a text, for those that do not spell it, such as unknown words.
     """
@@ -101,18 +98,16 @@ def document_tokens(
 
 
 def _spelled(plain: Sequence[str], content: str, first: int) -> CharSpan | None:
-    """The tokens from `first` on that spell a text."""
-    ends = list(accumulate(map(len, plain[first:])))
+    """Return the tokens from `first` on that spell a text."""
     start = "".join(plain[first:]).find(content)
     if start < 0:
         return None
-    begin = next(k for k, end in enumerate(ends) if end > start)
-    last = next(k for k, end in enumerate(ends) if end >= start + len(content))
-    return first + begin, first + last + 1
+    begin, end = parts_in(plain[first:], start, start + len(content))
+    return first + begin, first + end
 
 
 def _sequence(tokens: list[str], part: list[str], first: int) -> CharSpan | None:
-    """The place of some tokens in a row; the first of them may be written otherwise."""
+    """Return the place of some tokens in a row; the first may be written otherwise."""
     for start in range(first, len(tokens) - len(part) + 1):
         if tokens[start + 1 : start + len(part)] == part[1:]:
             return start, start + len(part)

@@ -118,7 +118,7 @@ _LIBRARIES = ("PIL", "numpy", "torch")
 
 
 def is_picture(value: object) -> bool:
-    """Whether it is an image in memory: a PIL image, an array, a tensor, a file's bytes."""
+    """Tell if it is an image in memory: a PIL image, an array, a tensor, a file's bytes."""
     if isinstance(value, (bytes, bytearray)):
         return True
     library = type(value).__module__.split(".")[0]
@@ -127,7 +127,7 @@ def is_picture(value: object) -> bool:
 
 
 def names_picture(value: object) -> bool:
-    """Whether it is the path of a file that is there and whose name ends as an image's does."""
+    """Tell if it is the path of a file that is there and whose name ends as an image's does."""
     if not isinstance(value, (str, os.PathLike)):
         return False
     name = os.fspath(value)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, overload
 
 from attnflow.errors import TargetError, TokensError, did_you_mean, shorten, whole_number
@@ -20,6 +20,7 @@ from attnflow.tokens.text import (
     goes_on_word,
     join,
     labels,
+    parts_in,
     surfaces,
     words_of_pieces,
 )
@@ -54,22 +55,21 @@ class Tokens(Sequence[str]):
     images: tuple[ImagePatches, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("texts", "positions", "words"):
-            several = getattr(self, name)
-            if name != "words" or several is not None:
-                object.__setattr__(self, name, _listed(name, several))
-        for text in self.texts:
+        texts, positions = _listed("texts", self.texts), _listed("positions", self.positions)
+        for text in texts:
             if not isinstance(text, str):
                 raise TokensError(
                     f"Tokens must be strings; got {shorten(text)} ({type(text).__name__})."
                 )
-        positions = self.positions or tuple(range(len(self.texts)))
-        object.__setattr__(self, "positions", _numbers("positions", positions))
+        numbers = {"positions": _numbers("positions", positions or range(len(texts)))}
         if self.words is not None:
-            object.__setattr__(self, "words", _numbers("words", self.words, or_none=True))
-        for name, field in (("positions", self.positions), ("words", self.words)):
-            if field is not None and len(field) != len(self.texts):
-                raise TokensError(f"{len(self.texts)} tokens but {len(field)} {name}.")
+            words = _listed("words", self.words)
+            numbers["words"] = _numbers("words", words, or_none=True)
+        for name, field in numbers.items():
+            if len(field) != len(texts):
+                raise TokensError(f"{len(texts)} tokens but {len(field)} {name}.")
+        for name, field in {"texts": texts, **numbers}.items():
+            object.__setattr__(self, name, field)
         if self.grid is not None and self.grid.length != len(self.texts):
             raise TokensError(f"{len(self.texts)} tokens but {self.grid.length} on the grid.")
         for image in self.images:
@@ -169,13 +169,9 @@ class Tokens(Sequence[str]):
         """
         indices: set[int] = set()
         for target in _several(targets):
-            places = (
-                self._occurrences_of_text(target)
-                if isinstance(target, str)
-                else [self.index_of(target)]
-            )
-            if required and not places:
-                self._index_of_text(str(target))  # says that it is not there, and what is
+            places = self._occurrences_of_text(target) if isinstance(target, str) else []
+            if not places and (required or not isinstance(target, str)):
+                places = [self.index_of(target)]  # or says that it is not there, and what is
             indices.update(places)
         return sorted(indices)
 
@@ -194,10 +190,7 @@ class Tokens(Sequence[str]):
                 f"The text {shorten(text)} occurs {count} times in {shorten(full)}; give one that "
                 "occurs once, or positions (start, end)."
             )
-        ends = list(accumulate(map(len, parts)))
-        first = next(k for k, end in enumerate(ends) if end > start)
-        last = next(k for k, end in enumerate(ends) if end >= start + len(text))
-        return first, last + 1
+        return parts_in(parts, start, start + len(text))
 
     def surfaces(self) -> list[str]:
         """Each token as it stands in the text, with the space before it."""
@@ -232,11 +225,10 @@ class Tokens(Sequence[str]):
 
     def select(self, indices: Sequence[int]) -> Tokens:
         """The tokens at these indices, each with its position and word, and whole images."""
-        words = None if self.words is None else tuple(self.words[i] for i in indices)
         return Tokens(
             tuple(self.texts[i] for i in indices),
             tuple(self.positions[i] for i in indices),
-            words,
+            None if self.words is None else tuple(self.words[i] for i in indices),
             images=self._images_within([[index] for index in indices]),
         )
 
@@ -302,9 +294,8 @@ class Tokens(Sequence[str]):
         ('unlock',)
         """
         parts = self.surfaces()
-        texts = tuple(join(parts[i] for i in group) for group in groups)
         return Tokens(
-            texts,
+            tuple(join(parts[i] for i in group) for group in groups),
             tuple(self.positions[group[0]] for group in groups),
             images=self._images_within(groups),
         )
@@ -352,14 +343,10 @@ def _several(targets: Any) -> list[Any]:
 
 def _listed(name: str, values: object) -> tuple[Any, ...]:
     """Several values as a tuple, or an error that says what they should be."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise TokensError(f"{name} is a list with one entry for each token; got {shorten(values)}.")
-    try:
-        return tuple(values)
-    except TypeError as error:  # arrays and tensors without an axis can be iterated in name only
-        raise TokensError(
-            f"{name} is a list with one entry for each token; got {shorten(values)}."
-        ) from error
+    with suppress(TypeError):  # arrays and tensors without an axis can be iterated in name only
+        if isinstance(values, Iterable) and not isinstance(values, (str, bytes)):
+            return tuple(values)
+    raise TokensError(f"{name} is a list with one entry for each token; got {shorten(values)}.")
 
 
 def _numbers(name: str, entries: Iterable[Any], *, or_none: bool = False) -> tuple[Any, ...]:

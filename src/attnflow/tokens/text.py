@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import codecs
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,7 @@ _SPACE = "␣"
 
 
 def surfaces(pieces: Sequence[str]) -> list[str]:
-    """Each piece as it stands in the text, with the space before it.
+    """Return each piece as it stands in the text, with the space before it.
 
     A character whose bytes lie in several pieces stands in the one that ends it; those before it
     are empty. Special tokens stand for themselves.
@@ -37,7 +39,8 @@ def surfaces(pieces: Sequence[str]) -> list[str]:
         return _decoded([_byte_level_bytes(piece) for piece in pieces], pieces)
     if any(piece.startswith(_BEGINS) or _FALLBACK.fullmatch(piece) for piece in pieces):
         plain = [piece.replace("▁", " ") for piece in pieces]
-        return _decoded([_fallback_bytes(piece) for piece in pieces], plain)
+        marks = [_FALLBACK.fullmatch(piece) for piece in pieces]
+        return _decoded([bytes([int(mark[1], 16)]) if mark else None for mark in marks], plain)
     return [
         piece.removeprefix("##") if k == 0 or piece.startswith(_CONTINUES) else f" {piece}"
         for k, piece in enumerate(pieces)
@@ -45,7 +48,7 @@ def surfaces(pieces: Sequence[str]) -> list[str]:
 
 
 def labels(pieces: Sequence[str]) -> list[str]:
-    """Each piece alone, as people read it: no spaces around it, line ends and the like visible."""
+    """Return each piece as people read it alone: no spaces around it, line ends visible."""
     return [
         _TORN if piece and not surface else visible(surface)
         for piece, surface in zip(pieces, surfaces(pieces), strict=True)
@@ -53,19 +56,27 @@ def labels(pieces: Sequence[str]) -> list[str]:
 
 
 def join(parts: Iterable[str]) -> str:
-    """Some surfaces of one sequence as one text, without the space before it."""
+    """Return some surfaces of one sequence as one text, without the space before it."""
     text = "".join(parts)
     return text.strip(" ") or text or _TORN
 
 
+def parts_in(parts: Sequence[str], start: int, end: int) -> tuple[int, int]:
+    """Return the first of the parts that these characters of their text stand in, and one after the
+    last.
+    """
+    ends = list(accumulate(map(len, parts)))
+    return bisect_right(ends, start), bisect_left(ends, end) + 1
+
+
 def visible(text: str) -> str:
-    """A text without spaces around it; line ends and other signs that do not print made visible."""
+    """Return a text without spaces around it, signs that do not print, as line ends, visible."""
     stripped = text.strip(" ").replace("\n", "⏎")
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in stripped) or _SPACE
 
 
 def written(piece: str) -> str:
-    """The surface of a piece that stands alone; of a sequence, `surfaces` knows more.
+    """Return the surface of a piece that stands alone; of a sequence, `surfaces` knows more.
 
     >>> written("▁of"), written("##ing")
     (' of', 'ing')
@@ -74,7 +85,7 @@ def written(piece: str) -> str:
 
 
 def readable(piece: str) -> str:
-    """The label of a piece that stands alone; of a sequence, `labels` knows more.
+    """Return the label of a piece that stands alone; of a sequence, `labels` knows more.
 
     >>> readable("ĠcafÃ©")
     'café'
@@ -83,7 +94,7 @@ def readable(piece: str) -> str:
 
 
 def is_special(piece: str) -> bool:
-    """Whether a token stands in brackets, such as `[CLS]` or `<s>`: no part of the text.
+    """Tell if a token stands in brackets, such as `[CLS]` or `<s>`: no part of the text.
 
     >>> is_special("[CLS]"), is_special("<0x0A>"), is_special("key")
     (True, False, False)
@@ -115,29 +126,24 @@ def words_of_pieces(pieces: Sequence[str]) -> tuple[int | None, ...]:
 
 
 def begins_word(piece: str) -> bool:
-    """Whether the tokenizer's mark says that a word begins here."""
+    """Tell if the tokenizer's mark says that a word begins here."""
     return piece.startswith(_BEGINS)
 
 
 def goes_on_word(piece: str) -> bool:
-    """Whether the tokenizer's mark says that a word goes on here."""
+    """Tell if the tokenizer's mark says that a word goes on here."""
     return piece.startswith(_CONTINUES)
 
 
-def _byte_signs() -> dict[str, int]:
-    """Which byte each sign of byte-level BPE stands for: printable ones for themselves, and the
-    others, in order, from U+0100 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + k): b for k, b in enumerate(others)}
-
-
-_BYTES = _byte_signs()
+# Which byte each sign of byte-level BPE stands for: printable ones for themselves, and the others,
+# in order, from U+0100 on.
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTES = {chr(b): b for b in _PRINTABLE} | {chr(256 + k): b for k, b in enumerate(_OTHERS)}
 
 
 def _is_byte_level(pieces: Sequence[str]) -> bool:
-    """Whether these are signs for bytes.
+    """Tell if these are signs for bytes.
 
     A mark says so. Without one (no space in the text, or one piece alone) they are if all of them,
     read as bytes, are text in UTF-8 beyond ASCII: ordinary accented letters are not, since two
@@ -155,19 +161,14 @@ def _is_byte_level(pieces: Sequence[str]) -> bool:
 
 
 def _byte_level_bytes(piece: str) -> bytes | None:
-    """What a piece stands for; None for a special token, which ends what was begun before it."""
+    """Return what a piece stands for; None for a special token, which ends what was begun."""
     if any(sign not in _BYTES for sign in piece) or (is_special(piece) and piece.isascii()):
         return None
     return bytes(_BYTES[sign] for sign in piece)
 
 
-def _fallback_bytes(piece: str) -> bytes | None:
-    byte = _FALLBACK.fullmatch(piece)
-    return bytes([int(byte[1], 16)]) if byte else None
-
-
 def _decoded(octets: Sequence[bytes | None], plain: Sequence[str]) -> list[str]:
-    """Bytes as text where a piece has bytes, and the plain piece where it has none.
+    """Return bytes as text where a piece has bytes, and the plain piece where it has none.
 
     Bytes that are no text become U+FFFD, in the piece that shows it.
     """
@@ -206,12 +207,12 @@ FUNCTION_WORDS = frozenset(
 
 
 def is_common(token: str, words: Collection[str] = FUNCTION_WORDS) -> bool:
-    """Whether a token is one of these words, or has no letter and no digit."""
+    """Tell if a token is one of these words, or has no letter and no digit."""
     return _is_common(written(token), words)
 
 
 def common_tokens(tokens: Sequence[str], words: Collection[str] | None = None) -> NDArray[np.bool_]:
-    """One truth value for each token; `words` replaces the list of function words."""
+    """Return a truth value for each token; `words` replaces the list of function words."""
     vocabulary = FUNCTION_WORDS if words is None else {word.strip().lower() for word in words}
     return np.array([_is_common(text, vocabulary) for text in surfaces(tokens)], dtype=bool)
 

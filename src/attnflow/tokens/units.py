@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
@@ -48,12 +48,11 @@ def split_units(
     inside: Sequence[CharSpan] | None = None,
     framing: Collection[int] = (),
 ) -> list[Unit]:
-    """The units of a level that the tokens of a text make up, in order.
+    """Return the units of a level that the tokens of a text make up, in order.
 
-    tokens: pieces as a tokenizer writes them; `inside` restricts the units to parts of the text,
-    each divided on its own, in characters of `"".join(pieces(tokens))`. `framing` are tokens that
-    are no text, such as those that begin a text or a turn of a chat: they divide what stands beside
-    them.
+    inside: parts of the text that are divided, each on its own, in characters of what the tokens
+    spell. framing: tokens that are no text, such as those that begin a turn of a chat: they divide
+    what stands beside them.
     """
     check_level(level)
     surfaces = [
@@ -62,10 +61,12 @@ def split_units(
     text = "".join(surfaces)
     parts = [(0, len(text))] if inside is None else list(inside)
     if level == "token":
+        ends = accumulate(map(len, surfaces))
+        spans = [(end - len(piece), end) for end, piece in zip(ends, surfaces, strict=True)]
         return [
             Unit(surfaces[k], span, (k,))
-            for k, span in enumerate(_token_spans(surfaces))
-            if any(start <= _place(text, span) < end for start, end in parts)
+            for k, span in enumerate(spans)
+            if any(start <= _place(surfaces[k], span[0]) < end for start, end in parts)
         ]
     spans = [
         (start + first, start + last)
@@ -76,18 +77,17 @@ def split_units(
 
 
 def units(surfaces: Sequence[str], spans: Sequence[CharSpan]) -> list[Unit]:
-    """A unit for each span of characters; those without tokens are left out."""
+    """Return a unit for each span of characters; those without tokens are left out."""
     text = "".join(surfaces)
-    members = [tokens_in(surfaces, span) for span in spans]
     return [
         Unit(text[start:end].strip(), (start, end), tuple(tokens))
-        for (start, end), tokens in zip(spans, members, strict=True)
-        if tokens
+        for start, end in spans
+        if (tokens := tokens_in(surfaces, (start, end)))
     ]
 
 
 def tokens_in(surfaces: Sequence[str], span: CharSpan) -> list[int]:
-    """The tokens whose last visible character stands in a span of characters."""
+    """Return the tokens whose last visible character stands in a span of characters."""
     ends = list(accumulate(map(len, surfaces)))
     members: list[int] = []
     torn: list[int] = []  # parts of a character, which stand where the token that ends it does
@@ -109,7 +109,7 @@ def tokens_in(surfaces: Sequence[str], span: CharSpan) -> list[int]:
 
 
 def text_spans(text: str, level: Level) -> list[CharSpan]:
-    """Where the words, sentences or documents of a text begin and end, in characters.
+    """Return where the words, sentences or documents of a text begin and end, in characters.
 
     Words are what spaces divide. A sentence ends with a word that ends in a full stop, question
     mark or exclamation mark, or with its line. Documents begin with a number (`Document 2:`, `[2]`,
@@ -122,7 +122,7 @@ def text_spans(text: str, level: Level) -> list[CharSpan]:
 
 
 def check_level(level: str) -> None:
-    """An error that names the levels, for one that does not exist."""
+    """Raise an error that names the levels, for one that does not exist."""
     if not isinstance(level, str) or level not in LEVELS:
         hint = did_you_mean(level, LEVELS) if isinstance(level, str) else ""
         raise InputError(
@@ -150,21 +150,17 @@ def _sentences(text: str) -> list[CharSpan]:
 def _documents(text: str) -> list[CharSpan]:
     numbered = [match.start() for match in _NUMBERED.finditer(text)]
     if len(numbered) < 2:
-        return _stripped(text, _divided(text, [m.span() for m in _BLANK_LINE.finditer(text)]))
+        gaps = [match.span() for match in _BLANK_LINE.finditer(text)]
+        starts, ends = [0, *(end for _, end in gaps)], [*(start for start, _ in gaps), len(text)]
+        return _stripped(text, zip(starts, ends, strict=True))
     # The last document ends with its paragraph: what follows is the question.
     gap = _BLANK_LINE.search(text, numbered[-1])
     last = (numbered[-1], len(text) if gap is None else gap.start())
     return _stripped(text, [*pairwise(numbered), last])
 
 
-def _divided(text: str, gaps: Sequence[CharSpan]) -> list[CharSpan]:
-    starts = [0, *(end for _, end in gaps)]
-    ends = [*(start for start, _ in gaps), len(text)]
-    return list(zip(starts, ends, strict=True))
-
-
-def _stripped(text: str, spans: Sequence[CharSpan]) -> list[CharSpan]:
-    """Without the spaces around each; empty ones are left out."""
+def _stripped(text: str, spans: Iterable[CharSpan]) -> list[CharSpan]:
+    """Return spans without the spaces around each; empty ones are left out."""
     return [
         (end - len(text[start:end].lstrip()), start + len(text[start:end].rstrip()))
         for start, end in spans
@@ -179,12 +175,6 @@ _SPLITTERS: Mapping[str, Callable[[str], list[CharSpan]]] = {
 }
 
 
-def _token_spans(surfaces: Sequence[str]) -> list[CharSpan]:
-    ends = list(accumulate(map(len, surfaces)))
-    return [(end - len(surface), end) for end, surface in zip(ends, surfaces, strict=True)]
-
-
-def _place(text: str, span: CharSpan) -> int:
-    """The last visible character of a token, or its first where none is visible."""
-    surface = text[span[0] : span[1]]
-    return span[0] + max(0, len(surface.rstrip()) - 1)
+def _place(surface: str, start: int) -> int:
+    """Return the last visible character of a token, or its first where none is visible."""
+    return start + max(0, len(surface.rstrip()) - 1)

@@ -1,8 +1,4 @@
-"""The value itself: weights, tokens and what else a forward pass left.
-
-This is the lowest door into attnflow: attention weights and tokens from anywhere make a trace,
-with no model and no torch. Everything is checked here, once, so that methods need not.
-"""
+"""The value itself: weights, tokens and what else a forward pass left."""
 
 from __future__ import annotations
 
@@ -20,11 +16,14 @@ from attnflow.errors import InputError, TokensError, WeightsError, shorten
 from attnflow.tokens import Tokens
 from attnflow.trace.checks import (
     ROW_TOLERANCE,
+    Floats,
     Kind,
     check_prediction,
     check_rows,
+    checked_gradients,
     checked_kind,
     checked_layers,
+    checked_measured,
     checked_mixed_heads,
     checked_provenance,
     checked_sinks,
@@ -32,7 +31,9 @@ from attnflow.trace.checks import (
     checked_tolerance,
     checked_weights,
 )
-from attnflow.trace.extras import Prediction, checked_gradients, checked_measured, pack, unpack
+from attnflow.trace.extras import Prediction
+
+_MEASURED = "measured/"  # begins the names of measurements in a file
 
 # A language model that reads images may let their positions see one another.
 _STAGE_KINDS: Mapping[str, Kind] = {
@@ -83,17 +84,17 @@ class AttentionTrace:
     'causal'
     """
 
-    weights: NDArray[np.floating[Any]]
+    weights: Floats
     tokens: Tokens
     layers: tuple[int, ...]
     kind: Kind = "bidirectional"
-    sinks: NDArray[np.floating[Any]] | None = None
+    sinks: Floats | None = None
     mixed_heads: str | None = None
     prediction: Prediction | None = None
     stages: tuple[str, ...] | None = None
     encoder_length: int | None = None
-    gradients: NDArray[np.floating[Any]] | None = None
-    measured: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict)
+    gradients: Floats | None = None
+    measured: Mapping[str, Floats] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     row_tolerance: float = max(ROW_TOLERANCE.values())
 
@@ -169,7 +170,7 @@ class AttentionTrace:
         """How many heads are kept apart (1 when they were mixed at capture)."""
         return int(self.weights.shape[1])
 
-    def weight_rows(self, index: int, rows: NDArray[np.intp] | slice) -> NDArray[np.floating[Any]]:
+    def weight_rows(self, index: int, rows: NDArray[np.intp] | slice) -> Floats:
         """`(heads, rows, n)`: the weights of these rows of the layer at this index."""
         return self.weights[index][:, rows]
 
@@ -184,16 +185,14 @@ class AttentionTrace:
                 f"{', '.join(dict.fromkeys(self.stages or ())) or 'none: it is one stack'}."
             )
         layers = [k for k, stage in enumerate(self.stages) if stage == name]
-        n = self.encoder_length
-        first, last = slice(0, n), slice(n, None)
+        first, last = slice(0, self.encoder_length), slice(self.encoder_length, None)
         sides = {"encoder": first, "vision": first, "decoder": last, "language": last}
         side = sides.get(name, slice(None))
-        positions = range(self.length)[side]
         words = None if self.tokens.words is None else self.tokens.words[side]
         gradients = self.gradients
         return AttentionTrace(
             weights=self.weights[layers][:, :, side, side].copy(),
-            tokens=Tokens(tuple(self.tokens[k] for k in positions), words=words),
+            tokens=Tokens(self.tokens.texts[side], words=words),
             layers=tuple(range(1, len(layers) + 1)),
             kind=_STAGE_KINDS.get(name, "cross"),
             mixed_heads=self.mixed_heads,
@@ -226,10 +225,14 @@ class AttentionTrace:
             "provenance": dict(self.provenance),
             "row_tolerance": self.row_tolerance,
         }
-        arrays = {"weights": self.weights, **pack(self.gradients, self.measured)}
-        if self.sinks is not None:
-            arrays["sinks"] = self.sinks
-        storage.write(path, "AttentionTrace", header, arrays)
+        arrays = {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            **{_MEASURED + name: array for name, array in self.measured.items()},
+            "sinks": self.sinks,
+        }
+        present = {name: array for name, array in arrays.items() if array is not None}
+        storage.write(path, "AttentionTrace", header, present)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -243,23 +246,33 @@ class AttentionTrace:
             return cls.from_arrays(
                 weights,
                 Tokens.from_dict(header["tokens"]),
-                **_loaded_arguments(header),
-                sinks=arrays.pop("sinks", None),
-                **unpack(arrays),
+                **_header_arguments(header),
+                **_array_arguments(arrays),
                 copy=False,
             )
 
 
-def _loaded_arguments(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What the header of a file says, as arguments of `from_arrays`."""
-    prediction = header["prediction"]
-    names = ("layers", "kind", "mixed_heads", "stages", "encoder_length")
-    tolerance = header["row_tolerance"]
+def _header_arguments(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the header of a file says, as arguments of `from_arrays`."""
+    prediction, tolerance = header["prediction"], header["row_tolerance"]
+    names = ("layers", "kind", "mixed_heads", "stages", "encoder_length", "row_tolerance")
     if not isinstance(header["layers"], list) or header["kind"] is None or tolerance is None:
         raise InputError("layers, kind or row_tolerance is missing")
     return {
         **{name: header[name] for name in names},
         "prediction": None if prediction is None else Prediction.from_dict(prediction),
-        "row_tolerance": tolerance,
         "provenance": checked_provenance(header["provenance"]),
     }
+
+
+def _array_arguments(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return the arrays of a file beside the weights, as arguments of `from_arrays`."""
+    arguments: dict[str, Any] = {"measured": {}}
+    for name, array in arrays.items():
+        if name.startswith(_MEASURED):
+            arguments["measured"][name.removeprefix(_MEASURED)] = array
+        elif name in ("gradients", "sinks"):
+            arguments[name] = array
+        else:
+            raise InputError(f"there is an array that no trace has, {shorten(name)}")
+    return arguments

@@ -8,15 +8,10 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnflow.errors import (
-    InputError,
-    WeightsError,
-    did_you_mean,
-    shorten,
-    whole_number,
-)
+from attnflow.errors import InputError, WeightsError, did_you_mean, shorten, whole_number
 from attnflow.trace.extras import Prediction
 
+Floats = NDArray[np.floating[Any]]
 Kind = Literal["bidirectional", "causal", "cross"]
 _KINDS = ("bidirectional", "causal", "cross")
 _STAGES = ("encoder", "decoder", "cross", "vision", "connector", "language")
@@ -27,8 +22,8 @@ _STAGES = ("encoder", "decoder", "cross", "vision", "connector", "language")
 ROW_TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2}
 
 
-def checked_weights(weights: ArrayLike, copy: bool) -> tuple[NDArray[np.floating[Any]], str]:
-    """Of rank 4 in float32 or float64, and the name of the dtype it came in."""
+def checked_weights(weights: ArrayLike, copy: bool) -> tuple[Floats, str]:
+    """Return weights of rank 4 in float32 or float64, and the name of the dtype they came in."""
     array, dtype = _as_array(weights)
     if array.ndim not in (3, 4):
         hint = "For one layer add an axis: weights[None]."
@@ -46,24 +41,20 @@ def checked_weights(weights: ArrayLike, copy: bool) -> tuple[NDArray[np.floating
     if 0 in array.shape:
         raise WeightsError(f"Attention weights are empty: shape {array.shape}.")
     single = array.dtype in (np.float32, np.float16)
-    copied: NDArray[np.floating[Any]] = (
-        array.astype(np.float32, copy=copy) if single else array.astype(np.float64, copy=copy)
-    )
+    copied: Floats = array.astype(np.float32 if single else np.float64, copy=copy)
     _check_values(copied)
     return (copied[:, None] if copied.ndim == 3 else copied), dtype
 
 
 def _as_array(weights: ArrayLike) -> tuple[NDArray[Any], str]:
-    """As numpy, and the dtype it came in: of torch tensors too, without importing torch."""
+    """Return it as numpy, and the dtype it came in: of torch tensors too, without torch."""
     try:
         if isinstance(weights, (tuple, list)):
             parts = [_without_torch(part) for part in weights]
-            array = np.asarray([part for part, _ in parts])
-            dtype = parts[0][1] if parts and parts[0][1] else str(array.dtype)
+            plain, dtype = [part for part, _ in parts], parts[0][1] if parts else ""
         else:
-            plain, name = _without_torch(weights)
-            array = np.asarray(plain)
-            dtype = name or str(array.dtype)
+            plain, dtype = _without_torch(weights)
+        array = np.asarray(plain)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise WeightsError(
             f"Attention weights cannot be read as one array: {str(error)[:200]}."
@@ -73,11 +64,11 @@ def _as_array(weights: ArrayLike) -> tuple[NDArray[Any], str]:
             f"Attention weights must be real numbers; got dtype {array.dtype}. "
             "Layers of different shapes cannot be stacked: trim padding first."
         )
-    return array, dtype
+    return array, dtype or str(array.dtype)
 
 
 def _without_torch(part: Any) -> tuple[Any, str]:
-    """A tensor as a numpy array with its dtype's name; anything else as it is."""
+    """Return a tensor as a numpy array with its dtype's name; anything else as it is."""
     if not hasattr(part, "detach"):
         return part, ""
     name = str(part.dtype).removeprefix("torch.")
@@ -85,7 +76,7 @@ def _without_torch(part: Any) -> tuple[Any, str]:
     return (plain.float() if name == "bfloat16" else plain).numpy(), name
 
 
-def _check_values(weights: NDArray[np.floating[Any]]) -> None:
+def _check_values(weights: Floats) -> None:
     for k, layer in enumerate(weights):  # layer by layer: the masks stay small
         if not np.isfinite(layer).all():
             where = (k, *(int(i) for i in np.argwhere(~np.isfinite(layer))[0]))
@@ -101,10 +92,8 @@ def _check_values(weights: NDArray[np.floating[Any]]) -> None:
             )
 
 
-def checked_sinks(
-    sinks: ArrayLike | None, weights: NDArray[np.floating[Any]]
-) -> NDArray[np.floating[Any]] | None:
-    """The mass each row gives to a learned sink, `(layers, heads, queries)`, or None."""
+def checked_sinks(sinks: ArrayLike | None, weights: Floats) -> Floats | None:
+    """Return the mass each row gives to a learned sink, `(layers, heads, queries)`."""
     if sinks is None:
         return None
     try:
@@ -121,13 +110,53 @@ def checked_sinks(
     return array
 
 
+def checked_gradients(gradients: ArrayLike | None, weights: Floats, *, copy: bool) -> Floats | None:
+    """Return one finite number for each weight, `(layers, heads, n, n)`."""
+    if gradients is None:
+        return None
+    array: Floats = _floats("gradients", gradients).astype(weights.dtype, copy=copy)
+    if array.ndim == 3:
+        array = array[:, None]
+    if array.shape != weights.shape or not np.isfinite(array).all():
+        raise WeightsError(
+            f"gradients must be finite, one for each weight: shape {weights.shape} (layers, heads, "
+            f"n, n); got shape {array.shape}. They belong to single heads, so keep every head."
+        )
+    return array
+
+
+def checked_measured(
+    measured: Mapping[str, ArrayLike] | None, layers: int, length: int
+) -> Mapping[str, Floats]:
+    """Return named arrays of finite numbers, not negative, one matrix or row a layer."""
+    checked: dict[str, Floats] = {}
+    allowed = ((layers, length, length), (layers, length))
+    if measured is not None and not isinstance(measured, Mapping):
+        raise WeightsError(f"measured gives arrays by name; got {shorten(measured)}.")
+    for name, values in (measured or {}).items():
+        array = np.array(_floats(f"measured[{name!r}]", values))
+        if array.shape not in allowed or not np.isfinite(array).all() or (array < 0).any():
+            raise WeightsError(
+                f"measured[{shorten(name)}] must be finite, not negative and of shape {allowed[0]} "
+                f"(layers, n, n) or {allowed[1]} (layers, n); got shape {array.shape}."
+            )
+        checked[name] = array
+    return checked
+
+
+def _floats(name: str, values: ArrayLike) -> Floats:
+    """Return floats, in the dtype they have if it is one of floats."""
+    try:
+        array = np.asarray(values)
+        return array if array.dtype.kind == "f" else array.astype(np.float64)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise WeightsError(f"{name} cannot be read as numbers: {str(error)[:200]}.") from error
+
+
 def check_rows(
-    weights: NDArray[np.floating[Any]],
-    sinks: NDArray[np.floating[Any]] | None,
-    tolerance: float,
-    numbers: tuple[int, ...],
+    weights: Floats, sinks: Floats | None, tolerance: float, numbers: tuple[int, ...]
 ) -> None:
-    """That every row sums to 1, sinks included, within the tolerance; the error names the worst."""
+    """Raise an error that names the worst row if one does not sum to 1, its sink included."""
     total = weights.sum(axis=-1, dtype=np.float64)
     if sinks is not None:
         total = total + sinks
@@ -144,7 +173,7 @@ def check_rows(
 
 
 def checked_tolerance(tolerance: float | None, dtype: str) -> float:
-    """How far a row may be from 1: 0 means exactly 1, None what the dtype can hold."""
+    """Return how far a row may be from 1: 0 means exactly 1, None what the dtype can hold."""
     if tolerance is None:
         return ROW_TOLERANCE.get(dtype, 1e-4)
     number = isinstance(tolerance, (int, float, np.integer, np.floating))
@@ -157,7 +186,7 @@ def checked_tolerance(tolerance: float | None, dtype: str) -> float:
 
 
 def checked_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    """The model's numbers of the layers; counted from 1 where none are given."""
+    """Return the model's numbers of the layers; counted from 1 where none are given."""
     if layers is None:
         return tuple(range(1, count + 1))
     several = isinstance(layers, Iterable) and getattr(layers, "ndim", 1) == 1
@@ -172,10 +201,11 @@ def checked_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
     return numbers
 
 
-def checked_kind(kind: object, weights: NDArray[np.floating[Any]], tolerance: float) -> Kind:
-    """The kind as it was given, if the weights agree, or else as they show it."""
+def checked_kind(kind: object, weights: Floats, tolerance: float) -> Kind:
+    """Return the kind as it was given, if the weights agree; if none was, as they show it."""
     if kind is None:
-        return _recognise_kind(weights)
+        forward = (np.triu(head, k=1).any() for layer in weights for head in layer)
+        return "bidirectional" if weights.shape[-1] == 1 or any(forward) else "causal"
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(
             f"Unknown kind={shorten(kind)}.{did_you_mean(str(kind), _KINDS)} Allowed are "
@@ -192,7 +222,7 @@ def checked_kind(kind: object, weights: NDArray[np.floating[Any]], tolerance: fl
 
 
 def checked_mixed_heads(name: object, heads: int) -> str | None:
-    """How the heads were mixed to one, or None where they are kept apart."""
+    """Return how the heads were mixed to one, or None where they are kept apart."""
     if name is None:
         return None
     if not isinstance(name, str) or heads != 1:
@@ -206,7 +236,7 @@ def checked_mixed_heads(name: object, heads: int) -> str | None:
 def checked_stages(
     stages: Sequence[str] | None, encoder_length: int | None, layers: int, length: int
 ) -> dict[str, Any]:
-    """Both or neither: a stage for each layer, and how many of the positions are the encoder's."""
+    """Return a stage for each layer, and how many positions are the encoder's: both or neither."""
     if stages is None and encoder_length is None:
         return {"stages": None, "encoder_length": None}
     names = tuple(stages) if isinstance(stages, (list, tuple)) else ()
@@ -225,7 +255,7 @@ def checked_stages(
 
 
 def check_prediction(prediction: Prediction | None, length: int) -> None:
-    """That a prediction was read from a position there is."""
+    """Raise an error for a prediction that was read from a position there is not."""
     if prediction is None:
         return
     if not isinstance(prediction, Prediction):
@@ -237,14 +267,7 @@ def check_prediction(prediction: Prediction | None, length: int) -> None:
 
 
 def checked_provenance(provenance: object) -> dict[str, Any]:
-    """What is noted about where a trace comes from, by name."""
+    """Return what is noted about where a trace comes from, by name."""
     if not isinstance(provenance, Mapping) or not all(isinstance(key, str) for key in provenance):
         raise InputError(f"provenance gives values by name; got {shorten(provenance)}.")
     return dict(provenance)
-
-
-def _recognise_kind(weights: NDArray[np.floating[Any]]) -> Kind:
-    if weights.shape[-1] == 1:
-        return "bidirectional"
-    ahead = (np.triu(head, k=1).any() for layer in weights for head in layer)
-    return "bidirectional" if any(ahead) else "causal"

@@ -14,26 +14,18 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from attnflow.errors import InputError, WeightsError, did_you_mean, percent, shorten, whole_number
+from attnflow.errors import InputError, did_you_mean, percent, shorten, whole_number
 
 __all__ = [
     "ASKABLE",
     "GRADIENTS",
     "GRADIENT_ATTENTION",
     "LOG_PROB",
-    "ScoreName",
     "MEASURES",
-    "checked_record",
-    "checked_gradients",
-    "checked_measured",
-    "pack",
-    "unpack",
     "Prediction",
+    "ScoreName",
 ]
-
-Floats = NDArray[np.floating[Any]]
 
 GRADIENTS = "gradients"
 GRADIENT_ATTENTION = "gradient-attention"
@@ -55,15 +47,10 @@ MEASURES: Mapping[str, str] = MappingProxyType(
     }
 )
 ASKABLE = (GRADIENTS, GRADIENT_ATTENTION, *MEASURES)
-_PREFIX = "measured/"  # of the names of their arrays in a file
 
 
 def checked_record(record: Sequence[str]) -> tuple[str, ...]:
-    """The names of what capture shall record beside the weights, each once.
-
-    >>> checked_record("gradients")
-    ('gradients',)
-    """
+    """Return the names of what capture shall record beside the weights, each once."""
     several = isinstance(record, Iterable) and not isinstance(record, str)
     names = list(record) if several and getattr(record, "ndim", 1) == 1 else [record]
     for name in names:
@@ -73,91 +60,6 @@ def checked_record(record: Sequence[str]) -> tuple[str, ...]:
                 f"{did_you_mean(str(name), ASKABLE)} Allowed are {', '.join(ASKABLE)}."
             )
     return tuple(dict.fromkeys(map(str, names)))
-
-
-def checked_gradients(
-    gradients: ArrayLike | None, weights: Floats, *, copy: bool = True
-) -> Floats | None:
-    """One finite number for each weight, `(layers, heads, n, n)`, frozen.
-
-    >>> checked_gradients(np.ones((1, 2, 2)), np.ones((1, 1, 2, 2))).shape
-    (1, 1, 2, 2)
-    """
-    if gradients is None:
-        return None
-    array: Floats = _floats("gradients", gradients).astype(weights.dtype, copy=copy)
-    if array.ndim == 3:
-        array = array[:, None]
-    if array.shape != weights.shape or not np.isfinite(array).all():
-        raise WeightsError(
-            f"gradients must be finite, one for each weight: shape {weights.shape} (layers, heads, "
-            f"n, n); got shape {array.shape}. They belong to single heads, so keep every head."
-        )
-    return _frozen(array)
-
-
-def checked_measured(
-    measured: Mapping[str, ArrayLike] | None, layers: int, length: int
-) -> Mapping[str, Floats]:
-    """Named arrays of finite numbers that are not negative, one matrix or row a layer, frozen.
-
-    >>> dict(checked_measured({"alti": [[[1.0]]]}, layers=1, length=1))
-    {'alti': array([[[1.]]])}
-    """
-    checked: dict[str, Floats] = {}
-    allowed = ((layers, length, length), (layers, length))
-    if measured is not None and not isinstance(measured, Mapping):
-        raise WeightsError(f"measured gives arrays by name; got {shorten(measured)}.")
-    for name, values in (measured or {}).items():
-        array = np.array(_floats(f"measured[{name!r}]", values))
-        if array.shape not in allowed or not np.isfinite(array).all() or (array < 0).any():
-            raise WeightsError(
-                f"measured[{shorten(name)}] must be finite, not negative and of shape {allowed[0]} "
-                f"(layers, n, n) or {allowed[1]} (layers, n); got shape {array.shape}."
-            )
-        checked[name] = _frozen(array)
-    return MappingProxyType(checked)
-
-
-def _floats(name: str, values: ArrayLike) -> Floats:
-    """As floats, in the dtype they have if it is one of floats."""
-    try:
-        array = np.asarray(values)
-        return array if array.dtype.kind == "f" else array.astype(np.float64)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise WeightsError(f"{name} cannot be read as numbers: {str(error)[:200]}.") from error
-
-
-def _frozen(array: Floats) -> Floats:
-    array.flags.writeable = False
-    return array
-
-
-def pack(gradients: Floats | None, measured: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Gradients and measurements as named arrays for a file.
-
-    >>> list(pack(None, {"alti": np.zeros((1, 2, 2))}))
-    ['measured/alti']
-    """
-    arrays = {_PREFIX + name: array for name, array in measured.items()}
-    return arrays if gradients is None else {GRADIENTS: gradients, **arrays}
-
-
-def unpack(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """The inverse of `pack`, as arguments of a trace.
-
-    >>> unpack(pack(None, {"alti": np.zeros((1, 2, 2))}))["measured"]["alti"].shape
-    (1, 2, 2)
-    """
-    measured = {
-        name.removeprefix(_PREFIX): array
-        for name, array in arrays.items()
-        if name.startswith(_PREFIX)
-    }
-    unknown = [name for name in arrays if name != GRADIENTS and not name.startswith(_PREFIX)]
-    if unknown:
-        raise InputError(f"there is an array that no trace has, {shorten(unknown[0])}")
-    return {GRADIENTS: arrays.get(GRADIENTS), "measured": measured}
 
 
 @dataclass(frozen=True)
@@ -207,7 +109,7 @@ class Prediction:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Prediction:
-        """The inverse of `to_dict`."""
+        """Return what `to_dict` was called on."""
         alternatives = tuple((str(name), float(p)) for name, p in record["alternatives"])
         pooled = bool(record["pooled"])
         return cls(record["label"], record["probability"], record["position"], alternatives, pooled)

@@ -14,30 +14,21 @@ from attnflow import storage
 from attnflow.errors import MatrixError, TokensError
 from attnflow.tokens import Tokens
 from attnflow.trace.attention_trace import AttentionTrace
-from attnflow.trace.checks import (
-    ROW_TOLERANCE,
-    Kind,
-    check_prediction,
-    checked_layers,
-    checked_provenance,
-)
+from attnflow.trace.checks import Floats, Kind, check_prediction, checked_layers, checked_provenance
 from attnflow.trace.extras import Prediction
 
 
 def weights_size(layers: int, heads: int, length: int) -> int:
-    """Bytes that weights of these layers and heads take, in float32."""
+    """Return the bytes that weights of these layers and heads take, in float32."""
     return layers * heads * length * length * 4
 
 
 def size_in_words(count: float) -> str:
-    """Bytes as people say them."""
+    """Return a number of bytes as people say it."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if count >= unit:
-            return (
-                f"{count / unit:,.0f} {name}"
-                if count >= 10 * unit
-                else f"{count / unit:.1f} {name}"
-            )
+            digits = 0 if count >= 10 * unit else 1
+            return f"{count / unit:,.{digits}f} {name}"
     return f"{count / 1e3:.1f} kB"
 
 
@@ -87,24 +78,18 @@ class FactoredTrace(AttentionTrace):
             "layers": checked_layers(layers, len(factors)),
             "kind": kind,
             "prediction": prediction,
-            "sinks": None,
-            "mixed_heads": None,
-            "stages": None,
-            "encoder_length": None,
-            "gradients": None,
             "measured": {},
             "provenance": {
                 **storage.provenance_stamp(),
                 **checked_provenance(provenance or {}),
                 "attention": f"factors, {factors[0].way}",
             },
-            "row_tolerance": max(ROW_TOLERANCE.values()),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     @property  # type: ignore[misc]  # a refusal in place of a field
-    def weights(self) -> NDArray[np.floating[Any]]:
+    def weights(self) -> Floats:
         """There are none; the error says what they would take."""
         size = weights_size(len(self.layers), self.heads, self.length)
         raise MatrixError(
@@ -124,10 +109,9 @@ class FactoredTrace(AttentionTrace):
         """How many heads; all of them are in the factors."""
         return self.factors[0].heads
 
-    def weight_rows(self, index: int, rows: NDArray[np.intp] | slice) -> NDArray[np.floating[Any]]:
+    def weight_rows(self, index: int, rows: NDArray[np.intp] | slice) -> Floats:
         """`(heads, rows, n)`: the weights of these rows of one layer, formed from its factors."""
-        places = np.arange(self.length)[rows]
-        return self.factors[index].weight_rows(places)
+        return self.factors[index].weight_rows(np.arange(self.length)[rows])
 
     def stage(self, name: str) -> AttentionTrace:
         """There is one stack of layers only."""
