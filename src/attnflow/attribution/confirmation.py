@@ -119,14 +119,11 @@ class Confirmation:
         verb = "Hiding" if self.by == "hide" else "Blanking"
         rest = len(self.sources) - _MOST_NAMED
         names = ", ".join(self.sources[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
-        several = len(self.targets) > 1
         of = "the probability"
-        if several:
+        if len(self.targets) > 1:
             of = f"the mean probability of the answer's {len(self.targets)} tokens"
-        return (
-            f"{verb} {names} takes {of} from {_digits(self.probability)} to "
-            f"{_digits(self.probability_without)}."
-        )
+        before, after = few_digits(self.probability), few_digits(self.probability_without)
+        return f"{verb} {names} takes {of} from {before} to {after}."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -152,5 +149,6 @@ class Confirmation:
         )
 
 
-def _digits(probability: float) -> str:
+def few_digits(probability: float) -> str:
+    """Return a probability as people read it."""
     return f"{probability:.2f}" if probability >= 0.005 else f"{probability:.1g}"

@@ -110,11 +110,12 @@ def pack_bounds(
     step = float(max(unpack_numbers(layer["scale"], np.float32).max() for layer in layers))
     if max(most.values()) <= step:
         return {name: float(number) for name, number in most.items()}
-    rows = [
-        {name: _pack_gap(gap[k], layer) for name, gap in gaps.items()}
-        for k, layer in enumerate(layers)
-    ]
-    return {"rows": rows}
+    return {
+        "rows": [
+            {name: _pack_gap(gap[k], layer) for name, gap in gaps.items()}
+            for k, layer in enumerate(layers)
+        ]
+    }
 
 
 def _pack_gap(gap: Floats, layer: Mapping[str, Any]) -> dict[str, str]:
@@ -183,12 +184,10 @@ def png(pixels: Any) -> bytes:
     lines[:, 1:] = colours.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, red-green-blue
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, body) for name, body in chunks)
-
-
-def _chunk(name: bytes, body: bytes) -> bytes:
-    check = zlib.crc32(name + body)
-    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", check)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks
+    )
 
 
 def _check_pixels(pixels: Any) -> NDArray[np.uint8]:

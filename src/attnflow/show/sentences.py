@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution, Confirmation
+from attnflow.attribution.confirmation import few_digits
 from attnflow.attribution.patch_maps import patch_maps
 from attnflow.errors import TokensError, percent
 from attnflow.tokens import Tokens
@@ -136,7 +137,7 @@ def sources_sentence(
     name = row.target if subject is None else subject
     order = [n for n in row.order if not is_framing(row.names[n])]
     if common is not True:
-        plain = [name.rstrip(_SUPERSCRIPTS) for name in row.names]
+        plain = [word.rstrip(_SUPERSCRIPTS) for word in row.names]
         skipped = common_tokens(plain, None if common is False else common)
         order = [n for n in order if not skipped[n]]
     least = _NO_NEWS * row.total if row.unit == "share" else 0.0
@@ -154,8 +155,9 @@ def sources_sentence(
 def answer_subject(result: Attribution) -> str | None:
     """Return what a sentence about the first target is about: the prediction, if read there."""
     prediction = result.prediction
-    read_there = prediction is not None and prediction.position == result.targets.positions[0]
-    return prediction.label if prediction is not None and read_there else None
+    if prediction is None or prediction.position != result.targets.positions[0]:
+        return None
+    return prediction.label
 
 
 def is_framing(name: str) -> bool:
@@ -187,11 +189,8 @@ def picture_sentence(result: Attribution, *, subject: str | None = None) -> str:
         return f"“{name}” draws on nothing of the picture here."
     index = int(np.argmax([each.max() for each in sums]))
     picture = "the picture" if len(sums) == 1 else f"picture {index + 1}"
-    share = float(sums[index].max()) / total
-    return (
-        f"“{name}” draws most on the {_strongest_ninth(sums[index])} of {picture}: "
-        f"{percent(share)} of what falls on it."
-    )
+    place, share = _strongest_ninth(sums[index]), float(sums[index].max()) / total
+    return f"“{name}” draws most on the {place} of {picture}: {percent(share)} of what falls on it."
 
 
 def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = None) -> str:
@@ -270,15 +269,6 @@ def remarks(result: Attribution) -> list[str]:
     ]
 
 
-class Certainty(NamedTuple):
-    """Sureness of an explanation: a sentence, and a bar for the answer's probability with the
-    named sources and one without them.
-    """
-
-    sentence: str
-    bars: list[ProbabilityBar]
-
-
 class ProbabilityBar(NamedTuple):
     """One probability with its label, and as people read it."""
 
@@ -287,12 +277,11 @@ class ProbabilityBar(NamedTuple):
     number: str
 
 
-def certainty_of(confirmation: Confirmation) -> Certainty:
-    """Say what an answer loses without its sources."""
+def certainty_of(confirmation: Confirmation) -> tuple[str, list[ProbabilityBar]]:
+    """Say what an answer loses without its sources: a sentence, and a bar for its probability with
+    them and one without.
+    """
     them = "it" if len(confirmation.sources) == 1 else "them"
     pair = {"with": confirmation.probability, "without": confirmation.probability_without}
-    bars = [
-        ProbabilityBar(f"{name} {them}", p, f"{p:.2f}" if p >= _NO_NEWS else f"{p:.1g}")
-        for name, p in pair.items()
-    ]
-    return Certainty(f"How sure? {confirmation} {confirmation.verdict}", bars)
+    bars = [ProbabilityBar(f"{name} {them}", p, few_digits(p)) for name, p in pair.items()]
+    return f"How sure? {confirmation} {confirmation.verdict}", bars

@@ -61,16 +61,18 @@ def answer_html(result: Attribution, *, question: str, lines: Sequence[str]) -> 
 
 def _html(result: Attribution, **heading: Any) -> str:
     """Fill the template: the heading, how sure it is, the image or the shaded text, the legend."""
-    rows = _rows_to_show(result)
-    legend = UNIT_LEGENDS[unit_of(result)]
-    confirmation = result.confirmation
+    position = None if result.prediction is None else result.prediction.position
+    every = range(len(result.targets))
+    rows = [row for row in every if result.targets.positions[row] == position] or list(every)
+    legend, confirmation = UNIT_LEGENDS[unit_of(result)], result.confirmation
     values: dict[str, Any] = {"maps": [], "words": None}
     if result.sources.grid is not None:
         values["maps"] = _maps(result, rows[0])
     else:
         row = word_row(result, rows)
-        values = {**values, "words": _words(result, row), "table": _table(row)}
-        values["count"] = len(row.names)
+        numbers = [(row.names[k], row.values[k]) for k in row.order[:_ROWS]]
+        values["table"] = [(name, row.number(v), f"{v:.3g}") for name, v in numbers]
+        values |= {"words": _words(result, row), "count": len(row.names)}
     return render(
         "static.html.j2",
         prediction=result.prediction,
@@ -81,13 +83,6 @@ def _html(result: Attribution, **heading: Any) -> str:
         **values,
         **heading,
     )
-
-
-def _rows_to_show(result: Attribution) -> list[int]:
-    """Return the rows of the prediction, if they are among the targets; else all."""
-    position = None if result.prediction is None else result.prediction.position
-    every = list(range(len(result.targets)))
-    return [row for row in every if result.targets.positions[row] == position] or every
 
 
 def _sentences(result: Attribution) -> list[str]:
@@ -129,12 +124,6 @@ def _words(result: Attribution, row: WordRow) -> list[dict[str, Any]]:
         colours = {"background": background, "ink": ink, "number": row.number(value)}
         words.append({"space": surface[: len(surface) - len(text)], "text": text, **colours})
     return words
-
-
-def _table(row: WordRow) -> list[tuple[str, str, str]]:
-    return [
-        (row.names[k], row.number(row.values[k]), f"{row.values[k]:.3g}") for k in row.order[:_ROWS]
-    ]
 
 
 def _maps(result: Attribution, row: int) -> list[dict[str, Any]]:

@@ -99,7 +99,12 @@ def completion_table(
     for index, token in enumerate(names):
         text.append("\n" + _to_the_right(token, label), style="bold")
         room = console.width - label
-        for place, value in _ranked(result, index, k, words, hide):
+        values = result.values[0, index]
+        order = _order(values, result, words, hide)
+        if order.size and values[order[0]] > 0:  # less a baseline, many draw less than nothing
+            order = order[values[order] > 0]
+        for place in order[:k].tolist():
+            value = float(values[place])
             piece = f"{_fit(result.sources.text[place])} {short_number(value, 3)}"
             if cell_len(piece) + 2 > room:
                 break
@@ -119,10 +124,7 @@ def strongest_sources(
     result: Attribution, k: int, *, words: Sequence[str] | None = None, hide: bool = False
 ) -> Attribution:
     """Keep only the k sources that are strongest at any layer, in their order."""
-    most = result.values.max(axis=(0, 1))
-    order = np.argsort(-most, kind="stable")
-    if hide:
-        order = order[~common_tokens(result.sources, words)[order]]
+    order = _order(result.values.max(axis=(0, 1)), result, words, hide)
     columns = sorted(order[:k].tolist())
     return Attribution(
         values=result.values[:, :, columns].copy(),
@@ -134,31 +136,24 @@ def strongest_sources(
     )
 
 
-def _ranked(
-    result: Attribution, index: int, k: int, words: Sequence[str] | None, hide: bool
-) -> list[tuple[int, float]]:
-    values = result.values[0, index]
+def _order(
+    values: NDArray[np.float64], result: Attribution, words: Sequence[str] | None, hide: bool
+) -> NDArray[np.intp]:
+    """Return the sources, strongest first; with `hide` without common ones."""
     order = np.argsort(-values, kind="stable")
-    if hide:
-        order = order[~common_tokens(result.sources, words)[order]]
-    if order.size and values[order[0]] > 0:  # less a baseline, many draw less than nothing: no news
-        order = order[values[order] > 0]
-    return [(place, float(values[place])) for place in order[:k].tolist()]
+    return order[~common_tokens(result.sources, words)[order]] if hide else order
 
 
 def certainty_lines(confirmation: Confirmation) -> list[str]:
     """Draw what an answer loses without its sources: a sentence and a bar for each probability."""
     sentence, bars = certainty_of(confirmation)
-    width = max(len(bar.label) for bar in bars)
-    return [
-        sentence,
-        *(f"  {bar.label:{width}}  {_bar(bar.probability):{_BAR}} p {bar.number}" for bar in bars),
-    ]
-
-
-def _bar(probability: float) -> str:
-    eighths = round(8 * _BAR * min(max(probability, 0.0), 1.0))
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+    width = max(len(label) for label, _, _ in bars)
+    lines = [sentence]
+    for label, probability, number in bars:
+        eighths = round(8 * _BAR * min(max(probability, 0.0), 1.0))
+        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        lines.append(f"  {label:{width}}  {bar:{_BAR}} p {number}")
+    return lines
 
 
 def picture_map(result: Attribution, *, console: Console) -> Text:
@@ -172,16 +167,13 @@ def picture_map(result: Attribution, *, console: Console) -> Text:
         step = max(1, -(-2 * patches.grid.columns // max(console.width, 2)))  # what fits on a line
         for row in shares[::step]:
             for share in row[::step].tolist():
-                _append_cell(text, share, console)
+                ink = _INKS[min(len(_INKS) - 1, int(share * len(_INKS)))]
+                if _is_plain(console):
+                    text.append(2 * ink)
+                else:
+                    text.append("  ", style=_style(share))
             text.append("\n")
     return text
-
-
-def _append_cell(text: Text, share: float, console: Console) -> None:
-    if _is_plain(console):
-        text.append(2 * _INKS[min(len(_INKS) - 1, int(share * len(_INKS)))])
-    else:
-        text.append("  ", style=_style(share))
 
 
 def _is_plain(console: Console) -> bool:
@@ -204,11 +196,8 @@ def cut_table(cut: Cut, *, rows: int = 20) -> Table:
 
 
 def _thin_out(layers: Sequence[int], room: int) -> list[int]:
-    room = max(room, 1)
-    if len(layers) <= room:
-        return list(layers)
-    index = np.linspace(len(layers) - 1, 0, room).round().astype(int)[::-1]
-    return [layers[i] for i in dict.fromkeys(index.tolist())]
+    index = np.linspace(len(layers) - 1, 0, min(max(room, 1), len(layers))).round().astype(int)
+    return [layers[i] for i in dict.fromkeys(index[::-1].tolist())]
 
 
 def _fit(token: str) -> str:

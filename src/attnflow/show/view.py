@@ -193,10 +193,9 @@ def _prediction(result: Attribution) -> dict[str, Any] | None:
 
 def _start(result: Attribution) -> int:
     """Return the target that the prediction was read from, if there is one; else the first."""
-    prediction = result.prediction
-    if prediction is None or prediction.position not in result.targets.positions:
-        return 0
-    return result.targets.positions.index(prediction.position)
+    positions = result.targets.positions
+    position = None if result.prediction is None else result.prediction.position
+    return positions.index(position) if position in positions else 0
 
 
 def _answer(result: Attribution) -> dict[str, Any] | None:

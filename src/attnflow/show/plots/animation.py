@@ -10,7 +10,7 @@ import numpy as np
 
 from attnflow import storage
 from attnflow.attribution import Attribution
-from attnflow.errors import FileError, InputError, optional_import
+from attnflow.errors import FileError, InputError
 from attnflow.methods import MixingMethod
 from attnflow.show.plots.canvas import (
     BLUE,
@@ -18,6 +18,7 @@ from attnflow.show.plots.canvas import (
     bare,
     heading,
     label,
+    matplotlib,
     name_ticks,
     one_target,
     pyplot,
@@ -66,8 +67,7 @@ def build_up(
     if not 0 < seconds <= hold:
         raise InputError(f"seconds is above 0 and at most hold; got {seconds!r} and {hold!r}.")
     row = one_target(result, target)
-    module = optional_import("matplotlib.animation", extra="plots", purpose="Drawing a figure")
-    writer = module.PillowWriter(fps=1 / seconds)
+    writer = matplotlib("animation").PillowWriter(fps=1 / seconds)
     figure = pyplot().figure(figsize=_SIZE, layout="constrained")
 
     def write(target_file: Path) -> None:
@@ -126,12 +126,12 @@ def _bars(row: Attribution, number: int, axes: Axes) -> None:
     values = row.values[index, 0, columns]
     saturated = None if row.saturated is None else row.saturated[index, 0, columns]
     bars = axes.barh(range(len(columns)), values, color=BLUE)
+    remark = " "
     if saturated is not None and saturated.any():
+        remark = "hatched: saturated, the same for any target"
         for bar, full in zip(bars, saturated.tolist(), strict=True):
             bar.set(hatch="///" if full else "", edgecolor="white", linewidth=0)
-        axes.set_xlabel("hatched: saturated, the same for any target", fontsize=SMALL + 1)
-    else:
-        axes.set_xlabel(" ", fontsize=SMALL + 1)
+    axes.set_xlabel(remark, fontsize=SMALL + 1)
     name_ticks(axes, "y", [row.sources[k] for k in columns])
     axes.invert_yaxis()
     axes.set_xlim(min(0.0, 1.05 * float(row.values.min())), 1.05 * float(most.max()) or 1.0)

@@ -48,15 +48,29 @@ _OTHER_SCRIPTS = (
 )
 
 
+def matplotlib(module: str) -> Any:
+    """Return a module of matplotlib, or raise an error that says how to install it."""
+    return optional_import(f"matplotlib.{module}", extra="plots", purpose="Drawing a figure")
+
+
 def pyplot() -> Any:
-    """Return matplotlib.pyplot, or raise an error that says how to install it."""
-    return optional_import("matplotlib.pyplot", extra="plots", purpose="Drawing a figure")
+    """Return matplotlib.pyplot."""
+    return matplotlib("pyplot")
+
+
+def new_panels(
+    size: tuple[float, float], down: int = 1, across: int = 1, **options: Any
+) -> tuple[Figure, Any]:
+    """Return a new figure of this size in inches, and its axes, down × across."""
+    return pyplot().subplots(
+        down, across, figsize=size, squeeze=False, layout="constrained", **options
+    )
 
 
 def new_axes(width: float, height: float) -> Axes:
     """Return axes in a new figure of this size in inches, within what a page can hold."""
     size = (min(max(width, 4.5), 14.0), min(max(height, 2.6), 14.0))
-    return pyplot().subplots(figsize=size, layout="constrained")[1]
+    return new_panels(size)[1][0, 0]
 
 
 def save_figure(
@@ -96,16 +110,14 @@ def heat(axes: Axes, values: NDArray[np.float64]) -> AxesImage:
     """Draw a map that starts at 0; where values are negative, one that diverges from 0."""
     if not values.size:
         raise InputError("There is nothing to draw: the result has no values.")
-    if values.min() < 0:
-        most = float(np.abs(values).max())
-        return axes.imshow(values, aspect="auto", cmap=DIVERGING, vmin=-most, vmax=most)
-    return axes.imshow(values, aspect="auto", cmap=COLOURS, vmin=0, vmax=values.max() or 1)
+    most = float(np.abs(values).max()) or 1.0
+    colours, least = (DIVERGING, -most) if values.min() < 0 else (COLOURS, 0)
+    return axes.imshow(values, aspect="auto", cmap=colours, vmin=least, vmax=most)
 
 
 def colour_bar(axes: Axes, image: AxesImage) -> None:
     """Draw the scale beside the map, without a frame."""
-    figure = axes.figure
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
+    bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=SMALL, length=0)
 
@@ -144,9 +156,8 @@ def heading(axes: Axes, text: str, *, size: float = _USUAL, **properties: Any) -
 
 def label(token: str) -> str:
     """Return a token as people read it, cut when long; what no font can draw is a box."""
-    text = readable(token)
+    text, families = readable(token), _families()
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-    families = _families()
     return "".join(c if _can_draw(c, families) else "□" for c in text)
 
 
@@ -185,15 +196,13 @@ def _can_draw(character: str, families: tuple[str, ...]) -> bool:
 
 def _families() -> tuple[str, ...]:
     """Return the user's fonts first, then installed ones for other scripts."""
-    manager = optional_import("matplotlib.font_manager", extra="plots", purpose="Drawing a figure")
     preferred = tuple(pyplot().rcParams["font.family"])
-    installed = {font.name for font in manager.fontManager.ttflist}
+    installed = {font.name for font in matplotlib("font_manager").fontManager.ttflist}
     return (*preferred, *(name for name in _OTHER_SCRIPTS if name in installed))
 
 
 @lru_cache(maxsize=8)
 def _fonts(families: tuple[str, ...]) -> list[Any]:
-    from matplotlib import font_manager
-
-    paths = [font_manager.findfont(font_manager.FontProperties(family=[n])) for n in families]
-    return [font_manager.get_font(path) for path in paths]
+    manager = matplotlib("font_manager")
+    paths = [manager.findfont(manager.FontProperties(family=[name])) for name in families]
+    return [manager.get_font(path) for path in paths]

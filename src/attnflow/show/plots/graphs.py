@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.errors import InputError, optional_import
+from attnflow.errors import InputError
 from attnflow.graph import Cut, LayeredGraph
 from attnflow.methods import Flow, MixingMethod, Rollout
 from attnflow.methods.base import checked_trace, layers_from
@@ -26,6 +26,7 @@ from attnflow.show.plots.canvas import (
     bare,
     heading,
     label,
+    matplotlib,
     name_ticks,
     new_axes,
     plain,
@@ -53,10 +54,6 @@ class _Stack:
     numbers: tuple[int, ...]
     tokens: Tokens
     below: int  # the number of the lowest row of nodes; 0 is the input
-
-    def place(self, number: int) -> int:
-        """Return the row of a layer's nodes in the figure."""
-        return self.numbers.index(number) + 1
 
 
 def attention_graph(
@@ -205,7 +202,7 @@ def _strongest(strengths: Matrix, top: int) -> Matrix:
 def _crossing(stack: _Stack, cut: Cut) -> NDArray[np.bool_]:
     crossing = np.zeros(stack.capacities.shape, bool)
     for edge in cut.edges:
-        crossing[stack.place(edge.layer) - 1, edge.target, edge.source] = True
+        crossing[stack.numbers.index(edge.layer), edge.target, edge.source] = True
     return crossing
 
 
@@ -220,11 +217,7 @@ def _reached(edges: Matrix, target: int) -> NDArray[np.bool_]:
 
 def _leading(edges: Matrix, source: int) -> NDArray[np.bool_]:
     """Mark the nodes that edges lead from to a source of the lowest layer, (layers + 1, n)."""
-    leading = np.zeros((len(edges) + 1, edges.shape[1]), bool)
-    leading[0, source] = True
-    for k in range(len(edges)):
-        leading[k + 1] = (edges[k][:, leading[k]] > 0).any(axis=1)
-    return leading
+    return _reached(edges.transpose(0, 2, 1)[::-1], source)[::-1]  # the graph upside down
 
 
 # -- drawing ----------------------------------------------------------------------------------
@@ -268,7 +261,6 @@ def _draw_arrows(
     faint: how strong the strongest is drawn; weakest: the weakest beside it; least: the share of
     the strongest below which none is drawn; floor: points that are added to every width.
     """
-    patches = optional_import("matplotlib.patches", extra="plots", purpose="Drawing a figure")
     shares = strengths / (strongest or 1.0)
     places = np.argwhere(shares > least)
     if len(places) > _MOST_ARROWS:
@@ -278,7 +270,7 @@ def _draw_arrows(
         )
     for level, target, source in places.tolist():
         share = float(shares[level, target, source])
-        arrow = patches.FancyArrowPatch(
+        arrow = matplotlib("patches").FancyArrowPatch(
             (target, level + 1),
             (source, level),
             arrowstyle="-|>",
@@ -321,27 +313,20 @@ def _draw_nodes(axes: Axes, stack: _Stack, target: int | None) -> None:
 
 def _shade(axes: Axes, side: NDArray[np.bool_], colour: str) -> None:
     """Draw a cell behind each node of a side, so that a side is seen as an area."""
-    patches = optional_import("matplotlib.patches", extra="plots", purpose="Drawing a figure")
     for level, position in np.argwhere(side).tolist():
-        corner = (position - 0.5, level - 0.5)
-        cell = patches.Rectangle(corner, 1, 1, color=colour, alpha=0.35, linewidth=0, zorder=0)
+        corner, style = (position - 0.5, level - 0.5), {"color": colour, "alpha": 0.35}
+        cell = matplotlib("patches").Rectangle(corner, 1, 1, linewidth=0, zorder=0, **style)
         axes.add_patch(cell)
 
 
 def _draw_cut_legend(axes: Axes, cut: Cut) -> None:
-    patches = optional_import("matplotlib.patches", extra="plots", purpose="Drawing a figure")
-    entries: list[Any] = [
-        patches.Patch(color=_TARGET_SIDE, alpha=0.35, label="the target's side"),
-        patches.Patch(color=_SOURCE_SIDE, alpha=0.35, label="the source's side"),
-        patches.Patch(color=VERMILLION, label=f"cut: {len(cut.edges)} arrows"),
+    patch = matplotlib("patches").Patch
+    entries = [
+        patch(color=_TARGET_SIDE, alpha=0.35, label="the target's side"),
+        patch(color=_SOURCE_SIDE, alpha=0.35, label="the source's side"),
+        patch(color=VERMILLION, label=f"cut: {len(cut.edges)} arrows"),
     ]
-    axes.legend(
-        handles=entries,
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
-        ncols=3,
-        fontsize=SMALL,
-        frameon=False,
-    )
+    place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
+    axes.legend(handles=entries, fontsize=SMALL, frameon=False, **place)
     ends = f"{label(cut.target)} at layer {cut.layer} to {label(cut.source)}"
     heading(axes, f"{ends}: flow {cut.value:.3f}\n{cut.place}", pad=24)

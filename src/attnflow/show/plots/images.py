@@ -11,14 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.patch_maps import (
-    Contrast,
-    PatchMap,
-    Scale,
-    contrast,
-    grids_of,
-    patch_maps,
-)
+from attnflow.attribution.patch_maps import Scale, contrast, grids_of, patch_maps
 from attnflow.errors import InputError, optional_import, percent
 from attnflow.show.plots.canvas import (
     BLUE,
@@ -28,7 +21,9 @@ from attnflow.show.plots.canvas import (
     colour_bar,
     heading,
     label,
+    matplotlib,
     new_axes,
+    new_panels,
     one_target,
     plain,
     pyplot,
@@ -85,10 +80,18 @@ def image_overlay(
     maps = patch_maps(row)
     if not 0 <= index < len(maps):
         raise InputError(f"index={index!r}: there are {len(maps)} images, numbered from 0.")
-    grid = maps[index].grid
+    grid, values = maps[index]
+    ends = contrast(maps, scale)
     ground = _in_grey(_picture(result, index, grid) if image is None else image, grid)
     axes = new_axes(5.6, 1.0 + 4.6 * grid.height / grid.width) if ax is None else ax
-    over = _draw_map(axes, ground, maps[index], contrast(maps, scale), alpha)
+    axes.imshow(ground, cmap="gray")
+    over = axes.imshow(
+        enlarge(values, grid.height, grid.width),
+        cmap=_see_through(alpha, ends.signed),
+        vmin=ends.low,
+        vmax=ends.high,
+    )
+    _without_ticks(axes)
     usual = f"{label(row.targets[0])} at {place_of(row.layers[0])}: {row.method.name}"
     heading(axes, usual if title is None else title)
     colour_bar(axes, over)
@@ -150,18 +153,6 @@ def _across(count: int) -> int:
     return count if count <= _COLUMNS[0] else min(_COLUMNS, key=lambda columns: -count % columns)
 
 
-def _draw_map(
-    axes: Axes, ground: NDArray[np.float64], patches: PatchMap, ends: Contrast, alpha: float
-) -> Any:
-    grid = patches.grid
-    axes.imshow(ground, cmap="gray")
-    values = enlarge(patches.values, grid.height, grid.width)
-    colours = _see_through(alpha, ends.signed)
-    over = axes.imshow(values, cmap=colours, vmin=ends.low, vmax=ends.high)
-    _without_ticks(axes)
-    return over
-
-
 def _without_ticks(axes: Axes) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
@@ -169,27 +160,27 @@ def _without_ticks(axes: Axes) -> None:
 
 
 def _picture(result: Attribution, index: int, grid: Grid) -> NDArray[np.uint8]:
-    """Return the picture that the result carries, at the size the model saw."""
-    pictures = result.provenance.get("images") or ()
+    pictures = carried_pictures(result)
     if index >= len(pictures):
         raise InputError(
             "This result carries no picture; pass the one the model saw: image=pixels, an array "
             f"of {grid.height} × {grid.width}."
         )
-    return _decode(pictures[index], grid)
+    return pictures[index]
 
 
 def carried_pictures(result: Attribution) -> list[NDArray[np.uint8]]:
     """Return the pictures that a result carries, each at the size the model saw."""
-    pictures, grids = result.provenance.get("images") or (), grids_of(result.sources)
-    return [_decode(picture, grid) for picture, grid in zip(pictures, grids, strict=False)]
-
-
-def _decode(address: str, grid: Grid) -> NDArray[np.uint8]:
+    addresses, grids = result.provenance.get("images") or (), grids_of(result.sources)
+    if not addresses:
+        return []
     images = optional_import("PIL.Image", extra="images", purpose="Showing the image")
-    content = base64.b64decode(str(address).partition(",")[2])
-    picture = images.open(io.BytesIO(content)).convert("RGB")
-    return np.asarray(picture.resize((grid.width, grid.height)))
+    pictures = []
+    for address, grid in zip(addresses, grids, strict=False):
+        content = base64.b64decode(str(address).partition(",")[2])
+        picture = images.open(io.BytesIO(content)).convert("RGB")
+        pictures.append(np.asarray(picture.resize((grid.width, grid.height))))
+    return pictures
 
 
 def _in_grey(image: ArrayLike, grid: Grid) -> NDArray[np.float64]:
@@ -212,20 +203,14 @@ def _brightness(picture: NDArray[Any]) -> NDArray[np.float64]:
     return array if array.ndim == 2 else array[..., :3] @ _EYE
 
 
-def _colours() -> Any:
-    return optional_import("matplotlib.colors", extra="plots", purpose="Drawing a figure")
-
-
 def _see_through(alpha: float, signed: bool) -> Any:
     """Return one hue that grows from nothing; below zero a second one."""
-    colors = _colours()
+    colors = matplotlib("colors")
     more, less = colors.to_rgb(VERMILLION), colors.to_rgb(BLUE)
-    stops = [(*more, 0.0), (*more, alpha)]
+    middle = 0.5 if signed else 0.0
+    stops = [(middle, (*more, 0.0)), (1.0, (*more, alpha))]
     if signed:
-        stops = [(*less, alpha), (*less, 0.0), (*more, 0.0), (*more, alpha)]
-        return colors.LinearSegmentedColormap.from_list(
-            "over", list(zip([0, 0.5, 0.5, 1], stops, strict=True))
-        )
+        stops = [(0.0, (*less, alpha)), (middle, (*less, 0.0)), *stops]
     return colors.LinearSegmentedColormap.from_list("over", stops)
 
 
@@ -251,15 +236,8 @@ def image_words_figure(result: Attribution, pictures: Sequence[Any] = ()) -> Fig
         raise InputError("This figure is of results over images; these sources are words alone.")
     top = result.layer(-1)
     rows = min(len(top.targets), _MOST_ROWS)
-    height = 0.6 + 2.5 * rows
-    figure, grid = pyplot().subplots(
-        rows,
-        len(images) + 1,
-        figsize=(2.6 * len(images) + 3.2, height),
-        squeeze=False,
-        width_ratios=[*[1.0] * len(images), 0.9],
-        layout="constrained",
-    )
+    size, widths = (2.6 * len(images) + 3.2, 0.6 + 2.5 * rows), [*[1.0] * len(images), 0.9]
+    figure, grid = new_panels(size, rows, len(images) + 1, width_ratios=widths)
     underlays = [np.asarray(picture) for picture in pictures] or carried_pictures(result)
     underlays = underlays if len(underlays) == len(result.sources.images) else []
     for row in range(rows):
@@ -288,7 +266,7 @@ def _draw_patches(
     most = strong or float(patches.max()) or 1.0
     strength = np.clip(patches / most, 0, 1)
     colour = np.zeros((*strength.shape, 4))
-    colour[..., :3] = _colours().to_rgb(VERMILLION)
+    colour[..., :3] = matplotlib("colors").to_rgb(VERMILLION)
     colour[..., 3] = _COVER * strength
     axes.imshow(colour, extent=extent, interpolation="nearest")
     _without_ticks(axes)
@@ -301,8 +279,8 @@ def _draw_words(axes: Axes, top: Attribution, row: int) -> None:
         on_images[image.start : image.start + image.grid.length] = True
     values = top.values[0, row]
     words = np.flatnonzero(~on_images)
-    strongest = words[np.argsort(-values[words], kind="stable")[:_MOST_WORDS]]
-    strongest = np.sort(strongest)[::-1]
+    order = np.argsort(-values[words], kind="stable")[:_MOST_WORDS]
+    strongest = np.sort(words[order])[::-1]
     total = float(values.sum()) or 1.0
     axes.barh(range(len(strongest)), values[strongest] / total, color=BLUE, height=0.65)
     names = [label(top.sources[k]) for k in strongest]

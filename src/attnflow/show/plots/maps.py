@@ -25,6 +25,7 @@ from attnflow.show.plots.canvas import (
     label,
     name_ticks,
     new_axes,
+    new_panels,
     one_target,
     plain,
     pyplot,
@@ -96,13 +97,12 @@ def _draw_layers(axes: Axes, row: Attribution) -> Any:
 
 
 def _write_numbers(axes: Axes, image: Any, values: NDArray[np.float64]) -> None:
-    for source, layer in np.ndindex(values.shape):
-        value = float(values[source, layer])
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL}
+    for (source, layer), value in np.ndenumerate(values):
         red, green, blue, _ = image.cmap(image.norm(value))
         dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.55
-        colour = "white" if dark else "black"
-        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL, "color": colour}
-        axes.text(layer, source, short_number(value, 2), **style)
+        number = short_number(float(value), 2)
+        axes.text(layer, source, number, color="white" if dark else "black", **style)
 
 
 def pairs_map(
@@ -181,9 +181,7 @@ def completion_figure(result: Attribution, target: TokenRef | None = None) -> Fi
         return cast("Figure", completion_map(result).figure)
     row = result.row(target)
     height = min(max(1.4 + 0.27 * len(row.sources), 3.0), 14.0)
-    figure, (left, right) = pyplot().subplots(
-        1, 2, figsize=(11, height), layout="constrained", width_ratios=[1, 1.6]
-    )
+    figure, [[left, right]] = new_panels((11, height), 1, 2, width_ratios=[1, 1.6])
     source_bars(row, ax=left)
     token_layers(row, ax=right)
     title = f"{label(row.targets[0])}: {row.title}"
@@ -237,9 +235,7 @@ def answer_figure(
     """
     if not results or results[0].prediction is None:
         raise InputError("These results carry no prediction: the model's output was not captured.")
-    figure, (left, right) = pyplot().subplots(
-        1, 2, figsize=(10, 4.2), layout="constrained", width_ratios=[1, 2]
-    )
+    figure, [[left, right]] = new_panels((10, 4.2), 1, 2, width_ratios=[1, 2])
     probability_bars(results[0].prediction, answers=answers, ax=left)
     method_bars(results, target=target, sources=sources, ax=right)
     return figure

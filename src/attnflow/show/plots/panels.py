@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.show.plots.canvas import BLUE, pyplot, save_figure
+from attnflow.show.plots.canvas import BLUE, new_panels, pyplot, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,10 +38,7 @@ def curves(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
             ax.plot(printed, numbers, color=colour, linestyle="--", linewidth=1, alpha=0.8)
     ax.axhline(0, color="black", linewidth=0.6)
     ax.set_xticks(places, panel["columns"])
-    ax.set_title(panel["title"], fontsize=10)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    return ax
+    return _finish(panel, ax, "top", "right")
 
 
 def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
@@ -53,13 +50,9 @@ def layer_curves(panels: Sequence[Mapping[str, Any]], path: Path | None = None) 
     2
     """
     size = (max(5.6, 4.3 * len(panels)), 3.6)  # one panel must be as wide as the legend
-    figure, axes = pyplot().subplots(
-        1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
-    )
-    for panel, ax in zip(panels, axes[0], strict=True):
-        curves(panel, ax=ax)
-    axes[0][0].set_ylabel("mean rank correlation")
-    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure = _side_by_side(panels, curves, size)
+    figure.axes[0].set_ylabel("mean rank correlation")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
     if any(series["paper"][0] is not None for series in panels[0]["series"].values()):
         handles.append(pyplot().Line2D([], [], color="black", linestyle="--", linewidth=1))
         labels.append("dashed: the paper")
@@ -82,13 +75,10 @@ def intervals(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
     mean, low, high = values[known].T
     ax.hlines(places[known], low, high, color=BLUE, linewidth=2, alpha=0.5)
     ax.plot(mean, places[known], "o", color=BLUE, markersize=4)
-    ax.set_title(panel["title"], fontsize=10)
     ax.set_yticks(places, panel["names"])
     ax.set_ylim(len(values) - 0.5, -0.5)
     ax.grid(axis="x", linewidth=0.4)
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
-    return ax
+    return _finish(panel, ax, "top", "right", "left")
 
 
 def interval_panels(panels: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
@@ -99,11 +89,23 @@ def interval_panels(panels: Sequence[Mapping[str, Any]], path: Path | None = Non
     2
     """
     size = (2.2 + 2.6 * len(panels), 0.9 + 0.27 * len(panels[0]["names"]))
-    figure, axes = pyplot().subplots(
-        1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
-    )
-    for panel, ax in zip(panels, axes[0], strict=True):
-        intervals(panel, ax=ax)
+    figure = _side_by_side(panels, intervals, size)
     if path is not None:
         save_figure(figure, path)
+    return figure
+
+
+def _finish(panel: Mapping[str, Any], ax: Axes, *bare_sides: str) -> Axes:
+    ax.set_title(panel["title"], fontsize=10)
+    for side in bare_sides:
+        ax.spines[side].set_visible(False)
+    return ax
+
+
+def _side_by_side(
+    panels: Sequence[Mapping[str, Any]], draw: Callable[..., Axes], size: tuple[float, float]
+) -> Figure:
+    figure, axes = new_panels(size, 1, len(panels), sharey=True)
+    for panel, ax in zip(panels, axes[0], strict=True):
+        draw(panel, ax=ax)
     return figure
