@@ -23,9 +23,8 @@ from attnflow import corpus, explain, generate
 from attnflow.cli.app import _run
 from attnflow.corpus import Local, Ray, Settings
 from attnflow.corpus.corpus_run import ProgressCounter
-from attnflow.corpus.dataset import Corpus
 from attnflow.corpus.engines import BatchBegun, JobSpec
-from attnflow.corpus.folder import PartNotes
+from attnflow.corpus.folder import Corpus, PartNotes
 from attnflow.corpus.local_engine import _Assignments
 from attnflow.corpus.plan import Plan, Shard, ShardReader
 from attnflow.corpus.ray_engine import ShardActor

@@ -55,36 +55,6 @@ if TYPE_CHECKING:
     from attnflow.tokens import Tokens
     from attnflow.trace import AttentionTrace, Prediction
 
-_HOME = {
-    "AttentionTrace": "trace",
-    "LayeredGraph": "graph",
-    "Attribution": "attribution",
-    "Raw": "methods",
-    "Rollout": "methods",
-    "Flow": "methods",
-    "ShapleyFlow": "methods",
-    "GradientAttention": "methods",
-    "GradientRollout": "methods",
-    "LeaveOneOut": "methods",
-    "AblationRegression": "methods",
-    "Visibility": "methods",
-    "Careful": "methods",
-    "Method": "methods",
-    "ask": "explainers.answers",
-    "Answer": "explainers.answers",
-    "explain": "explainers.texts",
-    "generate": "explainers.completions",
-    "neutral_prompt": "explainers.prompts",
-    "evaluate": "evaluation",
-    "load": "hosts.load",
-    "Model": "hosts.model",
-    "capture": "hosts.capture",
-    "Confirmation": "attribution",
-    "Tokens": "tokens",
-    "Prediction": "trace",
-    "AttnflowError": "errors",
-}
-
 __all__ = [
     "AttentionTrace",
     "LayeredGraph",
@@ -117,19 +87,29 @@ __all__ = [
 ]
 
 
-# Submodules that are reached by attribute, so that `import attnflow` is enough; `plots` is short
-# for `show.plots`.
-_SUBMODULES = {
-    **{
-        name: f"attnflow.{name}"
-        for name in (
-            *("attribution", "corpus", "errors", "evaluation", "explainers"),
-            *("graph", "hosts", "maxflow", "methods", "models", "show", "storage"),
-            *("testing", "tokens", "trace"),
-        )
-    },
-    "plots": "attnflow.show.plots",
+# Where each of them stands; those that are not named here are methods.
+_HOME = {
+    **dict.fromkeys(__all__, "methods"),
+    **dict.fromkeys(("AttentionTrace", "Prediction"), "trace"),
+    **dict.fromkeys(("Attribution", "Confirmation"), "attribution"),
+    **dict.fromkeys(("ask", "Answer"), "explainers.answers"),
+    "LayeredGraph": "graph",
+    "explain": "explainers.texts",
+    "generate": "explainers.completions",
+    "neutral_prompt": "explainers.prompts",
+    "evaluate": "evaluation",
+    "load": "hosts.load",
+    "Model": "hosts.model",
+    "capture": "hosts.capture",
+    "Tokens": "tokens",
+    "AttnflowError": "errors",
 }
+
+# Submodules that are reached by attribute, so that `import attnflow` is enough.
+_SUBMODULES = (
+    *("attribution", "corpus", "errors", "evaluation", "explainers", "graph", "hosts", "maxflow"),
+    *("methods", "models", "plots", "show", "storage", "testing", "tokens", "trace"),
+)
 
 
 # What the extras install, by the package whose absence shows that an extra is missing.
@@ -162,7 +142,7 @@ def __getattr__(name: str) -> object:
     if name in _HOME:
         value: object = getattr(_load(f"attnflow.{_HOME[name]}", name), name)
     elif name in _SUBMODULES:
-        value = _load(_SUBMODULES[name], name)
+        value = _load("attnflow.show.plots" if name == "plots" else f"attnflow.{name}", name)
     else:
         raise AttributeError(f"module 'attnflow' has no attribute {name!r}")
     globals()[name] = value  # the next look-up does not come here

@@ -49,7 +49,7 @@ class LayeredGraph:
 
     @classmethod
     def from_capacities(cls, capacities: ArrayLike) -> Self:
-        """A graph from any non-negative array of shape (layers, n, n); rows need not sum to 1."""
+        """Return a graph of any non-negative array (layers, n, n); rows need not sum to 1."""
         try:
             array = np.array(capacities, dtype=np.float64)
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
@@ -77,16 +77,12 @@ class LayeredGraph:
     def node(self, layer: int, position: int) -> int:
         """The number of a node; layer 0 is the input."""
         level, place = whole_number(layer), whole_number(position)
-        if (
-            level is None
-            or place is None
-            or not (0 <= level <= self.layers and 0 <= place < self.length)
-        ):
-            raise InputError(
-                f"No node at layer {shorten(layer)}, position {shorten(position)}: layers are 0 to "
-                f"{self.layers}, positions 0 to {self.length - 1}."
-            )
-        return level * self.length + place
+        if level in range(self.layers + 1) and place in range(self.length):
+            return level * self.length + place  # type: ignore[operator]  # None is in no range
+        raise InputError(
+            f"No node at layer {shorten(layer)}, position {shorten(position)}: layers are 0 to "
+            f"{self.layers}, positions 0 to {self.length - 1}."
+        )
 
     def place(self, node: int) -> tuple[int, int]:
         """(layer, position) of a node: the inverse of `node`."""
@@ -96,7 +92,7 @@ class LayeredGraph:
         return divmod(number, self.length)
 
     def to_csr(self) -> csr_array[Any, Any]:
-        """All capacities as one sparse matrix over node numbers (needs scipy)."""
+        """Return all capacities as one sparse matrix over node numbers (needs scipy)."""
         sparse = optional_import("scipy.sparse", extra="graphs", purpose="to_csr()")
         layer, target, source = np.nonzero(self.capacities)
         n, size = self.length, (self.layers + 1) * self.length
@@ -106,20 +102,16 @@ class LayeredGraph:
         )
 
     def to_networkx(self) -> nx.DiGraph[int]:
-        """The same graph for networkx, with `capacity` on the edges and `layer`, `position` on
-        the nodes (needs networkx).
-        """
+        """Return it for networkx, `capacity` on the edges and `layer`, `position` on the nodes."""
         networkx = optional_import("networkx", extra="graphs", purpose="to_networkx()")
         graph: nx.DiGraph[int] = networkx.DiGraph()
         for node in range((self.layers + 1) * self.length):
             layer, position = self.place(node)
             graph.add_node(node, layer=layer, position=position)
         for layer, target, source in np.argwhere(self.capacities > 0).tolist():
-            graph.add_edge(
-                self.node(layer + 1, target),
-                self.node(layer, source),
-                capacity=float(self.capacities[layer, target, source]),
-            )
+            capacity = float(self.capacities[layer, target, source])
+            ends = self.node(layer + 1, target), self.node(layer, source)
+            graph.add_edge(*ends, capacity=capacity)
         return graph
 
     def __repr__(self) -> str:
@@ -201,25 +193,20 @@ class Cut:
         if self.layer == self.lowest_layer:
             return f"the one edge from {self.target!r} to {self.source!r}, in layer {self.layer}"
         if set(shares) == {self.lowest_layer}:
-            how_much = _share_in_words(self.value, self.passed_on, len(self.edges))
-            return (
-                f"at the source: {how_much} {self.source!r} passes on in layer {self.lowest_layer}"
-            )
+            who = f"{self._share_of(self.passed_on)} {self.source!r}"
+            return f"at the source: {who} passes on in layer {self.lowest_layer}"
         if set(shares) == {self.layer}:
-            how_much = _share_in_words(self.value, self.taken, len(self.edges))
-            return f"at the target: {how_much} {self.target!r} takes in layer {self.layer}"
-        parts = [
-            f"{percent(share / self.value)} in layer {layer}" for layer, share in shares.items()
-        ]
+            who = f"{self._share_of(self.taken)} {self.target!r}"
+            return f"at the target: {who} takes in layer {self.layer}"
+        parts = [f"{percent(mass / self.value)} in layer {layer}" for layer, mass in shares.items()]
         return "between: " + ", ".join(parts)
+
+    def _share_of(self, total: float | None) -> str:
+        """Say if the cut is all that there is at one end, or the edges that lead to the other."""
+        if total is None or abs(self.value - total) <= 1e-9 * max(total, 1e-300):
+            return "everything"
+        return f"{percent(self.value / total)}, over {len(self.edges)} edges, of what"
 
     def __repr__(self) -> str:
         ends = f"{self.target!r} at layer {self.layer} to {self.source!r}"
         return f"<Cut {ends}: {self.value:.6f} over {len(self.edges)} edges, {self.place}>"
-
-
-def _share_in_words(value: float, total: float | None, edges: int) -> str:
-    """Whether a cut is all that there is at one end, or the edges that lead to the other end."""
-    if total is None or abs(value - total) <= 1e-9 * max(total, 1e-300):
-        return "everything"
-    return f"{percent(value / total)}, over {edges} edges, of what"

@@ -41,7 +41,7 @@ Shape = Literal["dense", "causal", "window", "peaked", "uniform", "identity"]
 def random_attention(
     layers: int, heads: int, length: int, *, seed: int, shape: Shape = "dense"
 ) -> NDArray[np.float64]:
-    """Attention of a given shape, `(layers, heads, n, n)`, rows summing to 1.
+    """Return attention of a given shape, `(layers, heads, n, n)`, rows summing to 1.
 
     >>> random_attention(2, 3, 4, seed=0, shape="causal").shape
     (2, 3, 4, 4)
@@ -70,7 +70,7 @@ def random_trace(
     shape: Shape = "dense",
     record: Sequence[str] = (),
 ) -> AttentionTrace:
-    """A trace of random attention over tokens t0, t1, ...; `record` as `capture` takes it.
+    """Return a trace of random attention over tokens t0, t1, ...; `record` as `capture` takes it.
 
     >>> random_trace(layers=2, heads=1, length=3)
     <AttentionTrace 2 layers × 1 heads × 3 tokens, 't0 t1 t2'>
@@ -98,7 +98,7 @@ def random_factors(
     seed: int = 0,
     gradient_kind: str | None = None,
 ) -> FactoredTrace:
-    """A trace of random causal attention in factors; needs torch.
+    """Return a trace of random causal attention in factors; needs torch.
 
     >>> random_factors(layers=2, length=3)
     <FactoredTrace 2 layers × 2 heads × 3 tokens, 't0 t1 t2', in factors>
@@ -132,7 +132,7 @@ def check_flow(
     upper: float,
     tolerance: float = 1e-6,
 ) -> None:
-    """The certificate of one maximum flow: any flow and any cut of equal value prove each other.
+    """Check the certificate of one maximum flow: a flow and a cut of equal value prove each other.
 
     flow: `(layer, n, n)` on the edges of layers 1 to `layer`. side: `(layer + 1, n)`, True on the
     target's side of the cut.
@@ -172,15 +172,14 @@ def _check_conservation(flow: NDArray[np.float64], target: int, source: int) -> 
 
 
 def check_method(method: Method) -> None:
-    """What every method promises, on random traces of several shapes.
+    """Check what every method promises, on random traces of several shapes.
 
     A method of your own need not be registered; if it is, files with it must be readable.
 
     >>> from attnflow import Rollout
     >>> check_method(Rollout(residual=0.3))
     """
-    _check_frozen(method)
-    _check_record(method)
+    _check_value(method)
     with quiet_about_limits():
         for shape in ("dense", "causal", "peaked", "identity"):
             _check_on_trace(method, shape)
@@ -201,24 +200,18 @@ def _check_on_trace(method: Method, shape: Shape) -> None:
     )
 
 
-def _check_record(method: Method) -> None:
-    """Name and options say all: the method can be made again from them."""
-    record = method.to_dict()
-    if METHODS.get(method.name) is type(method):
-        again = method_from_dict(record)
-    else:
-        again = type(method)(**record["options"])
-    assert again == method, "to_dict does not give the method back"
-
-
-def _check_frozen(method: Method) -> None:
-    options = fields(method)
-    name = options[0].name if options else "name"
+def _check_value(method: Method) -> None:
+    """It is frozen, and name and options say all: the method can be made again from them."""
+    name = next((option.name for option in fields(method)), "name")
     try:
         setattr(method, name, getattr(method, name))
     except FrozenInstanceError:
-        return
-    raise AssertionError(f"{method!r} can be changed after it is made")
+        pass
+    else:
+        raise AssertionError(f"{method!r} can be changed after it is made")
+    record, known = method.to_dict(), METHODS.get(method.name) is type(method)
+    again = method_from_dict(record) if known else type(method)(**record["options"])
+    assert again == method, "to_dict does not give the method back"
 
 
 def _check_axes(result: Attribution, trace: AttentionTrace) -> None:
@@ -232,7 +225,7 @@ def _check_axes(result: Attribution, trace: AttentionTrace) -> None:
 
 
 def check_adapter(model: ModelLike, inputs: Any) -> None:
-    """What every adapter promises, on one model and one example: its attention is the model's.
+    """Check what every adapter promises on a model and an example: its attention is the model's.
 
     >>> check_adapter(tiny_encoder(), "the key")
     """
@@ -242,6 +235,7 @@ def check_adapter(model: ModelLike, inputs: Any) -> None:
     assert not failed, "; ".join(f"not so: {check.name} ({check.detail})" for check in failed)
 
 
+_SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 _WORDS = (
     *("the", "author", "talked", "to", "sara", "about", "his", "her", "book"),
     *("key", "cabinets", "is", "are", "of", "and"),
@@ -251,7 +245,7 @@ _PIECES = ("##s", "##ing", "##ed", "un", "##lock")
 
 
 def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0) -> Model:
-    """A tiny random Hugging Face encoder with a tokenizer, built from its config: no download.
+    """Build a tiny random Hugging Face encoder with a tokenizer from its config: no download.
 
     family: "bert", "distilbert" or "roberta"; head: "MaskedLM", "SequenceClassification",
     "TokenClassification" or "".
@@ -270,8 +264,7 @@ def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0)
     if family == "distilbert":
         sizes |= {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
     else:
-        sizes |= {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-        sizes |= {"intermediate_size": 48, "max_position_embeddings": 64}
+        sizes |= {**_SIZES, "num_hidden_layers": 3, "max_position_embeddings": 64}
     prefix = {"bert": "Bert", "distilbert": "DistilBert", "roberta": "Roberta"}[family]
     config = getattr(transformers, f"{prefix}Config")(**sizes)
     torch.manual_seed(seed)
@@ -286,7 +279,7 @@ def tiny_encoder(family: str = "bert", *, head: str = "MaskedLM", seed: int = 0)
 
 
 def tiny_decoder(*, seed: int = 0) -> Model:
-    """A tiny random language model, a Llama of two layers, with a tokenizer of whole words.
+    """Build a tiny random language model, a Llama of two layers, with a tokenizer of whole words.
 
     >>> model, tokenizer = tiny_decoder()
     >>> tokenizer.tokenize("the keys to")
@@ -298,9 +291,8 @@ def tiny_decoder(*, seed: int = 0) -> Model:
 
     from attnflow.hosts.model import Model
 
-    vocabulary = {
-        token: i for i, token in enumerate(["<pad>", "</s>", "<unk>", *_WORDS, *_PLURALS])
-    }
+    words = ["<pad>", "</s>", "<unk>", *_WORDS, *_PLURALS]
+    vocabulary = {token: i for i, token in enumerate(words)}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
@@ -308,12 +300,10 @@ def tiny_decoder(*, seed: int = 0) -> Model:
     )
     torch.manual_seed(seed)
     config = LlamaConfig(
+        **_SIZES,
         vocab_size=len(vocabulary),
-        hidden_size=32,
         num_hidden_layers=2,
-        num_attention_heads=4,
         num_key_value_heads=2,
-        intermediate_size=48,
         max_position_embeddings=64,
         pad_token_id=0,
         bos_token_id=None,
@@ -323,7 +313,7 @@ def tiny_decoder(*, seed: int = 0) -> Model:
 
 
 def tiny_vision_model(*, seed: int = 0) -> Model:
-    """A tiny random ViT that looks at 4 × 4 patches of 8 pixels, and its image processor.
+    """Build a tiny random ViT that looks at 4 × 4 patches of 8 pixels, and its image processor.
 
     >>> model, processor = tiny_vision_model()
     >>> model.config.id2label[2]
@@ -336,10 +326,8 @@ def tiny_vision_model(*, seed: int = 0) -> Model:
 
     torch.manual_seed(seed)
     config = ViTConfig(
-        hidden_size=32,
+        **_SIZES,
         num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=48,
         image_size=32,
         patch_size=8,
         initializer_range=0.4,  # attention that differs visibly from patch to patch

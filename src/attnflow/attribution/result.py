@@ -8,7 +8,7 @@ tells the way it was made; choosing (`row`, `layer`) shows in the axes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from attnflow import storage
 from attnflow.attribution import files, operations
-from attnflow.attribution.checks import check_array, check_bounds, checked_layers, checked_steps
 from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
 from attnflow.attribution.patch_maps import patch_maps
@@ -87,13 +86,13 @@ class Attribution:
     confirmation: Confirmation | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+        object.__setattr__(self, "layers", _checked_layers(self.layers))
         expected = (len(self.layers), len(self.targets), len(self.sources))
         for name, array in self.arrays().items():
             shape = expected if name in files.ARRAYS else expected[:2]
-            check_array(name, array, shape, truth=name == "saturated")
-        check_bounds(self.values, self.lower, self.upper)
-        object.__setattr__(self, "steps", checked_steps(self.steps))
+            _check_array(name, array, shape, truth=name == "saturated")
+        _check_bounds(self.values, self.lower, self.upper)
+        object.__setattr__(self, "steps", _checked_steps(self.steps))
         if not isinstance(self.confirmation, Confirmation | None):
             raise InputError(f"confirmation is a Confirmation; got {shorten(self.confirmation)}.")
         if not isinstance(self.provenance, Mapping):
@@ -311,3 +310,61 @@ class Attribution:
         """The arrays there are, by name: values, bounds, marks."""
         names = (*files.ARRAYS, *files.ROW_ARRAYS)
         return {n: a for n in names if (a := getattr(self, n)) is not None}
+
+
+# -- what must hold of a result, whether a method, a user or a file made it -----------------------
+
+
+def _checked_layers(layers: object) -> tuple[int, ...]:
+    """Return the layers' numbers, from 1 (0 is a mean over layers)."""
+    items = list(layers) if isinstance(layers, Iterable) else []
+    numbers = [
+        number for number in map(whole_number, items) if number is not None and 0 <= number < 2**31
+    ]
+    if not numbers or len(numbers) != len(items):
+        raise InputError(
+            f"layers are whole numbers from 1, one for each layer of values; got {shorten(layers)}."
+        )
+    return tuple(numbers)
+
+
+def _check_array(name: str, array: Any, expected: tuple[int, ...], *, truth: bool = False) -> None:
+    """Freeze an array of this shape that holds finite floats (or truth values)."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind != ("b" if truth else "f"):
+        kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise InputError(
+            f"{name} must be a numpy array of {'truth values' if truth else 'floats'}; got {kind}."
+        )
+    if array.shape != expected:
+        raise InputError(f"{name} has shape {array.shape}, expected {expected}.")
+    if not truth and not np.isfinite(array).all():
+        where = tuple(int(k) for k in np.argwhere(~np.isfinite(array))[0])
+        raise InputError(f"{name} must be finite; {name}{list(where)} is {array[where]}.")
+    array.flags.writeable = False
+
+
+def _check_bounds(
+    values: Values,
+    lower: Values | None,
+    upper: Values | None,
+) -> None:
+    """Raise an error unless every value lies between its bounds; there are both or none."""
+    if lower is None and upper is None:
+        return
+    if lower is None or upper is None:
+        raise InputError("lower and upper go together; one of them is missing.")
+    outside = (values < lower) | (values > upper)
+    if outside.any():
+        where = tuple(int(k) for k in np.argwhere(outside)[0])
+        raise InputError(
+            f"{int(outside.sum())} values lie outside their bounds; values{list(where)} is "
+            f"{values[where]:.9g}, its bounds {lower[where]:.9g} and {upper[where]:.9g}."
+        )
+
+
+def _checked_steps(steps: object) -> tuple[str, ...]:
+    """Return the operations after the method, as text."""
+    names = tuple(steps) if isinstance(steps, (list, tuple)) else (steps,)
+    if not all(isinstance(step, str) for step in names):
+        raise InputError(f"steps are texts, one for each operation; got {shorten(steps)}.")
+    return names

@@ -14,22 +14,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attnflow.corpus.corpus_run import run
-    from attnflow.corpus.dataset import Corpus, read
     from attnflow.corpus.engines import Local, Ray
+    from attnflow.corpus.folder import Corpus, read
     from attnflow.corpus.settings import Settings
     from attnflow.corpus.summary import Summary, summarize
 
 __all__ = ["Corpus", "Local", "Ray", "Settings", "Summary", "read", "run", "summarize"]
 
 _HOME = {
-    "Corpus": "dataset",
-    "Local": "engines",
-    "Ray": "engines",
+    **dict.fromkeys(("Corpus", "read"), "folder"),
+    **dict.fromkeys(("Local", "Ray"), "engines"),
+    **dict.fromkeys(("Summary", "summarize"), "summary"),
     "Settings": "settings",
-    "Summary": "summary",
-    "read": "dataset",
     "run": "corpus_run",
-    "summarize": "summary",
 }
 
 

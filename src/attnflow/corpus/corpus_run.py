@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnflow._version import __version__
-from attnflow.corpus.dataset import Corpus, read
 from attnflow.corpus.engines import Engine, Event, JobSpec, Local, Ray
-from attnflow.corpus.folder import OutputFolder, PartNotes, open_folder
+from attnflow.corpus.folder import Corpus, OutputFolder, PartNotes, open_folder, read
 from attnflow.corpus.plan import Plan
 from attnflow.corpus.settings import Settings
 from attnflow.data import find_files

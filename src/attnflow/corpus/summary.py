@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from attnflow.corpus.dataset import Corpus, read
+from attnflow.corpus.folder import Corpus, read
 from attnflow.errors import InputError
 from attnflow.show.templates import render
 

@@ -26,7 +26,7 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def load_smollm2() -> tuple[Any, Any]:
-    """The model, in single precision, and its tokenizer; prepared first if it never was.
+    """Return the model, in single precision, and its tokenizer; prepared first if it never was.
 
     >>> model, tokenizer = load_smollm2()  # doctest: +SKIP
     """
@@ -40,16 +40,15 @@ def load_smollm2() -> tuple[Any, Any]:
 
 
 def prepared_folder() -> Path:
-    """Where the unpacked model is kept: ATTNFLOW_CACHE, or the user's cache folder.
+    """Return where the unpacked model is kept: ATTNFLOW_CACHE, or the user's cache folder.
 
     >>> prepared_folder().name
     'SmolLM2-135M-Instruct'
     """
     base = os.environ.get("ATTNFLOW_CACHE")
-    if base:
-        return Path(base) / "SmolLM2-135M-Instruct"
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "attnflow" / "SmolLM2-135M-Instruct"
+    if not base:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnflow"
+    return Path(base) / "SmolLM2-135M-Instruct"
 
 
 def _is_prepared(folder: Path) -> bool:

@@ -154,11 +154,6 @@ class WordVocabulary:
         ids = MappingProxyType({token: index for index, token in enumerate(self.tokens)})
         object.__setattr__(self, "ids", ids)
 
-    @classmethod
-    def from_text(cls, text: str, max_length: int = 64) -> WordVocabulary:
-        """Read a vocabulary written one token a line."""
-        return cls(tuple(text.removesuffix("\n").split("\n")), max_length)
-
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -185,20 +180,16 @@ class WordVocabulary:
     def encode(self, text: str) -> tuple[list[int], list[str]]:
         """Turn the words before a verb into ids and the tokens to show for them.
 
-        The tokens are ``[CLS]``, the words of the text in lower case, ``[EOS]``.  A word written
-        as a tag of the training data (``NNP``) keeps its case and its meaning; ``[UNK]`` may be
-        written out too, and ``[MASK]`` means the same.  A word that is not in the vocabulary is
-        shown as it stands and takes the id of the tag its shape suggests (see ``shape_tag``),
-        else of ``[UNK]``.
+        The tokens are ``[CLS]``, the words in lower case, ``[EOS]``. A tag of the training data
+        (``NNP``) keeps its case and its meaning; ``[UNK]`` may be written out too, and ``[MASK]``
+        means the same. Another word takes the id of the tag its shape suggests (``shape_tag``).
 
-        Raises ``ValueError`` when the sequence is longer than the model's positions: a shortened
-        sentence could lose its subject, so nothing is cut off silently.
+        A sequence longer than the model's positions is a ``ValueError``: a shortened sentence could
+        lose its subject.
         """
-        words = [
-            part
-            for piece in _BLANK.split(text)
-            for part in ([piece] if piece in (UNK, MASK) else split_words(piece))
-        ]
+        words: list[str] = []
+        for piece in _BLANK.split(text):
+            words += [piece] if piece in (UNK, MASK) else split_words(piece)
         length = len(words) + 2
         if length > self.max_length:
             raise ValueError(
@@ -212,11 +203,9 @@ class WordVocabulary:
         """Ids of words that are already split, by the same rule as ``encode``."""
         return [self._word_id(word, sentence_start=index == 0) for index, word in enumerate(words)]
 
-    def _is_reserved(self, word: str) -> bool:
-        return word in (UNK, MASK) or (word in POS_TAGS and word in self.ids)
-
     def _display(self, word: str) -> str:
-        return word if self._is_reserved(word) else word.lower()
+        reserved = word in (UNK, MASK) or (word in POS_TAGS and word in self.ids)
+        return word if reserved else word.lower()
 
     def _word_id(self, word: str, *, sentence_start: bool) -> int:
         known = self.unk_id if word == MASK else self.ids.get(self._display(word))
@@ -323,16 +312,12 @@ class VerbNumberModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.final_norm = nn.LayerNorm(config.width)
         self.classifier = nn.Linear(config.width, len(self.labels))
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """GPT-2's scheme: small weights, smaller still where a sublayer joins the stream."""
-        joins = 1 / math.sqrt(2 * self.config.layers)
+        # GPT-2's scheme: small weights, smaller still where a sublayer joins the stream.
         for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
-                continue
-            joining = name.endswith(("projection.weight", "mlp.2.weight"))
-            nn.init.normal_(parameter, std=0.02 * (joins if joining else 1.0))
+            if parameter.dim() >= 2:
+                joins = name.endswith(("projection.weight", "mlp.2.weight"))
+                share = 1 / math.sqrt(2 * config.layers) if joins else 1.0
+                nn.init.normal_(parameter, std=0.02 * share)
 
     def forward(
         self,
@@ -355,10 +340,6 @@ class VerbNumberModel(nn.Module):
         return VerbNumberOutput(logits, tuple(attentions))
 
 
-def _first_dimension(weights: Mapping[str, Tensor], name: str) -> int:
-    return int(weights[name].shape[0])
-
-
 def model_from_weights(weights: Mapping[str, Tensor]) -> VerbNumberModel:
     """Build the model that a set of stored weights belongs to, in eval mode and float32.
 
@@ -370,18 +351,12 @@ def model_from_weights(weights: Mapping[str, Tensor]) -> VerbNumberModel:
     10
     """
     config = VerbNumberConfig(
-        vocabulary_size=_first_dimension(weights, "word_embedding.weight"),
-        positions=_first_dimension(weights, "position_embedding.weight"),
+        vocabulary_size=len(weights["word_embedding.weight"]),
+        positions=len(weights["position_embedding.weight"]),
     )
     model = VerbNumberModel(config)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     return model.eval()
-
-
-def _without_touching_the_random_state(weights: Mapping[str, Tensor]) -> VerbNumberModel:
-    """Loading overwrites the random initial weights, so a user's seed must not notice them."""
-    with torch.random.fork_rng(devices=()):
-        return model_from_weights(weights)
 
 
 def load_verb_number(folder: Path | None = None) -> tuple[VerbNumberModel, WordVocabulary]:
@@ -400,6 +375,9 @@ def load_verb_number(folder: Path | None = None) -> tuple[VerbNumberModel, WordV
             f"The folder {str(folder)!r} holds no verb-number model: {', '.join(missing)} missing. "
             "training/verb_number.py --output FOLDER writes one."
         )
-    model = _without_touching_the_random_state(load(place.joinpath(_WEIGHTS_FILE).read_bytes()))
+    # Loading overwrites the random initial weights, so a user's seed must not notice them.
+    with torch.random.fork_rng(devices=()):
+        model = model_from_weights(load(place.joinpath(_WEIGHTS_FILE).read_bytes()))
     text = place.joinpath(_VOCABULARY_FILE).read_text(encoding="utf-8")
-    return model, WordVocabulary.from_text(text, model.config.positions)
+    words = tuple(text.removesuffix("\n").split("\n"))
+    return model, WordVocabulary(words, model.config.positions)

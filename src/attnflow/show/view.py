@@ -44,13 +44,7 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.passages import passages_of
 from attnflow.errors import InputError
 from attnflow.graph import LayeredGraph
-from attnflow.show.packing import (
-    pack_bits,
-    pack_bounds,
-    pack_layer,
-    pack_numbers,
-    picture_address,
-)
+from attnflow.show.packing import pack_bits, pack_bounds, pack_layer, pack_numbers, picture_address
 from attnflow.show.sentences import caveats, remarks, unit_of
 from attnflow.show.view_reader import FORMAT, VERSION, results_of, unpack_values
 from attnflow.tokens import Tokens, is_special
