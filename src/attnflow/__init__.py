@@ -128,14 +128,11 @@ def _load(module: str, name: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        if package not in _EXTRAS:
-            raise
-        from attnflow.errors import MissingDependencyError
+        if package in _EXTRAS:
+            from attnflow.errors import optional_import
 
-        raise MissingDependencyError(
-            f"attnflow.{name} needs the package {package!r}, which could not be imported "
-            f"({error}). Install it with: pip install 'attnflow[{_EXTRAS[package]}]'"
-        ) from error
+            optional_import(package, extra=_EXTRAS[package], purpose=f"attnflow.{name}")
+        raise
 
 
 def __getattr__(name: str) -> object:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from attnflow.attribution.result import Attribution
-    from attnflow.methods import Method
 
 ARRAYS = ("values", "lower", "upper", "saturated")  # layer × target × source
 ROW_ARRAYS = ("elsewhere", "dependence")  # layer × target
@@ -42,45 +41,40 @@ def header_of(result: Attribution) -> dict[str, Any]:
     }
 
 
-def fields_of(
-    path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-) -> dict[str, Any]:
-    """Return the fields of the result in a file, not checked yet."""
+def fields_of(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that `header_of` has written, not checked yet."""
+    from attnflow.methods import method_from_dict
+
     prediction, confirmation = header["prediction"], header["confirmation"]
     return {
-        **_arrays(arrays),
-        "layers": header["layers"],
+        **{name: header[name] for name in ("layers", "steps", "provenance")},
         "targets": Tokens.from_dict(header["targets"]),
         "sources": Tokens.from_dict(header["sources"]),
-        "method": _method(path, header["method"]),
+        "method": method_from_dict(header["method"]),
         "prediction": None if prediction is None else Prediction.from_dict(prediction),
-        "steps": header["steps"],
-        "provenance": header["provenance"],
         "confirmation": None if confirmation is None else Confirmation.from_dict(confirmation),
     }
 
 
-def _arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file, which are those of a result and no others."""
+def check_file(
+    path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> None:
+    """Raise an error for a file with other arrays than a result has, or of an unknown method."""
+    from attnflow.methods import METHODS
+
     storage.check_dtypes(arrays, saturated=("bool",))
     unknown = [name for name in arrays if name not in (*ARRAYS, *ROW_ARRAYS)]
     if unknown:
         raise InputError(f"there is an array that no result has, {shorten(unknown[0])}")
     if "values" not in arrays:
         raise KeyError("values")
-    return dict(arrays)
-
-
-def _method(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Method:
-    from attnflow.methods import METHODS, method_from_dict
-
-    if isinstance(record["name"], str) and record["name"] not in METHODS:
+    method = header["method"]["name"]
+    if isinstance(method, str) and method not in METHODS:
         raise FileError(
-            f"{shorten(str(path))} was made by the method {shorten(record['name'])}, which is not "
-            f"known here.{did_you_mean(record['name'], METHODS)} If it is a method of yours, "
-            "import the module that registers it (attnflow.methods.METHODS.register) first."
+            f"{shorten(str(path))} was made by the method {shorten(method)}, which is not known "
+            f"here.{did_you_mean(method, METHODS)} If it is a method of yours, import the module "
+            "that registers it (attnflow.methods.METHODS.register) first."
         )
-    return method_from_dict(record)
 
 
 def page_result(path: str | os.PathLike[str]) -> Attribution | None:

@@ -304,7 +304,8 @@ class Attribution:
             return page  # type: ignore[return-value]
         header, arrays = storage.read(path, "Attribution")
         with storage.unpacking(path):
-            return cls(**files.fields_of(path, header, arrays))
+            files.check_file(path, header, arrays)
+            return cls(**arrays, **files.fields_of(header))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays there are, by name: values, bounds, marks."""

@@ -9,8 +9,9 @@ the usual questions about them on one page. docs/corpora.md shows the way from a
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from attnflow.errors import submodules
 
 if TYPE_CHECKING:
     from attnflow.corpus.corpus_run import run
@@ -30,8 +31,4 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Load a public name when it is used: pyarrow and torch take a second."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'attnflow.corpus' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"attnflow.corpus.{_HOME[name]}"), name)
+__getattr__ = submodules(__name__, homes=_HOME)  # when it is used: pyarrow and torch take a second

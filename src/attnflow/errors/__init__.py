@@ -29,8 +29,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import operator
-from collections.abc import Callable, Collection, Iterable
-from types import ModuleType
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, SupportsFloat
 
 __all__ = [
@@ -58,16 +57,21 @@ __all__ = [
 ]
 
 
-def submodules(package: str, names: Collection[str]) -> Callable[[str], ModuleType]:
-    """Return the `__getattr__` of a package: these of its modules need no import of their own.
+def submodules(
+    package: str, modules: Collection[str] = (), *, homes: Mapping[str, str] | None = None
+) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package: these of its modules need no import of their own, nor
+    do the names whose modules `homes` gives.
 
     `__getattr__ = submodules(__name__, ("load", "adapter"))` makes `attnflow.hosts.load` work
     after `import attnflow`, and costs nothing until then.
     """
 
-    def load(name: str) -> ModuleType:
-        if name in names:
+    def load(name: str) -> Any:
+        if name in modules:
             return importlib.import_module(f"{package}.{name}")
+        if homes is not None and name in homes:
+            return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return load
@@ -168,7 +172,7 @@ class SaturationWarning(AttributionWarning):
 
 
 def did_you_mean(value: str, allowed: Iterable[str]) -> str:
-    """A question for the nearest allowed name, or nothing if none is near.
+    """Return a question for the nearest allowed name, or nothing if none is near.
 
     >>> did_you_mean("rolout", ["raw", "rollout"])
     " Did you mean 'rollout'?"
@@ -180,27 +184,22 @@ def did_you_mean(value: str, allowed: Iterable[str]) -> str:
 
 
 def shorten(value: object, most: int = _LONGEST) -> str:
-    """The repr of a value for a message, with at most `most` characters and a count of the rest.
+    """Return the repr of a value for a message, with at most `most` characters and a count of the rest.
 
     >>> shorten("key")
     "'key'"
     >>> shorten("a" * 1000, most=20)
     "'aaaaaaaaaaaaaaaaaaa... (1002 characters)"
     """
-    text = _repr(value, most)
+    try:
+        text = repr(value)  # fails for some values: deep nesting, numbers of thousands of digits
+    except (ValueError, RecursionError, MemoryError) as error:
+        text = f"<{type(value).__name__} that cannot be written: {str(error)[:most]}>"
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
-def _repr(value: object, most: int) -> str:
-    """`repr`, which fails for some values: deep nesting, numbers of thousands of digits."""
-    try:
-        return repr(value)
-    except (ValueError, RecursionError, MemoryError) as error:
-        return f"<{type(value).__name__} that cannot be written: {str(error)[:most]}>"
-
-
 def whole_number(value: object) -> int | None:
-    """A whole number of any kind (int, numpy, a torch scalar) as an int; None for all else.
+    """Return a whole number of any kind (int, numpy, torch) as an int; None for all else.
 
     >>> import numpy as np
     >>> whole_number(np.int64(3)), whole_number(True), whole_number("3"), whole_number(2.5)

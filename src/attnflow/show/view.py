@@ -218,14 +218,13 @@ def _heads(heads: HeadWeights | None) -> dict[str, Any] | None:
     """Pack the weights of every head, for a look at who looks where."""
     if heads is None or heads.weights.size > _HEAD_WEIGHTS:
         return None
+    bytes_of = [np.rint(255 * np.clip(layer, 0, 1)) for layer in heads.weights]
     return {
         "layers": list(heads.layers),
         "heads": heads.weights.shape[1],
         "rows": list(heads.rows),
         "columns": list(heads.columns),
-        "weights": [
-            pack_numbers(np.rint(255 * np.clip(layer, 0, 1)), np.uint8) for layer in heads.weights
-        ],
+        "weights": [pack_numbers(layer, np.uint8) for layer in bytes_of],
     }
 
 
@@ -237,13 +236,15 @@ def _items(result: Attribution) -> list[dict[str, Any]]:
     agree, and otherwise the sources, then the targets.
     """
     sources, targets = result.sources, result.targets
-    if sources.grid is not None:
-        return _prefix_items(sources, targets)
     apart = sources.images and "completion" in result.provenance  # positions of another numbering
     places = _one_after_other(sources, targets) if apart else _merged_places(sources, targets)
     if sources.images:  # patches are looked at, not read
         words = set(_words_beside_images(sources))
         places = [(s, t) for s, t in places if s is None or s in words]
+    if sources.grid is not None:  # of an image alone too
+        target_at = {position: k for k, position in enumerate(targets.positions)}
+        prefix = range(sources.grid.prefix)
+        places = [(k, target_at.get(sources.positions[k])) for k in prefix]
     texts = [sources[s] if s is not None else targets[t or 0] for s, t in places]
     surfaces = Tokens(tuple(texts)).surfaces()
     if "source_tokens" in result.provenance:  # whole words before pieces: each has its own spaces
@@ -279,21 +280,6 @@ def _merged_places(sources: Tokens, targets: Tokens) -> list[tuple[int | None, i
 def _one_after_other(sources: Tokens, targets: Tokens) -> list[tuple[int | None, int | None]]:
     apart: list[tuple[int | None, int | None]] = [(k, None) for k in range(len(sources))]
     return [*apart, *((None, k) for k in range(len(targets)))]
-
-
-def _prefix_items(sources: Tokens, targets: Tokens) -> list[dict[str, Any]]:
-    """Return the tokens of an image that are no patches: patches are looked at, not read."""
-    prefix = 0 if sources.grid is None else sources.grid.prefix
-    target_at = {position: k for k, position in enumerate(targets.positions)}
-    return [
-        {
-            "text": f" {sources[k]}" if k else sources[k],
-            "source": k,
-            "target": target_at.get(sources.positions[k]),
-            "common": False,
-        }
-        for k in range(prefix)
-    ]
 
 
 # -- numbers --------------------------------------------------------------------------------------
@@ -342,17 +328,14 @@ def _confirmation(result: Attribution) -> dict[str, Any] | None:
     if confirmation is None:
         return None
     columns = {position: k for k, position in enumerate(result.sources.positions)}
+    numbers = ("log_prob", "log_prob_without", "probability", "probability_without", "share")
     return {
         **confirmation.to_dict(),
         "indices": [
             [columns[place] for place in places if place in columns]
             for places in confirmation.positions
         ],
-        "log_prob": confirmation.log_prob,
-        "log_prob_without": confirmation.log_prob_without,
-        "probability": confirmation.probability,
-        "probability_without": confirmation.probability_without,
-        "share": confirmation.share,
+        **{name: getattr(confirmation, name) for name in numbers},
         "sentence": str(confirmation),
         "verdict": confirmation.verdict,
     }
@@ -367,13 +350,12 @@ def _graph(graph: LayeredGraph | None, result: Attribution) -> dict[str, Any] | 
             f"{len(result.layers)} × {len(result.sources)}; pass the graph of the same trace."
         )
     unit = float(graph.capacities.max()) / _UNSIGNED or 1.0
+    capacities = [pack_numbers(np.rint(layer / unit), np.uint16) for layer in graph.capacities]
     return {
         "layers": list(result.layers),
         "length": graph.length,
         "unit": unit,
-        "capacities": [
-            pack_numbers(np.rint(layer / unit), np.uint16) for layer in graph.capacities
-        ],
+        "capacities": capacities,
     }
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution import Attribution, Confirmation
+from attnflow.attribution import Attribution
+from attnflow.attribution.files import fields_of
 from attnflow.errors import FileError
 from attnflow.show.packing import unpack_bits, unpack_bounds, unpack_layer, unpack_numbers
-from attnflow.tokens import Tokens
-from attnflow.trace import Prediction
 
 FORMAT, VERSION = "attnflow-view", 1
 
@@ -55,30 +54,14 @@ def results_of(document: Mapping[str, Any]) -> list[Attribution]:
 
 
 def _result(document: Mapping[str, Any], index: int) -> Attribution:
-    from attnflow.methods import method_from_dict
-
-    record = document["results"][index]
-    values = unpack_values(document, index)
-    prediction, confirmation = record["prediction"], record["confirmation"]
-    return Attribution(
-        values=values,
-        layers=tuple(record["layers"]),
-        targets=Tokens.from_dict(document["targets"]),
-        sources=Tokens.from_dict(document["sources"]),
-        method=method_from_dict(record["method"]),
-        prediction=None if prediction is None else Prediction.from_dict(prediction),
-        steps=tuple(record["steps"]),
-        provenance={**record["provenance"], **_pictures(document)},
-        confirmation=None if confirmation is None else Confirmation.from_dict(confirmation),
-        **_arrays(record, values),
-    )
-
-
-def _pictures(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pictures behind results over patches, as results carry them."""
-    records = [document["image"]] if document["image"] else document["images"]
-    pictures = [record["picture"] for record in records]
-    return {"images": pictures} if pictures and None not in pictures else {}
+    record, values = document["results"][index], unpack_values(document, index)
+    axes = {"targets": document["targets"], "sources": document["sources"]}
+    fields = fields_of({**record, **axes})
+    images = [document["image"]] if document["image"] else document["images"]
+    pictures = [image["picture"] for image in images]
+    if pictures and None not in pictures:  # they stand in the document once
+        fields["provenance"] = {**fields["provenance"], "images": pictures}
+    return Attribution(values=values, **fields, **_arrays(record, values))
 
 
 def _arrays(record: Mapping[str, Any], values: NDArray[np.float64]) -> dict[str, Any]:

@@ -130,7 +130,10 @@ def overlay_figure(
     grids = grids_of(results[0].sources)
     if not grids:
         patch_maps(results[0], target=results[0].targets.positions[0])  # says what is missing
-    across = len(grids) if len(grids) > 1 else _across(len(results))
+    across = len(grids)
+    if len(grids) == 1:  # as many columns as leave the fewest empty places in the last row
+        across = min(_COLUMNS, key=lambda columns: -len(results) % columns)
+        across = len(results) if len(results) <= _COLUMNS[0] else across
     down = len(results) if len(grids) > 1 else -(-len(results) // across)
     tall = max(grid.height / grid.width for grid in grids)
     size = (_PANEL * across, (_PANEL * tall * 0.85 + 0.45) * down + (0.4 if heading else 0.0))
@@ -146,11 +149,6 @@ def overlay_figure(
     for axes in panels[len(places) :]:
         axes.set_axis_off()
     return figure
-
-
-def _across(count: int) -> int:
-    """Return as many columns as leave the fewest empty places in the last row."""
-    return count if count <= _COLUMNS[0] else min(_COLUMNS, key=lambda columns: -count % columns)
 
 
 def _without_ticks(axes: Axes) -> None:
