@@ -184,7 +184,7 @@ def did_you_mean(value: str, allowed: Iterable[str]) -> str:
 
 
 def shorten(value: object, most: int = _LONGEST) -> str:
-    """Return the repr of a value for a message, with at most `most` characters and a count of the rest.
+    """Return the repr of a value for a message: at most `most` characters, and a count of the rest.
 
     >>> shorten("key")
     "'key'"
