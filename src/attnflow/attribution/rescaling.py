@@ -172,16 +172,11 @@ def resolve_spans(sources: Tokens, spans: Mapping[str, Span]) -> dict[str, list[
             f'spans() needs at least one span by name, such as {{"context": (0, 12)}}; got '
             f"{shorten(spans)}."
         )
+    for name in spans:
+        if not isinstance(name, str):
+            raise InputError(f"The name of a span is a text; got {shorten(name)}.")
     places = np.array(sources.positions, dtype=np.intp)
-    return {
-        _checked_name(name): _indices(sources, places, name, span) for name, span in spans.items()
-    }
-
-
-def _checked_name(name: object) -> str:
-    if not isinstance(name, str):
-        raise InputError(f"The name of a span is a text; got {shorten(name)}.")
-    return name
+    return {name: _indices(sources, places, name, span) for name, span in spans.items()}
 
 
 def _indices(sources: Tokens, places: NDArray[np.intp], name: str, span: Span) -> list[int]:

@@ -129,10 +129,14 @@ class _Grouped:
 
     def row(self, target: int, flags: Sequence[str]) -> Row:
         """Return the columns of one target."""
-        result = self.result
+        result, prediction = self.result, self.result.prediction
         values = result.values[0, target]
-        grouped, prediction = self._sums(values), result.prediction
-        completion = result.provenance.get("completion")
+        grouped = self._sums(values)
+        answer, probability = result.provenance.get("completion"), None
+        if prediction is not None:
+            answer, probability = prediction.label, prediction.probability
+        elif (likely := result.provenance.get(_LOG_PROBS)) is not None:
+            probability = math.exp(likely[target])
         return {
             "tokens": int(result.provenance.get("prompt_length", len(result.sources))),
             "method": result.method.label,
@@ -140,8 +144,8 @@ class _Grouped:
             "target_position": result.targets.positions[target],
             "layer": result.layers[0],
             "level": self.settings.level,
-            "prediction": completion if prediction is None else prediction.label,
-            "probability": self._probability(target),
+            "prediction": answer,
+            "probability": probability,
             "sources": self._top(target, grouped, float(np.abs(values).sum())),
             "source_count": len(self.names),
             "elsewhere": self._elsewhere(target, values),
@@ -149,13 +153,6 @@ class _Grouped:
             "source_texts": self.names if self.settings.values else None,
             "values": grouped.tolist() if self.settings.values else None,
         }
-
-    def _probability(self, target: int) -> float | None:
-        """Return how likely the prediction is, or a completion's token where that is known."""
-        likely = self.result.provenance.get(_LOG_PROBS)
-        if self.result.prediction is not None:
-            return self.result.prediction.probability
-        return None if likely is None else math.exp(likely[target])
 
     def _sums(self, values: Values) -> Values:
         if self.members is None:

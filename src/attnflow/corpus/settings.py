@@ -48,10 +48,16 @@ class Columns:
     def find(cls, names: Sequence[str], roles: Mapping[str, str]) -> Columns:
         """Return the columns that are named, and those that bear the usual name of a part."""
         by_role = {role: find_column(names, role, name) for role, name in roles.items()}
-        subject = next((role for role in _SUBJECTS if role in by_role), None)
-        if subject is None:
-            subject = _find_subject(names)
-            by_role[subject] = find_column(names, subject)
+        subjects = [role for role in _SUBJECTS if role in by_role]
+        subjects += [role for role in _SUBJECTS if find_column(names, role) is not None]
+        if not subjects:
+            raise InputError(
+                f"The data have no column 'text', 'sentence', 'prompt' or 'image'; theirs are "
+                f"{', '.join(map(repr, names)) or 'none'}. Say which to explain: "
+                "Settings(columns={'text': ...}), 'prompt' or 'image' (--text, --prompt, --image)."
+            )
+        subject = subjects[0]
+        by_role.setdefault(subject, find_column(names, subject))
         if "completion" in by_role and subject != "prompt":
             raise InputError("A completion follows a prompt: name the column of the prompts too.")
         for role in _COMPANIONS[subject]:
@@ -64,18 +70,6 @@ class Columns:
     def names(self) -> list[str]:
         """The columns that are read."""
         return [name for role in ROLES if (name := getattr(self, role)) is not None]
-
-
-def _find_subject(names: Sequence[str]) -> str:
-    """Return what is explained when no column is named: the first part that has a usual name."""
-    for role in _SUBJECTS:
-        if find_column(names, role) is not None:
-            return role
-    raise InputError(
-        f"The data have no column 'text', 'sentence', 'prompt' or 'image'; theirs are "
-        f"{', '.join(map(repr, names)) or 'none'}. Say which to explain: "
-        "Settings(columns={'text': ...}), 'prompt' or 'image' (--text, --prompt, --image)."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

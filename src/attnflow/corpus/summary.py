@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from attnflow.corpus.folder import Corpus, read
 from attnflow.errors import InputError
-from attnflow.show.templates import render
+from attnflow.show.page import render
 
 _BINS = 10
 _SOURCES = 15  # that are named for each method

@@ -121,26 +121,24 @@ class ShardWorker:
         """Yield batches of usable texts and their tokens; the errors of others go to `rows`."""
         problems = {text.number: text.problem or fatal.get(text.number) for text in texts}
         sound = [text for text in texts if not problems[text.number]]
-        usable: list[CorpusText] = []
-        lengths: list[int] = []
         counts = self._batches.lengths([self._item(text) for text in sound])
-        for text, length in zip(sound, counts, strict=True):
-            if isinstance(length, Exception):
-                problems[text.number] = _sentence(length)
+        usable: list[tuple[CorpusText, int]] = []
+        for text, count in zip(sound, counts, strict=True):
+            if isinstance(count, Exception):
+                problems[text.number] = _sentence(count)
             else:
-                usable.append(text)
-                lengths.append(length)
+                usable.append((text, count))
         rows |= {
             text.number: [error_row(text, problem)]
             for text in texts
             if (problem := problems[text.number])
         }
+        lengths = [count for _, count in usable]
         for numbers in split_batches(lengths, self._job.settings.batch_tokens):
             batch = [usable[k] for k in numbers]
-            if any(text.number in suspects for text in batch):
-                yield from (([usable[k]], lengths[k]) for k in numbers)
-            else:
-                yield batch, sum(lengths[k] for k in numbers)
+            alone = any(text.number in suspects for text, _ in batch)
+            for group in [[pair] for pair in batch] if alone else [batch]:
+                yield [text for text, _ in group], sum(count for _, count in group)
 
     def _explain(self, batch: Sequence[CorpusText], *, alone: bool) -> dict[int, list[Row]]:
         flags = [ALONE] if alone else []
@@ -171,9 +169,8 @@ class ShardWorker:
     def _document_tokens(self, text: CorpusText) -> list[list[int]] | None:
         """The tokens each document is made of, where the tokenizer tells the place of a token."""
         settings, tokenizer = self._job.settings, self._model.tokenizer
-        if settings.level != "document" or not text.documents or settings.chat:
-            return None
-        if not getattr(tokenizer, "is_fast", False):
+        wanted = settings.level == "document" and text.documents and not settings.chat
+        if not wanted or not getattr(tokenizer, "is_fast", False):
             return None
         spans = tokenizer(text.text, return_offsets_mapping=True)["offset_mapping"]
         members: list[list[int]] = []

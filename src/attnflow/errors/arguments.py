@@ -147,15 +147,14 @@ def _fits(value: Any, hint: Any) -> bool:
         return callable(value)
     if origin is os.PathLike:
         return isinstance(value, os.PathLike)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
+    kind = origin if isinstance(origin, type) else object
+    if issubclass(kind, Mapping):
         return isinstance(value, Mapping) and all(
             _fits(key, parts[0]) and _fits(one, parts[1]) for key, one in list(value.items())
         )
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        return _is_sequence(value) and _elements_fit(value, parts)
-    if isinstance(origin, type) and issubclass(origin, Collection):
-        several = _is_sequence(value) or isinstance(value, Set)
-        return several and _elements_fit(value, parts)
+    if issubclass(kind, Collection):
+        is_set = isinstance(value, Set) and not issubclass(kind, Sequence)
+        return (is_set or _is_sequence(value)) and _elements_fit(value, parts)
     if isinstance(hint, type) and hint not in (object, np.ndarray):
         return isinstance(value, hint)
     return True

@@ -17,13 +17,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnflow.show.templates import render
+from attnflow.errors import percent
 
 __all__ = ["SCRIPTS", "STYLES", "VIEWER_FOLDER", "InteractiveView", "embedded_json", "page"]
 
 _COMMENT_LINE = re.compile(r"^ *//.*\n", re.MULTILINE)
 _INDENTATION = re.compile(r"^ +", re.MULTILINE)  # no text of the viewer runs over several lines
 VIEWER_FOLDER = Path(__file__).parent / "viewer"
+_TEMPLATES = Path(__file__).parent / "templates"
 
 # In the order they need each other.
 SCRIPTS = (
@@ -36,6 +37,25 @@ _OWN_DATA = "open.js"  # only in a page that carries its data
 _OWN_STYLE = "page.css"
 
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
+
+
+def render(template: str | Path, **values: Any) -> str:
+    """Return a Jinja template with these values in it, by its name here or by its path.
+
+    Every value that the template does not mark as safe is escaped.
+    """
+    return str(_compiled(_TEMPLATES / template).render(values))
+
+
+@cache
+def _compiled(path: Path) -> Any:
+    import jinja2  # here, because a command that writes no HTML need not wait for it
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["percent"] = percent
+    return environment.from_string(path.read_text(encoding="utf-8"))
 
 
 def page(document: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.passages import statements_of
 from attnflow.attribution.patch_maps import Contrast, PatchMap, contrast, patch_maps
 from attnflow.show.packing import picture_address
+from attnflow.show.page import render
 from attnflow.show.sentences import (
     UNIT_LEGENDS,
     WordRow,
@@ -28,7 +29,6 @@ from attnflow.show.sentences import (
     unit_of,
     word_row,
 )
-from attnflow.show.templates import render
 from attnflow.tokens.patches import enlarge
 
 _ROWS = 12  # of the folded table

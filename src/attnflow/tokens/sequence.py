@@ -142,7 +142,13 @@ class Tokens(Sequence[str]):
                 f"A target is a position (int) or a token (str); got {shorten(target)} "
                 f"({type(target).__name__})."
             )
-        return self._index_of_position(position)
+        length = max(self.positions, default=-1) + 1  # of the sequence the model saw
+        try:
+            return self.positions.index(position if position >= 0 else length + position)
+        except ValueError:
+            raise TargetError(
+                f"No position {shorten(position)} here; choose from {self.listing()}."
+            ) from None
 
     def indices_of(self, targets: Sequence[TokenRef] | TokenRef | None) -> list[int]:
         """Indices of several targets; `None` means all, a single one stands for itself.
@@ -213,15 +219,6 @@ class Tokens(Sequence[str]):
             )
         hint = did_you_mean(text, [token.lower() for token in self.texts])
         raise TargetError(f"No token {shorten(text)} here.{hint} The tokens are {self.listing()}.")
-
-    def _index_of_position(self, position: int) -> int:
-        length = max(self.positions, default=-1) + 1  # of the sequence the model saw
-        try:
-            return self.positions.index(position if position >= 0 else length + position)
-        except ValueError:
-            raise TargetError(
-                f"No position {shorten(position)} here; choose from {self.listing()}."
-            ) from None
 
     def select(self, indices: Sequence[int]) -> Tokens:
         """The tokens at these indices, each with its position and word, and whole images."""

@@ -26,8 +26,7 @@ from attnflow.errors import AttnflowError, InputError, TokensError
 from attnflow.errors.progress import tell
 from attnflow.explainers.comparison import Comparison, usual_methods
 from attnflow.methods import Flow
-from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER
-from attnflow.show.templates import render
+from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER, render
 from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError, Results, StoredResult
 from attnflow.web.models import Limits, OfferedModel
