@@ -199,7 +199,7 @@ def test_baselines_see_a_transposed_map_and_another_colour(
     assert compared(plots.pairs_map(turned, ax=small()), "pairs", tmp_path)
     monkeypatch.setattr(canvas, "COLOURS", "Greens")
     assert compared(draw_pairs(), "pairs", tmp_path)
-    monkeypatch.setattr(graphs, "VERMILLION", "#888888")
+    monkeypatch.setattr(canvas, "VERMILLION", "#888888")
     assert compared(draw_cut(), "cut", tmp_path)
 
 

@@ -235,7 +235,7 @@ def check_adapter(model: ModelLike, inputs: Any) -> None:
     assert not failed, "; ".join(f"not so: {check.name} ({check.detail})" for check in failed)
 
 
-_SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+_SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 _WORDS = (
     *("the", "author", "talked", "to", "sara", "about", "his", "her", "book"),
     *("key", "cabinets", "is", "are", "of", "and"),

@@ -12,21 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from attnflow.attribution.rescaling import (
-    Bounds,
-    Normalization,
-    Span,
-    Values,
-    difference_bounds,
-    linear_bounds,
-    merge,
-    resolve_spans,
-    rest_bounds,
-    row_sizes,
-    scale_rest,
-    share_bounds,
-    shares,
-)
+from attnflow.attribution import rescaling
+from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
 from attnflow.errors import (
     InputError,
     MethodError,
@@ -55,14 +42,14 @@ def normalize(result: Attribution, how: Normalization = "sum") -> Attribution:
     if not isinstance(how, str) or how not in ("sum", "max"):
         hint = did_you_mean(str(how), ("sum", "max"))
         raise MethodError(f"Unknown normalization {shorten(how)}.{hint} Allowed: 'sum', 'max'.")
-    fields: dict[str, Any] = {"values": shares(result.values, how)}
+    fields: dict[str, Any] = {"values": rescaling.shares(result.values, how)}
     if result.elsewhere is not None:
-        sizes = row_sizes(result.values, how)
+        sizes = rescaling.row_sizes(result.values, how)
         fields["elsewhere"] = np.divide(
             result.elsewhere, sizes, out=result.elsewhere.copy(), where=sizes > 0
         )
     if result.bounds is not None:
-        fields |= share_bounds(result.values, result.bounds, how)._asdict()
+        fields |= rescaling.share_bounds(result.values, result.bounds, how)._asdict()
     return replace(result, **fields, steps=(*result.steps, f"normalize({how!r})"))
 
 
@@ -73,7 +60,7 @@ def merge_words(result: Attribution) -> Attribution:
     rows, columns = result.targets.groups(), result.sources.groups()
     return replace(
         result,
-        **_linear(result, lambda array: merge(array, rows, columns)),
+        **_linear(result, lambda array: rescaling.merge(array, rows, columns)),
         **_row_means(
             result, lambda array: np.stack([array[:, list(r)].mean(axis=1) for r in rows], axis=1)
         ),
@@ -102,7 +89,7 @@ def spans(result: Attribution, spans: Mapping[str, Span]) -> Attribution:
     What falls outside all spans goes to `elsewhere`. Spans may overlap. Bounds are summed as
     values are: they enclose the sum of the exact values.
     """
-    members = resolve_spans(result.sources, spans)
+    members = rescaling.resolve_spans(result.sources, spans)
     covered = sorted(set().union(*members.values()))
     left = result.values.sum(axis=-1) - result.values[:, :, covered].sum(axis=-1)
     return replace(
@@ -137,9 +124,9 @@ def without(result: Attribution, sources: Sequence[TokenRef] | TokenRef) -> Attr
             f"without({shorten(sources)}) would leave out {len(indices)} of {len(result.sources)} "
             f"sources; they are {result.sources.listing()}."
         )
-    fields: dict[str, Any] = {"values": scale_rest(result.values, rest)}
+    fields: dict[str, Any] = {"values": rescaling.scale_rest(result.values, rest)}
     if result.bounds is not None:
-        fields |= rest_bounds(result.values, result.bounds, rest)._asdict()
+        fields |= rescaling.rest_bounds(result.values, result.bounds, rest)._asdict()
     single = isinstance(sources, str) or whole_number(sources) is not None
     references: list[Any] = [sources] if single else list(sources)  # type: ignore[arg-type]
     return replace(
@@ -171,7 +158,7 @@ def minus(
     both = result.elsewhere is not None and baseline.elsewhere is not None
     fields: dict[str, Any] = {"lower": None, "upper": None}
     if bounds is not None and other is not None:
-        fields = difference_bounds(bounds, other)._asdict()
+        fields = rescaling.difference_bounds(bounds, other)._asdict()
     return replace(
         result,
         values=result.values - baseline.values,
@@ -208,7 +195,7 @@ def of_image(result: Attribution, number: int = 0) -> Attribution:
         )
     image = tokens.images[place]
     part = slice(image.start, image.start + image.grid.length)
-    arrays = {
+    arrays: dict[str, Any] = {
         name: array[..., part].copy()
         for name, array in result.arrays().items()
         if name not in _ROW_ARRAYS
@@ -260,7 +247,7 @@ def _linear(result: Attribution, change: Callable[[Values], Values]) -> dict[str
         return {"values": values}
     ends = Bounds(change(result.bounds.lower), change(result.bounds.upper))
     sizes = Bounds(change(np.abs(result.bounds.lower)), change(np.abs(result.bounds.upper)))
-    bounds = linear_bounds(values, ends, sizes, sum(result.values.shape))
+    bounds = rescaling.linear_bounds(values, ends, sizes, sum(result.values.shape))
     return {"values": values, **bounds._asdict()}
 
 

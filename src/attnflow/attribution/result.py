@@ -305,7 +305,7 @@ class Attribution:
         header, arrays = storage.read(path, "Attribution")
         with storage.unpacking(path):
             files.check_file(path, header, arrays)
-            return cls(**arrays, **files.fields_of(header))
+            return cls(**{**files.fields_of(header), **arrays})
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays there are, by name: values, bounds, marks."""

@@ -51,9 +51,13 @@ class Plan:
         """Divide the files in one pass over all of them."""
         starts: list[tuple[int, int, int]] = []
         digests: list[bytes] = []
-        total = 0
+        total = 0  # rows of the files before
+
+        def begins_shard(row: int) -> bool:
+            return (total + row) % shard_size == 0
+
         for number, file in enumerate(files):
-            scan = file.scan(lambda row, before=total: (before + row) % shard_size == 0)
+            scan = file.scan(begins_shard)
             starts += [(number, row, offset) for row, offset in scan.offsets.items()]
             digests.append(f"{scan.digest} {file.path.suffix.lower()}\n".encode())
             total += scan.rows

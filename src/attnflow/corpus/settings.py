@@ -162,7 +162,7 @@ def _check_roles(columns: Any) -> dict[str, str]:
 
 def _list_targets(targets: Any) -> Literal["all"] | list[TokenRef] | None:
     if targets is None or (isinstance(targets, str) and targets == "all"):
-        return targets
+        return None if targets is None else "all"
     several = [targets] if isinstance(targets, (str, int)) else list(targets)
     if not several or not all(isinstance(each, (str, int)) for each in several):
         raise InputError(

@@ -16,14 +16,7 @@ from attnflow.corpus.rows import SCHEMA, Row, error_row, result_rows
 from attnflow.corpus.settings import Columns, Settings
 from attnflow.errors import AttnflowError, InputError
 from attnflow.errors.progress import listening
-from attnflow.explainers.batches import (
-    Batches,
-    CompletionBatches,
-    ImageBatches,
-    PromptText,
-    TextBatches,
-    split_batches,
-)
+from attnflow.explainers import batches
 from attnflow.hosts.fingerprint import digest_tokenizer, digest_weights
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import as_model
@@ -41,17 +34,17 @@ def load_for(job: JobSpec, device: str | None = None) -> Model:
     return model if device is None else replace(model, module=model.module.to(device))
 
 
-def _open_batches(model: Model, settings: Settings, columns: Columns) -> Batches[Any]:
+def _open_batches(model: Model, settings: Settings, columns: Columns) -> batches.Batches[Any]:
     methods: Any = settings.methods  # made from their names there, as targets are made a list
     if columns.prompt is not None:
-        return CompletionBatches(
+        return batches.CompletionBatches(
             model,
             methods,
             layers=settings.layers,
             max_new_tokens=settings.max_new_tokens,
             chat=settings.chat,
         )
-    kind = TextBatches if columns.image is None else ImageBatches
+    kind = batches.TextBatches if columns.image is None else batches.ImageBatches
     targets: Any = settings.targets
     return kind(model, methods, targets=targets, layers=settings.layers)
 
@@ -134,7 +127,7 @@ class ShardWorker:
             if (problem := problems[text.number])
         }
         lengths = [count for _, count in usable]
-        for numbers in split_batches(lengths, self._job.settings.batch_tokens):
+        for numbers in batches.split_batches(lengths, self._job.settings.batch_tokens):
             batch = [usable[k] for k in numbers]
             alone = any(text.number in suspects for text, _ in batch)
             for group in [[pair] for pair in batch] if alone else [batch]:
@@ -163,7 +156,7 @@ class ShardWorker:
 
     def _item(self, text: CorpusText) -> Any:
         if self._job.columns.prompt is not None:
-            return PromptText(text.text, text.completion)
+            return batches.PromptText(text.text, text.completion)
         return text.text if self._job.columns.image is None else text.image
 
     def _document_tokens(self, text: CorpusText) -> list[list[int]] | None:

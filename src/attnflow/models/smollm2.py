@@ -46,9 +46,10 @@ def prepared_folder() -> Path:
     'SmolLM2-135M-Instruct'
     """
     base = os.environ.get("ATTNFLOW_CACHE")
-    if not base:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnflow"
-    return Path(base) / "SmolLM2-135M-Instruct"
+    if base:
+        return Path(base) / "SmolLM2-135M-Instruct"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "attnflow" / "SmolLM2-135M-Instruct"
 
 
 def _is_prepared(folder: Path) -> bool:

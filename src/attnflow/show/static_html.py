@@ -15,20 +15,9 @@ import numpy as np
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import statements_of
 from attnflow.attribution.patch_maps import Contrast, PatchMap, contrast, patch_maps
+from attnflow.show import sentences
 from attnflow.show.packing import picture_address
 from attnflow.show.page import render
-from attnflow.show.sentences import (
-    UNIT_LEGENDS,
-    WordRow,
-    answer_subject,
-    caveats,
-    certainty_of,
-    is_framing,
-    reading_place,
-    sources_sentence,
-    unit_of,
-    word_row,
-)
 from attnflow.tokens.patches import enlarge
 
 _ROWS = 12  # of the folded table
@@ -51,7 +40,8 @@ def shade(share: float) -> tuple[str, str]:
 
 def result_html(result: Attribution) -> str:
     """Return what a notebook shows of a result."""
-    return _html(result, question=None, caveats=caveats(result), sentences=_sentences(result))
+    caveats = sentences.caveats(result)
+    return _html(result, question=None, caveats=caveats, sentences=_sentences(result))
 
 
 def answer_html(result: Attribution, *, question: str, lines: Sequence[str]) -> str:
@@ -64,12 +54,12 @@ def _html(result: Attribution, **heading: Any) -> str:
     position = None if result.prediction is None else result.prediction.position
     every = range(len(result.targets))
     rows = [row for row in every if result.targets.positions[row] == position] or list(every)
-    legend, confirmation = UNIT_LEGENDS[unit_of(result)], result.confirmation
+    legend, confirmation = sentences.UNIT_LEGENDS[sentences.unit_of(result)], result.confirmation
     values: dict[str, Any] = {"maps": [], "words": None}
     if result.sources.grid is not None:
         values["maps"] = _maps(result, rows[0])
     else:
-        row = word_row(result, rows)
+        row = sentences.word_row(result, rows)
         numbers = [(row.names[k], row.values[k]) for k in row.order[:_ROWS]]
         values["table"] = [(name, row.number(v), f"{v:.3g}") for name, v in numbers]
         values |= {"words": _words(result, row), "count": len(row.names)}
@@ -77,8 +67,8 @@ def _html(result: Attribution, **heading: Any) -> str:
         "static.html.j2",
         prediction=result.prediction,
         completion=_completion(result),
-        certainty=None if confirmation is None else certainty_of(confirmation),
-        about=f"{result.title}, {reading_place(result)}. {legend} "
+        certainty=None if confirmation is None else sentences.certainty_of(confirmation),
+        about=f"{result.title}, {sentences.reading_place(result)}. {legend} "
         "The interactive view: result.viewer().",
         **values,
         **heading,
@@ -90,21 +80,22 @@ def _sentences(result: Attribution) -> list[str]:
     if result.sources.grid is not None:
         return []
     if count == 1:
-        return [sources_sentence(result, k=4, subject=answer_subject(result))]
+        subject = sentences.answer_subject(result)
+        return [sentences.sources_sentence(result, k=4, subject=subject)]
     if "completion" in result.provenance:
         statements = statements_of(result)
         if any(len(statement.sources) > 1 for statement in statements):
             return [str(statement) for statement in statements[:_SENTENCES]]
-    sentences = [sources_sentence(result, [row], k=2) for row in range(min(count, _SENTENCES))]
-    more = count - _SENTENCES
-    return [*sentences, *([f"… and {more} more targets: result.row(...)."] if more > 0 else [])]
+    rows, more = range(min(count, _SENTENCES)), count - _SENTENCES
+    lines = [sentences.sources_sentence(result, [row], k=2) for row in rows]
+    return [*lines, *([f"… and {more} more targets: result.row(...)."] if more > 0 else [])]
 
 
-def _words(result: Attribution, row: WordRow) -> list[dict[str, Any]]:
+def _words(result: Attribution, row: sentences.WordRow) -> list[dict[str, Any]]:
     """Return the text in words; those with a share worth seeing have colours and a number."""
     spelled = result.sources.surfaces()
     pairs = zip(row.names, np.abs(row.values).tolist(), strict=True)
-    sizes = [0.0 if is_framing(name) else size for name, size in pairs]
+    sizes = [0.0 if sentences.is_framing(name) else size for name, size in pairs]
     descending = np.sort(sizes)[::-1]
     strongest = float(descending[0]) or 1.0
     faintest = max(_FAINTEST * strongest, float(descending[min(_SHADED, len(sizes) - 1)]))

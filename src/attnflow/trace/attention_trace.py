@@ -14,23 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from attnflow import storage
 from attnflow.errors import InputError, TokensError, WeightsError, shorten
 from attnflow.tokens import Tokens
-from attnflow.trace.checks import (
-    ROW_TOLERANCE,
-    Floats,
-    Kind,
-    check_prediction,
-    check_rows,
-    checked_gradients,
-    checked_kind,
-    checked_layers,
-    checked_measured,
-    checked_mixed_heads,
-    checked_provenance,
-    checked_sinks,
-    checked_stages,
-    checked_tolerance,
-    checked_weights,
-)
+from attnflow.trace import checks
+from attnflow.trace.checks import ROW_TOLERANCE, Floats, Kind
 from attnflow.trace.extras import Prediction
 
 _MEASURED = "measured/"  # begins the names of measurements in a file
@@ -128,34 +113,34 @@ class AttentionTrace:
         later one. `structure` is what captures add: see `TraceStructure`.
         """
         copy = structure.get("copy", True)
-        checked, dtype = checked_weights(weights, copy)
+        checked, dtype = checks.checked_weights(weights, copy)
         names = Tokens.of(tokens)
         if len(names) != checked.shape[-1]:
             raise TokensError(
                 f"{len(names)} tokens for attention over {checked.shape[-1]} positions; "
                 "pass one token for each position, special tokens included."
             )
-        sink = checked_sinks(sinks, checked)
-        numbers = checked_layers(layers, len(checked))
-        tolerance = checked_tolerance(row_tolerance, dtype)
-        check_rows(checked, sink, tolerance, numbers)
-        check_prediction(prediction, len(names))
+        sink = checks.checked_sinks(sinks, checked)
+        numbers = checks.checked_layers(layers, len(checked))
+        tolerance = checks.checked_tolerance(row_tolerance, dtype)
+        checks.check_rows(checked, sink, tolerance, numbers)
+        checks.check_prediction(prediction, len(names))
         return cls(
             weights=checked,
             tokens=names,
             layers=numbers,
-            kind=checked_kind(kind, checked, tolerance),
+            kind=checks.checked_kind(kind, checked, tolerance),
             sinks=sink,
-            mixed_heads=checked_mixed_heads(structure.get("mixed_heads"), checked.shape[1]),
+            mixed_heads=checks.checked_mixed_heads(structure.get("mixed_heads"), checked.shape[1]),
             prediction=prediction,
-            **checked_stages(
+            **checks.checked_stages(
                 structure.get("stages"), structure.get("encoder_length"), len(checked), len(names)
             ),
-            gradients=checked_gradients(gradients, checked, copy=copy),
-            measured=checked_measured(measured, len(checked), checked.shape[-1]),
+            gradients=checks.checked_gradients(gradients, checked, copy=copy),
+            measured=checks.checked_measured(measured, len(checked), checked.shape[-1]),
             provenance={
                 **storage.provenance_stamp(),
-                **checked_provenance({} if provenance is None else provenance),
+                **checks.checked_provenance({} if provenance is None else provenance),
             },
             row_tolerance=tolerance,
         )
@@ -261,7 +246,7 @@ def _header_arguments(header: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: header[name] for name in names},
         "prediction": None if prediction is None else Prediction.from_dict(prediction),
-        "provenance": checked_provenance(header["provenance"]),
+        "provenance": checks.checked_provenance(header["provenance"]),
     }
 
 

@@ -12,17 +12,7 @@ from attnflow import storage
 from attnflow.attribution import Attribution
 from attnflow.errors import FileError, InputError
 from attnflow.methods import MixingMethod
-from attnflow.show.plots.canvas import (
-    BLUE,
-    SMALL,
-    bare,
-    heading,
-    label,
-    matplotlib,
-    name_ticks,
-    one_target,
-    pyplot,
-)
+from attnflow.show.plots import canvas
 from attnflow.show.plots.graphs import attention_graph
 from attnflow.show.plots.maps import layers_map
 from attnflow.tokens import TokenRef
@@ -66,9 +56,9 @@ def build_up(
         raise FileError(f"An animation is written as .gif; got {file.name!r}.")
     if not 0 < seconds <= hold:
         raise InputError(f"seconds is above 0 and at most hold; got {seconds!r} and {hold!r}.")
-    row = one_target(result, target)
-    writer = matplotlib("animation").PillowWriter(fps=1 / seconds)
-    figure = pyplot().figure(figsize=_SIZE, layout="constrained")
+    row = canvas.one_target(result, target)
+    writer = canvas.matplotlib("animation").PillowWriter(fps=1 / seconds)
+    figure = canvas.pyplot().figure(figsize=_SIZE, layout="constrained")
 
     def write(target_file: Path) -> None:
         with writer.saving(figure, str(target_file), _DOTS_PER_INCH):
@@ -81,7 +71,7 @@ def build_up(
     try:
         storage.write_safely(file, write)
     finally:
-        pyplot().close(figure)
+        canvas.pyplot().close(figure)
 
 
 def draw_frame(
@@ -125,16 +115,16 @@ def _bars(row: Attribution, number: int, axes: Axes) -> None:
     index = row.layers.index(number)
     values = row.values[index, 0, columns]
     saturated = None if row.saturated is None else row.saturated[index, 0, columns]
-    bars = axes.barh(range(len(columns)), values, color=BLUE)
+    bars = axes.barh(range(len(columns)), values, color=canvas.BLUE)
     remark = " "
     if saturated is not None and saturated.any():
         remark = "hatched: saturated, the same for any target"
         for bar, full in zip(bars, saturated.tolist(), strict=True):
             bar.set(hatch="///" if full else "", edgecolor="white", linewidth=0)
-    axes.set_xlabel(remark, fontsize=SMALL + 1)
-    name_ticks(axes, "y", [row.sources[k] for k in columns])
+    axes.set_xlabel(remark, fontsize=canvas.SMALL + 1)
+    canvas.name_ticks(axes, "y", [row.sources[k] for k in columns])
     axes.invert_yaxis()
     axes.set_xlim(min(0.0, 1.05 * float(row.values.min())), 1.05 * float(most.max()) or 1.0)
-    title = f"{row.method.name} of {label(row.targets[0])} at layer {number}"
-    heading(axes, title, size=11, fontweight="bold")
-    bare(axes)
+    title = f"{row.method.name} of {canvas.label(row.targets[0])} at layer {number}"
+    canvas.heading(axes, title, size=11, fontweight="bold")
+    canvas.bare(axes)

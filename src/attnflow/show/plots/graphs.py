@@ -18,19 +18,7 @@ from attnflow.errors import InputError
 from attnflow.graph import Cut, LayeredGraph
 from attnflow.methods import Flow, MixingMethod, Rollout
 from attnflow.methods.base import checked_trace, layers_from
-from attnflow.show.plots.canvas import (
-    BLUE,
-    GREY,
-    SMALL,
-    VERMILLION,
-    bare,
-    heading,
-    label,
-    matplotlib,
-    name_ticks,
-    new_axes,
-    plain,
-)
+from attnflow.show.plots import canvas
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace import AttentionTrace
 
@@ -88,12 +76,12 @@ def attention_graph(
     arrows, strongest = _strongest(strengths, top), float(strengths.max())
     if row is None:
         caption = "width: weight"
-        _draw_arrows(axes, arrows, strongest, GREY)
+        _draw_arrows(axes, arrows, strongest, canvas.GREY)
     else:
-        _draw_arrows(axes, arrows, strongest, GREY, faint=0.1)
+        _draw_arrows(axes, arrows, strongest, canvas.GREY, faint=0.1)
         caption = _draw_paths(axes, strengths, arrows, row, top, pipes=isinstance(mixing, Flow))
     _draw_nodes(axes, stack, row)
-    heading(axes, caption)
+    canvas.heading(axes, caption)
     return axes
 
 
@@ -133,8 +121,8 @@ def cut_graph(
     reachable = _reached(capacities, ends[0])
     _shade(axes, reachable & _leading(capacities * ~crossing, ends[1]), _SOURCE_SIDE)
     strongest = float(capacities.max())
-    _draw_arrows(axes, _strongest(capacities * ~crossing, top), strongest, GREY, faint=0.35)
-    _draw_arrows(axes, capacities * crossing, strongest, VERMILLION, least=0.0, floor=0.9)
+    _draw_arrows(axes, _strongest(capacities * ~crossing, top), strongest, canvas.GREY, faint=0.35)
+    _draw_arrows(axes, capacities * crossing, strongest, canvas.VERMILLION, least=0.0, floor=0.9)
     _draw_nodes(axes, stack, ends[0])
     _draw_cut_legend(axes, cut)
     return axes
@@ -224,7 +212,7 @@ def _leading(edges: Matrix, source: int) -> NDArray[np.bool_]:
 
 
 def _new_graph(stack: _Stack) -> Axes:
-    return new_axes(1.6 + 0.8 * len(stack.tokens), 1.4 + 0.85 * len(stack.numbers))
+    return canvas.new_axes(1.6 + 0.8 * len(stack.tokens), 1.4 + 0.85 * len(stack.numbers))
 
 
 def _draw_paths(
@@ -233,14 +221,14 @@ def _draw_paths(
     """Draw the paths of one target, and return what their width says."""
     if pipes:
         reached = arrows * _reached(arrows, target)[1:, :, None]
-        _draw_arrows(axes, reached, float(capacities.max()), BLUE)
+        _draw_arrows(axes, reached, float(capacities.max()), canvas.BLUE)
         return "width: capacity"
     passed = passing(capacities, target)
     mass = passed.sum(axis=1)  # (layers, n): what arrives at each node of the layer below
     for level, position in np.argwhere(mass > _FAINTEST).tolist():
-        area = 900 * float(mass[level, position])
-        axes.scatter([position], [level], s=area, color=BLUE, alpha=0.35, linewidths=0, zorder=2)
-    _draw_arrows(axes, _strongest(passed, top), 1.0, BLUE, widest=_WIDEST_SHARE, weakest=0.6)
+        style: dict[str, Any] = {"color": canvas.BLUE, "alpha": 0.35, "linewidths": 0, "zorder": 2}
+        axes.scatter([position], [level], s=900 * float(mass[level, position]), **style)
+    _draw_arrows(axes, _strongest(passed, top), 1.0, canvas.BLUE, widest=_WIDEST_SHARE, weakest=0.6)
     return "width, dots: share of the target that passes"
 
 
@@ -270,7 +258,7 @@ def _draw_arrows(
         )
     for level, target, source in places.tolist():
         share = float(shares[level, target, source])
-        arrow = matplotlib("patches").FancyArrowPatch(
+        arrow = canvas.matplotlib("patches").FancyArrowPatch(
             (target, level + 1),
             (source, level),
             arrowstyle="-|>",
@@ -291,42 +279,42 @@ def _draw_nodes(axes: Axes, stack: _Stack, target: int | None) -> None:
     axes.scatter(places[1], places[0], s=14, color="black", zorder=3, linewidths=0)
     axes.set_xlim(-0.6, n - 0.4)
     axes.set_ylim(-0.4, levels + 0.5)
-    name_ticks(axes, "x", stack.tokens)
+    canvas.name_ticks(axes, "x", stack.tokens)
     names = ["input" if stack.below == 0 else f"layer {stack.below}"]
     names += [f"layer {number}" for number in stack.numbers]
-    name_ticks(axes, "y", names)
+    canvas.name_ticks(axes, "y", names)
     if target is not None:
-        axes.scatter([target], [levels], s=60, color=BLUE, zorder=4, linewidths=0)
+        axes.scatter([target], [levels], s=60, color=canvas.BLUE, zorder=4, linewidths=0)
         axes.annotate(
-            label(stack.tokens[target]),
+            canvas.label(stack.tokens[target]),
             (target, levels),
             (0, 7),
             textcoords="offset points",
             ha="center",
             fontsize=10,
             fontweight="bold",
-            color=BLUE,
-            **plain(),
+            color=canvas.BLUE,
+            **canvas.plain(),
         )
-    bare(axes)
+    canvas.bare(axes)
 
 
 def _shade(axes: Axes, side: NDArray[np.bool_], colour: str) -> None:
     """Draw a cell behind each node of a side, so that a side is seen as an area."""
     for level, position in np.argwhere(side).tolist():
         corner, style = (position - 0.5, level - 0.5), {"color": colour, "alpha": 0.35}
-        cell = matplotlib("patches").Rectangle(corner, 1, 1, linewidth=0, zorder=0, **style)
+        cell = canvas.matplotlib("patches").Rectangle(corner, 1, 1, linewidth=0, zorder=0, **style)
         axes.add_patch(cell)
 
 
 def _draw_cut_legend(axes: Axes, cut: Cut) -> None:
-    patch = matplotlib("patches").Patch
+    patch = canvas.matplotlib("patches").Patch
     entries = [
         patch(color=_TARGET_SIDE, alpha=0.35, label="the target's side"),
         patch(color=_SOURCE_SIDE, alpha=0.35, label="the source's side"),
-        patch(color=VERMILLION, label=f"cut: {len(cut.edges)} arrows"),
+        patch(color=canvas.VERMILLION, label=f"cut: {len(cut.edges)} arrows"),
     ]
     place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
-    axes.legend(handles=entries, fontsize=SMALL, frameon=False, **place)
-    ends = f"{label(cut.target)} at layer {cut.layer} to {label(cut.source)}"
-    heading(axes, f"{ends}: flow {cut.value:.3f}\n{cut.place}", pad=24)
+    axes.legend(handles=entries, fontsize=canvas.SMALL, frameon=False, **place)
+    ends = f"{canvas.label(cut.target)} at layer {cut.layer} to {canvas.label(cut.source)}"
+    canvas.heading(axes, f"{ends}: flow {cut.value:.3f}\n{cut.place}", pad=24)

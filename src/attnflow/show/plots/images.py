@@ -13,21 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from attnflow.attribution import Attribution
 from attnflow.attribution.patch_maps import Scale, contrast, grids_of, patch_maps
 from attnflow.errors import InputError, optional_import, percent
-from attnflow.show.plots.canvas import (
-    BLUE,
-    SMALL,
-    VERMILLION,
-    bare,
-    colour_bar,
-    heading,
-    label,
-    matplotlib,
-    new_axes,
-    new_panels,
-    one_target,
-    plain,
-    pyplot,
-)
+from attnflow.show.plots import canvas
 from attnflow.show.sentences import place_of
 from attnflow.tokens import Grid, TokenRef
 from attnflow.tokens.patches import ImagePatches, enlarge
@@ -76,14 +62,14 @@ def image_overlay(
     """
     if not 0 < alpha <= 1:
         raise InputError(f"alpha is above 0 and at most 1; got {alpha!r}.")
-    row = one_target(result, target).layer(layer)
+    row = canvas.one_target(result, target).layer(layer)
     maps = patch_maps(row)
     if not 0 <= index < len(maps):
         raise InputError(f"index={index!r}: there are {len(maps)} images, numbered from 0.")
     grid, values = maps[index]
     ends = contrast(maps, scale)
     ground = _in_grey(_picture(result, index, grid) if image is None else image, grid)
-    axes = new_axes(5.6, 1.0 + 4.6 * grid.height / grid.width) if ax is None else ax
+    axes = canvas.new_axes(5.6, 1.0 + 4.6 * grid.height / grid.width) if ax is None else ax
     axes.imshow(ground, cmap="gray")
     over = axes.imshow(
         enlarge(values, grid.height, grid.width),
@@ -92,9 +78,9 @@ def image_overlay(
         vmax=ends.high,
     )
     _without_ticks(axes)
-    usual = f"{label(row.targets[0])} at {place_of(row.layers[0])}: {row.method.name}"
-    heading(axes, usual if title is None else title)
-    colour_bar(axes, over)
+    usual = f"{canvas.label(row.targets[0])} at {place_of(row.layers[0])}: {row.method.name}"
+    canvas.heading(axes, usual if title is None else title)
+    canvas.colour_bar(axes, over)
     return axes
 
 
@@ -137,9 +123,9 @@ def overlay_figure(
     down = len(results) if len(grids) > 1 else -(-len(results) // across)
     tall = max(grid.height / grid.width for grid in grids)
     size = (_PANEL * across, (_PANEL * tall * 0.85 + 0.45) * down + (0.4 if heading else 0.0))
-    figure = pyplot().figure(figsize=size, layout="constrained")
+    figure = canvas.pyplot().figure(figsize=size, layout="constrained")
     if heading:
-        figure.suptitle(heading, fontsize=11, fontweight="bold", **plain())
+        figure.suptitle(heading, fontsize=11, fontweight="bold", **canvas.plain())
     panels = figure.subplots(down, across, squeeze=False).ravel().tolist()
     places = [(k, i) for k in range(len(results)) for i in range(len(grids))]
     for axes, (k, i) in zip(panels, places, strict=False):
@@ -154,7 +140,7 @@ def overlay_figure(
 def _without_ticks(axes: Axes) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
-    bare(axes)
+    canvas.bare(axes)
 
 
 def _picture(result: Attribution, index: int, grid: Grid) -> NDArray[np.uint8]:
@@ -203,8 +189,8 @@ def _brightness(picture: NDArray[Any]) -> NDArray[np.float64]:
 
 def _see_through(alpha: float, signed: bool) -> Any:
     """Return one hue that grows from nothing; below zero a second one."""
-    colors = matplotlib("colors")
-    more, less = colors.to_rgb(VERMILLION), colors.to_rgb(BLUE)
+    colors = canvas.matplotlib("colors")
+    more, less = colors.to_rgb(canvas.VERMILLION), colors.to_rgb(canvas.BLUE)
     middle = 0.5 if signed else 0.0
     stops = [(middle, (*more, 0.0)), (1.0, (*more, alpha))]
     if signed:
@@ -235,7 +221,7 @@ def image_words_figure(result: Attribution, pictures: Sequence[Any] = ()) -> Fig
     top = result.layer(-1)
     rows = min(len(top.targets), _MOST_ROWS)
     size, widths = (2.6 * len(images) + 3.2, 0.6 + 2.5 * rows), [*[1.0] * len(images), 0.9]
-    figure, grid = new_panels(size, rows, len(images) + 1, width_ratios=widths)
+    figure, grid = canvas.new_panels(size, rows, len(images) + 1, width_ratios=widths)
     underlays = [np.asarray(picture) for picture in pictures] or carried_pictures(result)
     underlays = underlays if len(underlays) == len(result.sources.images) else []
     for row in range(rows):
@@ -243,11 +229,12 @@ def image_words_figure(result: Attribution, pictures: Sequence[Any] = ()) -> Fig
         for k, image in enumerate(images):
             _draw_patches(grid[row, k], values, image, underlays[k] if underlays else None)
             if k == 0:
-                grid[row, k].set_ylabel(label(top.targets[row]), fontsize=11, **plain())
+                word = canvas.label(top.targets[row])
+                grid[row, k].set_ylabel(word, fontsize=11, **canvas.plain())
             if row == 0 and len(images) > 1:
-                grid[row, k].set_title(image.name, fontsize=SMALL)
+                grid[row, k].set_title(image.name, fontsize=canvas.SMALL)
         _draw_words(grid[row, -1], top, row)
-    figure.suptitle(result.title, fontsize=SMALL + 1)
+    figure.suptitle(result.title, fontsize=canvas.SMALL + 1)
     return figure
 
 
@@ -264,7 +251,7 @@ def _draw_patches(
     most = strong or float(patches.max()) or 1.0
     strength = np.clip(patches / most, 0, 1)
     colour = np.zeros((*strength.shape, 4))
-    colour[..., :3] = matplotlib("colors").to_rgb(VERMILLION)
+    colour[..., :3] = canvas.matplotlib("colors").to_rgb(canvas.VERMILLION)
     colour[..., 3] = _COVER * strength
     axes.imshow(colour, extent=extent, interpolation="nearest")
     _without_ticks(axes)
@@ -280,12 +267,12 @@ def _draw_words(axes: Axes, top: Attribution, row: int) -> None:
     order = np.argsort(-values[words], kind="stable")[:_MOST_WORDS]
     strongest = np.sort(words[order])[::-1]
     total = float(values.sum()) or 1.0
-    axes.barh(range(len(strongest)), values[strongest] / total, color=BLUE, height=0.65)
-    names = [label(top.sources[k]) for k in strongest]
-    axes.set_yticks(range(len(strongest)), names, fontsize=SMALL, **plain())
-    axes.tick_params(axis="x", labelsize=SMALL - 1)
+    axes.barh(range(len(strongest)), values[strongest] / total, color=canvas.BLUE, height=0.65)
+    names = [canvas.label(top.sources[k]) for k in strongest]
+    axes.set_yticks(range(len(strongest)), names, fontsize=canvas.SMALL, **canvas.plain())
+    axes.tick_params(axis="x", labelsize=canvas.SMALL - 1)
     share = float(values[on_images].sum()) / total
-    axes.set_title(f"{percent(share)} on the image, the rest:", fontsize=SMALL)
+    axes.set_title(f"{percent(share)} on the image, the rest:", fontsize=canvas.SMALL)
     # what all words together hardly hold is not drawn large
     axes.set_xlim(0, max(_LEAST_AXIS, 1.05 * float(values[strongest].max(initial=0.0)) / total))
-    bare(axes)
+    canvas.bare(axes)

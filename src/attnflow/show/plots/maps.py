@@ -11,25 +11,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, percent
-from attnflow.show.plots.canvas import (
-    BLUE,
-    GREEN,
-    GREY,
-    PALE,
-    SMALL,
-    VERMILLION,
-    bare,
-    colour_bar,
-    heading,
-    heat,
-    label,
-    name_ticks,
-    new_axes,
-    new_panels,
-    one_target,
-    plain,
-    pyplot,
-)
+from attnflow.show.plots import canvas
 from attnflow.show.sentences import place_of, short_number
 from attnflow.tokens import TokenRef
 from attnflow.tokens.text import common_tokens
@@ -41,7 +23,7 @@ if TYPE_CHECKING:
 
 _NUMBERED_UP_TO = 260  # cells; beyond that numbers would only be noise
 _BARS = 15  # sources a bar chart names; the map beside it has all of them
-_METHOD_COLOURS = (GREY, BLUE, VERMILLION, GREEN, "#CC79A7")
+_METHOD_COLOURS = (canvas.GREY, canvas.BLUE, canvas.VERMILLION, canvas.GREEN, "#CC79A7")
 _HATCHES = ("", "", "///", "...", "xxx")  # told apart in print too
 
 
@@ -62,12 +44,12 @@ def layers_map(
     >>> layers_map(Rollout()(trace), target="key").get_xlabel()
     'layer'
     """
-    row = one_target(result, target)
+    row = canvas.one_target(result, target)
     size = (1.6 + 0.55 * len(row.layers), 1.0 + 0.27 * len(row.sources))
-    axes = new_axes(*size) if ax is None else ax
+    axes = canvas.new_axes(*size) if ax is None else ax
     image = _draw_layers(axes, row)
-    line = title if title is not None else f"{label(row.targets[0])}: {row.title}"
-    heading(axes, line, size=9 if title is None else 10)
+    line = title if title is not None else f"{canvas.label(row.targets[0])}: {row.title}"
+    canvas.heading(axes, line, size=9 if title is None else 10)
     if row.values.size <= _NUMBERED_UP_TO:
         _write_numbers(axes, image, row.values[:, 0, :].T)
     return axes
@@ -81,23 +63,23 @@ def token_layers(result: Attribution, *, ax: Axes | None = None) -> Axes:
     >>> token_layers(Rollout()(trace, targets=["key"])).get_xlabel()
     'layer'
     """
-    row = one_target(result, None)
-    axes = new_axes(6.0, 1.2 + 0.27 * len(row.sources)) if ax is None else ax
+    row = canvas.one_target(result, None)
+    axes = canvas.new_axes(6.0, 1.2 + 0.27 * len(row.sources)) if ax is None else ax
     _draw_layers(axes, row)
     return axes
 
 
 def _draw_layers(axes: Axes, row: Attribution) -> Any:
-    image = heat(axes, row.values[:, 0, :].T)
-    name_ticks(axes, "x", [str(number) for number in row.layers])
-    name_ticks(axes, "y", row.sources)
+    image = canvas.heat(axes, row.values[:, 0, :].T)
+    canvas.name_ticks(axes, "x", [str(number) for number in row.layers])
+    canvas.name_ticks(axes, "y", row.sources)
     axes.set_xlabel("layer")
-    bare(axes)
+    canvas.bare(axes)
     return image
 
 
 def _write_numbers(axes: Axes, image: Any, values: NDArray[np.float64]) -> None:
-    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL}
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": canvas.SMALL}
     for (source, layer), value in np.ndenumerate(values):
         red, green, blue, _ = image.cmap(image.norm(value))
         dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.55
@@ -117,16 +99,16 @@ def pairs_map(
     """
     top = result.layer(layer)
     size = (2.6 + 0.27 * len(top.sources), 1.6 + 0.27 * len(top.targets))
-    axes = new_axes(*size) if ax is None else ax
-    image = heat(axes, top.values[0])
-    name_ticks(axes, "x", top.sources)
-    name_ticks(axes, "y", top.targets)
+    axes = canvas.new_axes(*size) if ax is None else ax
+    image = canvas.heat(axes, top.values[0])
+    canvas.name_ticks(axes, "x", top.sources)
+    canvas.name_ticks(axes, "y", top.targets)
     axes.set_xlabel("source")
     axes.set_ylabel("target")
     line = title if title is not None else f"{place_of(top.layers[0])}: {top.title}"
-    heading(axes, line, size=9 if title is None else 10)
-    colour_bar(axes, image)
-    return bare(axes)
+    canvas.heading(axes, line, size=9 if title is None else 10)
+    canvas.colour_bar(axes, image)
+    return canvas.bare(axes)
 
 
 def completion_map(result: Attribution, *, layer: int = -1, ax: Axes | None = None) -> Axes:
@@ -157,10 +139,10 @@ def methods_figure(
     """
     heights = [len(group[0].sources) for group in groups]
     size = (3.4 * len(names), 0.27 * sum(heights) + 1.15 * len(groups))
-    figure = pyplot().figure(figsize=size, layout="constrained")
+    figure = canvas.pyplot().figure(figsize=size, layout="constrained")
     lines = figure.subfigures(len(groups), 1, height_ratios=[h + 4 for h in heights])
     for line, group, text in zip(np.atleast_1d(lines), groups, headings, strict=True):
-        line.suptitle(text, fontsize=11, fontweight="bold", **plain())
+        line.suptitle(text, fontsize=11, fontweight="bold", **canvas.plain())
         panels = line.subplots(1, len(names), sharey=True, squeeze=False)[0]
         for k, (axes, result, name) in enumerate(zip(panels, group, names, strict=True)):
             layers_map(result, ax=axes, title=name)
@@ -181,11 +163,11 @@ def completion_figure(result: Attribution, target: TokenRef | None = None) -> Fi
         return cast("Figure", completion_map(result).figure)
     row = result.row(target)
     height = min(max(1.4 + 0.27 * len(row.sources), 3.0), 14.0)
-    figure, [[left, right]] = new_panels((11, height), 1, 2, width_ratios=[1, 1.6])
+    figure, [[left, right]] = canvas.new_panels((11, height), 1, 2, width_ratios=[1, 1.6])
     source_bars(row, ax=left)
     token_layers(row, ax=right)
-    title = f"{label(row.targets[0])}: {row.title}"
-    figure.suptitle("\n".join(wrap(title, 130)), fontsize=10, **plain())
+    title = f"{canvas.label(row.targets[0])}: {row.title}"
+    figure.suptitle("\n".join(wrap(title, 130)), fontsize=10, **canvas.plain())
     return figure
 
 
@@ -204,18 +186,18 @@ def source_bars(
     >>> [float(bar.get_width()) for bar in source_bars(Rollout()(trace), target="key").patches]
     [0.25, 0.75]
     """
-    row = one_target(result, target).layer(layer)
+    row = canvas.one_target(result, target).layer(layer)
     values = row.values[0, 0]
     columns = sorted(np.argsort(-np.abs(values), kind="stable")[:_BARS].tolist())
     common = common_tokens(row.sources)
-    axes = new_axes(5.0, 1.2 + 0.27 * len(columns)) if ax is None else ax
-    colours = [PALE if common[k] else BLUE for k in columns]
+    axes = canvas.new_axes(5.0, 1.2 + 0.27 * len(columns)) if ax is None else ax
+    colours = [canvas.PALE if common[k] else canvas.BLUE for k in columns]
     axes.barh(range(len(columns)), values[columns], color=colours)
-    name_ticks(axes, "y", [row.sources[k] for k in columns])
+    canvas.name_ticks(axes, "y", [row.sources[k] for k in columns])
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.6)
     axes.set_xlabel(place_of(row.layers[0]))
-    return bare(axes)
+    return canvas.bare(axes)
 
 
 def answer_figure(
@@ -235,7 +217,7 @@ def answer_figure(
     """
     if not results or results[0].prediction is None:
         raise InputError("These results carry no prediction: the model's output was not captured.")
-    figure, [[left, right]] = new_panels((10, 4.2), 1, 2, width_ratios=[1, 2])
+    figure, [[left, right]] = canvas.new_panels((10, 4.2), 1, 2, width_ratios=[1, 2])
     probability_bars(results[0].prediction, answers=answers, ax=left)
     method_bars(results, target=target, sources=sources, ax=right)
     return figure
@@ -250,15 +232,15 @@ def probability_bars(prediction: Prediction, *, answers: int = 5, ax: Axes | Non
     """
     pairs = prediction.alternatives or ((prediction.label, prediction.probability),)
     best = sorted(pairs, key=lambda pair: -pair[1])[: max(answers, 1)]
-    axes = new_axes(4.0, 1.2 + 0.32 * len(best)) if ax is None else ax
-    bars = axes.barh(range(len(best)), [share for _, share in best], 0.6, color=BLUE)
-    axes.bar_label(bars, [percent(share, 1) for _, share in best], padding=3, fontsize=SMALL)
-    name_ticks(axes, "y", [name for name, _ in best])
+    axes = canvas.new_axes(4.0, 1.2 + 0.32 * len(best)) if ax is None else ax
+    bars = axes.barh(range(len(best)), [share for _, share in best], 0.6, color=canvas.BLUE)
+    axes.bar_label(bars, [percent(share, 1) for _, share in best], padding=3, fontsize=canvas.SMALL)
+    canvas.name_ticks(axes, "y", [name for name, _ in best])
     axes.set_ylim(max(len(best), 4) - 0.5, -0.5)
     axes.set_xlim(0, 1.25 * best[0][1])
     axes.set_xticks([])
-    heading(axes, "the model says")
-    return bare(axes)
+    canvas.heading(axes, "the model says")
+    return canvas.bare(axes)
 
 
 def method_bars(
@@ -276,9 +258,9 @@ def method_bars(
     >>> len(method_bars([Rollout()(trace)], target="key").patches)
     2
     """
-    rows = [one_target(result, target).layer(layer) for result in results]
+    rows = [canvas.one_target(result, target).layer(layer) for result in results]
     columns = rows[0].sources.indices_of(sources)
-    axes = new_axes(2.0 + 0.3 * len(results) * len(columns), 3.6) if ax is None else ax
+    axes = canvas.new_axes(2.0 + 0.3 * len(results) * len(columns), 3.6) if ax is None else ax
     width = 0.8 / len(rows)
     for k, row in enumerate(rows):
         values = row.values[0, 0]
@@ -292,10 +274,11 @@ def method_bars(
             linewidth=0.5,
             label=row.method.name,
         )
-    name_ticks(axes, "x", [rows[0].sources[k] for k in columns])
+    canvas.name_ticks(axes, "x", [rows[0].sources[k] for k in columns])
     axes.axhline(0, color="black", linewidth=0.6)
-    axes.set_ylabel("share of the strongest source", fontsize=SMALL + 1)
-    heading(axes, f"{label(rows[0].targets[0])} at {place_of(rows[0].layers[0])} draws on")
+    axes.set_ylabel("share of the strongest source", fontsize=canvas.SMALL + 1)
+    target_name, place = canvas.label(rows[0].targets[0]), place_of(rows[0].layers[0])
+    canvas.heading(axes, f"{target_name} at {place} draws on")
     axes.set_ylim(top=1.15)  # room for the legend
-    axes.legend(fontsize=SMALL + 1, frameon=False, ncols=len(rows), loc="upper center")
-    return bare(axes)
+    axes.legend(fontsize=canvas.SMALL + 1, frameon=False, ncols=len(rows), loc="upper center")
+    return canvas.bare(axes)
