@@ -162,8 +162,8 @@ class ShardWorker:
     def _document_tokens(self, text: CorpusText) -> list[list[int]] | None:
         """The tokens each document is made of, where the tokenizer tells the place of a token."""
         settings, tokenizer = self._job.settings, self._model.tokenizer
-        wanted = settings.level == "document" and text.documents and not settings.chat
-        if not wanted or not getattr(tokenizer, "is_fast", False):
+        applies = settings.level == "document" and text.documents and not settings.chat
+        if not applies or not getattr(tokenizer, "is_fast", False):
             return None
         spans = tokenizer(text.text, return_offsets_mapping=True)["offset_mapping"]
         members: list[list[int]] = []
