@@ -13,12 +13,13 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NoReturn
 
 from attnflow import storage
 from attnflow.errors import FileError, InputError, shorten
+from attnflow.errors.arguments import check_fields
 from attnflow.hosts.fingerprint import digest_settings
 
 RANDOM: Final = "random"
@@ -64,25 +65,16 @@ class Record:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Record:
         """Return the inverse of `to_dict`; a ValueError where a value is not of its kind."""
-        number = record["number"]
-        plain = (
-            isinstance(number, int)
-            and not isinstance(number, bool)
-            and isinstance(record["choice"], int)
-            and isinstance(record["answer"], str)
-            and isinstance(record["left_out"], str)
-            and all(_is_number(x) for name in _BY_METHOD for x in record[name].values())
-        )
-        if not plain:
+        if set(record) != {each.name for each in fields(cls)}:
             raise ValueError(f"{dict(record)!r} is not a record of an evaluation.")
         scores = {
             row: {metric: _or_nan(value) for metric, value in columns.items()}
             for row, columns in record["scores"].items()
         }
-        return cls(**{**record, "scores": scores, "probability": _or_nan(record["probability"])})
-
-
-_BY_METHOD: Final = ("seconds", "capture", "saturated", "collapsed")
+        probability = _or_nan(record["probability"])
+        example = cls(**{**record, "scores": scores, "probability": probability})
+        check_fields(example)
+        return example
 
 
 def or_none(value: float) -> float | None:
@@ -90,13 +82,7 @@ def or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _or_nan(value: float | None) -> float:
-    if value is not None and not _is_number(value):
-        raise ValueError(f"{value!r} is neither a finite number nor null.")
     return math.nan if value is None else value
 
 
@@ -216,6 +202,10 @@ class Journal:
 
 def _parse(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON.")
