@@ -100,18 +100,25 @@ class TransformersAdapter(Adapter):
                 f"{', '.join(map(shorten, inputs)) or 'none'}."
             )
         tensors = on_device(inputs, device_of(model))
-        _check_ranks(tensors)
+        for name in ("input_ids", "decoder_input_ids", "attention_mask"):
+            if name in tensors and tensors[name].ndim != 2:
+                raise TokensError(
+                    f"{name} must have the shape (batch, length); got {tuple(tensors[name].shape)}."
+                )
         tensors = padding_to_the_right(tensors, "attention_mask")
         tensors = padding_to_the_right(tensors, "decoder_attention_mask", prefix="decoder_")
-        for name in ("input_ids", "decoder_input_ids"):
-            if name in tensors:
-                _check_length(model, tensors[name].shape[1], facts)
+        texts = [tensors[name] for name in ("input_ids", "decoder_input_ids") if name in tensors]
+        length = max((text.shape[1] for text in texts), default=0)
+        if facts.max_length is not None and length > facts.max_length:
+            raise TokensError(
+                f"The text has {length} tokens and {type(model).__name__} takes at most "
+                f"{facts.max_length}. Shorten it, or explain it in parts."
+            )
         if "input_ids" in tensors:
             words = getattr(model, "text_model", model) if compares(model) else model
             check_vocabulary(words, tensors["input_ids"])
-        positions = (
-            kept_positions(tensors.get("attention_mask")) if "input_ids" in tensors else None
-        )
+        mask = tensors.get("attention_mask") if "input_ids" in tensors else None
+        positions = kept_positions(mask)
         decoder_positions = kept_positions(tensors.get("decoder_attention_mask"))
         if facts.decoder_reads_input and "input_ids" in tensors:
             tensors.setdefault("decoder_input_ids", shifted_input(tensors["input_ids"], facts))
@@ -157,8 +164,7 @@ class TransformersAdapter(Adapter):
         if hasattr(config, "vision_config") and hasattr(config, "text_config"):
             return None  # which tower ran is known only from its inputs
         if is_encoder_decoder(model):
-            encoder, decoder = _layer_counts(model)
-            return None if encoder is None or decoder is None else encoder + 2 * decoder
+            return _encoder_decoder_layers(model)
         kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
         if kinds is not None:
             return sum(kind in _ATTENDING for kind in kinds)
@@ -176,7 +182,13 @@ class TransformersAdapter(Adapter):
                 return tokens
             return replace(tokens, words=tuple(batch.words[example][k] for k in positions))
         if "pixel_values" in batch.inputs:
-            return _name_patches(model, batch.inputs["pixel_values"], length)
+            config = _config(model)
+            vision = getattr(config, "vision_config", None) or getattr(config, "encoder", config)
+            parameters = (name for name, _ in model.named_parameters())
+            distilled = any(name.endswith("distillation_token") for name in parameters)
+            special = ("[CLS]", "[DIST]") if distilled else ("[CLS]",)
+            pixels = batch.inputs["pixel_values"]
+            return name_patches(pixels, vision.patch_size, length, special)
         if "input_features" in batch.inputs:
             return Tokens(tuple(f"{k * _SECONDS_A_FRAME:.2f}s" for k in range(length)))
         return super().name_positions(model, tokenizer, batch, example, length)
@@ -285,8 +297,7 @@ class TransformersAdapter(Adapter):
             last = batch.positions_of(example, ids.shape[1])[-1]
             tokens[example, last] = choice
             others[example, last] = NO_CONTRAST if contrast is None else contrast
-        explained = mask.float()
-        rows = PredictingRows(ids, mask, 0, tokens, explained=explained, contrasts=others)
+        rows = PredictingRows(ids, mask, 0, tokens, explained=mask.float(), contrasts=others)
         return gradient_rows(cast(PreTrainedModel, model), rows, score).values
 
     def supports_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
@@ -323,14 +334,6 @@ class TransformersAdapter(Adapter):
         return read_scores(model, tokenizer, logits, batch, facts)
 
 
-def _name_patches(model: nn.Module, pixels: Tensor, length: int) -> Tokens:
-    config = _config(model)
-    vision = getattr(config, "vision_config", None) or getattr(config, "encoder", config)
-    distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
-    special = ("[CLS]", "[DIST]") if distilled else ("[CLS]",)
-    return name_patches(pixels, vision.patch_size, length, special)
-
-
 def _parts(tower: PreTrainedModel) -> list[Parts]:
     return declared_parts(tower.base_model, tower.config.model_type, type(tower).__name__)
 
@@ -354,26 +357,17 @@ def _sides(model: nn.Module) -> list[Any]:
     return [side for side in sides if hasattr(side, "model_type")]
 
 
-def _layer_counts(model: nn.Module) -> tuple[int | None, int | None]:
-    """Return how many layers encoder and decoder have, by the names of several families."""
-    sides = _sides(model)
+def _encoder_decoder_layers(model: nn.Module) -> int | None:
+    """Count the layers that attend, a decoder's twice, by the names of several families."""
+    sides, config = _sides(model), _config(model)
+    names = ("encoder_layers", "num_encoder_layers", "num_layers")
+    decoder_names = ("decoder_layers", "num_decoder_layers")
     if len(sides) == 2:
-        counts = [getattr(side, "num_hidden_layers", None) for side in sides]
-        return counts[0], counts[1]
-    config = _config(model)
-    encoder = ("encoder_layers", "num_encoder_layers", "num_layers")
-    decoder = ("decoder_layers", "num_decoder_layers")
-    first = [next((n for k in names if (n := getattr(config, k, None))), None)
-             for names in (encoder, decoder)]  # fmt: skip
-    return first[0], first[1]
-
-
-def _check_ranks(inputs: Mapping[str, Tensor]) -> None:
-    for name in ("input_ids", "decoder_input_ids", "attention_mask"):
-        if name in inputs and inputs[name].ndim != 2:
-            raise TokensError(
-                f"{name} must have the shape (batch, length); got {tuple(inputs[name].shape)}."
-            )
+        encoder, decoder = (getattr(side, "num_hidden_layers", None) for side in sides)
+    else:
+        encoder = next((n for name in names if (n := getattr(config, name, None))), None)
+        decoder = next((n for name in decoder_names if (n := getattr(config, name, None))), None)
+    return None if encoder is None or decoder is None else encoder + 2 * decoder
 
 
 def _check_classifier(
@@ -397,12 +391,3 @@ def _check_classifier(
                 f"({facts.end_token}), of which every text needs as many; got {ends}. Tokenize "
                 "with the special tokens."
             )
-
-
-def _check_length(model: nn.Module, length: int, facts: ModelFacts) -> None:
-    if facts.max_length is not None and length > facts.max_length:
-        raise TokensError(
-            f"The text has {length} tokens and {type(model).__name__} takes at most "
-            f"{facts.max_length}. "
-            "Shorten it, or explain it in parts."
-        )

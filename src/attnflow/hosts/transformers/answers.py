@@ -10,8 +10,7 @@ of the words.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ _ANSWERS: dict[str, AnswerPosition] = {
 }
 
 
-_CLASSIFIER = "Classification"
+_MEANS = {"classifier_pooling": "mean", "use_mean_pooling": True, "summary_type": "mean"}
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:
@@ -51,8 +50,11 @@ def facts_of(model: PreTrainedModel) -> ModelFacts:
     causal = not both and any(getattr(part, "is_causal", False) is True for part in model.modules())
     endings = (place for ending, place in _ANSWERS.items() if type(model).__name__.endswith(ending))
     answer = next(endings, None)
+    # Families name differently that a classifier reads all positions; one without any of these
+    # names reads one position.
+    means = [getattr(model.config, name, None) == value for name, value in _MEANS.items()]
     if answer == "first":
-        answer = "last" if causal or both else _pooling(model)
+        answer = "last" if causal or both else "mean" if any(means) else "first"
     return ModelFacts(
         causal=causal,
         encoder_decoder=both,
@@ -62,24 +64,10 @@ def facts_of(model: PreTrainedModel) -> ModelFacts:
         if both
         else None,
         end_token=_token(model, "eos_token_id"),
-        decoder_reads_input=both and type(model).__name__.endswith(_CLASSIFIER),
+        decoder_reads_input=both and type(model).__name__.endswith("Classification"),
         pad_token=getattr(model.config.get_text_config(), "pad_token_id", None),
         max_length=_max_length(model),
     )
-
-
-def _pooling(model: PreTrainedModel) -> AnswerPosition:
-    """Return "mean" where the config says that a classifier reads all positions.
-
-    Families name it differently; one that is not named here reads one position.
-    """
-    config = model.config
-    means = (
-        getattr(config, "classifier_pooling", None) == "mean",
-        getattr(config, "use_mean_pooling", False) is True,
-        getattr(config, "summary_type", None) == "mean",
-    )
-    return "mean" if any(means) else "first"
 
 
 def _token(model: PreTrainedModel, *names: str) -> int | None:
@@ -113,8 +101,15 @@ def read_scores(
 ) -> list[Scores | None]:
     """Return each example's scores: of its class, of its words' classes, or of the next word."""
     config: Any = model.config
-    classes = partial(_class_names, getattr(config, "id2label", None) or {})
-    tokens = partial(_token_names, tokenizer)
+    labels = getattr(config, "id2label", None) or {}
+
+    def classes(ids: Sequence[int]) -> list[str]:
+        return [str(labels.get(k, f"class {k}")) for k in ids]
+
+    def tokens(ids: Sequence[int]) -> list[str]:
+        names = ids if tokenizer is None else tokenizer.convert_ids_to_tokens(ids)
+        return [str(name) for name in names]
+
     if facts.answer == "each":
         return [_token_classes(logits, batch, b, classes) for b in range(batch.size)]
     if facts.answer == "mask":
@@ -124,10 +119,10 @@ def read_scores(
     if logits.ndim != 2 or logits.shape[1] < 2:
         return [None] * batch.size
     several = getattr(config, "problem_type", None) == "multi_label_classification"
-    positions = [_class_position(batch, b, facts) for b in range(batch.size)]
+    options = {"exclusive": not several, "pooled": facts.answer == "mean"}
     return [
-        Scores(row, position, classes, exclusive=not several, pooled=facts.answer == "mean")
-        for row, position in zip(logits, positions, strict=True)
+        Scores(row, _class_position(batch, example, facts), classes, **options)
+        for example, row in enumerate(logits)
     ]
 
 
@@ -192,14 +187,6 @@ def _next_word(logits: Tensor, batch: Batch, example: int, names: Names) -> Scor
     return Scores(rows[-1], len(positions) - 1, names, next_tokens=rows)
 
 
-def _class_names(names: Any, ids: Sequence[int]) -> list[str]:
-    return [str(names.get(k, f"class {k}")) for k in ids]
-
-
-def _token_names(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    return [str(w) for w in (ids if tokenizer is None else tokenizer.convert_ids_to_tokens(ids))]
-
-
 Side = Literal["image", "text"]
 
 
@@ -231,8 +218,7 @@ def tower_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrained
         return model
     side = compared_side(model, inputs)
     by_image = side == "image" if side is not None else "pixel_values" in inputs
-    tower: Any = model.vision_model if by_image else model.text_model
-    return tower
+    return cast(PreTrainedModel, model.vision_model if by_image else model.text_model)
 
 
 def similarity_scores(model: Any, outputs: Any, inputs: Mapping[str, Tensor], side: Side) -> Scores:
@@ -254,8 +240,8 @@ def _text_position(model: Any, ids: Tensor, last: bool) -> int:
     """Where a text tower is read: SigLIP's at the last token, CLIP's at the first end token, or at
     the largest id, which it was before the config named it.
     """
-    end = model.config.text_config.eos_token_id
-    places = (ids == end).nonzero()[:, 0].tolist()
     if last:
         return len(ids) - 1
+    end = model.config.text_config.eos_token_id
+    places = (ids == end).nonzero()[:, 0].tolist()
     return int(ids.argmax()) if end == 2 or not places else int(places[0])
