@@ -75,8 +75,7 @@ def apply_method(
     if not needs_own_gradients(model, method, targets):
         trace = capture(model, text, methods=[method], **options)
         return answer_rows(method, trace, targets, layers)
-    shared = {name: options[name] for name in ("decoder_text",) if name in options}
-    tokens = capture(model, text, heads="mean", **shared).tokens
+    tokens = capture(model, text, heads="mean").tokens
     rows = tokens.indices_of(None if isinstance(targets, str) and targets == ALL else targets)
     traces = (capture(model, text, methods=[method], position=row, **options) for row in rows)
     results = [
@@ -87,10 +86,10 @@ def apply_method(
 
 def join_targets(results: Sequence[Attribution], targets: Tokens) -> Attribution:
     """Return results of single targets as one; each has a prediction of its own, so it has none."""
-    arrays: dict[str, Any] = {}
-    for name in ("values", "lower", "upper", "saturated", "elsewhere", "dependence"):
-        parts = [getattr(result, name) for result in results]
-        arrays[name] = None if parts[0] is None else np.concatenate(parts, axis=1)
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(result, name) for result in results], axis=1)
+        for name in results[0].arrays()
+    }
     answers = [result.provenance.get("gradients_of") for result in results]
     provenance = {**results[0].provenance, "gradients_of": answers}
     return replace(results[0], **arrays, targets=targets, prediction=None, provenance=provenance)

@@ -16,7 +16,7 @@ import torch
 
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, TokensError
-from attnflow.explainers.answer_rows import answer_rows, apply_method, needs_own_gradients
+from attnflow.explainers.answer_rows import Targets, answer_rows, apply_method, needs_own_gradients
 from attnflow.explainers.defaults import default_method, drops_sink
 from attnflow.explainers.gradient_rows import explain_last_rows
 from attnflow.explainers.prompts import Prompt, as_chat, encode_prompts
@@ -29,10 +29,8 @@ from attnflow.hosts.images import prepare_images
 from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import GradientAttention, Method, quiet_about_limits, requirements_of
-from attnflow.tokens import TokenRef
 
 Item = TypeVar("Item")
-Targets = Sequence[TokenRef] | str | None
 Results = list[list[Attribution]]
 """Attributions in two dimensions; which comes first is said beside each use."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, overload
 
 import torch
@@ -23,7 +24,7 @@ from attnflow.explainers.prompts import Message, PromptBatch, Prompts, encode_pr
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import (
     Completion,
-    Sources,
+    SourceRefs,
     TargetRefs,
     check_room,
     completion_ids,
@@ -72,7 +73,7 @@ def generate(
     completion: str | Sequence[int] | None = None,
     max_new_tokens: int = 20,
     targets: TargetRefs = None,
-    sources: Sources = "prompt",
+    sources: SourceRefs = "prompt",
     contrast: str | None = None,
     images: Sequence[Any] | None = None,
     confirm: bool = False,
@@ -147,7 +148,7 @@ def generate(
     return mark_messages(results[0], messages, batch.prompts()[0].form, loaded.tokenizer)
 
 
-def _check_rerun(method: RerunMethod, sources: Sources, contrast: str | None) -> None:
+def _check_rerun(method: RerunMethod, sources: SourceRefs, contrast: str | None) -> None:
     """Refuse what a method that runs the model again has no room for."""
     others = {"sources": sources != "prompt", "contrast": contrast is not None}
     for name, is_set in others.items():
@@ -261,7 +262,8 @@ def mark_messages(
     messages touch, they are looked for by their words; if one is not found, nothing is noted.
     """
     names = [f"message {k} ({message['role']})" for k, message in enumerate(messages, 1)]
-    runs = _content_runs(form or ())
+    frame = form or ()  # a person wrote what stands between
+    runs = [list(run) for sign, run in groupby(range(len(frame)), frame.__getitem__) if not sign]
     if len(runs) != len(messages):
         texts = [Document(n, str(m["content"])) for n, m in zip(names, messages, strict=True)]
         try:
@@ -270,16 +272,9 @@ def mark_messages(
             return result
         marks = [[name, first, end] for name, (first, end) in places]
     else:
-        spans = [_columns(result, first, end) for first, end in runs]
+        spans = [_columns(result, run[0], run[-1] + 1) for run in runs]
         marks = [[name, *span] for name, span in zip(names, spans, strict=True) if span[1]]
     return replace(result, provenance={**result.provenance, MESSAGES: marks})
-
-
-def _content_runs(form: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return first and end of each row of tokens that a person wrote."""
-    starts = [k for k, sign in enumerate(form) if not sign and (k == 0 or form[k - 1])]
-    ends = [k + 1 for k, sign in enumerate(form) if not sign and all(form[k + 1 : k + 2])]
-    return list(zip(starts, ends, strict=True))
 
 
 def _columns(result: Attribution, first: int, end: int) -> tuple[int, int]:

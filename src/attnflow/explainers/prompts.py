@@ -269,7 +269,7 @@ def neutral_ids(
         )
     common = common_tokens(tokens_of(tokenizer, ids)).tolist()
     # Tokens beside the vocabulary are signs of form, also those not declared as special.
-    added = getattr(tokenizer, "get_added_vocab", dict)()
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     special = {*tokenizer.all_special_ids, *added.values()}
     filler = tokenizer(_FILLER, add_special_tokens=False)["input_ids"][-1]
     rows = zip(ids, common, form or [False] * len(common), strict=True)

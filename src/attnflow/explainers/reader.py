@@ -20,7 +20,7 @@ from attnflow.explainers.request import (
     Completion,
     CompletionTarget,
     Contrast,
-    Sources,
+    SourceRefs,
     TargetRef,
     TargetRefs,
     check_contrast,
@@ -68,7 +68,7 @@ class Reader:
         cls,
         model: Model,
         method: str | Method | None = None,
-        sources: Sources = "prompt",
+        sources: SourceRefs = "prompt",
         targets: TargetRefs = None,
         contrast: str | None = None,
     ) -> Reader:
@@ -181,7 +181,7 @@ class Reader:
         prompt, ids = completion.prompt.ids, completion.ids
         about = {**provenance_of(self.module, dtype), **self.about(prompt, ids)}
         return {
-            "targets": self._tokens_after(prompt, ids),
+            "targets": self.names_after(prompt, resolve_targets(self.tokens(ids), None)),
             "sources": self.tokens(prompt),
             "provenance": {**about, **(notes or {}), **completion.notes},
         }
@@ -283,7 +283,7 @@ class Reader:
         result = self._rows(method, trace, list(range(first, first + len(ids))), len(prompt))
         result = replace(
             result,
-            targets=self._tokens_after(prompt, ids),
+            targets=self.names_after(prompt, resolve_targets(self.tokens(ids), None)),
             provenance={**trace.provenance, **self.about(prompt, ids), **completion.notes},
             prediction=None,
         )
@@ -383,10 +383,6 @@ class Reader:
     def tokens(self, ids: Sequence[int]) -> Tokens:
         """Return these ids by name."""
         return tokens_of(self.model.tokenizer, ids)
-
-    def _tokens_after(self, prompt: list[int], ids: list[int]) -> Tokens:
-        start = len(prompt)
-        return Tokens(self.tokens(ids).texts, tuple(range(start, start + len(ids))))
 
     def names_after(self, prompt: list[int], targets: Sequence[CompletionTarget]) -> Tokens:
         """Return targets by name, each at the position of its first token."""

@@ -22,7 +22,7 @@ ANSWER = "answer"
 TargetRef = int | str | slice | range
 """A token by number (from 0, negative from the end) or text, a phrase, a span, or "answer"."""
 TargetRefs = Sequence[TargetRef] | TargetRef | None
-Sources = Literal["prompt", "all"] | Mapping[str, Span]
+SourceRefs = Literal["prompt", "all"] | Mapping[str, Span]
 
 
 @dataclass(frozen=True)

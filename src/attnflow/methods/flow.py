@@ -36,7 +36,7 @@ from attnflow.methods.matrices import (
     MixingMethod,
     check_kind,
 )
-from attnflow.methods.mixing import Heads, mix_heads
+from attnflow.methods.mixing import Heads, is_number, mix_heads
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import GRADIENTS, LOG_PROB, ScoreName
@@ -145,8 +145,7 @@ class Flow(CapacityMethod):
         if self.capacities == "gradients":
             object.__setattr__(self, "name", "gradient-flow")
         object.__setattr__(self, "normalized", checked_flag("normalized", self.normalized))
-        number = isinstance(self.tolerance, (int, float, np.integer, np.floating))
-        if not number or isinstance(self.tolerance, bool) or not 1e-9 <= self.tolerance <= 1:
+        if not is_number(self.tolerance) or not 1e-9 <= self.tolerance <= 1:
             raise MethodError(
                 f"tolerance is a number from 1e-9 to 1; got {shorten(self.tolerance)}."
             )

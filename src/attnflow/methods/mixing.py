@@ -51,7 +51,7 @@ class Mixing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", checked_heads(self.heads))
         object.__setattr__(self, "residual", _checked_residual(self.residual))
-        if not _is_number(_plain(self.discard)) or not 0 <= self.discard < 1:
+        if not is_number(self.discard) or not 0 <= self.discard < 1:
             raise MethodError(
                 "discard is a share of each row, at least 0 and below 1; got "
                 f"{shorten(self.discard)}."
@@ -233,8 +233,9 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def is_number(value: object) -> bool:
+    """Return whether this is one number; True and False are none."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def checked_heads(heads: object) -> Heads:
@@ -247,10 +248,10 @@ def checked_heads(heads: object) -> Heads:
             f"Unknown heads={shorten(plain)}.{did_you_mean(plain, _WAYS)} Allowed are "
             f"{', '.join(map(repr, _WAYS))}, the number of one head, or one weight for each head."
         )
-    if _is_number(plain) and plain >= 0 and float(plain).is_integer():
+    if is_number(plain) and plain >= 0 and float(plain).is_integer():
         return int(plain)
     if isinstance(plain, list):
-        usable = all(_is_number(w) and np.isfinite(w) and w >= 0 for w in plain)
+        usable = all(is_number(w) and np.isfinite(w) and w >= 0 for w in plain)
         if usable and sum(plain) > 0:
             return tuple(map(float, plain))
     raise MethodError(
@@ -277,7 +278,7 @@ def _checked_residual(residual: object) -> Residual:
     if plain is None or plain == ONE_STEP:
         return plain
     shares = plain if isinstance(plain, list) else [plain]
-    if not shares or not all(_is_number(r) and 0 <= r <= 1 for r in shares):
+    if not shares or not all(is_number(r) and 0 <= r <= 1 for r in shares):
         raise MethodError(
             f"residual={shorten(residual)}: the share of the skip connection is a number from 0 to "
             "1 (the paper's is 0.5), a list with one such number for each layer, 'one-step', or "

@@ -11,6 +11,7 @@ from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import MethodError, shorten, whole_number
 from attnflow.methods.base import Execution, Selection, attribution_of
 from attnflow.methods.flow import CapacityMethod
+from attnflow.methods.mixing import is_number
 from attnflow.tokens.units import Level, check_level, split_units
 from attnflow.trace import AttentionTrace
 
@@ -48,8 +49,7 @@ class ShapleyFlow(CapacityMethod):
         check_level(self.level)
         for name, least in (("tolerance", 1e-6), ("confidence", 0.5)):
             number = getattr(self, name)
-            numeric = isinstance(number, (int, float, np.integer, np.floating))
-            if not numeric or isinstance(number, bool) or not least <= number < 1:
+            if not is_number(number) or not least <= number < 1:
                 raise MethodError(
                     f"{name} is a number from {least:g} up to, not including, 1; got "
                     f"{shorten(number)}."
