@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import attnflow
 from attnflow import Attribution, __version__
 from attnflow.cli.app import GROUP, _run, add_plugins, app
-from attnflow.cli.progress import _tell_lines, progress_bars
+from attnflow.cli.writing import _tell_lines, progress_bars
 from attnflow.errors import AttributionWarning, MissingDependencyError
 from attnflow.errors.progress import Progress, tell
 from attnflow.methods import METHODS, Rollout
@@ -383,7 +383,7 @@ def test_every_command_has_a_file_of_its_own() -> None:
     names = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
     names |= {group.typer_instance.info.name for group in app.registered_groups}  # type: ignore[union-attr]
     files = {path.stem for path in folder.glob("*.py")}
-    files -= {"__init__", "app", "inputs", "options", "output", "progress"}
+    files -= {"__init__", "app", "inputs", "options", "writing"}
     files -= {"photos"}  # of `explain`
     assert files == names - {"experiment"}  # the command of a plug-in
 

@@ -11,9 +11,7 @@ from typing import Annotated
 import typer
 
 from attnflow import storage
-from attnflow.cli import options
-from attnflow.cli.output import tell_written
-from attnflow.cli.progress import progress_bars
+from attnflow.cli import options, writing
 from attnflow.errors import InputError, StoppedError
 from attnflow_experiments import EXPERIMENTS
 from attnflow_experiments.pronouns.data import OURS, PAPERS, parse_sentence, read_winogender
@@ -93,7 +91,7 @@ def verb_number(
     experiment = VerbNumber(protocol=protocol, samples=samples, seed=seed)  # type: ignore[arg-type]
     examples, source = _sentences(data, held_out_only, samples, seed)
     model, vocabulary = load_verb_number(weights)
-    with progress_bars():
+    with writing.progress_bars():
         report = experiment(examples, model, vocabulary, source=source)
     finish(report, output, context)
 
@@ -111,7 +109,7 @@ def write_held_out(
     examples = held_out(read_agreement(data))
     lines = ["text\tlabel", *(f"{' '.join(each.words)}\t{each.label}" for each in examples)]
     storage.write_text(output, "\n".join(lines) + "\n")
-    tell_written(output)
+    writing.tell_written(output)
 
 
 @app.command(name="known-answer")
@@ -147,7 +145,7 @@ def known_answer(
     experiment = KnownAnswer(prompts=prompts, seed=seed, wording=wording)  # type: ignore[arg-type]
     loaded = as_model(model, default="smollm2")
     folder = mathformer_folder(mathformer)
-    with progress_bars():
+    with writing.progress_bars():
         tables = [*experiment.of_language_model(loaded.module, loaded.tokenizer)]
         for sign in "*+" if folder else "":
             calculator, vocabulary = load_mathformer(folder, sign)
@@ -204,7 +202,7 @@ def pronouns(
     if sentence is not None:
         sentences = (parse_sentence(sentence, antecedents, pronouns),)
     loaded = as_model(model, default="smollm2")
-    with progress_bars():
+    with writing.progress_bars():
         report = (
             experiment.of_sentences(loaded.module, loaded.tokenizer, sentences)
             if schemas is None
@@ -252,7 +250,7 @@ def scenes(
 
     experiment = Scenes(scenes=count, part=part)  # type: ignore[arg-type]
     loaded = load_scenes(None if model in (None, "scenes") else Path(str(model)))
-    with progress_bars():
+    with writing.progress_bars():
         report = experiment(*loaded, journal=resume)
     finish(report, output, context)
 
@@ -297,7 +295,7 @@ def sst2(
     experiment = Sst2(protocol=protocol, samples=samples, label=label, seed=seed)  # type: ignore[arg-type]
     loaded = load(model)
     examples = read_texts(data)
-    with progress_bars():
+    with writing.progress_bars():
         report = experiment(
             examples,
             loaded.module,
@@ -390,7 +388,7 @@ def ablation(
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
         raise InputError(f"--device {device!r} cannot be used: {error}") from error
     try:
-        with progress_bars():
+        with writing.progress_bars():
             report = experiment(loaded, data=data, journals=output)
     except KeyboardInterrupt:
         if output is None:

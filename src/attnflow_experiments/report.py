@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from attnflow.cli.output import tell_written
+from attnflow.cli import writing
 from attnflow.errors import FileError, InputError
 from attnflow.errors.arguments import check_named
 from attnflow.evaluation.table import Cell, Table, markdown_of
@@ -169,7 +169,7 @@ def finish(report: Report, output: Path | None, context: typer.Context) -> None:
     report.show(Console(highlight=False))
     if output is not None:
         for path in replace(report, command=command_line(context)).write(output):
-            tell_written(path)
+            writing.tell_written(path)
 
 
 def command_line(context: typer.Context) -> str:

@@ -9,10 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnflow import storage
-from attnflow.cli import options
-from attnflow.cli import output as writing
-from attnflow.cli.inputs import check_text, read_documents, tell_preparation
-from attnflow.cli.progress import progress_bars
+from attnflow.cli import inputs, options, writing
 from attnflow.methods import make_method
 from attnflow.show.sentences import reading_place
 
@@ -47,15 +44,15 @@ def ask(
     chat: Use the chat template, or do not. Default: use it if there is one.
     confirm: Leave out each document that is named, ask again, and say whether the answer changes.
     """
-    check_text(question, "answer")
+    inputs.check_text(question, "answer")
     explainer = None if method is None else make_method(method)
-    texts = read_documents([*(files or []), *(documents or [])])
+    texts = inputs.read_documents([*(files or []), *(documents or [])])
     writing.check_output(output)
     options.prepare_models()
     from attnflow.explainers.answers import ask as run
 
-    tell_preparation(model)
-    with progress_bars("reading and answering"):
+    inputs.tell_preparation(model)
+    with writing.progress_bars("reading and answering"):
         answer = run(
             model,
             question,

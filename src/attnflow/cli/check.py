@@ -8,9 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from attnflow.cli import options
-from attnflow.cli.inputs import check_text
-from attnflow.cli.progress import progress_bars
+from attnflow.cli import inputs, options, writing
 from attnflow.errors.progress import tell
 
 _TEXT = "The author talked to Sara about the key to the cabinets."
@@ -26,12 +24,12 @@ def check(
     model: A Hugging Face name or a local folder.
     text: The text to check it on.
     """
-    check_text(text, "check the model on")
+    inputs.check_text(text, "check the model on")
     options.prepare_models()
     from attnflow.hosts.check import check_model
     from attnflow.hosts.load import as_model, example_inputs
 
-    with progress_bars("loading the model"):
+    with writing.progress_bars("loading the model"):
         loaded = as_model(model, needs_tokenizer=False)
         tell("checking", 0, 0)
         checks = check_model(loaded, example_inputs(loaded, text))

@@ -17,8 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from attnflow import storage
-from attnflow.cli import options
-from attnflow.cli.output import print_json, tell_written
+from attnflow.cli import options, writing
 from attnflow.errors import InputError, did_you_mean, optional_import, percent, shorten
 from attnflow.errors.progress import Progress as StageProgress
 from attnflow.errors.progress import listening
@@ -163,12 +162,12 @@ def summary(
 
     result = corpus.summarize(folder)
     if as_json:
-        print_json(result.to_dict())
+        writing.print_json(result.to_dict())
         return
     _show(result, Console(highlight=False))
     page = output or folder / _PAGE
     storage.write_text(page, result.to_html())
-    tell_written(page)
+    writing.tell_written(page)
 
 
 def _show(summary: Summary, console: Console) -> None:

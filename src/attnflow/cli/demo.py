@@ -11,11 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from attnflow import storage
-from attnflow.cli import options
+from attnflow.cli import inputs, options, writing
 from attnflow.cli.ask import show_answer
-from attnflow.cli.inputs import tell_preparation
-from attnflow.cli.output import print_dim
-from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError
 from attnflow.methods import quiet_about_limits
 from attnflow.show.page import page
@@ -90,9 +87,9 @@ def _ask(console: Console, output: Path) -> None:
 
     for name, text in DOCUMENTS.items():
         storage.write_text(output / name, text)
-    tell_preparation(None)
-    print_dim(f"$ attnflow ask {QUESTION!r} '{output}/*.txt'", console)
-    with progress_bars("reading and answering"):
+    inputs.tell_preparation(None)
+    writing.print_dim(f"$ attnflow ask {QUESTION!r} '{output}/*.txt'", console)
+    with writing.progress_bars("reading and answering"):
         answer = ask("smollm2", QUESTION, DOCUMENTS, max_new_tokens=32)
     show_answer(answer, console)
     storage.write_text(output / "answer.html", answer.to_html())
@@ -105,7 +102,7 @@ def _explain(console: Console, output: Path) -> None:
     from attnflow.explainers.texts import explain
     from attnflow.hosts.load import load
 
-    print_dim(f"$ attnflow explain {_SENTENCE!r}", console)
+    writing.print_dim(f"$ attnflow explain {_SENTENCE!r}", console)
     result = explain("verb-number", _SENTENCE)
     assert result.prediction is not None  # the embedded model always answers
     console.print(f"The next verb is [bold]{result.prediction}[/bold].")

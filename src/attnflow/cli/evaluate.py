@@ -14,9 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnflow import storage
-from attnflow.cli import options
-from attnflow.cli.output import make_folder, print_json, tell_written
-from attnflow.cli.progress import progress_bars
+from attnflow.cli import options, writing
 from attnflow.data import name_subject
 from attnflow.errors import InputError, StoppedError
 from attnflow.methods import METHODS, trace_methods
@@ -92,7 +90,7 @@ def evaluate(
         **{"chat": chat or None, "min_words": min_words, "batch_size": batch_size},
     }
     subject = _make_subject(data, {n: value for n, value in choices.items() if value is not None})
-    with _stoppable(journal, subject.plural), progress_bars("loading the model"):
+    with _stoppable(journal, subject.plural), writing.progress_bars("loading the model"):
         evaluation = run(
             model,
             data,
@@ -107,7 +105,7 @@ def evaluate(
         numbers = {"skip": skip, "samples": samples, "seed": seed}
         _write(evaluation, output, data, _command(data, model, methods, {**choices, **numbers}))
     if as_json:
-        print_json(evaluation.to_dict())
+        writing.print_json(evaluation.to_dict())
     else:
         _show(evaluation, data.name)
 
@@ -175,12 +173,12 @@ def _write(evaluation: Evaluation, output: Path, data: Path, command: str) -> No
     from attnflow.show import plots
 
     table, page, figure = (output / f"{_NAME}.{ending}" for ending in ("csv", "md", "png"))
-    make_folder(output)
+    writing.make_folder(output)
     storage.write_text(table, evaluation.to_csv())
     storage.write_text(page, evaluation.to_markdown(source=data.name, command=command))
     plots.interval_panels(evaluation.panels(), figure)
     for path in (table, page, figure):
-        tell_written(path)
+        writing.tell_written(path)
 
 
 def _command(

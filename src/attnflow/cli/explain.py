@@ -12,12 +12,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from attnflow.attribution import Attribution
-from attnflow.cli import options
-from attnflow.cli import output as writing
-from attnflow.cli.inputs import check_text, load_for_text, names_photos, read_text
-from attnflow.cli.output import ANIMATION, PICTURES
+from attnflow.cli import inputs, options, writing
 from attnflow.cli.photos import explain_photos
-from attnflow.cli.progress import progress_bars
 from attnflow.errors import InputError, did_you_mean
 from attnflow.errors.arguments import check_named
 from attnflow.methods import Flow, MixingMethod, make_method, quiet_about_limits
@@ -83,17 +79,17 @@ def explain(
         "contrast": contrast,
     }
     check_named("--level", level, ("token", "word"))
-    if text is not None and file is None and not images and names_photos(text, model):
+    if text is not None and file is None and not images and inputs.names_photos(text, model):
         others = {"--level": level != "token", "--cut": cut, "--table": table}
         explain_photos(text, model, explainer, request, others, figure, as_json, output)
         return
-    text = check_text(read_text(text, file))
+    text = inputs.check_text(inputs.read_text(text, file))
     if figure == "pairs" and targets is None:
         request["targets"] = _ALL
     writing.check_output(output, animated=True, as_json=as_json)
     _check_figure(figure, output, explainer, cut, level, request, as_json)
     options.prepare_models()
-    loaded = load_for_text(model)
+    loaded = inputs.load_for_text(model)
     if cut is not None or figure == "graph":
         _show_graph(loaded, text, explainer, request, cut, output)
         return
@@ -107,13 +103,16 @@ def explain(
     from attnflow.explainers.texts import explain as run
 
     on_screen = output is None and not as_json  # the caveats are shown there
-    with progress_bars("running the model"), quiet_about_limits() if on_screen else nullcontext():
+    with (
+        writing.progress_bars("running the model"),
+        quiet_about_limits() if on_screen else nullcontext(),
+    ):
         result = run(loaded, text, explainer, **request)
     if as_json:
         writing.print_json(result.to_dict())
     elif output is None:
         _show(result, table=table, every_layer=bool(layers))
-    elif output.suffix == ANIMATION:
+    elif output.suffix == writing.ANIMATION:
         _animate(result, output, loaded, text if level == "token" else None)
     else:
         writing.write_result(result, output, lambda result: writing.draw_result(result, figure))
@@ -137,8 +136,8 @@ def _check_figure(
     refusals = {
         f"Unknown figure {figure!r}.{did_you_mean(str(figure), FIGURES)} Allowed: "
         f"{', '.join(FIGURES)}.": figure is not None and figure not in FIGURES,
-        f"A figure is written as {', '.join(PICTURES)}; got {str(output)!r}.": (
-            (figure or cuts) and output is not None and suffix not in PICTURES
+        f"A figure is written as {', '.join(writing.PICTURES)}; got {str(output)!r}.": (
+            (figure or cuts) and output is not None and suffix not in writing.PICTURES
         ),
         f"--figure {figure} needs a file: --output {figure}.png.": figure and output is None,
         "--cut draws a figure of its own; leave out --figure.": figure and cuts,
@@ -147,10 +146,10 @@ def _check_figure(
             cuts and (as_json or several)
         ),
         "This figure shows one target; give one of --targets.": (
-            several and (suffix == ANIMATION or figure in ("layers", "bars", "graph"))
+            several and (suffix == writing.ANIMATION or figure in ("layers", "bars", "graph"))
         ),
         "A .gif is built up from the lowest layer to the highest; leave out --layers.": (
-            suffix == ANIMATION and layers
+            suffix == writing.ANIMATION and layers
         ),
         "This figure goes up to one layer; give --layers once.": (
             len(layers) > 1 and (cuts or figure == "graph")
@@ -177,7 +176,7 @@ def _show_graph(
     from attnflow.hosts.capture import capture
     from attnflow.show import plots
 
-    with progress_bars("running the model"):
+    with writing.progress_bars("running the model"):
         trace = capture(model, text, methods=[] if method is None else [method])
     layer = request["layers"][0] if request["layers"] else trace.layers[-1]
     if layer not in trace.layers:

@@ -12,9 +12,7 @@ from rich.text import Text
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES, statements_of
-from attnflow.cli import options
-from attnflow.cli import output as writing
-from attnflow.cli.inputs import check_text, read_messages, read_text, tell_preparation
+from attnflow.cli import inputs, options, writing
 from attnflow.errors import InputError
 from attnflow.errors.progress import listening
 from attnflow.methods import make_method
@@ -105,7 +103,7 @@ def generate(
     from attnflow.explainers.completions import generate as run
 
     console = Console(highlight=False)
-    tell_preparation(model)
+    inputs.tell_preparation(model)
     echo = _Echo(console, shown_prompt)
     with listening(None if as_json else lambda progress: echo.print_text(progress.text)):
         result: Attribution = run(model, conversation, explainer, **request)
@@ -124,13 +122,13 @@ def _read_prompt(
 ) -> tuple[str, Any]:
     """Return the prompt as people read it, and as `generate` takes it: a text or messages."""
     if not turns:
-        text = check_text(read_text(prompt, file, "PROMPT"), "continue")
+        text = inputs.check_text(inputs.read_text(prompt, file, "PROMPT"), "continue")
         return text, [{"role": "user", "content": text}] if chat else text
     if prompt is not None or file is not None:
         raise InputError("Give PROMPT, --file, or --message; only one of them.")
-    messages = read_messages(turns)
+    messages = inputs.read_messages(turns)
     text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
-    return f"{check_text(text, 'continue')}\nassistant: ", messages
+    return f"{inputs.check_text(text, 'continue')}\nassistant: ", messages
 
 
 def _parse_sources(sources: list[str] | None) -> Any:

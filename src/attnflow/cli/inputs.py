@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attnflow.cli.progress import progress_bars
+from attnflow.cli import writing
 from attnflow.errors import FileError, InputError, shorten
 from attnflow.tokens.documents import Document, named_documents
 from attnflow.tokens.patches import PICTURE_ENDINGS, names_picture
@@ -181,7 +181,7 @@ def load_for_text(model: str | None) -> Model:
     """Load a model that reads text."""
     from attnflow.hosts.load import load
 
-    with progress_bars("loading the model"):
+    with writing.progress_bars("loading the model"):
         loaded = load(model)
     if loaded.tokenizer is None:
         raise InputError(
@@ -201,7 +201,7 @@ def load_for_photo(model: str | None, photo: str) -> Model:
     from attnflow.hosts.load import as_model
     from attnflow.hosts.vision_language.towers import towers_of
 
-    with progress_bars("loading the model"):
+    with writing.progress_bars("loading the model"):
         loaded = as_model(model, needs_tokenizer=False)
     name = type(loaded.module).__name__
     if towers_of(loaded.module) is not None:

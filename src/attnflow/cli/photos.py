@@ -12,11 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from attnflow.attribution import Attribution
-from attnflow.cli import options
-from attnflow.cli import output as writing
-from attnflow.cli.inputs import load_for_photo
-from attnflow.cli.output import PICTURES
-from attnflow.cli.progress import progress_bars
+from attnflow.cli import inputs, options, writing
 from attnflow.errors import FileError, InputError, ModelError
 from attnflow.errors.progress import listening, tell
 from attnflow.methods import Method
@@ -58,14 +54,14 @@ def explain_photos(
     if not path.exists():
         raise FileError(f"There is no image {place!r}: no file of this name is there.")
     options.prepare_models()
-    loaded = load_for_photo(model, place)
+    loaded = inputs.load_for_photo(model, place)
     methods = _SIDE_BY_SIDE if figure == "methods" else (method,)
     if path.is_dir():
         _explain_folder(loaded, path, methods, request, as_json, output)
         return
     if output is not None and output.suffix == ".html":
         request["targets"] = request["targets"] or "all"  # a reader chooses there
-    with progress_bars("running the model"):
+    with writing.progress_bars("running the model"):
         results = _explain(loaded, path, methods, request)
     _deliver(results, as_json, output)
 
@@ -74,7 +70,9 @@ def _check_figure(figure: str | None, output: Path | None, *, as_json: bool, sev
     """Check that the map can be written there, before any work is done."""
     if figure is not None and figure not in _FIGURES:
         raise InputError(f"--figure {figure}: of an image it is {' or '.join(_FIGURES)}.")
-    if figure is not None and (output is None or (not several and output.suffix not in PICTURES)):
+    if figure is not None and (
+        output is None or (not several and output.suffix not in writing.PICTURES)
+    ):
         raise InputError(f"--figure {figure} needs a file: --output {figure}.png.")
     if not several or as_json:
         writing.check_output(output, as_json=as_json)
@@ -96,7 +94,7 @@ def _explain_folder(
 
     photos = list_photos(folder)
     failures = 0
-    with progress_bars("photos"):
+    with writing.progress_bars("photos"):
         for number, photo in enumerate(photos):
             tell("photos", number, len(photos))
             try:

@@ -8,10 +8,7 @@ from typing import Annotated
 import typer
 
 from attnflow import storage
-from attnflow.cli import options
-from attnflow.cli.inputs import check_text, load_for_photo, load_for_text, tell_preparation
-from attnflow.cli.output import check_output, tell_written
-from attnflow.cli.progress import progress_bars
+from attnflow.cli import inputs, options, writing
 from attnflow.errors import InputError
 from attnflow.methods import make_method
 from attnflow.show.page import page
@@ -51,12 +48,12 @@ def report(
 
     if text is not None:
         is_photo = names_picture(text)
-        loaded = load_for_photo(model, text) if is_photo else load_for_text(model)
-        with progress_bars("running the model"):
+        loaded = inputs.load_for_photo(model, text) if is_photo else inputs.load_for_text(model)
+        with writing.progress_bars("running the model"):
             comparison = compare(loaded, text, method_list or None, confirm=not is_photo)
     else:
-        tell_preparation(model)
-        with progress_bars("loading the model"):
+        inputs.tell_preparation(model)
+        with writing.progress_bars("loading the model"):
             comparison = compare_completions(
                 model,
                 [{"role": "user", "content": prompt}] if chat else prompt,
@@ -66,7 +63,7 @@ def report(
                 confirm=not images,
             )
     storage.write_text(output, page(comparison.view(title=title)))
-    tell_written(output)
+    writing.tell_written(output)
 
 
 def _check_request(
@@ -75,10 +72,10 @@ def _check_request(
     if (text is None) == (prompt is None):
         raise InputError('A report is about one thing: give TEXT, or --prompt "...".')
     if text is None or not names_picture(text):
-        check_text(text if text is not None else prompt or "")
+        inputs.check_text(text if text is not None else prompt or "")
     if output.suffix != ".html":
         raise InputError(f"--output {str(output)!r}: a report is a page; its ending is .html.")
-    check_output(output)
+    writing.check_output(output)
     if images and prompt is None:
         raise InputError(
             "--images go with --prompt: the question that a vision-language model answers. A "

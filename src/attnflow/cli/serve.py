@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from attnflow.cli import options
-from attnflow.cli.progress import progress_bars
+from attnflow.cli import options, writing
 from attnflow.errors import InputError, optional_import
 
 _HOST = "127.0.0.1"
@@ -45,7 +44,7 @@ def serve(
     from attnflow.web.models import embedded_models, named_models
 
     with _listen(port) as listening:
-        with progress_bars("loading the models"):
+        with writing.progress_bars("loading the models"):
             models = [*embedded_models(), *named_models(model or [])]
         address = f"http://{_HOST}:{listening.getsockname()[1]}/"
         typer.echo(f"attnflow: {address} (Ctrl-C ends it)", err=True)
