@@ -90,19 +90,10 @@ def evaluate(
         **{"chat": chat or None, "min_words": min_words, "batch_size": batch_size},
     }
     subject = _make_subject(data, {n: value for n, value in choices.items() if value is not None})
+    numbers: dict[str, Any] = {"skip": skip, "samples": samples, "seed": seed}
     with _stoppable(journal, subject.plural), writing.progress_bars("loading the model"):
-        evaluation = run(
-            model,
-            data,
-            methods,
-            subject=subject,
-            samples=samples,
-            skip=skip,
-            seed=seed,
-            journal=journal,
-        )
+        evaluation = run(model, data, methods, subject=subject, journal=journal, **numbers)
     if output is not None:
-        numbers = {"skip": skip, "samples": samples, "seed": seed}
         _write(evaluation, output, data, _command(data, model, methods, {**choices, **numbers}))
     if as_json:
         writing.print_json(evaluation.to_dict())
@@ -110,19 +101,18 @@ def evaluate(
         _show(evaluation, data.name)
 
 
-def _make_subject(data: Path, options: Mapping[str, Any]) -> Subject:
+def _make_subject(data: Path, choices: Mapping[str, Any]) -> Subject:
     """Return the subject of the data with the options that were given, which must be its own."""
     from attnflow.evaluation.subjects import SUBJECTS
 
-    name = "text" if "column" in options else name_subject(data)
-    kind = SUBJECTS[name]
-    known = {field.name for field in fields(kind)}
-    for option in options:
+    name = "text" if "column" in choices else name_subject(data)
+    known = {field.name for field in fields(SUBJECTS[name])}
+    for option in choices:
         if option not in known:
             raise InputError(
                 f"--{option.replace('_', '-')} is no option of {name}s, which {data.name!r} holds."
             )
-    return kind(**options)
+    return SUBJECTS[name](**choices)
 
 
 @contextmanager
@@ -151,21 +141,13 @@ def _show(evaluation: Evaluation, source: str) -> None:
             _say(console, table.note, style="dim")
     console.print()
     for sentence in evaluation.verdict():
-        _say(console, sentence, first="→ ", later="  ")
+        _say(console, sentence, initial_indent="→ ", subsequent_indent="  ")
 
 
-def _say(
-    console: Console, sentence: str, *, style: str = "", first: str = "", later: str = ""
-) -> None:
+def _say(console: Console, sentence: str, *, style: str = "", **indents: str) -> None:
     """Print whole words on each line; rich would break at hyphens of method names."""
-    wrapped = textwrap.fill(
-        sentence,
-        max(40, console.width),
-        initial_indent=first,
-        subsequent_indent=later,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    whole: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False, **indents}
+    wrapped = textwrap.fill(sentence, max(40, console.width), **whole)
     console.print(wrapped, markup=False, style=style, soft_wrap=True)
 
 
@@ -182,13 +164,13 @@ def _write(evaluation: Evaluation, output: Path, data: Path, command: str) -> No
 
 
 def _command(
-    data: Path, model: str | None, methods: list[str] | None, options: Mapping[str, Any]
+    data: Path, model: str | None, methods: list[str] | None, choices: Mapping[str, Any]
 ) -> str:
     """Return what to type to get the same numbers; of paths only the last part."""
     words = ["attnflow evaluate", f"--data {data.name}"]
     words += [f"--model {Path(model).name if Path(model).is_dir() else model}"] if model else []
     words += [f"--methods {name}" for name in methods or []]
-    for name, value in options.items():
+    for name, value in choices.items():
         if value is not None and name != "batch_size":
             option = f"--{name.replace('_', '-')}"
             words.append(option if value is True else f"{option} {value}")
