@@ -117,14 +117,14 @@ def test_demo_answers_explains_and_writes_the_reports(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a tiny model in SmolLM2's place, and without any."""
-    from attnflow.cli import demo
     from attnflow.hosts import load
+    from attnflow.models import smollm2
     from attnflow.testing import tiny_decoder
 
     writer: Any = tiny_decoder()
     writer.module.config.max_position_embeddings = 2048  # rotary: there is room for documents
     monkeypatch.setattr(load, "_smollm2", lambda: writer)
-    monkeypatch.setattr(demo, "_PARTS", ("json",) if installed else ("no_such_package",))
+    monkeypatch.setattr(smollm2, "missing_packages", lambda: [] if installed else ["gguf"])
     folder = tmp_path / "new"
     assert _run(["demo", "--output", str(folder)]) == 0
     shown = capsys.readouterr().out

