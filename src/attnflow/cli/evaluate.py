@@ -146,8 +146,8 @@ def _show(evaluation: Evaluation, source: str) -> None:
 
 def _say(console: Console, sentence: str, *, style: str = "", **indents: str) -> None:
     """Print whole words on each line; rich would break at hyphens of method names."""
-    whole: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False, **indents}
-    wrapped = textwrap.fill(sentence, max(40, console.width), **whole)
+    layout: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False, **indents}
+    wrapped = textwrap.fill(sentence, max(40, console.width), **layout)
     console.print(wrapped, markup=False, style=style, soft_wrap=True)
 
 
