@@ -255,10 +255,8 @@ class Attribution:
             "bars": plots.source_bars,
         }
         if not isinstance(kind, str) or kind not in kinds:
-            hint = did_you_mean(str(kind), tuple(kinds))
-            raise InputError(
-                f"Unknown kind {shorten(kind)}.{hint} Allowed: 'layers', 'pairs', 'bars'."
-            )
+            hint, names = did_you_mean(kind, kinds), ", ".join(map(repr, kinds))
+            raise InputError(f"Unknown kind {shorten(kind)}.{hint} Allowed: {names}.")
         result = self if target is None else self.row(target)
         return kinds[kind](result if layer is None else result.layer(layer), ax=ax)
 

@@ -171,13 +171,13 @@ class SaturationWarning(AttributionWarning):
     """Most flows equal what their source passes on to anyone, whatever the target."""
 
 
-def did_you_mean(value: str, allowed: Iterable[str]) -> str:
+def did_you_mean(value: object, allowed: Iterable[str]) -> str:
     """Return a question for the nearest allowed name, or nothing if none is near.
 
     >>> did_you_mean("rolout", ["raw", "rollout"])
     " Did you mean 'rollout'?"
     """
-    if len(value) > _LONGEST_NAME:
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
         return ""
     near = difflib.get_close_matches(value.lower(), list(allowed), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""

@@ -76,8 +76,7 @@ def check_fields(value: Any) -> None:
 def check_named(option: str, value: object, allowed: Sequence[str]) -> None:
     """Raise a MethodError that lists the names that an option may have, for any other."""
     if not isinstance(value, str) or value not in allowed:
-        hint = did_you_mean(str(value), allowed) if isinstance(value, str) else ""
-        names = ", ".join(map(repr, allowed))
+        hint, names = did_you_mean(value, allowed), ", ".join(map(repr, allowed))
         raise MethodError(f"{option}={shorten(value)}:{hint} Allowed: {names}.")
 
 

@@ -155,9 +155,13 @@ def sources_sentence(
 def answer_subject(result: Attribution) -> str | None:
     """Return what a sentence about the first target is about: the prediction, if read there."""
     prediction = result.prediction
-    if prediction is None or prediction.position != result.targets.positions[0]:
-        return None
-    return prediction.label
+    return prediction.label if prediction is not None and 0 in prediction_rows(result) else None
+
+
+def prediction_rows(result: Attribution) -> list[int]:
+    """Return the rows of the position that the prediction was read from, where there are any."""
+    place = None if result.prediction is None else result.prediction.position
+    return [row for row, position in enumerate(result.targets.positions) if position == place]
 
 
 def is_framing(name: str) -> bool:

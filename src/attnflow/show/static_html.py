@@ -51,9 +51,7 @@ def answer_html(result: Attribution, *, question: str, lines: Sequence[str]) -> 
 
 def _html(result: Attribution, **heading: Any) -> str:
     """Fill the template: the heading, how sure it is, the image or the shaded text, the legend."""
-    position = None if result.prediction is None else result.prediction.position
-    every = range(len(result.targets))
-    rows = [row for row in every if result.targets.positions[row] == position] or list(every)
+    rows = sentences.prediction_rows(result) or list(range(len(result.targets)))
     legend, confirmation = sentences.UNIT_LEGENDS[sentences.unit_of(result)], result.confirmation
     values: dict[str, Any] = {"maps": [], "words": None}
     if result.sources.grid is not None:

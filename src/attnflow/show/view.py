@@ -45,7 +45,7 @@ from attnflow.attribution.passages import passages_of
 from attnflow.errors import InputError
 from attnflow.graph import LayeredGraph
 from attnflow.show.packing import pack_bits, pack_bounds, pack_layer, pack_numbers, picture_address
-from attnflow.show.sentences import caveats, remarks, unit_of
+from attnflow.show.sentences import caveats, prediction_rows, remarks, unit_of
 from attnflow.show.view_reader import FORMAT, VERSION, results_of, unpack_values
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import common_tokens
@@ -135,7 +135,7 @@ def view(
         "items": _items(first),
         "targets": first.targets.to_dict(),
         "sources": first.sources.to_dict(),
-        "start": _start(first),
+        "start": (prediction_rows(first) or [0])[0],
         "answer": _answer(first),
         "passages": _passages(first),
         "heads": _heads(heads or HeadWeights.of_trace(trace)),
@@ -183,13 +183,6 @@ def _model(result: Attribution) -> str | None:
 
 def _prediction(result: Attribution) -> dict[str, Any] | None:
     return None if result.prediction is None else result.prediction.to_dict()
-
-
-def _start(result: Attribution) -> int:
-    """Return the target that the prediction was read from, if there is one; else the first."""
-    positions = result.targets.positions
-    position = None if result.prediction is None else result.prediction.position
-    return positions.index(position) if position in positions else 0
 
 
 def _answer(result: Attribution) -> dict[str, Any] | None:

@@ -124,10 +124,8 @@ def text_spans(text: str, level: Level) -> list[CharSpan]:
 def check_level(level: str) -> None:
     """Raise an error that names the levels, for one that does not exist."""
     if not isinstance(level, str) or level not in LEVELS:
-        hint = did_you_mean(level, LEVELS) if isinstance(level, str) else ""
-        raise InputError(
-            f"Unknown level {shorten(level)}.{hint} The levels are {', '.join(LEVELS)}."
-        )
+        hint, names = did_you_mean(level, LEVELS), ", ".join(LEVELS)
+        raise InputError(f"Unknown level {shorten(level)}.{hint} The levels are {names}.")
 
 
 def _words(text: str) -> list[CharSpan]:
