@@ -30,8 +30,7 @@ from attnflow.explainers.ablation import log_odds
 from attnflow.explainers.leave_out import random_ablations
 from attnflow.explainers.sources import strongest
 from attnflow.hosts.load import load
-from attnflow.hosts.model import Model
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.model import Model, adapter_for
 from attnflow_experiments.verb_number.data import held_out, read_agreement
 
 METHODS = ("rollout", "flow", "raw", "gradient-attention", "gradient-rollout", "alti")

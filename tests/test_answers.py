@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import attnflow
 from attnflow.errors import InputError, TokensError
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.model import adapter_for
 from attnflow.testing import tiny_encoder
 from families import FAMILIES, GROUPED, SIZES
 

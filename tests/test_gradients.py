@@ -247,7 +247,7 @@ def test_gradients_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1, 5, 16)
     with pytest.raises(ModelError, match="Classifier gives none for this input"):
         capture(model, {"x": x}, record=ALSO)
-    monkeypatch.setattr("attnflow.hosts.registry.adapter_for", lambda _: ClassifierAdapter())
+    monkeypatch.setattr("attnflow.hosts.model.adapter_for", lambda _: ClassifierAdapter())
     trace = capture(model, {"x": x}, methods=[GradientRollout(score="logit")])
     used: list[Tensor] = []
     state = x
@@ -279,7 +279,7 @@ class CopyingAdapter(ClassifierAdapter):
 
 
 def test_weights_outside_the_graph_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnflow.hosts.registry.adapter_for", lambda _: CopyingAdapter())
+    monkeypatch.setattr("attnflow.hosts.model.adapter_for", lambda _: CopyingAdapter())
     with pytest.raises(CaptureError, match="weights that Classifier shows are not part of the gra"):
         capture(Classifier().eval(), {"x": torch.randn(1, 5, 16)}, record=ALSO)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import attnflow
 from attnflow import GradientRollout
 from attnflow.errors import FileError, TokensError, UnsupportedModelError
-from attnflow.hosts import registry as adapters
+from attnflow.hosts import model as adapters
 from attnflow.hosts.adapter import Adapter
 from attnflow.hosts.check import check_model
 from attnflow.hosts.recorder import Recorder
@@ -318,7 +318,7 @@ class Careless(OneHeadAdapter):
 def test_a_wrong_adapter_fails_its_check(
     monkeypatch: pytest.MonkeyPatch, adapter: type[Adapter], said: str
 ) -> None:
-    monkeypatch.setattr("attnflow.hosts.registry.adapter_for", lambda _: adapter())
+    monkeypatch.setattr("attnflow.hosts.model.adapter_for", lambda _: adapter())
     with pytest.raises(AssertionError, match=f"not so: {said}"):
         check_adapter(OneHead(), {"x": torch.randn(1, 4, 8)})
 

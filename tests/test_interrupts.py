@@ -13,8 +13,8 @@ import torch
 
 import attnflow
 from attnflow.hosts.load import load
+from attnflow.hosts.model import adapter_for
 from attnflow.hosts.recorder import Intervention
-from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.restore import at_rest, exclusive, undone
 from attnflow.testing import tiny_encoder
 from families import FAMILIES, words

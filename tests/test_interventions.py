@@ -11,8 +11,8 @@ from torch import Tensor
 import attnflow
 from attnflow.errors import InputError, UnsupportedModelError
 from attnflow.hosts.load import load
+from attnflow.hosts.model import adapter_for
 from attnflow.hosts.recorder import UNIFORM, Intervention, Recorder
-from attnflow.hosts.registry import adapter_for
 from attnflow.hosts.transformers.attention import watch_attention
 from families import FAMILIES, words, words_both_sides
 

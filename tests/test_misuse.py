@@ -19,7 +19,7 @@ from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.progress import Progress, listening
 from attnflow.explainers.defaults import DEFAULTS, drop_sink
 from attnflow.explainers.prompts import encode_prompts, neutral_ids
-from attnflow.hosts import registry
+from attnflow.hosts import model as registry
 from attnflow.hosts.load import load
 from attnflow.hosts.model import Model
 from attnflow.methods.gradients import attention_sink

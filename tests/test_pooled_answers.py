@@ -13,7 +13,7 @@ import transformers
 import attnflow
 from attnflow import Attribution, Rollout
 from attnflow.explainers.answer_rows import ALL_POSITIONS
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.model import adapter_for
 from attnflow.show.view import view
 
 IDS = torch.randint(5, 60, (1, 9), generator=torch.Generator().manual_seed(1))

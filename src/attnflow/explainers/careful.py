@@ -22,7 +22,7 @@ from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.sources import Sources
 from attnflow.hosts.capture import capture
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.model import adapter_for
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.visibility import image_visibility, visibility
 from attnflow.methods import RerunMethod

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attnflow.errors import InputError
 
 if TYPE_CHECKING:
-    from attnflow.hosts.model import Model
+    from attnflow.hosts.model import Model, adapter_for
 
 # The drawing that visitors may try: scene 7 of those that nothing was chosen by.
 _PICTURE = "example.png"
@@ -134,7 +134,6 @@ def named_models(names: Sequence[str]) -> list[OfferedModel]:
 
 
 def _offered(name: str, loaded: Model) -> OfferedModel:
-    from attnflow.hosts.registry import adapter_for
     from attnflow.hosts.vision_language.towers import towers_of
 
     model = loaded.module

@@ -10,7 +10,7 @@ from torch import nn
 
 from attnflow.errors import InputError, TokensError, did_you_mean
 from attnflow.evaluation.subjects.examples import LabelledText
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.model import adapter_for
 from attnflow.methods import quiet_about_limits
 from attnflow_experiments.report import Report, SampledExperiment
 from attnflow_experiments.sst2.observe import Run, check_labels, class_of, in_words, labels_of

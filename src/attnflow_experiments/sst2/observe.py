@@ -28,7 +28,7 @@ from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, 
 from attnflow.evaluation.subjects.examples import LabelledText
 from attnflow.explainers.ablation import BlankToken
 from attnflow.hosts.capture import capture
-from attnflow.hosts.registry import adapter_for
+from attnflow.hosts.model import adapter_for
 from attnflow.hosts.restore import at_rest, undone
 from attnflow.methods import Flow, quiet_about_limits
 from attnflow.trace import AttentionTrace
