@@ -343,6 +343,20 @@ def test_options_are_called_like_the_arguments_in_python(name: str) -> None:
     assert options - arguments - SHOWN == others
 
 
+def help_of(command: Any, option: str) -> str:
+    return str(next(each.help for each in command.params if each.name == option))
+
+
+def test_help_names_what_the_code_names() -> None:
+    from attnflow.cli import corpus, evaluate, explain
+
+    group: Any = typer.main.get_command(app)
+    commands = group.commands
+    assert ", ".join(explain.FIGURES) in help_of(commands["explain"], "figure")
+    assert f"{evaluate._NAME}.jsonl" in help_of(commands["evaluate"], "journal")
+    assert corpus._PAGE in help_of(commands["corpus"].commands["summary"], "output")
+
+
 def test_a_model_without_an_answer_has_a_sentence_for_each_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
