@@ -171,10 +171,9 @@ class Faithfulness:
                 if self.by != "delete" or len(hidden) < len(task.texts[k].tokens)
             }  # an empty text is no text
         )
-        ids = task.passes.ids
-        rows = [blank_positions(task.texts[k].row, hidden, ids, self.by) for k, hidden in places]
-        numbers = [k for k, _ in places]
-        scores = task.scores(rows, numbers, keeps_positions=self.by != "delete")
+        ids, texts = task.ids, task.texts
+        rows = [blank_positions(texts[k].row, hidden, ids, self.by) for k, hidden in places]
+        scores = task.scores(rows, [k for k, _ in places], keeps_positions=self.by != "delete")
         return dict(zip(places, scores, strict=True))
 
 

@@ -161,10 +161,9 @@ class BlankOut(Measure):
             object.__setattr__(self, "keep", tuple(self.keep))
 
     def _measure(self, task: Task) -> list[Floats]:
-        ids = task.passes.ids
-        check_blank(ids, self.by)
-        places = [(k, i) for k, text in enumerate(task.texts) for i in self._hidden(text, ids)]
-        rows = [blank_positions(task.texts[k].row, [i], ids, self.by) for k, i in places]
+        check_blank(task.ids, self.by)
+        places = [(k, i) for k, text in enumerate(task.texts) for i in self._hidden(text, task.ids)]
+        rows = [blank_positions(task.texts[k].row, [i], task.ids, self.by) for k, i in places]
         keeps_positions = self.by != "delete"
         return task.effects(places, rows, signed=self.signed, keeps_positions=keeps_positions)
 
@@ -197,11 +196,10 @@ class ValueZeroing(Measure):
 
     def _measure(self, task: Task) -> list[Floats]:
         places = [(k, i) for k, text in enumerate(task.texts) for i in range(len(text.tokens))]
-        model = task.passes.model
 
         def forward(inputs: Mapping[str, Tensor], numbers: Sequence[int]) -> Any:
             silent = silence_values([places[r][1] for r in numbers])
-            return model.adapter.run_with(model.module, inputs, silent)
+            return task.model.adapter.run_with(task.model.module, inputs, silent)
 
         rows = [task.texts[k].row for k, _ in places]
         return task.effects(places, rows, signed=self.signed, forward=forward)
@@ -239,13 +237,12 @@ class InputGradient(Measure):
         super().__post_init__()
 
     def _measure(self, task: Task) -> list[Floats]:
-        passes, values = task.passes, dict[int, Floats]()
-        module = passes.model.module
-        embedding = passes.model.adapter.embedding(module, self.at)
+        module, values = task.model.module, dict[int, Floats]()
+        embedding = task.model.adapter.embedding(module, self.at)
         with at_rest(module), torch.enable_grad():
-            for numbers, batch in passes.batches([text.row for text in task.texts]):
+            for numbers, batch in task.batches([text.row for text in task.texts]):
                 with _leaf(embedding) as vectors:
-                    scores = passes.scores(passes.run(batch), batch)
+                    scores = task.read_scores(task.run(batch), batch)
                 # Examples of a batch do not touch: the gradient of the sum is each one's own.
                 total = [task.score_of(each, k) for each, k in zip(scores, numbers, strict=True)]
                 gradients = torch.autograd.grad(torch.stack(total).sum(), vectors())[0]
@@ -294,9 +291,9 @@ class IntegratedGradients(Measure):
 
     def _measure(self, task: Task) -> list[Floats]:
         optional_import("captum", extra="evaluate", purpose="Integrated gradients")
-        check_blank(task.passes.ids, self.blank)
+        check_blank(task.ids, self.blank)
         values = []
-        with at_rest(task.passes.model.module), torch.enable_grad():
+        with at_rest(task.model.module), torch.enable_grad():
             for number in range(len(task.texts)):
                 signed = self._integrate(task, number)
                 values.append(signed if self.signed else np.abs(signed))
@@ -306,26 +303,26 @@ class IntegratedGradients(Measure):
     def _integrate(self, task: Task, number: int) -> Floats:
         from captum.attr import IntegratedGradients as Captum
 
-        passes, text = task.passes, task.texts[number]
-        embedding = passes.model.adapter.embedding(passes.model.module, "words")
+        text = task.texts[number]
+        embedding = task.model.adapter.embedding(task.model.module, "words")
         words = np.flatnonzero(text.is_word).tolist()
-        blank = blank_positions(text.row, words, passes.ids, self.blank)
-        (_, batch), (_, start) = (next(passes.batches([row])) for row in (text.row, blank))
+        blank = blank_positions(text.row, words, task.ids, self.blank)
+        (_, batch), (_, start) = (next(task.batches([row])) for row in (text.row, blank))
 
         def score(vectors: Tensor) -> Tensor:
             """Return the score of as many points on the way as captum asks for."""
             count = len(vectors)
-            _, batch = next(replace(passes, batch_size=count).batches([text.row] * count))
+            _, batch = next(replace(task, batch_size=count).batches([text.row] * count))
             with undone() as changes:
                 changes.hook(embedding.register_forward_hook, lambda *_: vectors)
-                scores = passes.scores(passes.run(batch), batch)
+                scores = task.read_scores(task.run(batch), batch)
             return torch.stack([task.score_of(each, number) for each in scores])
 
         attributed = Captum(score).attribute(
             embedding(batch.inputs["input_ids"]).detach(),
             baselines=embedding(start.inputs["input_ids"]).detach(),
             n_steps=self.steps,
-            internal_batch_size=passes.batch_size,
+            internal_batch_size=task.batch_size,
         )
         return attributed[0].sum(dim=-1).double().cpu().numpy()
 

@@ -93,7 +93,7 @@ class Passes:
         """Return the model's outputs of a batch."""
         return self.model.adapter.forward(self.model.module, batch.inputs)
 
-    def texts(self, texts: Sequence[str]) -> list[Text]:
+    def encode(self, texts: Sequence[str]) -> list[Text]:
         """Return texts as rows, with the names their positions have in a captured trace."""
         if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
             raise TokensError(f"A list of texts is needed; got {shorten(texts)}.")
@@ -152,12 +152,12 @@ class Passes:
                 outputs = forward(batch.inputs, numbers) if forward else self.run(batch)
                 if read_as is not None:
                     batch = self._padded([read_as[k] for k in numbers])
-                for k, scores in zip(numbers, self.scores(outputs, batch), strict=True):
+                for k, scores in zip(numbers, self.read_scores(outputs, batch), strict=True):
                     results[k] = take(k, scores)
                 tell(stage, len(results), len(rows))
         return [results[k] for k in range(len(rows))]
 
-    def scores(self, outputs: Any, batch: Batch) -> list[Scores]:
+    def read_scores(self, outputs: Any, batch: Batch) -> list[Scores]:
         """Return what each example's answer is read from."""
         module, tokenizer = self.model
         answers = self.model.adapter.scores(module, tokenizer, outputs, batch)
@@ -197,10 +197,9 @@ class Answer:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """Texts, the answer of each, how its score is read, and the work's name for who listens."""
+class Task(Passes):
+    """Passes over texts: the answer of each, how its score is read, and the name of the work."""
 
-    passes: Passes
     texts: Sequence[Text]
     answers: Sequence[Answer]
     score: Score
@@ -211,9 +210,9 @@ class Task:
         cls, passes: Passes, texts: Sequence[str], answer: Choices, score: Score, stage: str
     ) -> Task:
         """Return the texts as rows, with what the model answers to each as it is."""
-        rows = passes.texts(texts)
-        plain: Any = answer.tolist() if hasattr(answer, "tolist") else answer  # of an array
-        choices = answers_for_each(plain, len(rows))
+        rows = passes.encode(texts)
+        convert = getattr(answer, "tolist", lambda: answer)  # of an array
+        choices = answers_for_each(convert(), len(rows))
 
         def read_answer(k: int, scores: Scores) -> Answer:
             choice = scores.choice(choices[k])
@@ -222,7 +221,7 @@ class Task:
             return Answer(choice, scores.label(choice), probability, value, scores.position)
 
         answers = passes.read([text.row for text in rows], read_answer)
-        return cls(passes, rows, answers, score, stage)
+        return cls(passes.model, passes.ids, passes.batch_size, rows, answers, score, stage)
 
     def scores(
         self,
@@ -246,7 +245,7 @@ class Task:
             return float(self.score_of(scores, texts[r]))
 
         read_as = [self.texts[k].row for k in texts] if keeps_positions else None
-        return self.passes.read(rows, score, stage=self.stage, forward=forward, read_as=read_as)
+        return self.read(rows, score, stage=self.stage, forward=forward, read_as=read_as)
 
     def score_of(self, scores: Scores, text: int) -> Tensor:
         """Return the score of a text's answer, read where the text as it is has it."""

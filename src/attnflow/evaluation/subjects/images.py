@@ -32,12 +32,12 @@ Floats = NDArray[np.float64]
 Cover = tuple[Floats, NDArray[np.bool_]]
 CENTRE: Final = "centre"
 LEAVE_ONE_OUT: Final = "(leave one patch out)"
-IMAGE_METHODS = (
+IMAGE_METHODS: tuple[str, ...] = (
     *("rollout", "alti", "norm-rollout", "gradient-attention", "gradient-rollout", "raw"),
 )
 """What is compared when nothing is asked for; flow and value zeroing take long on the hundreds of
 patches of an image and can be named."""
-QUESTION_METHODS = ("rollout", "gradient-attention", "gradient-rollout", "raw")
+QUESTION_METHODS: tuple[str, ...] = ("rollout", "gradient-attention", "gradient-rollout", "raw")
 """What is compared for a vision-language model."""
 
 _METRICS = (

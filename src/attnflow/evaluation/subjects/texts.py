@@ -134,7 +134,8 @@ class Texts(base.Subject):
         """
         loaded = as_model(model)
         blanks = Passes.over(loaded, self.batch_size).ids.blanks
-        by = self.by or next((name for name in _BLANKS if name in blanks), "delete")
+        there: BlankToken = next((name for name in _BLANKS if name in blanks), "delete")
+        by = self.by or there
         measures = self.measures or {"blank-out": BlankOut(by=by), "gradient": InputGradient()}
         return TextJudge(
             subject=replace(self, by=by, measures=dict(measures)),
