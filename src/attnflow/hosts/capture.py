@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from attnflow.errors import InputError, TokensError, UnsupportedModelError, shorten
@@ -327,17 +328,26 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
             return [two_tower_trace(watched, request.score)]
         if explained is not None and differentiates:
             gradients = gradients_of(explained.total(request.score), recorder, module)
+    watched = replace(watched, gradients=gradients)
+    if needs_rows:
+        recorder.measured[GRADIENT_ATTENTION] = _gradient_attention(watched, request.score, by_rows)
+    return watched.traces()
+
+
+def _gradient_attention(
+    watched: ForwardPass, score: ScoreName, by_rows: bool
+) -> list[NDArray[np.float32]]:
+    """Return `(batch, n, n)` of each layer: read off all gradients, or each position's own."""
+    model, layers, explained = watched.model, watched.recorder.layers, watched.explained
     if by_rows and explained is not None:
         choices = explained.choices, explained.contrasts
-        with at_rest(module):
-            rows = adapter.gradient_rows(module, batch, *choices, request.score)
-        recorder.measured[GRADIENT_ATTENTION] = [layer.cpu().numpy() for layer in rows]
-    elif needs_rows and gradients is not None:
-        recorder.measured[GRADIENT_ATTENTION] = [
-            np.maximum(layer.weights * gradient, 0).mean(axis=1)
-            for layer, gradient in zip(recorder.layers, gradients, strict=True)
-        ]
-    return replace(watched, gradients=gradients).traces()
+        with at_rest(model.module):
+            rows = model.adapter.gradient_rows(model.module, watched.batch, *choices, score)
+        return [layer.cpu().numpy() for layer in rows]
+    return [
+        np.maximum(layer.weights * gradient, 0).mean(axis=1)
+        for layer, gradient in zip(layers, watched.gradients or (), strict=True)
+    ]
 
 
 def _scores_at(scores: Scores | None, position: int, model: nn.Module) -> Scores:

@@ -91,21 +91,20 @@ class ForwardPass:
         weights = self.recorder.stacked()[:, example]
         if len(positions) < length:
             weights = weights[:, :, positions[:, None], positions]
+        gradients = None
+        if self.gradients is not None:
+            squares = [array[example][:, positions[:, None], positions] for array in self.gradients]
+            gradients = np.stack(squares)
         return AttentionTrace.from_arrays(
             weights,
             self.input_tokens(example, length),
             layers=layer_numbers([layer.number for layer in layers]),
             sinks=lacking_rows(weights, [layer.sink for layer in layers]),
             prediction=self.prediction(example),
-            gradients=self._gradients(example, positions),
+            gradients=gradients,
             measured=self._measured(example, positions),
             **self.about(example),
         )
-
-    def _gradients(self, example: int, positions: NDArray[np.intp]) -> NDArray[np.float32] | None:
-        if self.gradients is None:
-            return None
-        return np.stack([x[example][:, positions[:, None], positions] for x in self.gradients])
 
     def _measured(
         self, example: int, positions: NDArray[np.intp]

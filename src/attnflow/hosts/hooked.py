@@ -6,6 +6,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -123,7 +124,10 @@ class EmbeddedAdapter(_ProjectionAdapter):
                 "The embedded model has words of its own: leave tokenizer out, or pass the one "
                 f"that load() gives; got {shorten(tokenizer)}."
             )
-        encoded = [_encode(tokenizer, text) for text in texts]
+        try:
+            encoded = [tokenizer.encode(text) for text in texts]
+        except ValueError as error:
+            raise TokensError(f"The embedded model cannot take this text: {error}") from error
         longest = max(len(ids) for ids, _ in encoded)
         rows = [ids + [tokenizer.pad_id] * (longest - len(ids)) for ids, _ in encoded]
         lengths = torch.tensor([[len(ids)] for ids, _ in encoded])
@@ -190,13 +194,6 @@ class EmbeddedAdapter(_ProjectionAdapter):
         """Return the number of the verb, read from the first position, [CLS]."""
         labels = cast(VerbNumberModel, model).labels
         return [Scores(row, 0, lambda ids: [labels[k] for k in ids]) for row in outputs.logits]
-
-
-def _encode(vocabulary: WordVocabulary, text: str) -> tuple[list[int], list[str]]:
-    try:
-        return vocabulary.encode(text)
-    except ValueError as error:
-        raise TokensError(f"The embedded model cannot take this text: {error}") from error
 
 
 class TimmAdapter(_ProjectionAdapter):
@@ -289,9 +286,8 @@ class TimmAdapter(_ProjectionAdapter):
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch
     ) -> list[Scores | None]:
         """Return the classes of a classification head, read from the first position or from all."""
-        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[1] < 2:
-            return [None] * batch.size
-        if not getattr(model, "num_classes", 0):
+        scores = isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] > 1
+        if not scores or not getattr(model, "num_classes", 0):
             return [None] * batch.size
         return [
             Scores(row, 0, lambda ids: [f"class {k}" for k in ids], pooled=_is_pooled(model))
@@ -366,8 +362,8 @@ class TorchAdapter(Adapter):
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
         """Run one forward pass with the inputs passed by name."""
         with exclusive(model) as changes:
+            ask, read = partial(_ask, recorder), partial(_read, recorder)
             for module in _attention_modules(model):
-                ask, read = _ask(recorder), _read(recorder)
                 changes.hook(module.register_forward_pre_hook, ask, with_kwargs=True, prepend=True)
                 changes.hook(module.register_forward_hook, read)
             return self.forward(model, inputs)
@@ -381,21 +377,20 @@ def _attention_modules(model: nn.Module) -> list[nn.MultiheadAttention]:
     return [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
 
 
-def _ask(recorder: Recorder) -> Any:
-    def ask(
-        module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        arguments = inspect.signature(module.forward).bind(*inputs, **options).arguments
-        _refuse_cross_attention(arguments["query"], arguments["key"])
-        if arguments.get("key_padding_mask") is not None:
-            recorder.positions = _positions(arguments["key_padding_mask"])
-        if recorder.disturb:  # a query of zeros scores every key alike, whatever its bias adds
-            zeros = torch.zeros_like(arguments["query"])
-            options = {**options, "query": zeros} if "query" in options else options
-            inputs = (zeros, *inputs[1:]) if inputs else inputs
-        return inputs, {**options, "need_weights": True, "average_attn_weights": False}
-
-    return ask
+def _ask(
+    recorder: Recorder, module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    arguments = inspect.signature(module.forward).bind(*inputs, **options).arguments
+    query, padding = arguments["query"], arguments.get("key_padding_mask")
+    _refuse_cross_attention(query, arguments["key"])
+    if padding is not None:  # torch marks it by True, or by minus infinity
+        padding = padding if padding.dtype == torch.bool else padding == -torch.inf
+        recorder.positions = kept_positions(~padding.reshape(-1, padding.shape[-1])) or ()
+    if recorder.disturb:  # a query of zeros scores every key alike, whatever its bias adds
+        zeros = torch.zeros_like(query)
+        options = {**options, "query": zeros} if "query" in options else options
+        inputs = (zeros, *inputs[1:]) if inputs else inputs
+    return inputs, {**options, "need_weights": True, "average_attn_weights": False}
 
 
 def _refuse_cross_attention(query: Tensor, key: Tensor) -> None:
@@ -409,17 +404,9 @@ def _refuse_cross_attention(query: Tensor, key: Tensor) -> None:
     )
 
 
-def _positions(mask: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Positions that are no padding: torch marks those that are by True, or by minus infinity."""
-    padding = mask if mask.dtype == torch.bool else mask == -torch.inf
-    return kept_positions(~padding.reshape(-1, padding.shape[-1])) or ()
-
-
-def _read(recorder: Recorder) -> Any:
-    def read(module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        weights = output[1]
-        weights = weights if weights.ndim == 4 else weights[None]
-        # What is handed out is a view made for the caller; the model goes on with its base.
-        recorder.add(weights, in_graph=weights._base)
-
-    return read
+def _read(
+    recorder: Recorder, module: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
+) -> None:
+    weights = output[1] if output[1].ndim == 4 else output[1][None]
+    # What is handed out is a view made for the caller; the model goes on with its base.
+    recorder.add(weights, in_graph=weights._base)

@@ -37,7 +37,7 @@ def attend(layer: Factors, value: Tensor) -> tuple[Tensor, Tensor | None]:
     query, key, causal = layer.query[None], layer.key[None], layer.band.after == 0
     values = value[None]
     choose: Any = torch._fused_sdp_choice  # which fused kernel torch itself would take
-    options = {"scale": layer.scale, "enable_gqa": layer.groups > 1}
+    options: dict[str, Any] = {"scale": layer.scale, "enable_gqa": layer.groups > 1}
     choice = int(choose(query, key, values, None, 0.0, causal, **options))
     if query.device.type == "cpu" and choice == _FLASH:
         key, values = (x.repeat_interleave(layer.groups, dim=1) for x in (key, values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -67,9 +68,7 @@ def _words(encoded: Any, example: int, text: str) -> tuple[int | None, ...]:
     words: list[int | None] = list(encoded.word_ids(example))
     if len({word for word in words if word is not None}) >= len(text.split()):
         return tuple(words)
-    starts = [
-        k for k, c in enumerate(text) if not c.isspace() and (k == 0 or text[k - 1].isspace())
-    ]
+    starts = [match.start() for match in re.finditer(r"\S+", text)]
     spans = [encoded.token_to_chars(example, k) for k in range(len(words))]
     return tuple(
         None if word is None or span is None else _word_at(starts, text, span.start, span.end)
@@ -151,12 +150,8 @@ _PROCESSORS: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()
 
 def own_processor(model: PreTrainedModel) -> Any:
     """Return the image processor that was saved beside the model's weights; loaded once."""
-    if model not in _PROCESSORS:
-        _PROCESSORS[model] = _load_processor(model)
-    return _PROCESSORS[model]
-
-
-def _load_processor(model: PreTrainedModel) -> Any:
+    if model in _PROCESSORS:
+        return _PROCESSORS[model]
     name = str(getattr(model.config, "name_or_path", ""))
     hint = "pass one: processor=..., for example AutoImageProcessor.from_pretrained(...)."
     if not name:
@@ -166,7 +161,7 @@ def _load_processor(model: PreTrainedModel) -> Any:
         )
     try:
         # Pillow's: the same pixels whether or not torchvision is installed.
-        return AutoImageProcessor.from_pretrained(name, backend="pil")
+        processor = AutoImageProcessor.from_pretrained(name, backend="pil")
     # The library raises many unrelated types where a processor is missing; all mean the same here.
     except Exception as error:
         raise ModelError(
@@ -174,3 +169,4 @@ def _load_processor(model: PreTrainedModel) -> Any:
             f"({type(error).__name__}: {str(error)[:200]}). Images need one beside the weights "
             f"(preprocessor_config.json); or {hint}"
         ) from error
+    return _PROCESSORS.setdefault(model, processor)
