@@ -15,7 +15,6 @@ from attnflow.explainers.sources import Sources
 from attnflow.methods.reruns import AblationRegression, LeaveOneOut, RerunMethod
 
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 _SWEEPS = 10_000
 _CONVERGED = 1e-10
 

@@ -146,7 +146,7 @@ class GradientAttention(Method):
     t is the position that predicts, and p the probability of what it says: for a causal language
     model the token that follows each position, for other models their answer. A weight counts as
     far as it raises the answer. The value at a layer is the sum from the start layer up to it, so
-    the highest layer holds the whole of it. Matrix are in nats and do not add up to 1; `normalize`
+    the highest layer holds the whole of it. Values are in nats and do not add up to 1; `normalize`
     makes them shares.
 
     start_layer: the first layer that counts.
