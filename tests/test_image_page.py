@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 import attnflow
+from attnflow.hosts import inputs
 from attnflow.hosts.model import Model
-from attnflow.hosts.transformers import inputs
 from attnflow.show.view import results_of, unpack_values
 from attnflow.testing import tiny_vision_model
 from attnflow.web.models import Limits, OfferedModel, embedded_models

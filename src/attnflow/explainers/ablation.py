@@ -33,10 +33,10 @@ from attnflow.errors import (
 from attnflow.errors.arguments import check_fields
 from attnflow.errors.progress import tell
 from attnflow.hosts.adapter import TokenIds, device_of
+from attnflow.hosts.inputs import check_vocabulary
 from attnflow.hosts.model import Model, adapter_for
 from attnflow.hosts.recorder import Intervention
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.inputs import check_vocabulary
 from attnflow.methods.reruns import By
 
 Floats = NDArray[np.float64]

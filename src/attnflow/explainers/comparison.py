@@ -18,9 +18,9 @@ from attnflow.explainers.prompts import encode_prompts
 from attnflow.explainers.texts import default_for, explain, next_token, with_confirmation
 from attnflow.graph import LayeredGraph
 from attnflow.hosts.capture import capture
+from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.hosts.transformers.inputs import tokens_of
 from attnflow.methods import Flow, Method, Raw, RerunMethod, Rollout, make_method
 from attnflow.show.view import HeadWeights, View, view
 from attnflow.tokens.documents import Documents

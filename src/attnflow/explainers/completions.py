@@ -31,10 +31,10 @@ from attnflow.explainers.request import (
 )
 from attnflow.explainers.reruns import confirm_completion, measure_completion
 from attnflow.explainers.writer import write, write_texts
+from attnflow.hosts.inputs import check_vocabulary, checked_tokenizer
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.generate import checked_generator
-from attnflow.hosts.transformers.inputs import check_vocabulary, checked_tokenizer
 from attnflow.hosts.vision_language.towers import has_images, image_prompt, read_photos
 from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method

@@ -21,9 +21,9 @@ from attnflow.attribution import Attribution
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.factored import told_memory
 from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model, adapter_for
 from attnflow.hosts.restore import at_rest
-from attnflow.hosts.transformers.inputs import tokens_of
 from attnflow.hosts.transformers.row_gradients import (
     NO_CONTRAST,
     PredictingRows,

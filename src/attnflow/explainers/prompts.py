@@ -11,10 +11,15 @@ from torch import Tensor
 
 from attnflow.errors import InputError, TokensError, shorten
 from attnflow.hosts.adapter import device_of, on_device
-from attnflow.hosts.inputs import checked_text, padding_to_the_right
+from attnflow.hosts.inputs import (
+    check_vocabulary,
+    checked_text,
+    checked_tokenizer,
+    padding_to_the_right,
+    tokens_of,
+)
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.hosts.transformers.inputs import check_vocabulary, checked_tokenizer, tokens_of
 from attnflow.tokens.text import common_tokens
 
 Message = Mapping[str, str]

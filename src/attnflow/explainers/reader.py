@@ -31,10 +31,10 @@ from attnflow.explainers.request import (
 from attnflow.explainers.rollout_cache import RolloutCache, streams
 from attnflow.hosts.capture import capture, capture_phrase
 from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import can_stream, run_once
-from attnflow.hosts.transformers.inputs import tokens_of
 from attnflow.hosts.vision_language.towers import after_prompt, has_images
 from attnflow.methods import Flow, GradientAttention, Method, Rollout, make_method
 from attnflow.methods.limits import warn_of_limits

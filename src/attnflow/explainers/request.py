@@ -10,8 +10,7 @@ from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError, TargetError, TokensError, shorten, whole_number
 from attnflow.explainers.prompts import Prompt
 from attnflow.hosts.adapter import ModelFacts
-from attnflow.hosts.inputs import checked_text
-from attnflow.hosts.transformers.inputs import after_start, prefix_ids
+from attnflow.hosts.inputs import after_start, checked_text, prefix_ids
 from attnflow.methods import Method
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS

@@ -20,8 +20,8 @@ from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion, CompletionTarget, resolve_targets
 from attnflow.explainers.sources import Sources, strongest
 from attnflow.hosts.forward_pass import provenance_of
+from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
-from attnflow.hosts.transformers.inputs import tokens_of
 from attnflow.methods.reruns import RerunMethod
 from attnflow.tokens import Tokens
 

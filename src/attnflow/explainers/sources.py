@@ -18,8 +18,8 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import SOURCE_TOKENS
 from attnflow.errors import InputError, TokensError
 from attnflow.explainers.prompts import Prompt
+from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
-from attnflow.hosts.transformers.inputs import tokens_of
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import surfaces
 from attnflow.tokens.units import (

@@ -14,10 +14,10 @@ from attnflow.explainers.prompts import PromptBatch
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import Completion
 from attnflow.explainers.rollout_cache import RolloutCache
+from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import end_tokens, run_generate
-from attnflow.hosts.transformers.inputs import tokens_of
 
 
 def write(

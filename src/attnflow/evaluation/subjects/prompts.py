@@ -27,9 +27,9 @@ from attnflow.explainers.request import check_room, completion_ids
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources, prompt_tokens, strongest
 from attnflow.explainers.writer import write_texts
+from attnflow.hosts.inputs import checked_tokenizer
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.transformers.generate import checked_generator
-from attnflow.hosts.transformers.inputs import checked_tokenizer
 from attnflow.methods import LeaveOneOut
 from attnflow.methods.reruns import By, RerunScore
 from attnflow.tokens.units import Level, check_level

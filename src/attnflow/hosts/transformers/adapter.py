@@ -23,7 +23,20 @@ from attnflow.hosts.adapter import (
     on_device,
 )
 from attnflow.hosts.blocks import BLOCK_MEASURES, Parts, declared_parts
-from attnflow.hosts.inputs import kept_positions, name_patches, padding_to_the_right, refuse_by_name
+from attnflow.hosts.inputs import (
+    check_vocabulary,
+    decoder_inputs,
+    kept_positions,
+    name_patches,
+    own_processor,
+    padded,
+    padding_to_the_right,
+    refuse_by_name,
+    shifted_input,
+    tokenize,
+    tokens_of,
+    words_of,
+)
 from attnflow.hosts.recorder import UNIFORM, Intervention, Recorder
 from attnflow.hosts.transformers.answers import (
     compared_side,
@@ -40,16 +53,6 @@ from attnflow.hosts.transformers.attention import (
     watch_attention,
 )
 from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
-from attnflow.hosts.transformers.inputs import (
-    check_vocabulary,
-    decoder_inputs,
-    own_processor,
-    padded,
-    shifted_input,
-    tokenize,
-    tokens_of,
-    words_of,
-)
 from attnflow.hosts.transformers.row_gradients import (
     NO_CONTRAST,
     PredictingRows,
@@ -252,7 +255,7 @@ class TransformersAdapter(Adapter):
 
     def image_processor(self, model: nn.Module) -> Any:
         """Return the processor in the folder, or under the name, that the model came from."""
-        return own_processor(cast(PreTrainedModel, model))
+        return own_processor(model)
 
     def supports_decomposition(self, model: nn.Module) -> bool:
         """Return True for a text classifier or masked language model of a declared family."""
