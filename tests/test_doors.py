@@ -24,7 +24,7 @@ import attnflow
 from attnflow import corpus
 from attnflow.cli.app import app
 from attnflow.errors import AttnflowError
-from attnflow.show.view_reader import results_of
+from attnflow.show.view import results_of
 from attnflow.testing import tiny_decoder, tiny_encoder, tiny_vision_model
 from attnflow.web.models import named_models
 from serving import Client, serving

@@ -1,9 +1,10 @@
-"""Numbers and pictures as a view document carries them: base64, nothing fetched.
+"""Numbers and pictures as a view document carries them, and the results it shows, read back.
 
 A number has 16 bits, a row a scale: four digits of a row's strongest value survive. A large layer
 keeps only the strongest sources of each target, and says how much it left out. Bounds are rounded
-outwards, so that what is read back still encloses the exact value. A picture is a PNG; it is
-written here because a page must not need Pillow.
+outwards, so that what is read back still encloses the exact value. All else that a result holds
+comes back as it was; the name of a model in a folder is the folder's alone. A picture is a PNG; it
+is written here because a page must not need Pillow.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import InputError
+from attnflow.attribution import Attribution
+from attnflow.attribution.files import fields_of
+from attnflow.errors import FileError, InputError
 
+FORMAT, VERSION = "attnflow-view", 1
 Numbers = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
 
@@ -211,3 +215,67 @@ def _check_pixels(pixels: Any) -> NDArray[np.uint8]:
             f"to {high:g}. Undo the model's normalisation first: pixels * std + mean."
         )
     return np.rint(array * (255.0 / top)).astype(np.uint8)
+
+
+# -- results, read back ---------------------------------------------------------------------------
+
+
+def unpack_values(document: Mapping[str, Any], index: int = 0) -> Floats:
+    """Return the values of one result of a document, layer × target × source; what was left out
+    is 0.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> from attnflow.show.view import view
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> unpack_values(view(Rollout()(trace)))[0].round(3).tolist()
+    [[1.0, 0.0], [0.25, 0.75]]
+    """
+    if document.get("format") != FORMAT or document.get("version") != VERSION:
+        raise FileError(
+            f"This is not a view of version {VERSION}: its format is {document.get('format')!r}, "
+            f"its version {document.get('version')!r}."
+        )
+    shape = len(document["targets"]["texts"]), len(document["sources"]["texts"])
+    return np.stack([unpack_layer(layer, shape) for layer in document["results"][index]["values"]])
+
+
+def results_of(document: Mapping[str, Any]) -> list[Attribution]:
+    """Return the results that a view document shows, to four digits of each row's strongest.
+
+    >>> from attnflow import AttentionTrace, Rollout
+    >>> from attnflow.show.view import view
+    >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
+    >>> result = Rollout(residual=0.4)(trace).normalize("max")
+    >>> back = results_of(view(result))[0]
+    >>> back.method.residual, back.steps == result.steps
+    (0.4, True)
+    """
+    return [_result(document, index) for index in range(len(document["results"]))]
+
+
+def _result(document: Mapping[str, Any], index: int) -> Attribution:
+    record, values = document["results"][index], unpack_values(document, index)
+    axes = {"targets": document["targets"], "sources": document["sources"]}
+    fields = fields_of({**record, **axes})
+    images = [document["image"]] if document["image"] else document["images"]
+    pictures = [image["picture"] for image in images]
+    if pictures and None not in pictures:  # they stand in the document once
+        fields["provenance"] = {**fields["provenance"], "images": pictures}
+    return Attribution(values=values, **fields, **_arrays(record, values))
+
+
+def _arrays(record: Mapping[str, Any], values: Floats) -> dict[str, Any]:
+    """Return bounds, saturation, mass elsewhere and dependence, where there are any."""
+    layers, targets, sources = values.shape
+    arrays: dict[str, Any] = {
+        name: unpack_numbers(record[name], np.float32).astype(np.float64).reshape(layers, targets)
+        for name in ("elsewhere", "dependence")
+        if record[name] is not None
+    }
+    if record["bounds"] is not None:
+        bounds = unpack_bounds(record["bounds"], record["values"], values)
+        arrays["lower"], arrays["upper"] = bounds
+    if record["saturated"] is not None:
+        marks = [unpack_bits(layer, (targets, sources)) for layer in record["saturated"]]
+        arrays["saturated"] = np.stack(marks)
+    return arrays

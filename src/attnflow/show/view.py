@@ -27,7 +27,7 @@
                 patches and class tokens are sources from `start` on}
 
 `values` has one entry for each layer, so that a reader can unpack one at a time; `packing` has the
-bytes, `view_reader` reads a document back into results, with all that a result holds.
+bytes, and reads a document back into results.
 """
 
 from __future__ import annotations
@@ -44,9 +44,18 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.passages import passages_of
 from attnflow.errors import InputError
 from attnflow.graph import LayeredGraph
-from attnflow.show.packing import pack_bits, pack_bounds, pack_layer, pack_numbers, picture_address
+from attnflow.show.packing import (
+    FORMAT,
+    VERSION,
+    pack_bits,
+    pack_bounds,
+    pack_layer,
+    pack_numbers,
+    picture_address,
+    results_of,
+    unpack_values,
+)
 from attnflow.show.sentences import caveats, prediction_rows, remarks, unit_of
-from attnflow.show.view_reader import FORMAT, VERSION, results_of, unpack_values
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import common_tokens
 from attnflow.tokens.units import split_units
