@@ -194,7 +194,7 @@ class DataFile:
         return self._refuse(number, line, sentence)
 
     def _json(self) -> list[Any]:
-        with _file_errors(self.path):
+        with file_errors(self.path):
             content = self.path.read_bytes().removeprefix(_BOM)
         try:
             values = json.loads(content.decode("utf-8"))
@@ -259,7 +259,7 @@ class DataFile:
     def _is_quoted(self) -> bool:
         if self.format == ".csv":
             return True
-        with _file_errors(self.path):
+        with file_errors(self.path):
             status = self.path.stat()
         return _is_quoted(self.path, status.st_mtime_ns, status.st_size)
 
@@ -315,7 +315,7 @@ class _Lines:
         self._problem: FileError | None = None
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        with _file_errors(self.path), self.path.open("rb") as file:
+        with file_errors(self.path), self.path.open("rb") as file:
             file.seek(self.offset)
             for line in file:
                 begin = self.offset
@@ -348,7 +348,8 @@ def _not_utf8(path: Path, offset: int, byte: int) -> FileError:
 
 
 @contextmanager
-def _file_errors(path: Path) -> Iterator[None]:
+def file_errors(path: Path) -> Iterator[None]:
+    """Say of a file or a folder that it cannot be read, and why."""
     try:
         yield
     except OSError as error:

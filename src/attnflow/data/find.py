@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from attnflow.data.files import FORMATS, DataFile, Row
+from attnflow.data.files import FORMATS, DataFile, Row, file_errors
 from attnflow.errors import AttnflowError, FileError, InputError, did_you_mean, shorten
 from attnflow.tokens.patches import PICTURE_ENDINGS
 
@@ -79,10 +79,8 @@ def list_photos(folder: Path) -> list[Path]:
     >>> [path.name for path in list_photos(folder)]
     ['cat.JPG']
     """
-    try:
+    with file_errors(folder):
         files = sorted(path for path in folder.iterdir() if path.is_file())
-    except OSError as error:
-        raise FileError(f"{str(folder)!r} cannot be read: {error.strerror or error}.") from error
     photos = [path for path in files if path.suffix.lower() in PICTURE_ENDINGS]
     if not photos:
         raise InputError(

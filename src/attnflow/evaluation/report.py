@@ -82,25 +82,21 @@ class Evaluation(Results):
 
     def tables(self) -> tuple[Table, ...]:
         """Return what is shown and written: means, differences, costs."""
-        there = self.metrics
-        groups = [
-            (group, [metric for metric in group.metrics if metric in there])
-            for group in self.subject.groups
-        ]
-        means = [
-            replace(self._means(group.title, metrics), note=group.note)
-            for group, metrics in groups
-            if metrics
-        ]
-        return (*means, *map(self._differences, self.subject.differences), self._costs())
+        means = [self._means(*group) for group in self.subject.groups]
+        present = [table for table in means if table.columns]
+        return (*present, *map(self._differences, self.subject.differences), self._costs())
 
-    def _means(self, title: str, metrics: Sequence[Metric]) -> Table:
+    def _means(self, title: str, metrics: Sequence[Metric], note: str = "") -> Table:
+        """Return the means of those metrics that were measured."""
+        there = self.metrics
+        metrics = [metric for metric in metrics if metric in there]
         rows = {
             row: tuple(Cell.of_share(self.summary(row, metric.name)) for metric in metrics)
             for row in self.rows
         }
         name = title.split(":")[0].lower().replace(" ", "-")
-        return Table(name, title, tuple(metric.title for metric in metrics), rows, digits=_DIGITS)
+        columns = tuple(metric.title for metric in metrics)
+        return Table(name, title, columns, rows, note, digits=_DIGITS)
 
     def _differences(self, metric: str) -> Table:
         """Return differences from plain rollout, plain flow and random orders."""
@@ -128,8 +124,7 @@ class Evaluation(Results):
 
     def panels(self) -> list[dict[str, object]]:
         """Return plain numbers for the figure: a panel of intervals for each metric."""
-        metrics = [m for m in self.subject.figure_metrics if m in self.metrics]
-        return self._means("figure", metrics).interval_panels()
+        return self._means("figure", self.subject.figure_metrics).interval_panels()
 
     def heading(self, source: str) -> str:
         """Return what was evaluated, in a sentence; `source` is where the examples are from."""

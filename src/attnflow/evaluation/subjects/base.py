@@ -72,12 +72,14 @@ class LeftOutError(InputError):
 class Subject(ABC):
     """What is evaluated, and the settings of it that few people change.
 
-    name: one example, in tables and messages. shuffled: whether the order of the examples is drawn;
-    where it is not, `samples` counts only examples that can be used. headline: the metric that
-    orders the methods. baselines: the rows that a method must beat to be trusted.
+    name: one example, in tables and messages. example_type: the class of an example. shuffled:
+    whether the order of the examples is drawn; where it is not, `samples` counts only examples that
+    can be used. headline: the metric that orders the methods. baselines: the rows that a method
+    must beat to be trusted.
     """
 
     name: ClassVar[str]
+    example_type: ClassVar[type]
     shuffled: ClassVar[bool] = True
     headline: ClassVar[str]
     baselines: ClassVar[tuple[str, ...]] = (RANDOM,)
@@ -122,9 +124,9 @@ class Subject(ABC):
     def read_file(self, path: PathLike) -> list[Any]:
         """Return the examples of a file or a folder."""
 
-    @abstractmethod
     def as_example(self, value: Any) -> Any:
         """Return what stands in a list as an example."""
+        return value if isinstance(value, self.example_type) else self.example_type(value)
 
     def can_draw(self, example: Any) -> bool:
         """Return whether an example is drawn at all."""

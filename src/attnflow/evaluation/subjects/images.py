@@ -72,6 +72,7 @@ class Images(base.Subject):
     """
 
     name: ClassVar[str] = "image"
+    example_type: ClassVar[type] = ImageExample
     headline: ClassVar[str] = "deletion"
     baselines: ClassVar[tuple[str, ...]] = (RANDOM, CENTRE)
     cost_note: ClassVar[str] = "Of an image by this method alone, beside its passes."
@@ -90,10 +91,6 @@ class Images(base.Subject):
     def read_file(self, path: base.PathLike) -> list[ImageExample]:
         """Return the images of a table or a folder."""
         return read_images(path)
-
-    def as_example(self, value: Any) -> ImageExample:
-        """Return an example of what `explain` takes for an image."""
-        return value if isinstance(value, ImageExample) else ImageExample(value)
 
     def judge(
         self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int

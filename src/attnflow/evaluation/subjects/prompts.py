@@ -82,6 +82,7 @@ class Prompts(base.Subject):
     """
 
     name: ClassVar[str] = "prompt"
+    example_type: ClassVar[type] = CompletionPrompt
     shuffled: ClassVar[bool] = False
     headline: ClassVar[str] = "lds"
 
@@ -121,10 +122,6 @@ class Prompts(base.Subject):
     def read_file(self, path: base.PathLike) -> list[CompletionPrompt]:
         """Return the prompts of a table."""
         return read_prompts(path)
-
-    def as_example(self, value: Any) -> CompletionPrompt:
-        """Return an example of a text."""
-        return value if isinstance(value, CompletionPrompt) else CompletionPrompt(value)
 
     def judge(
         self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int

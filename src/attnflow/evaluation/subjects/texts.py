@@ -63,6 +63,7 @@ class Texts(base.Subject):
     """
 
     name: ClassVar[str] = "text"
+    example_type: ClassVar[type] = LabelledText
     headline: ClassVar[str] = base.FAITHFULNESS
     differences: ClassVar[tuple[str, ...]] = ("comprehensiveness", "sufficiency")
     cost_note: ClassVar[str] = (
@@ -115,10 +116,9 @@ class Texts(base.Subject):
 
     def as_example(self, value: Any) -> LabelledText:
         """Return an example of a text."""
-        example = LabelledText(value) if isinstance(value, str) else value
-        if not isinstance(example, LabelledText):
+        if not isinstance(value, (str, LabelledText)):
             raise InputError(f"A list of texts is needed; one of them is {shorten(value)}.")
-        return example
+        return super().as_example(value)
 
     def can_draw(self, example: LabelledText) -> bool:
         """Return whether a text has enough words."""
