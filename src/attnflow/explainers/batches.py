@@ -270,13 +270,13 @@ class CompletionBatches(Batches[PromptText]):
         prompt = self._prompt(item)
         new = self._max_new_tokens
         if item.completion is not None:
-            new = len(self._ids(item.completion))
+            new = len(completion_ids(self.model, item.completion))
         elif not new:
             raise TokensError(
                 "The prompt has no completion. Give one in a column (--completion), or have one "
                 "made: max_new_tokens=20 (--max-new-tokens 20)."
             )
-        check_room(self.model.module, self.model.facts, len(prompt.ids), new)
+        check_room(self.model, len(prompt.ids), new)
         return len(prompt.ids) + new
 
     def explain(self, items: Sequence[PromptText]) -> Results:
@@ -291,7 +291,8 @@ class CompletionBatches(Batches[PromptText]):
 
     def _read_all(self, items: Sequence[PromptText]) -> Results:
         completions = [
-            Completion(self._prompt(item), self._ids(item.completion or "")) for item in items
+            Completion(self._prompt(item), completion_ids(self.model, item.completion or ""))
+            for item in items
         ]
         results = [reader.read_all(completions) for reader in self._readers]
         return [list(row) for row in zip(*results, strict=True)]
@@ -309,6 +310,3 @@ class CompletionBatches(Batches[PromptText]):
 
     def _wording(self, item: PromptText) -> Any:
         return as_chat(item.prompt) if self._chat else item.prompt
-
-    def _ids(self, completion: str) -> list[int]:
-        return completion_ids(self.model.tokenizer, completion, self.model.facts)

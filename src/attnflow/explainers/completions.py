@@ -195,7 +195,7 @@ def _explain(
             )
         seed = options.get("seed")
         seed = None if seed is None else checked_seed(seed, least=-(2**63))
-        check_room(reader.module, reader.model.facts, batch.length, max_new_tokens)
+        check_room(reader.model, batch.length, max_new_tokens)
         others = {name: value for name, value in options.items() if name != "seed"}
         if rerun is None:
             return write(reader, batch, max_new_tokens, seed, others)
@@ -214,10 +214,10 @@ def _existing(
             f"{', '.join(options)}: options of the model's generate() say how a text is "
             "written; completion= is written already."
         )
-    ids = completion_ids(model.tokenizer, completion, model.facts)
+    ids = completion_ids(model, completion)
     if not model.facts.encoder_decoder:  # the decoder of two stacks may have words of its own
         check_vocabulary(model.module, torch.tensor(ids))
-    check_room(model.module, model.facts, batch.length, len(ids))
+    check_room(model, batch.length, len(ids))
     return Completion(batch.prompts()[0], ids)
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError, TargetError, TokensError, shorten, whole_number
 from attnflow.explainers.prompts import Prompt
-from attnflow.hosts.adapter import ModelFacts
 from attnflow.hosts.inputs import after_start, checked_text, prefix_ids
+from attnflow.hosts.model import Model
 from attnflow.methods import Method
 from attnflow.tokens import Tokens
 from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
@@ -63,7 +63,7 @@ def check_contrast(contrast: str, method: Method, targets: tuple[TargetRef, ...]
         raise InputError(f"contrast= is about one target; got {len(targets)}.")
 
 
-def completion_ids(tokenizer: Any, completion: str | Sequence[int], facts: ModelFacts) -> list[int]:
+def completion_ids(model: Model, completion: str | Sequence[int]) -> list[int]:
     """Return a completion's token ids: as it follows its prompt, or as the decoder's own text."""
     if not isinstance(completion, str):
         try:
@@ -72,33 +72,32 @@ def completion_ids(tokenizer: Any, completion: str | Sequence[int], facts: Model
             raise InputError(
                 f"completion is a text or a list of token ids; got {shorten(completion)}."
             ) from error
-    elif tokenizer is None:
+    elif model.tokenizer is None:
         raise TokensError("A completion as text needs tokenizer=...; or pass its token ids.")
     else:
         text = checked_text(completion, name="completion")
-        if facts.encoder_decoder:
-            ids = after_start(prefix_ids(tokenizer, text), facts)
+        if model.facts.encoder_decoder:
+            ids = after_start(prefix_ids(model.tokenizer, text), model.facts)
         else:
-            ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            ids = list(model.tokenizer(text, add_special_tokens=False)["input_ids"])
     if not ids:
         raise TokensError(f"There is nothing to explain: the completion is {shorten(completion)}.")
     return ids
 
 
-def check_room(model: Any, facts: ModelFacts, prompt: int, new: int) -> None:
+def check_room(model: Model, prompt: int, new: int) -> None:
     """Raise unless the prompt and what is made fit into the positions the model has."""
-    limit = facts.max_length
-    if limit is None or facts.encoder_decoder:
+    limit, name = model.facts.max_length, type(model.module).__name__
+    if limit is None or model.facts.encoder_decoder:
         return
     if prompt > limit:
         raise TokensError(
-            f"The prompt has {prompt} tokens and {type(model).__name__} takes at most {limit}. "
-            "Shorten it."
+            f"The prompt has {prompt} tokens and {name} takes at most {limit}. Shorten it."
         )
     if prompt + new > limit:
         raise TokensError(
-            f"{prompt} tokens of prompt and {new} new ones are {prompt + new}, and "
-            f"{type(model).__name__} takes at most {limit}; ask for at most {limit - prompt}."
+            f"{prompt} tokens of prompt and {new} new ones are {prompt + new}, and {name} takes "
+            f"at most {limit}; ask for at most {limit - prompt}."
         )
 
 

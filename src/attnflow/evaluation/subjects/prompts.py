@@ -228,11 +228,11 @@ class PromptJudge(base.Judge):
 
     def _completion(self, batch: PromptBatch, prompt: CompletionPrompt) -> tuple[list[int], str]:
         """Return the completion that is given, or else what the model writes by greedy search."""
-        facts, tokenizer = self.model.facts, self.model.tokenizer
+        tokenizer = self.model.tokenizer
         if prompt.completion is not None:
-            return completion_ids(tokenizer, prompt.completion, facts), prompt.completion
+            return completion_ids(self.model, prompt.completion), prompt.completion
         most, stop = self.subject.max_new_tokens, self.subject.stop
-        check_room(self.model.module, facts, batch.length, most)
+        check_room(self.model, batch.length, most)
         completion = write_texts(self.model, batch, most)[0].ids
         for k, token in enumerate(completion):
             if stop is not None and stop in tokenizer.decode([token]):
