@@ -211,7 +211,7 @@ class Task(Passes):
     ) -> Task:
         """Return the texts as rows, with what the model answers to each as it is."""
         rows = passes.encode(texts)
-        convert = getattr(answer, "tolist", lambda: answer)  # of an array
+        convert: Any = getattr(answer, "tolist", lambda: answer)  # of an array
         choices = answers_for_each(convert(), len(rows))
 
         def read_answer(k: int, scores: Scores) -> Answer:
