@@ -34,6 +34,7 @@ NEEDED = (
     *("attnflow/show/viewer/viewer.js", "attnflow/show/templates/page.html.j2"),
     "attnflow/web/page/index.html.j2",
     "attnflow_experiments/commands.py",
+    "attnflow_experiments/documents/ordinary.json",
 )
 
 BARE = """

@@ -1,0 +1,96 @@
+"""The ordinary documents: each answer is stated once, and the parts share nothing."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from attnflow_experiments.ablation.data import PARTS, Part
+from attnflow_experiments.documents.data import (
+    OrdinaryQuestion,
+    ordinary_content,
+    ordinary_questions,
+    parts_by_name,
+    rotations,
+)
+
+
+def both_parts() -> list[OrdinaryQuestion]:
+    return [question for part in PARTS for question in ordinary_questions(part)]
+
+
+def occurrences(answer: str, text: str) -> int:
+    """How often an answer stands in a text as words of their own; "1.7" is not "1"."""
+    return len(re.findall(rf"(?<![\w.,:]){re.escape(answer)}(?![\w:]|[.,]\d)", text.casefold()))
+
+
+def test_there_are_ten_kinds_with_three_documents_each() -> None:
+    documents = ordinary_content()["documents"]
+    kinds = Counter(document["kind"] for document in documents)
+    assert len(kinds) == 10
+    assert set(kinds.values()) == {3}
+    assert len({document["name"] for document in documents}) == 30
+
+
+def test_there_are_two_questions_for_each_document() -> None:
+    questions = ordinary_content()["questions"]
+    assert len(questions) == len({question["question"] for question in questions}) == 60
+    assert Counter(question["document"] for question in questions) == Counter(
+        {document["name"]: 2 for document in ordinary_content()["documents"]}
+    )
+
+
+def test_evidence_stands_once_in_its_document_and_in_no_other() -> None:
+    for question in both_parts():
+        counts = [text.count(question.evidence) for _, text in question.documents]
+        assert counts == [int(k == question.right) for k in range(5)], question.question
+
+
+def test_the_evidence_holds_an_accepted_answer() -> None:
+    for question in both_parts():
+        assert all(answer == answer.casefold() for answer in question.answers)
+        evidence = question.evidence.casefold()
+        assert any(answer in evidence for answer in question.answers), question.question
+
+
+def test_no_accepted_answer_stands_anywhere_but_in_the_evidence() -> None:
+    texts = [document["text"] for document in ordinary_content()["documents"]]
+    for question in ordinary_content()["questions"]:
+        for answer in question["answers"]:
+            everywhere = sum(occurrences(answer, text) for text in texts)
+            assert everywhere == occurrences(answer, question["evidence"]), (question, answer)
+
+
+def test_parts_have_all_kinds_and_share_no_document() -> None:
+    kinds = {document["name"]: document["kind"] for document in ordinary_content()["documents"]}
+    names: dict[Part, set[str]] = {
+        part: {name for question in ordinary_questions(part) for name, _ in question.documents}
+        for part in PARTS
+    }
+    assert not names["development"] & names["held-out"]
+    for part in PARTS:
+        assert len(ordinary_questions(part)) == 30
+        own = {name for name, where in parts_by_name().items() if where == part}
+        assert names[part] <= own
+        assert {kinds[name] for name in own} == set(kinds.values())
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_prompts_have_five_kinds_and_a_bounded_length(part: Part) -> None:
+    kinds = {document["name"]: document["kind"] for document in ordinary_content()["documents"]}
+    for question in ordinary_questions(part):
+        assert len({kinds[name] for name, _ in question.documents}) == 5
+        assert 300 <= sum(len(text.split()) for _, text in question.documents) <= 900
+    assert ordinary_questions(part) == ordinary_questions(part)
+
+
+def test_rotations_put_the_right_document_at_every_place() -> None:
+    for question in both_parts():
+        turned = list(rotations(question))
+        assert turned[0] == question
+        assert {each.right for each in turned} == set(range(5))
+        for each in turned:
+            assert each.documents[each.right] == question.documents[question.right]
+            assert set(each.documents) == set(question.documents)
