@@ -161,6 +161,7 @@ class _Grouped:
 
     def _top(self, target: int, values: Values, size: float) -> list[Row]:
         order = np.argsort(-values, kind="stable")[: self.settings.top].tolist()
+        marks = None if self.result.saturated is None else self.result.saturated[0, target]
         lower, upper = (
             None if bound is None else self._sums(bound[0, target])
             for bound in (self.result.lower, self.result.upper)
@@ -174,16 +175,13 @@ class _Grouped:
                 "share": float(values[k] / size) if size > 0 else 0.0,
                 "lower": None if lower is None else float(lower[k]),
                 "upper": None if upper is None else float(upper[k]),
-                "saturated": self._is_saturated(target, k),
+                "saturated": None if marks is None else bool(marks[self._tokens(k)].all()),
             }
             for k in order
         ]
 
-    def _is_saturated(self, target: int, source: int) -> bool | None:
-        if self.result.saturated is None:
-            return None
-        members = [source] if self.members is None else self.members[source]
-        return bool(self.result.saturated[0, target, members].all())
+    def _tokens(self, source: int) -> list[int]:
+        return [source] if self.members is None else self.members[source]
 
     def _elsewhere(self, target: int, values: Values) -> float:
         """Sum what the method itself puts elsewhere and what lies in no unit of the level."""
