@@ -19,7 +19,6 @@ import torch
 from scipy import stats
 
 from attnflow import Flow, Rollout, capture, evaluate
-from attnflow.cli import evaluate as command
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError, ModelError, progress
 from attnflow.errors.progress import Progress, ProgressCallback, listening
@@ -697,7 +696,7 @@ def test_an_interrupted_command_says_how_to_go_on(
             yield
 
     with monkeypatch.context() as patched:
-        patched.setattr(command, "progress_bars", stopping)
+        patched.setattr("attnflow.cli.writing.progress_bars", stopping)
         assert _run(arguments) == 130
         assert f"interrupted; 2 texts are kept in '{path}'" in capsys.readouterr().err
         assert _run(arguments[:5]) == 130  # nothing is kept where no file was named
