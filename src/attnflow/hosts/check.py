@@ -77,7 +77,7 @@ def _causal(model: Model, trace: AttentionTrace) -> Check:
 def _same_output(model: Model, batch: Batch, trace: AttentionTrace) -> Check:
     run = model.adapter.run
     plain = _output(model, batch)
-    watched = _output(model, batch, lambda *pass_: run(*pass_, Recorder("mean")))
+    watched = _output(model, batch, lambda module, inputs: run(module, inputs, Recorder("mean")))
     apart = _distance(plain, watched)
     allowed = _APART.get(str(trace.provenance["dtype"]), 1e-3)
     detail = f"relative difference {apart:.1e}, allowed {allowed:.0e}"
@@ -87,7 +87,7 @@ def _same_output(model: Model, batch: Batch, trace: AttentionTrace) -> Check:
 def _used(model: Model, batch: Batch) -> Check:
     name, run = "other attention gives another output", model.adapter.run_with
     try:
-        disturbed = _output(model, batch, lambda *pass_: run(*pass_, UNIFORM))
+        disturbed = _output(model, batch, lambda module, inputs: run(module, inputs, UNIFORM))
     except (CaptureError, UnsupportedModelError) as error:
         return Check(name, None, str(error))
     apart = _distance(_output(model, batch), disturbed)

@@ -216,7 +216,9 @@ class Explained(NamedTuple):
         return torch.stack(parts).sum()
 
 
-def answers_for_each(answer: Choice, count: int) -> Sequence[Answer | None]:
+def answers_for_each(
+    answer: Choice | Sequence[Answer | None], count: int
+) -> Sequence[Answer | None]:
     """Return the answer that is named for each example: one for all, or one for each."""
     if not isinstance(answer, Sequence) or isinstance(answer, str):
         return [answer] * count

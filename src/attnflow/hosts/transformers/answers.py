@@ -119,10 +119,10 @@ def read_scores(
     if logits.ndim != 2 or logits.shape[1] < 2:
         return [None] * batch.size
     several = getattr(config, "problem_type", None) == "multi_label_classification"
-    options = {"exclusive": not several, "pooled": facts.answer == "mean"}
+    positions = [_class_position(batch, b, facts) for b in range(batch.size)]
     return [
-        Scores(row, _class_position(batch, example, facts), classes, **options)
-        for example, row in enumerate(logits)
+        Scores(row, position, classes, exclusive=not several, pooled=facts.answer == "mean")
+        for row, position in zip(logits, positions, strict=True)
     ]
 
 

@@ -300,7 +300,7 @@ def gradient_rows(
     summed: only the sum over all layers is kept, as one layer.
     """
     text = text.ordinary()
-    cache = text.cache if text.cache is not None else _prefix(model, text)
+    cache: Any = text.cache if text.cache is not None else _prefix(model, text)
     parts: list[RowContributions] = []
     step = _rows_at_once(model, text)
     for begin in range(text.first, text.length, step):
