@@ -102,7 +102,8 @@ def test_figures_go_to_a_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / name
-    assert _run(["explain", "--model", folder, TEXT, *options, "--output", str(file)]) == 0
+    text = "sara [MASK]" if name.endswith("gif") else TEXT  # a film has a frame for each layer
+    assert _run(["explain", "--model", folder, text, *options, "--output", str(file)]) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"wrote {file}\n")
     assert file.read_bytes().startswith(STARTS[file.suffix])
@@ -463,15 +464,13 @@ def in_shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_what_a_terminal_cannot_encode_is_escaped(encoding: str) -> None:
-    text = '"the key → ∞"'
-    script = f"$attnflow explain {text} --table && $attnflow explain {text} --json"
-    run = in_shell(script, PYTHONIOENCODING=encoding)
+def test_what_a_terminal_cannot_encode_is_escaped() -> None:
+    run = in_shell('$attnflow explain "the key → ∞" --table', PYTHONIOENCODING="cp1252")
     assert (run.returncode, run.stderr) == (0, "")
-    table, record = run.stdout.rsplit("\n", 2)[:2]
-    assert "\\u2192" in table
-    assert "→" in json.loads(record)["sources"]["texts"]
+    assert "\\u2192" in run.stdout
+    run = in_shell('$attnflow explain "the key → ∞" --json', PYTHONIOENCODING="ascii")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "→" in json.loads(run.stdout)["sources"]["texts"]
 
 
 def test_a_reader_that_leaves_ends_the_command_in_silence() -> None:

@@ -71,6 +71,7 @@ class Mixing:
 
     def layer_matrices(self, trace: AttentionTrace) -> Matrix:
         """Return what each layer takes from the one below, `(layers, n, n)` in float64."""
+        _ = trace.weights  # a trace in factors refuses: this is what it is there to avoid
         every = np.arange(trace.length)
         matrices = np.empty((len(trace.layers), trace.length, trace.length))
         for index in range(len(matrices)):  # one by one: a copy of every layer may not fit

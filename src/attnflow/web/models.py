@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attnflow.errors import InputError
 
 if TYPE_CHECKING:
-    from attnflow.hosts.model import Model, adapter_for
+    from attnflow.hosts.model import Model
 
 # The drawing that visitors may try: scene 7 of those that nothing was chosen by.
 _PICTURE = "example.png"
@@ -137,20 +137,20 @@ def _offered(name: str, loaded: Model) -> OfferedModel:
     from attnflow.hosts.vision_language.towers import towers_of
 
     model = loaded.module
-    sees = loaded.tokenizer is None and adapter_for(model).reads_images(model)
+    sees = loaded.tokenizer is None and loaded.adapter.reads_images(model)
     if loaded.tokenizer is None and not sees:
         raise InputError(
             f"--model {name!r} reads no text (it has no tokenizer) and no images; the page takes "
             "these."
         )
     if sees:
-        adapter_for(model).image_processor(model)  # a missing one is told before the first visit
+        loaded.adapter.image_processor(model)  # a missing one is told before the first visit
     generates = bool(getattr(model, "can_generate", lambda: False)())
     answers = generates and not sees and towers_of(model) is not None
     return OfferedModel(
         name=Path(name).name if Path(name).is_dir() else name,  # not where it lies
         about=f"{type(model).__name__}, named when this server was started.",
-        explains=not sees and not adapter_for(model).facts(model).encoder_decoder,
+        explains=not sees and not loaded.facts.encoder_decoder,
         generates=generates,
         chats=generates and bool(getattr(loaded.tokenizer, "chat_template", None)),
         sees=sees,
