@@ -1,0 +1,330 @@
+"""A backward pass that hands on fair shares: each rule alone, and whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.activations import ACT2FN
+
+from attnflow.hosts.balanced import BalancedRules, balanced
+from attnflow.hosts.restore import undone
+
+SHAPE = (3, 4)
+
+
+def leaves(count: int, shape: tuple[int, ...] = SHAPE) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    numbers = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+    return [x.clone().requires_grad_() for x in numbers]
+
+
+def shares(
+    function: Callable[..., Tensor], *inputs: Tensor, upper: Tensor | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """The output under the rules, and input × gradient of each input."""
+    with BalancedRules() as rules:
+        output = function(*inputs)
+    assert not rules.uncovered
+    upper = torch.ones_like(output) if upper is None else upper
+    gradients = torch.autograd.grad(output, inputs, upper, allow_unused=True)
+    return output.detach(), [
+        torch.zeros_like(x) if g is None else (x * g).detach()
+        for x, g in zip(inputs, gradients, strict=True)
+    ]
+
+
+def shapley(function: Callable[..., Tensor], first: Tensor, second: Tensor) -> list[Tensor]:
+    """What each of two inputs adds to the output, over both orders, against zeros."""
+    zero = torch.zeros_like
+    with torch.no_grad():
+        both, none = function(first, second), function(zero(first), zero(second))
+        left, right = function(first, zero(second)), function(zero(first), second)
+    return [(both - right + left - none) / 2, (both - left + right - none) / 2]
+
+
+UNARY = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu of tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+    "relu in place": lambda x: functional.relu(x * 1, inplace=True),
+    "leaky relu": functional.leaky_relu,
+    "elu": functional.elu,
+    "mish": functional.mish,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softplus": functional.softplus,
+    "exp": torch.exp,
+    "square": lambda x: x**2,
+    "cube": lambda x: x.pow(3),
+    "itself times itself": lambda x: x * x,
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "module": nn.Hardswish(),
+    "method": lambda x: x.tanh(),
+}
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_a_function_of_one_number_hands_all_of_its_rise_to_its_input(name: str) -> None:
+    function, (x,) = UNARY[name], leaves(1)
+    output, (share,) = shares(function, x)
+    with torch.no_grad():
+        rise = function(x) - function(torch.zeros_like(x))
+    torch.testing.assert_close(output, function(x.detach()), rtol=0, atol=0)
+    torch.testing.assert_close(share, rise)
+
+
+def test_at_zero_the_slope_is_that_of_the_function() -> None:
+    x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    with BalancedRules():
+        output = torch.sigmoid(x) + functional.silu(x)
+    (slope,) = torch.autograd.grad(output.sum(), x)
+    torch.testing.assert_close(slope, torch.full_like(x, 0.75), rtol=1e-6, atol=1e-6)
+
+
+PRODUCTS: dict[str, Callable[..., Tensor]] = {
+    "mul": lambda a, b: a * b,
+    "torch.mul": torch.mul,
+    "mul in place": lambda a, b: (a * 1).mul_(b),
+    "gate": lambda a, b: functional.silu(a) * b,
+    "addcmul": lambda a, b: torch.addcmul(torch.ones_like(a), a, b),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_gives_each_factor_its_shapley_value(name: str) -> None:
+    function, (a, b) = PRODUCTS[name], leaves(2)
+    output, got = shares(function, a, b)
+    torch.testing.assert_close(output, function(a.detach(), b.detach()), rtol=0, atol=0)
+    for share, expected in zip(got, shapley(function, a, b), strict=True):
+        torch.testing.assert_close(share, expected)
+
+
+MATRICES: dict[str, Callable[..., Tensor]] = {
+    "matmul": lambda a, b: a @ b.T,
+    "linear": functional.linear,
+    "einsum": lambda a, b: torch.einsum("ij,kj->ik", a, b),
+    "bmm": lambda a, b: torch.bmm(a[None], b.T[None]),
+    "addmm": lambda a, b: torch.addmm(torch.ones(3, 3, dtype=a.dtype), a, b.T),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_product_of_matrices_is_halved(name: str) -> None:
+    function, (a, b) = MATRICES[name], leaves(2)
+    output, got = shares(function, a, b)
+    for share, expected in zip(got, shapley(function, a, b), strict=True):
+        torch.testing.assert_close(share.sum(), expected.sum())
+
+
+def test_what_a_rule_gave_may_be_changed_in_place() -> None:
+    a, b = leaves(2)
+    output, got = shares(lambda x, y: functional.silu(x).add_(functional.layer_norm(y, (4,))), a, b)
+    torch.testing.assert_close(got[0], functional.silu(a.detach()))
+    torch.testing.assert_close(output - got[0], functional.layer_norm(b.detach(), (4,)))
+
+
+def test_three_factors_have_a_third_each() -> None:
+    a, b, c = leaves(3)
+    output, got = shares(lambda *x: torch.einsum("ij,ij,ij->ij", *x), a, b, c)
+    for share in got:
+        torch.testing.assert_close(share, output / 3)
+
+
+def test_sums_and_linear_maps_keep_their_gradient() -> None:
+    a, b = leaves(2)
+    weight = nn.Parameter(torch.randn(5, 4, dtype=torch.float64))
+    output, got = shares(lambda x, y: torch.cat([x, y]) @ weight.T + 2 * weight[:, 0], a, b)
+    expected = torch.stack([a @ weight.T, b @ weight.T]).sum()
+    torch.testing.assert_close(got[0].sum() + got[1].sum(), expected.detach())
+    assert weight.grad is None and weight.requires_grad
+
+
+def test_a_parameter_that_was_computed_with_is_still_a_constant() -> None:
+    """As in Gemma: x · (1 + w) is no product of two computed tensors."""
+    (x,) = leaves(1)
+    weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+    output, (share,) = shares(lambda t: t * (1.0 + weight), x)
+    torch.testing.assert_close(share, output)
+
+
+def test_the_statistics_of_normalisers_are_constants() -> None:
+    (x,) = leaves(1)
+    weight = torch.randn(4, dtype=torch.float64)
+
+    def by_hand(t: Tensor) -> Tensor:
+        return weight * (t * torch.rsqrt(t.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+    def fused(t: Tensor) -> Tensor:
+        return functional.rms_norm(t, (4,), weight, 1e-6)
+
+    outputs, all_shares = zip(*(shares(f, x) for f in (by_hand, fused)), strict=True)
+    for output, (share,) in zip(outputs, all_shares, strict=True):
+        torch.testing.assert_close(share, output)
+
+    def centred(t: Tensor) -> Tensor:
+        variance = (t - t.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True)
+        return (t - t.mean(-1, keepdim=True)) / torch.sqrt(variance + 1e-5)
+
+    upper = torch.randn(SHAPE, dtype=torch.float64)
+    layer = shares(lambda t: functional.layer_norm(t, (4,), None, None, 1e-5), x, upper=upper)
+    for function in (centred, lambda t: functional.group_norm(t, 1)):
+        other = shares(function, x, upper=upper)
+        torch.testing.assert_close(other[0], layer[0])
+        torch.testing.assert_close(other[1], layer[1])
+
+
+def test_fused_attention_is_that_of_its_steps() -> None:
+    query, key, value = leaves(3, (1, 2, 5, 4))
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+
+    def steps(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.transpose(-1, -2) * 0.5).masked_fill(~mask, -torch.inf)
+        return scores.softmax(-1) @ v
+
+    def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def by_name(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=mask)
+
+    expected = shares(steps, query, key, value)[1]
+    for function in (fused, by_name):
+        for share, right in zip(shares(function, query, key, value)[1], expected, strict=True):
+            torch.testing.assert_close(share, right)
+    torch.testing.assert_close(expected[2].sum(), steps(query, key, value).sum() / 2)
+
+
+def test_the_steps_of_a_composite_function_are_seen() -> None:
+    attention = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64).eval()
+    (x,) = leaves(1, (1, 3, 4))
+    with BalancedRules():
+        output = attention(x, x, x, need_weights=False)[0]
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+    weight, bias = attention.in_proj_weight.detach(), attention.in_proj_bias.detach()
+
+    def by_hand(t: Tensor) -> Tensor:
+        parts = functional.linear(t, weight, bias).chunk(3, dim=-1)
+        q, k, v = (part.view(1, 3, 2, 2).transpose(1, 2) for part in parts)
+        mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(1, 3, 4)
+        return functional.linear(mixed, attention.out_proj.weight, attention.out_proj.bias)
+
+    torch.testing.assert_close((x * gradient).detach(), shares(by_hand, x)[1][0])
+
+
+def test_gated_units_share_between_value_and_gate() -> None:
+    (x,) = leaves(1)
+    output, (share,) = shares(functional.glu, x)
+    straight, gate = x.detach().chunk(2, dim=-1)
+    torch.testing.assert_close(output, functional.glu(x.detach()), rtol=0, atol=0)
+    expected = output / 2
+    of_gate = straight * (torch.sigmoid(gate) - 0.5) / 2
+    torch.testing.assert_close(share, torch.cat([expected, of_gate], dim=-1))
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "quick_gelu", "gelu_fast", "silu", "relu2"])
+def test_an_activation_that_is_written_out_is_one_function(name: str) -> None:
+    activation, (x,) = ACT2FN[name], leaves(1)
+    with undone() as changes, balanced(activation, changes):
+        output = activation(x)
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+    torch.testing.assert_close(output.detach(), activation(x.detach()), rtol=0, atol=0)
+    torch.testing.assert_close((x * gradient).detach(), output.detach())
+
+
+def test_an_operation_without_a_rule_is_named_and_keeps_its_gradient() -> None:
+    a, b = leaves(2)
+    with BalancedRules() as rules:
+        output = torch.atan2(a, b)
+    assert rules.uncovered == {"torch.atan2"}
+    got, expected = (
+        torch.autograd.grad(one.sum(), a, retain_graph=True)[0]
+        for one in (output, torch.atan2(a, b))
+    )
+    torch.testing.assert_close(got, expected)
+
+
+def test_nothing_is_left_behind() -> None:
+    (x,) = leaves(1)
+    with pytest.raises(RuntimeError), BalancedRules():
+        raise RuntimeError
+    (plain,) = torch.autograd.grad((x * x).sum(), x)
+    torch.testing.assert_close(plain, 2 * x.detach())
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "LlamaConfig": {"num_key_value_heads": 2},
+    "Gemma2Config": {"num_key_value_heads": 2, "head_dim": 8},
+    "Gemma3TextConfig": {"num_key_value_heads": 2, "head_dim": 8},
+    "Qwen3Config": {"num_key_value_heads": 2, "head_dim": 8},
+    "GPT2Config": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "GPTNeoXConfig": {},
+    "OPTConfig": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "BloomConfig": {"n_layer": 2, "n_head": 4},
+    "PhiConfig": {},
+    "FalconConfig": {},
+    "MixtralConfig": {"num_key_value_heads": 2, "num_local_experts": 4},
+    "GptOssConfig": {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4},
+    "CohereConfig": {"num_key_value_heads": 2},
+    "MambaConfig": {"state_size": 8},
+    "BertConfig": {},
+    "RobertaConfig": {"pad_token_id": 1},
+    "DistilBertConfig": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "ElectraConfig": {"embedding_size": 16},
+    "AlbertConfig": {"embedding_size": 16},
+    "DebertaV2Config": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "ModernBertConfig": {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "cls_token_id": 1,
+                         "sep_token_id": 1},
+}  # fmt: skip
+
+
+def build(name: str) -> nn.Module:
+    config = getattr(transformers, name)(**{**SIZES, **FAMILIES[name]})
+    torch.manual_seed(0)
+    auto = transformers.AutoModelForCausalLM
+    if type(config) not in auto._model_mapping or "Bert" in name or "berta" in name:
+        auto = transformers.AutoModelForSequenceClassification
+    if name in ("ElectraConfig", "AlbertConfig"):
+        auto = transformers.AutoModelForSequenceClassification
+    model = auto.from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_forward_pass_of_a_model_is_the_same_to_the_last_bit(name: str) -> None:
+    model = build(name)
+    ids = torch.randint(2, 61, (1, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+    kept: list[Tensor] = []
+
+    def cut(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        kept.append(output.detach().requires_grad_())
+        return kept[-1].clone()
+
+    with undone() as changes:
+        changes.hook(model.get_input_embeddings().register_forward_hook, cut)
+        with balanced(model, changes) as rules:
+            logits = model(input_ids=ids).logits
+    assert torch.equal(logits, expected)
+    assert not rules.uncovered
+    (gradient,) = torch.autograd.grad(logits.flatten()[-1], kept[0])
+    assert gradient.isfinite().all() and gradient.abs().max() > 0
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
