@@ -2,8 +2,8 @@
 
 Plain gradients of a transformer do not add up: the statistics of a normaliser cancel what it was
 given, a product counts both of its factors in full, a saturated activation passes nothing. Here the
-forward pass is the model's own to the last bit, and each elementary operation has a rule for the way
-back. The rules are Shapley values of the operation against an input of zeros:
+forward pass is the model's own to the last bit, and each elementary operation has a rule for the
+way back. The rules are Shapley values of the operation against an input of zeros:
 
 - a function of one number, y = f(x): all of f(x) - f(0) is x's, so the slope is the secant;
 - a product of k computed tensors: each has the k-th part of it;
@@ -30,240 +30,43 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from attnflow.hosts.restore import Changes
 
+
+def _names(*lines: str) -> frozenset[str]:
+    return frozenset(" ".join(lines).split())
+
+
 # Functions of one number. Those of two arguments take a constant second one here.
-_UNARY = frozenset(
-    [
-        "silu",
-        "gelu",
-        "relu",
-        "relu6",
-        "leaky_relu",
-        "elu",
-        "selu",
-        "celu",
-        "mish",
-        "hardswish",
-        "hardsigmoid",
-        "hardtanh",
-        "sigmoid",
-        "tanh",
-        "softplus",
-        "softsign",
-        "logsigmoid",
-        "log_sigmoid",
-        "tanhshrink",
-        "hardshrink",
-        "softshrink",
-        "erf",
-        "exp",
-        "expm1",
-        "log1p",
-        "square",
-        "pow",
-        "__pow__",
-        "abs",
-        "sin",
-        "cos",
-        "atan",
-        "asinh",
-        "sinh",
-        "clamp",
-        "clip",
-        "clamp_min",
-        "clamp_max",
-        "threshold",
-    ]
+_UNARY = _names(
+    "silu gelu relu relu6 leaky_relu elu selu celu mish hardswish hardsigmoid hardtanh sigmoid tanh",
+    "softplus softsign logsigmoid log_sigmoid tanhshrink hardshrink softshrink erf exp expm1 log1p",
+    "square pow __pow__ abs sin cos atan asinh sinh clamp clip clamp_min clamp_max threshold",
 )
-_PRODUCTS = frozenset(
-    [
-        "mul",
-        "multiply",
-        "__mul__",
-        "__rmul__",
-        "matmul",
-        "__matmul__",
-        "__rmatmul__",
-        "mm",
-        "bmm",
-        "mv",
-        "dot",
-        "outer",
-        "inner",
-        "einsum",
-        "linear",
-        "bilinear",
-        "tensordot",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-    ]
+_PRODUCTS = _names(
+    "mul multiply __mul__ __rmul__ matmul __matmul__ __rmatmul__ mm bmm mv dot outer inner einsum",
+    "linear bilinear tensordot conv1d conv2d conv3d",
 )
-_ADDED_PRODUCTS = frozenset(["addmm", "baddbmm", "addbmm", "addmv", "addr", "addcmul"])
-_QUOTIENTS = frozenset(["div", "divide", "true_divide", "__div__", "__truediv__"])
+_ADDED_PRODUCTS = _names("addmm baddbmm addbmm addmv addr addcmul")
+_QUOTIENTS = _names("div divide true_divide __div__ __truediv__")
 # What a normaliser divides by, and what follows from it: constants.
-_STATISTICS = frozenset(
-    [
-        "rsqrt",
-        "sqrt",
-        "reciprocal",
-        "__rtruediv__",
-        "__rdiv__",
-        "var",
-        "std",
-        "norm",
-        "vector_norm",
-        "linalg_vector_norm",
-        "linalg_norm",
-        "floor",
-        "ceil",
-        "round",
-        "sign",
-    ]
+_STATISTICS = _names(
+    "rsqrt sqrt reciprocal __rtruediv__ __rdiv__ var std norm vector_norm linalg_vector_norm",
+    "linalg_norm floor ceil round sign",
 )
 # Sums, linear maps, choices of elements and the softmax: the plain gradient is the rule.
-_PLAIN = frozenset(
-    [
-        "add",
-        "sub",
-        "subtract",
-        "__add__",
-        "__radd__",
-        "__sub__",
-        "__rsub__",
-        "rsub",
-        "neg",
-        "__neg__",
-        "negative",
-        "positive",
-        "sum",
-        "mean",
-        "cumsum",
-        "nansum",
-        "softmax",
-        "log_softmax",
-        "logsumexp",
-        "where",
-        "masked_fill",
-        "masked_scatter",
-        "masked_select",
-        "embedding",
-        "dropout",
-        "alpha_dropout",
-        "feature_dropout",
-        "cat",
-        "concat",
-        "concatenate",
-        "stack",
-        "hstack",
-        "vstack",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "tensor_split",
-        "unbind",
-        "view",
-        "view_as",
-        "reshape",
-        "reshape_as",
-        "flatten",
-        "unflatten",
-        "permute",
-        "transpose",
-        "swapaxes",
-        "swapdims",
-        "movedim",
-        "t",
-        "T",
-        "mT",
-        "adjoint",
-        "contiguous",
-        "clone",
-        "to",
-        "type",
-        "type_as",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "cpu",
-        "cuda",
-        "requires_grad_",
-        "expand",
-        "expand_as",
-        "broadcast_to",
-        "repeat",
-        "repeat_interleave",
-        "tile",
-        "squeeze",
-        "unsqueeze",
-        "__getitem__",
-        "__setitem__",
-        "select",
-        "narrow",
-        "index_select",
-        "gather",
-        "scatter",
-        "scatter_add",
-        "index_add",
-        "index_copy",
-        "index_put",
-        "take",
-        "take_along_dim",
-        "topk",
-        "sort",
-        "max",
-        "min",
-        "amax",
-        "amin",
-        "maximum",
-        "minimum",
-        "aminmax",
-        "roll",
-        "flip",
-        "rot90",
-        "pad",
-        "tril",
-        "triu",
-        "diagonal",
-        "diag_embed",
-        "unfold",
-        "as_strided",
-        "copy",
-        "fill",
-        "zero",
-        "detach",
-        "grouped_mm",
-        "_grouped_mm",
-        "batch_norm",
-        "avg_pool1d",
-        "avg_pool2d",
-        "adaptive_avg_pool1d",
-        "adaptive_avg_pool2d",
-        "max_pool1d",
-        "max_pool2d",
-        "interpolate",
-        "upsample",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "grid_sample",
-        "fold",
-        "affine_grid",
-        "__iter__",
-        "__len__",
-        "backward",
-        "register_hook",
-        "retain_grad",
-        "is_floating_point",
-        "__get__",
-        "numel",
-        "size",
-        "dim",
-        "nan_to_num",
-        "real",
-        "imag",
-        "view_as_real",
-        "view_as_complex",
-    ]
+_PLAIN = _names(
+    "add sub subtract __add__ __radd__ __sub__ __rsub__ rsub neg __neg__ negative positive sum mean",
+    "cumsum nansum softmax log_softmax logsumexp where masked_fill masked_scatter masked_select",
+    "embedding dropout alpha_dropout feature_dropout cat concat concatenate stack hstack vstack split",
+    "split_with_sizes chunk tensor_split unbind view view_as reshape reshape_as flatten unflatten",
+    "permute transpose swapaxes swapdims movedim t T mT adjoint contiguous clone to type type_as float",
+    "double half bfloat16 cpu cuda requires_grad_ expand expand_as broadcast_to repeat",
+    "repeat_interleave tile squeeze unsqueeze __getitem__ __setitem__ select narrow index_select",
+    "gather scatter scatter_add index_add index_copy index_put take take_along_dim topk sort max min",
+    "amax amin maximum minimum aminmax roll flip rot90 pad tril triu diagonal diag_embed unfold",
+    "as_strided copy fill zero detach grouped_mm _grouped_mm batch_norm avg_pool1d avg_pool2d",
+    "adaptive_avg_pool1d adaptive_avg_pool2d max_pool1d max_pool2d interpolate upsample pixel_shuffle",
+    "pixel_unshuffle grid_sample fold affine_grid __iter__ __len__ backward register_hook retain_grad",
+    "is_floating_point __get__ numel size dim nan_to_num real imag view_as_real view_as_complex",
 )
 _ACTIVATIONS = "transformers.activations"
 
@@ -272,12 +75,12 @@ class _Carry(torch.autograd.Function):
     """The value of the first, which nobody else holds; its gradient goes to the second."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, surrogate: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor, _: Tensor) -> Tensor:
         ctx.mark_dirty(value)  # so that it is no view, which a model could not change in place
         return value
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+    def backward(_: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         return None, gradients[0]
 
 
