@@ -37,13 +37,14 @@ def _names(*lines: str) -> frozenset[str]:
 
 # Functions of one number. Those of two arguments take a constant second one here.
 _UNARY = _names(
-    "silu gelu relu relu6 leaky_relu elu selu celu mish hardswish hardsigmoid hardtanh sigmoid tanh",
-    "softplus softsign logsigmoid log_sigmoid tanhshrink hardshrink softshrink erf exp expm1 log1p",
-    "square pow __pow__ abs sin cos atan asinh sinh clamp clip clamp_min clamp_max threshold",
+    "silu gelu relu relu6 leaky_relu elu selu celu mish hardswish hardsigmoid hardtanh sigmoid",
+    "tanh softplus softsign logsigmoid log_sigmoid tanhshrink hardshrink softshrink erf exp",
+    "expm1 log1p square pow __pow__ abs sin cos atan asinh sinh clamp clip clamp_min clamp_max",
+    "threshold",
 )
 _PRODUCTS = _names(
-    "mul multiply __mul__ __rmul__ matmul __matmul__ __rmatmul__ mm bmm mv dot outer inner einsum",
-    "linear bilinear tensordot conv1d conv2d conv3d",
+    "mul multiply __mul__ __rmul__ matmul __matmul__ __rmatmul__ mm bmm mv dot outer inner",
+    "einsum linear bilinear tensordot conv1d conv2d conv3d",
 )
 _ADDED_PRODUCTS = _names("addmm baddbmm addbmm addmv addr addcmul")
 _QUOTIENTS = _names("div divide true_divide __div__ __truediv__")
@@ -54,19 +55,21 @@ _STATISTICS = _names(
 )
 # Sums, linear maps, choices of elements and the softmax: the plain gradient is the rule.
 _PLAIN = _names(
-    "add sub subtract __add__ __radd__ __sub__ __rsub__ rsub neg __neg__ negative positive sum mean",
-    "cumsum nansum softmax log_softmax logsumexp where masked_fill masked_scatter masked_select",
-    "embedding dropout alpha_dropout feature_dropout cat concat concatenate stack hstack vstack split",
-    "split_with_sizes chunk tensor_split unbind view view_as reshape reshape_as flatten unflatten",
-    "permute transpose swapaxes swapdims movedim t T mT adjoint contiguous clone to type type_as float",
-    "double half bfloat16 cpu cuda requires_grad_ expand expand_as broadcast_to repeat",
-    "repeat_interleave tile squeeze unsqueeze __getitem__ __setitem__ select narrow index_select",
-    "gather scatter scatter_add index_add index_copy index_put take take_along_dim topk sort max min",
-    "amax amin maximum minimum aminmax roll flip rot90 pad tril triu diagonal diag_embed unfold",
-    "as_strided copy fill zero detach grouped_mm _grouped_mm batch_norm avg_pool1d avg_pool2d",
-    "adaptive_avg_pool1d adaptive_avg_pool2d max_pool1d max_pool2d interpolate upsample pixel_shuffle",
-    "pixel_unshuffle grid_sample fold affine_grid __iter__ __len__ backward register_hook retain_grad",
-    "is_floating_point __get__ numel size dim nan_to_num real imag view_as_real view_as_complex",
+    "add sub subtract __add__ __radd__ __sub__ __rsub__ rsub neg __neg__ negative positive sum",
+    "mean cumsum nansum softmax log_softmax logsumexp where masked_fill masked_scatter",
+    "masked_select embedding dropout alpha_dropout feature_dropout cat concat concatenate stack",
+    "hstack vstack split split_with_sizes chunk tensor_split unbind view view_as reshape",
+    "reshape_as flatten unflatten permute transpose swapaxes swapdims movedim t T mT adjoint",
+    "contiguous clone to type type_as float double half bfloat16 cpu cuda requires_grad_ expand",
+    "expand_as broadcast_to repeat repeat_interleave tile squeeze unsqueeze __getitem__",
+    "__setitem__ select narrow index_select gather scatter scatter_add index_add index_copy",
+    "index_put take take_along_dim topk sort max min amax amin maximum minimum aminmax roll",
+    "flip rot90 pad tril triu diagonal diag_embed unfold as_strided copy fill zero detach",
+    "grouped_mm _grouped_mm batch_norm avg_pool1d avg_pool2d adaptive_avg_pool1d",
+    "adaptive_avg_pool2d max_pool1d max_pool2d interpolate upsample pixel_shuffle",
+    "pixel_unshuffle grid_sample fold affine_grid __iter__ __len__ backward register_hook",
+    "retain_grad is_floating_point __get__ numel size dim nan_to_num real imag view_as_real",
+    "view_as_complex",
 )
 _ACTIVATIONS = "transformers.activations"
 
