@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from attnflow.hosts.model import Model
     from attnflow.methods import (
         AblationRegression,
+        BalancedGradient,
         Careful,
         Flow,
         GradientAttention,
@@ -63,6 +64,7 @@ __all__ = [
     "Rollout",
     "Flow",
     "ShapleyFlow",
+    "BalancedGradient",
     "GradientAttention",
     "GradientRollout",
     "LeaveOneOut",

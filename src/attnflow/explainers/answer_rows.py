@@ -15,11 +15,11 @@ import numpy as np
 from attnflow.attribution import Attribution
 from attnflow.hosts.capture import capture
 from attnflow.hosts.model import Model
-from attnflow.methods import GradientAttention, GradientRollout, Method
+from attnflow.methods import BalancedGradient, GradientAttention, GradientRollout, Method
 from attnflow.methods.towers import image_sources
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.trace import AttentionTrace
-from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
+from attnflow.trace.extras import GRADIENTS, OF_AN_ANSWER
 
 ALL = "all"
 """The name of every position as a target."""
@@ -55,10 +55,10 @@ def needs_own_gradients(model: Model, method: Method, targets: Targets) -> bool:
     """Return whether each target has an answer, and so a gradient, of its own.
 
     A token classifier has one score for each token; the surest one's gradient says nothing of
-    another. Without targets the surest answer is explained by gradient attention.
+    another. Without targets the surest answer is explained, but for gradient rollout.
     """
-    record = method.requires.record
-    differentiates = GRADIENTS in record or (GRADIENT_ATTENTION in record and targets is not None)
+    record = set(method.requires.record)
+    differentiates = GRADIENTS in record or (targets is not None and bool(record & OF_AN_ANSWER))
     return differentiates and model.facts.answer == "each"
 
 
@@ -110,7 +110,7 @@ def as_one(result: Attribution) -> Attribution:
     """
     if len(result.targets) == 1:
         return result
-    added = isinstance(result.method, GradientAttention | GradientRollout)
+    added = isinstance(result.method, BalancedGradient | GradientAttention | GradientRollout)
     arrays: dict[str, Any] = {}
     for name, array in result.arrays().items():
         summed = added and name in ("values", "elsewhere")

@@ -82,6 +82,7 @@ def completion_rows(
     cache: Any = None,
     *,
     score: ScoreName = LOG_PROB,
+    balanced: bool = False,
     contrasts: Mapping[tuple[int, int], int] | None = None,
 ) -> CompletionRows:
     """Return the rows of what was written after `prompt` positions, padding included.
@@ -112,7 +113,7 @@ def completion_rows(
     count = int(adapter_for(model).expected_layers(model) or 0)
     summed = count * longest * text.length * len(ids) > _MOST_NUMBERS
     with at_rest(model), told_memory(model, text.length):
-        rows = gradient_rows(model, text, score, summed=summed)
+        rows = gradient_rows(model, text, score, summed=summed, balanced=balanced)
     return CompletionRows(
         rows=rows.values.double().cpu().numpy(),
         weights=rows.weights.double().cpu().numpy(),
@@ -144,7 +145,7 @@ def explain_last_rows(
 ) -> list[list[Attribution]]:
     """Return for each method the result of every text: its last position at one layer.
 
-    The methods take gradients of the same score.
+    The methods take the same gradients of the same score.
     """
     module, tokenizer = model
     batch = model.adapter.encode(module, tokenizer, texts)
@@ -157,7 +158,7 @@ def explain_last_rows(
     )
     text = _LastRow(ids=left_ids, mask=left_mask, first=ids.shape[1] - 1, tokens=ids[:, :1])
     with at_rest(module):
-        rows = gradient_rows(module, text, methods[0].score)
+        rows = gradient_rows(module, text, methods[0].score, balanced=methods[0].balanced)
     values, weights = (array.double().cpu().numpy() for array in (rows.values, rows.weights))
     about = provenance_of(module, str(module.dtype).removeprefix("torch."))
     results: list[list[Attribution]] = [[] for _ in methods]

@@ -158,6 +158,7 @@ class Reader:
             [len(each.ids) for each in completions],
             cache,
             score=method.score,
+            balanced=method.balanced,
             contrasts=contrasts,
         )
         return [self._from_rows(method, rows, k, each) for k, each in enumerate(completions)]

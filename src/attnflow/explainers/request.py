@@ -13,7 +13,7 @@ from attnflow.hosts.inputs import after_start, checked_text, prefix_ids
 from attnflow.hosts.model import Model
 from attnflow.methods import Method
 from attnflow.tokens import Tokens
-from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS
+from attnflow.trace.extras import OF_AN_ANSWER
 
 ANSWER = "answer"
 """The name of the whole completion as one target."""
@@ -35,7 +35,7 @@ class Completion:
 
 def takes_gradients(method: Method) -> bool:
     """Return whether a method weighs attention by gradients."""
-    return bool({GRADIENTS, GRADIENT_ATTENTION} & set(method.requires.record))
+    return bool(OF_AN_ANSWER & set(method.requires.record))
 
 
 def list_targets(targets: TargetRefs) -> tuple[TargetRef, ...] | None:

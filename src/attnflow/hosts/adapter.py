@@ -248,11 +248,13 @@ class Adapter(ABC):
         choices: Sequence[int],
         contrasts: Sequence[int | None],
         score: ScoreName,
+        *,
+        balanced: bool = False,
     ) -> Tensor:
         """Return `(layers, batch, n, n)`: gradient attention of each position's next token.
 
         `choices` are what the last position of each example is explained by, `contrasts` what
-        they are held against there.
+        they are held against there. balanced: gradients are those of `hosts.balanced`.
         """
         raise UnsupportedModelError(f"{type(model).__name__} has no row for each answer.")
 

@@ -120,6 +120,11 @@ def _computed(value: object) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
+def as_one_operation() -> Any:
+    """Return a block whose steps the rules do not see: whoever opens it has applied its rule."""
+    return torch._C.DisableTorchFunction()
+
+
 class BalancedRules(TorchFunctionMode):
     """The rules, for every operation that runs in this thread while the block lasts.
 
@@ -363,6 +368,28 @@ _RULES: dict[str, _Rule] = {
 }
 
 
+class InputLeaves:
+    """The embedded inputs of a model, cut off as leaves of the graph: one for each stack of layers.
+
+    Hooked to the embedding while the model runs. Gradients are taken of these; no parameter is
+    touched.
+    """
+
+    def __init__(self) -> None:
+        self.leaves: list[Tensor] = []
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        """Keep the output as a leaf, and give the model a copy, which it may change in place."""
+        self.leaves.append(output.detach().requires_grad_())
+        return self.leaves[-1].clone()
+
+    def relevance(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return `(batch, positions)`: input × gradient, the stacks one after the other."""
+        pairs = zip(self.leaves, gradients, strict=True)
+        parts = [(leaf.detach() * gradient).float().sum(dim=-1) for leaf, gradient in pairs]
+        return torch.cat(parts, dim=1)
+
+
 @contextmanager
 def balanced(model: nn.Module, changes: Changes) -> Iterator[BalancedRules]:
     """Run the block under the rules; an activation that is a module of its own is one function.
@@ -381,5 +408,5 @@ def _take_as_one(module: nn.Module, inputs: Any, output: Any) -> Any:
     x = inputs[0]
     if len(inputs) != 1 or not _computed(x):
         return None
-    with torch._C.DisableTorchFunction():
+    with as_one_operation():
         return _with_secant(module.forward, x, output.detach())

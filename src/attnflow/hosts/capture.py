@@ -13,6 +13,7 @@ from torch import nn
 from attnflow.errors import InputError, TokensError, UnsupportedModelError, shorten
 from attnflow.errors.arguments import checked_arguments
 from attnflow.hosts.adapter import Batch
+from attnflow.hosts.balanced import InputLeaves, balanced
 from attnflow.hosts.factored import Form, capture_in_factors, chosen_form, single_example
 from attnflow.hosts.forward_pass import ForwardPass, check_layers, check_size
 from attnflow.hosts.images import image_of
@@ -20,7 +21,7 @@ from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import Recorder
-from attnflow.hosts.restore import at_rest, ordinary
+from attnflow.hosts.restore import at_rest, ordinary, undone
 from attnflow.hosts.scores import (
     Choice,
     Scores,
@@ -37,11 +38,21 @@ from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
 from attnflow.tokens.patches import Picture
 from attnflow.trace import AttentionTrace
-from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName, checked_record
+from attnflow.trace.extras import (
+    BALANCED,
+    BALANCED_ROWS,
+    GRADIENT_ATTENTION,
+    GRADIENTS,
+    LOG_PROB,
+    OF_AN_ANSWER,
+    ScoreName,
+    checked_record,
+)
 
 OneInput = str | Mapping[str, Any] | Picture
 Several = list[str] | tuple[str, ...] | list[dict[str, Any]] | list[Mapping[str, Any]]
-_OF_AN_ANSWER = frozenset((GRADIENTS, GRADIENT_ATTENTION))
+_ROWS = (GRADIENT_ATTENTION, BALANCED_ROWS)
+_FAIR = (BALANCED, BALANCED_ROWS)
 
 
 @overload
@@ -193,12 +204,12 @@ class _Request:
     @property
     def measurements(self) -> tuple[str, ...]:
         """The names of what the adapter must measure inside the model."""
-        return tuple(name for name in self.record if name not in _OF_AN_ANSWER)
+        return tuple(name for name in self.record if name not in OF_AN_ANSWER)
 
     @property
     def gradients(self) -> tuple[str, ...]:
         """The names of what is taken of the answer's gradient."""
-        return tuple(name for name in self.record if name in _OF_AN_ANSWER)
+        return tuple(name for name in self.record if name in OF_AN_ANSWER)
 
     @property
     def needs_weights(self) -> bool:
@@ -252,7 +263,7 @@ def _request(
             "leave heads=None with record=('gradients',)."
         )
     for name, value in (("answer", answer), ("contrast", contrast)):
-        if value is not None and not _OF_AN_ANSWER & set(names):
+        if value is not None and not OF_AN_ANSWER & set(names):
             raise InputError(
                 f"{name}={shorten(value)} chooses what gradients are taken of; ask for them "
                 "with record=('gradients',)."
@@ -293,15 +304,20 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
     """One forward pass whose weights are kept and, for gradients, one backward pass.
 
     Gradient attention is read off the gradients of all weights, unless the adapter gives every
-    position's own.
+    position's own. Balanced gradients have a pass of their own beside plain ones.
     """
     module, adapter = model.module, model.adapter
     two_towers = reads_images(module, batch.inputs)
-    needs_rows = GRADIENT_ATTENTION in request.record
-    by_rows = (
-        needs_rows and not (two_towers or request.phrase) and adapter.supports_row_gradients(module)
-    )
-    differentiates = bool(request.gradients) and not (by_rows and GRADIENTS not in request.record)
+    by_rows = not (two_towers or request.phrase) and adapter.supports_row_gradients(module)
+    of_rows = tuple(name for name in request.gradients if name in _ROWS) if by_rows else ()
+    rest = tuple(name for name in request.gradients if name not in of_rows)
+    plain = tuple(name for name in rest if name not in _FAIR)
+    if plain and plain != rest:
+        fair = replace(request, record=tuple(name for name in rest if name in _FAIR), heads=None)
+        other = replace(request, record=tuple(set(request.record) - set(fair.record)))
+        pairs = zip(*(_weight_traces(model, batch, one) for one in (other, fair)), strict=True)
+        return [replace(a, measured={**a.measured, **b.measured}) for a, b in pairs]
+    differentiates, is_fair = bool(rest), bool(rest) and not plain
     _refuse_unmeasured(model, request.measurements)
     heads: Heads | None = "mean" if two_towers else None  # those of gradients
     recorder = Recorder(
@@ -310,10 +326,16 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
         record=(*request.measurements, *([GRADIENTS] if differentiates else [])),
     )
     gradients = None
-    with at_rest(module), differentiable(module, differentiates):
+    leaves = _fair_leaves(model, batch, two_towers) if is_fair else None
+    with at_rest(module), differentiable(module, differentiates), undone() as changes:
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
         run = run_both_towers if two_towers else adapter.run
-        outputs = run(module, inputs, recorder)
+        if leaves is None:
+            outputs = run(module, inputs, recorder)
+        else:
+            changes.hook(adapter.embedding(module, "words").register_forward_hook, leaves)
+            with balanced(module, changes) as rules:
+                outputs = run(module, inputs, recorder)
         if not two_towers:
             check_layers(model, len(recorder.layers))
             check_size(module, batch.size, recorder)
@@ -327,27 +349,43 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
         if two_towers:
             return [two_tower_trace(watched, request.score)]
         if explained is not None and differentiates:
-            gradients = gradients_of(explained.total(request.score), recorder, module)
-    watched = replace(watched, gradients=gradients)
-    if needs_rows:
-        recorder.measured[GRADIENT_ATTENTION] = _gradient_attention(watched, request.score, by_rows)
-    return watched.traces()
+            gradients = gradients_of(explained.total(request.score), recorder, module, leaves)
+    if leaves is not None:
+        watched = replace(watched, uncovered=tuple(sorted(rules.uncovered)))
+    for name in of_rows:
+        recorder.measured[name] = _own_rows(watched, request.score, balanced=name == BALANCED_ROWS)
+    for name in rest:
+        if name != GRADIENTS and gradients is not None:
+            recorder.measured[name] = [
+                np.maximum(layer.weights * gradient, 0).mean(axis=1)
+                for layer, gradient in zip(recorder.layers, gradients, strict=True)
+            ]
+    return replace(watched, gradients=gradients if GRADIENTS in rest else None).traces()
 
 
-def _gradient_attention(
-    watched: ForwardPass, score: ScoreName, by_rows: bool
+def _own_rows(
+    watched: ForwardPass, score: ScoreName, *, balanced: bool
 ) -> list[NDArray[np.float32]]:
-    """Return `(batch, n, n)` of each layer: read off all gradients, or each position's own."""
-    model, layers, explained = watched.model, watched.recorder.layers, watched.explained
-    if by_rows and explained is not None:
-        choices = explained.choices, explained.contrasts
-        with at_rest(model.module):
-            rows = model.adapter.gradient_rows(model.module, watched.batch, *choices, score)
-        return [layer.cpu().numpy() for layer in rows]
-    return [
-        np.maximum(layer.weights * gradient, 0).mean(axis=1)
-        for layer, gradient in zip(layers, watched.gradients or (), strict=True)
-    ]
+    """Return `(batch, n, n)` of each layer: gradient attention of each position's own answer."""
+    model, explained = watched.model, watched.explained
+    if explained is None:
+        return []
+    choices = explained.choices, explained.contrasts
+    with at_rest(model.module):
+        rows = model.adapter.gradient_rows(
+            model.module, watched.batch, *choices, score, balanced=balanced
+        )
+    return [layer.cpu().numpy() for layer in rows]
+
+
+def _fair_leaves(model: Model, batch: Batch, two_towers: bool) -> InputLeaves:
+    """The leaves of a pass under balanced rules, which begins at embedded words."""
+    if two_towers or model.adapter.reads_images(model.module):
+        raise UnsupportedModelError(
+            f"Balanced gradients begin at the words of a text, and {type(model.module).__name__} "
+            "reads an image; 'gradient-attention' explains it."
+        )
+    return InputLeaves()
 
 
 def _scores_at(scores: Scores | None, position: int, model: nn.Module) -> Scores:

@@ -30,7 +30,7 @@ from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.scores import Explained, Scores
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
-from attnflow.trace.extras import GRADIENT_ATTENTION
+from attnflow.trace.extras import BALANCED, BALANCED_INPUTS, BALANCED_ROWS, GRADIENT_ATTENTION
 
 Weights = NDArray[np.floating[Any]]
 
@@ -76,6 +76,7 @@ class ForwardPass:
     scores: Sequence[Scores | None]
     explained: Explained | None = None
     gradients: Sequence[NDArray[np.float32]] | None = None
+    uncovered: tuple[str, ...] = ()
 
     def traces(self) -> list[AttentionTrace]:
         """Return one trace for each example."""
@@ -144,8 +145,11 @@ class ForwardPass:
         measured = {
             name: squares([array[:, None] for array in arrays], 0.0)[:, 0]
             for name, arrays in self.recorder.measured.items()
-            if name == GRADIENT_ATTENTION
+            if name in (GRADIENT_ATTENTION, BALANCED, BALANCED_ROWS)
         }
+        if (inputs := self.recorder.measured.get(BALANCED_INPUTS)) is not None:
+            sides = [*encoder, *(lengths["encoder"] + decoder)]
+            measured[BALANCED_INPUTS] = np.stack([layer[example][sides] for layer in inputs])
         outputs = self.model.adapter.name_decoder_positions(
             self.model.module, self.model.tokenizer, self.batch, example, lengths["decoder"]
         )
@@ -180,6 +184,8 @@ class ForwardPass:
         about = provenance_of(self.model.module, self.recorder.dtype)
         if self.explained is not None:
             about["gradients_of"] = self.explained.labels()[example]
+        if self.uncovered:
+            about["plain_gradients"] = list(self.uncovered)
         scores = self.scores[example]
         if scores is not None and scores.each is not None:
             about["predictions"] = scores.names(scores.each.argmax(dim=-1).tolist())

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnflow.errors import CaptureError, InputError, ModelError, did_you_mean, shorten
+from attnflow.hosts.balanced import InputLeaves
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 from attnflow.trace import Prediction
-from attnflow.trace.extras import ScoreName
+from attnflow.trace.extras import BALANCED_INPUTS, ScoreName
 
 _ALTERNATIVES = 5  # choices a prediction names
 _SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
@@ -259,10 +260,22 @@ def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> i
     return scores.choice(answer)
 
 
-def gradients_of(total: Tensor, recorder: Recorder, model: nn.Module) -> list[NDArray[np.float32]]:
-    """Return the gradient of each layer's weights, in their shape."""
+def gradients_of(
+    total: Tensor, recorder: Recorder, model: nn.Module, inputs: InputLeaves | None = None
+) -> list[NDArray[np.float32]]:
+    """Return the gradient of each layer's weights, in their shape.
+
+    inputs: where they are given, what they add to the score is measured on the way.
+    """
     layers = recorder.layers
-    gradients = iter(weight_gradients(total, [layer.in_graph for layer in layers], model))
+    parts = [*(layer.in_graph for layer in layers), *(() if inputs is None else [inputs.leaves])]
+    found = weight_gradients(total, parts, model)
+    if inputs is not None:
+        relevance = inputs.relevance(found[-len(inputs.leaves) :])
+        nothing = torch.zeros_like(relevance)
+        for number in range(len(layers)):
+            recorder.measure(BALANCED_INPUTS, nothing if number else relevance)
+    gradients = iter(found)
     return [
         torch.cat([next(gradients) for _ in layer.in_graph], dim=-2)
         .float()

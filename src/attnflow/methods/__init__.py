@@ -7,6 +7,7 @@ provenance that files, figures and the command line show.
 
 from __future__ import annotations
 
+from attnflow.methods.balanced import BalancedGradient
 from attnflow.methods.base import (
     Execution,
     Method,
@@ -44,6 +45,7 @@ from attnflow.methods.shapley_flow import ShapleyFlow
 
 __all__ = [
     "METHODS",
+    "BalancedGradient",
     "Execution",
     "Flow",
     "GradientAttention",

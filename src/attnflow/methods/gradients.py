@@ -46,7 +46,7 @@ from attnflow.methods.towers import (
     language_layers,
 )
 from attnflow.trace import AttentionTrace, FactoredTrace
-from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName
+from attnflow.trace.extras import BALANCED_ROWS, GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName
 
 Matrix = NDArray[np.float64]
 
@@ -159,6 +159,8 @@ class GradientAttention(Method):
         ("rollout"), or through that of its gradient-weighted attention ("gradients"). No other
         model has one.
 
+    balanced: gradients are those of a backward pass that hands on fair shares (`BalancedGradient`).
+
     >>> from attnflow.testing import random_trace
     >>> trace = random_trace(record=["gradient-attention"])
     >>> GradientAttention()(trace, targets=-1, layers=-1).values.shape
@@ -170,18 +172,24 @@ class GradientAttention(Method):
     score: ScoreName = LOG_PROB
     drop_sink: bool = True
     tower: TowerRule = "connector"
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         check_score(self.score)
         check_tower_rule(self.tower)
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
-        if not isinstance(self.drop_sink, bool):
-            raise MethodError(f"drop_sink is True or False; got {shorten(self.drop_sink)}.")
+        for name in ("drop_sink", "balanced"):
+            if not isinstance(getattr(self, name), bool):
+                raise MethodError(f"{name} is True or False; got {shorten(getattr(self, name))}.")
+
+    @property
+    def _record(self) -> str:
+        return BALANCED_ROWS if self.balanced else GRADIENT_ATTENTION
 
     @property
     def requires(self) -> Requirements:
         """The products of weights and gradients, which capture forms row by row."""
-        return Requirements(record=(GRADIENT_ATTENTION,), score=self.score, needs_matrix=False)
+        return Requirements(record=(self._record,), score=self.score, needs_matrix=False)
 
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
@@ -191,12 +199,9 @@ class GradientAttention(Method):
         sums = np.cumsum(self._contributions(trace, selection), axis=0, dtype=np.float64)
         values = sums[[level - 1 for level in selection.levels]]
         if connector_index(trace) is not None:
-            recorded = required(self, trace, GRADIENT_ATTENTION)
+            recorded = required(self, trace, self._record)
             values = carried(values, trace, self.tower, recorded.astype(np.float64))
-        writes = trace.kind == "causal" or connector_index(trace) is not None
-        sink = None
-        if writes and trace.length > 2:  # only then can all rows park attention in one place
-            sink = find_sink(_mean_weights(trace, rows))
+        sink = sink_of(trace, rows)
         values, elsewhere = self.without_sink(values, np.zeros(values.shape[:2]), sink)
         result = attribution_of(self, trace, values, selection, notes={"sink": sink})
         return replace(result, elsewhere=elsewhere) if sink is not None else result
@@ -205,25 +210,38 @@ class GradientAttention(Method):
         """Return `(available layers, rows, n)`, as recorded or formed from the factors."""
         indices = [trace.layers.index(number) for number in selection.available]
         if not isinstance(trace, FactoredTrace):
-            recorded = required(self, trace, GRADIENT_ATTENTION)
+            recorded = required(self, trace, self._record)
             return recorded[indices][:, list(selection.rows)].astype(np.float64)
-        check_gradients(self, trace, GRADIENT_ATTENTION)
+        check_gradients(self, trace, self._record)
         return np.stack([gradient_rows(trace, k, selection.rows, "mean") for k in indices])
 
     def without_sink(
         self, values: Matrix, elsewhere: Matrix, sink: int | None
     ) -> tuple[Matrix, Matrix]:
-        """Move what falls on the sink elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
+        """Return the values and what is elsewhere, the sink's part there if it is to be dropped."""
+        return without_sink(values, elsewhere, sink if self.drop_sink else None)
 
-        A sink among generated tokens is no column here and is elsewhere already. The only source
-        there is stays, whatever it is.
-        """
-        columns = values.shape[-1]
-        if not self.drop_sink or sink is None or not 0 <= sink < columns or columns == 1:
-            return values, elsewhere
-        rest = values.copy()
-        rest[..., sink] = 0.0
-        return rest, elsewhere + values[..., sink]
+
+def without_sink(values: Matrix, elsewhere: Matrix, sink: int | None) -> tuple[Matrix, Matrix]:
+    """What falls on the sink goes elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
+
+    A sink among generated tokens is no column here and is elsewhere already. The only source
+    there is stays, whatever it is.
+    """
+    columns = values.shape[-1]
+    if sink is None or not 0 <= sink < columns or columns == 1:
+        return values, elsewhere
+    rest = values.copy()
+    rest[..., sink] = 0.0
+    return rest, elsewhere + values[..., sink]
+
+
+def sink_of(trace: AttentionTrace, rows: list[int]) -> int | None:
+    """Return the sink of these rows, where a text can have one."""
+    writes = trace.kind == "causal" or connector_index(trace) is not None
+    if not writes or trace.length < 3:  # only then can all rows park attention in one place
+        return None
+    return find_sink(_mean_weights(trace, rows))
 
 
 def _mean_weights(trace: AttentionTrace, rows: list[int]) -> Matrix:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
 from attnflow.errors import MethodError, did_you_mean, shorten
+from attnflow.methods.balanced import BalancedGradient
 from attnflow.methods.base import Method
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradients import GradientAttention, GradientRollout
@@ -82,7 +83,7 @@ def _place(method: type[Method]) -> tuple[str, str]:
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 METHODS = MethodRegistry(
-    (Raw, Rollout, Flow, ShapleyFlow, GradientAttention, GradientRollout),
+    (Raw, Rollout, Flow, ShapleyFlow, BalancedGradient, GradientAttention, GradientRollout),
 )
 for _rerun in (LeaveOneOut, AblationRegression, Visibility, Careful):
     METHODS.register(_rerun)

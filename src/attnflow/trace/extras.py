@@ -19,16 +19,24 @@ from attnflow.errors import InputError, did_you_mean, percent, shorten, whole_nu
 
 __all__ = [
     "ASKABLE",
+    "BALANCED",
+    "BALANCED_INPUTS",
+    "BALANCED_ROWS",
     "GRADIENTS",
     "GRADIENT_ATTENTION",
     "LOG_PROB",
     "MEASURES",
+    "OF_AN_ANSWER",
     "Prediction",
     "ScoreName",
 ]
 
 GRADIENTS = "gradients"
 GRADIENT_ATTENTION = "gradient-attention"
+BALANCED = "balanced"
+BALANCED_ROWS = "balanced-rows"
+BALANCED_INPUTS = "balanced-inputs"
+"""Measured beside BALANCED, in the row of the lowest layer: input × gradient, signed."""
 
 ScoreName = Literal["log-prob", "logit"]
 """The number whose gradient is taken: how likely the answer is, or its score before the softmax."""
@@ -46,7 +54,8 @@ MEASURES: Mapping[str, str] = MappingProxyType(
         "value-zeroing": "how far the layer's output turns when a source's value is zeroed",
     }
 )
-ASKABLE = (GRADIENTS, GRADIENT_ATTENTION, *MEASURES)
+OF_AN_ANSWER = frozenset((GRADIENTS, GRADIENT_ATTENTION, BALANCED, BALANCED_ROWS))
+ASKABLE = (GRADIENTS, GRADIENT_ATTENTION, BALANCED, BALANCED_ROWS, *MEASURES)
 
 
 def checked_record(record: Sequence[str]) -> tuple[str, ...]:

@@ -290,6 +290,8 @@ class TransformersAdapter(Adapter):
         choices: Sequence[int],
         contrasts: Sequence[int | None],
         score: ScoreName,
+        *,
+        balanced: bool = False,
     ) -> Tensor:
         """Each position is explained by the token that follows it, the last one by its choice."""
         ids = batch.inputs["input_ids"]
@@ -301,7 +303,8 @@ class TransformersAdapter(Adapter):
             tokens[example, last] = choice
             others[example, last] = NO_CONTRAST if contrast is None else contrast
         rows = PredictingRows(ids, mask, 0, tokens, explained=mask.float(), contrasts=others)
-        return gradient_rows(cast(PreTrainedModel, model), rows, score).values
+        host = cast(PreTrainedModel, model)
+        return gradient_rows(host, rows, score, balanced=balanced).values
 
     def supports_factors(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
         """Return True for one stack of layers over word pieces that looks its attention up."""

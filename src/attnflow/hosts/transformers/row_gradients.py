@@ -18,6 +18,7 @@ cache of those before them, so that never more than a part of the rows is in mem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from attnflow.errors import CaptureError, UnsupportedModelError
+from attnflow.hosts.balanced import InputLeaves, as_one_operation, attention_shares
+from attnflow.hosts.balanced import balanced as balanced_rules
 from attnflow.hosts.restore import ordinary
 from attnflow.hosts.transformers.attention import (
     AttentionCall,
@@ -128,6 +131,7 @@ class _RowHandler(AttentionHandler):
     """
 
     summed: bool = False
+    balanced: bool = False
     contributions: dict[nn.Module, Tensor] = field(default_factory=dict)
     weights: Tensor | None = None
     reported: int = 0
@@ -136,7 +140,11 @@ class _RowHandler(AttentionHandler):
     def attend(self, call: AttentionCall) -> Tensor:
         if call.mask is not None:
             call = replace(call, mask=call.mask[..., : call.key.shape[-2]])
-        output, report = _attend(call)
+        if self.balanced:
+            query, key, value = attention_shares(call.query, call.key, call.value)
+            call = replace(call, query=query, key=key, value=value)
+        with as_one_operation():
+            output, report = _attend(call)
         if output.requires_grad:
             self.order.append(call.module)
             output.register_hook(lambda gradient: self.add(call.module, report(gradient)))
@@ -294,10 +302,12 @@ def gradient_rows(
     score: ScoreName = LOG_PROB,
     *,
     summed: bool = False,
+    balanced: bool = False,
 ) -> RowContributions:
     """Row r is that of position `first + r`, over all `length` keys.
 
-    summed: only the sum over all layers is kept, as one layer.
+    summed: only the sum over all layers is kept, as one layer. balanced: gradients are those of
+    `hosts.balanced`.
     """
     text = text.ordinary()
     cache: Any = text.cache if text.cache is not None else _prefix(model, text)
@@ -305,7 +315,8 @@ def gradient_rows(
     step = _rows_at_once(model, text)
     for begin in range(text.first, text.length, step):
         end = min(begin + step, text.length)
-        part = _part(model, text, cache, begin, end, score, summed)
+        handler = _RowHandler(summed, balanced)
+        part = _part(model, text, cache, slice(begin, end), score, handler)
         unseen = (0, text.length - end)
         values, weights = (nn.functional.pad(array, unseen) for array in part[:2])
         parts.append(RowContributions(values, weights, part.log_probs))
@@ -348,35 +359,25 @@ def _part(
     model: PreTrainedModel,
     text: PredictingRows,
     cache: Any,
-    begin: int,
-    end: int,
+    rows: slice,
     score: ScoreName,
-    summed: bool,
+    handler: _RowHandler,
 ) -> RowContributions:
-    """Rows of the positions from begin up to end; their keys are added to the cache.
-
-    The embedded tokens are cut off as the one leaf that gradients are taken of: no parameter is
-    touched.
-    """
-    rows = _RowHandler(summed)
-    leaves: list[Tensor] = []
-
-    def cut(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        leaves.append(output.detach().requires_grad_())
-        return leaves[-1]
-
-    with torch.enable_grad(), handle_attention(model, rows) as changes:
-        changes.hook(model.get_input_embeddings().register_forward_hook, cut)
-        logits = model(
-            input_ids=text.ids[:, begin:end],
-            attention_mask=text.mask[:, :end],
-            position_ids=text.positions()[:, begin:end],
-            past_key_values=cache,
-            use_cache=True,
-        ).logits
-        part = slice(begin - text.first, end - text.first)
-        torch.autograd.grad(text.scores(logits, part, score).sum(), leaves[-1])
-        return rows.take(log_probability(logits.detach(), text.tokens[:, part]))
+    """These positions' rows; their keys are added to the cache."""
+    inputs = InputLeaves()
+    with torch.enable_grad(), handle_attention(model, handler) as changes:
+        changes.hook(model.get_input_embeddings().register_forward_hook, inputs)
+        with balanced_rules(model, changes) if handler.balanced else nullcontext():
+            logits = model(
+                input_ids=text.ids[:, rows],
+                attention_mask=text.mask[:, : rows.stop],
+                position_ids=text.positions()[:, rows],
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+        part = slice(rows.start - text.first, rows.stop - text.first)
+        torch.autograd.grad(text.scores(logits, part, score).sum(), inputs.leaves)
+        return handler.take(log_probability(logits.detach(), text.tokens[:, part]))
 
 
 def cropped(cache: Any, length: int) -> Any:

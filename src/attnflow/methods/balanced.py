@@ -1,0 +1,124 @@
+"""What speaks for one answer, by a backward pass that hands on fair shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.errors import MethodError, shorten
+from attnflow.methods.base import (
+    Execution,
+    Method,
+    Requirements,
+    Selection,
+    attribution_of,
+    check_score,
+    required,
+)
+from attnflow.methods.gradients import sink_of, without_sink
+from attnflow.methods.products import check_gradients, gradient_rows
+from attnflow.trace import AttentionTrace, FactoredTrace
+from attnflow.trace.extras import BALANCED, BALANCED_INPUTS, LOG_PROB, ScoreName
+
+Values = NDArray[np.float64]
+READINGS = ("rows", "keys", "inputs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedGradient(Method):
+    """Balanced gradients: what speaks for an answer, and what against it, in one backward pass.
+
+    Every operation of the model hands on what it got in fair shares (see docs/how-balanced.md), and
+    the pass is read in up to three ways, each scaled to shares, which are added and divided by
+    their number:
+
+    - "rows": weights × gradients of the positions that predict, as far as they are positive;
+    - "keys": the same of all positions, summed into what they attend to;
+    - "inputs": embedded token × gradient, which is negative where a token speaks against the
+      answer.
+
+    The gradient is that of one answer, so a result has the rows it is read from. The value at a
+    layer has the weights up to it; the highest layer holds the whole.
+
+    readings: which of them, joined by "+".
+    score: what gradients are taken of: the answer's "log-prob", or its "logit".
+    drop_sink: leave out the position on which a causal model parks attention it does not need.
+
+    >>> from attnflow.testing import random_trace
+    >>> trace = random_trace(record=["balanced"])
+    >>> BalancedGradient()(trace, targets=-1, layers=-1).values.shape
+    (1, 1, 5)
+    """
+
+    name: ClassVar[str] = "balanced"
+    readings: str = "+".join(READINGS)
+    score: ScoreName = LOG_PROB
+    drop_sink: bool = True
+
+    def __post_init__(self) -> None:
+        check_score(self.score)
+        names = self.readings.split("+") if isinstance(self.readings, str) else [self.readings]
+        if not set(names) <= set(READINGS) or len(set(names)) < len(names):
+            raise MethodError(
+                f"readings={shorten(self.readings)}: join some of {', '.join(READINGS)} by '+'."
+            )
+        if not isinstance(self.drop_sink, bool):
+            raise MethodError(f"drop_sink is True or False; got {shorten(self.drop_sink)}.")
+
+    @property
+    def requires(self) -> Requirements:
+        """A backward pass of its own under the rules; a gradient belongs to one head."""
+        return Requirements(heads=None, record=(BALANCED,), score=self.score, needs_matrix=False)
+
+    def _compute(
+        self, trace: AttentionTrace, selection: Selection, execution: Execution
+    ) -> Attribution:
+        """The readings as shares; several rows of one answer have them together."""
+        rows, names = list(selection.rows), self.readings.split("+")
+        sink = sink_of(trace, rows) if self.drop_sink else None
+        keep = np.array([k for k in range(trace.length) if k != sink])
+        total = np.zeros((len(selection.layers), len(rows), trace.length))
+        for name in names:
+            values = self._read(trace, selection, name)
+            size = np.abs(values[-1][:, keep]).sum()
+            if size > 0:
+                total += values[[level - 1 for level in selection.levels]] / size
+        total /= len(names)
+        kept, elsewhere = without_sink(total, np.zeros(total.shape[:2]), sink)
+        result = attribution_of(self, trace, kept, selection, notes={"sink": sink})
+        return replace(result, elsewhere=elsewhere) if sink is not None else result
+
+    def _read(self, trace: AttentionTrace, selection: Selection, name: str) -> Values:
+        """`(available layers, rows, n)`: one reading, summed up to each layer."""
+        indices = [trace.layers.index(number) for number in selection.available]
+        rows = list(selection.rows)
+        shape = (len(indices), len(rows), trace.length)
+        if name == "inputs":
+            relevance = required(self, trace, BALANCED_INPUTS)[0].astype(np.float64)
+            return np.broadcast_to(relevance / len(rows), shape)
+        if name == "rows":
+            layers = [_rows_of(self, trace, index, rows) for index in indices]
+        else:
+            sums = [_column_sums(self, trace, index) / len(rows) for index in indices]
+            layers = [np.broadcast_to(each, shape[1:]) for each in sums]
+        return np.cumsum(layers, axis=0)
+
+
+def _rows_of(method: Method, trace: AttentionTrace, index: int, rows: list[int]) -> Values:
+    if isinstance(trace, FactoredTrace):
+        check_gradients(method, trace, BALANCED)
+        return gradient_rows(trace, index, rows, "mean")
+    return required(method, trace, BALANCED)[index, rows].astype(np.float64)
+
+
+def _column_sums(method: Method, trace: AttentionTrace, index: int) -> Values:
+    if not isinstance(trace, FactoredTrace):
+        return required(method, trace, BALANCED)[index].sum(axis=0, dtype=np.float64)
+    check_gradients(method, trace, BALANCED)
+    layer, shares = trace.factors[index], (1 / trace.heads,) * trace.heads
+    ones = layer.vectors(np.ones((1, trace.length)))
+    return np.asarray(layer.array(layer.times_gradient(ones, shares))[0], dtype=np.float64)
