@@ -268,10 +268,12 @@ class Adapter(ABC):
         inputs: Mapping[str, Tensor],
         gradient_kind: str | None = None,
         spans: Any = None,
+        scored: int = 1,
     ) -> Any:
         """Run one example by the model's own fused attention and keep its factors.
 
         spans: passed by every layer as it runs (`pass_layer`), where nothing is to be kept.
+        scored: how many of a language model's last positions have scores.
         """
         raise UnsupportedModelError(
             f"The adapter for {self.name} keeps weights, not factors; use form='weights'."

@@ -166,7 +166,7 @@ def capture_phrase(
     for a phrase of one.
     """
     loaded = as_model(model)
-    request = replace(_request([method], contrast=contrast), phrase=tuple(phrase))
+    request = replace(_request([method], contrast=contrast, form="auto"), phrase=tuple(phrase))
     return _traces(loaded, batch_of(loaded, [inputs]), request)[0]
 
 
@@ -216,9 +216,12 @@ class _Request:
         """True where factors do not do.
 
         What is measured inside a layer has a number for each pair, and what is asked beside a
-        single answer's probability is followed through the weights.
+        single answer's probability is followed through the weights, but for balanced gradients.
         """
-        special = (self.contrast, self.position, self.phrase or None)
+        beside = (
+            (None, None) if self.record == (BALANCED,) else (self.contrast, self.phrase or None)
+        )
+        special = (self.position, *beside)
         return (
             self.needs_matrix
             or bool(self.measurements)
@@ -274,7 +277,7 @@ def _request(
 def _traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrace]:
     if reads_images(model.module, batch.inputs):
         return _weight_traces(model, batch, request)
-    rows_of_others = GRADIENT_ATTENTION in request.gradients and (
+    rows_of_others = bool({*_ROWS} & {*request.gradients}) and (
         request.score != LOG_PROB or not model.adapter.supports_row_gradients(model.module)
     )
     form = chosen_form(
@@ -282,6 +285,7 @@ def _traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrac
         batch,
         request.form,
         needs_matrix=request.needs_weights or rows_of_others,
+        reads_weights=request.record != (BALANCED,),
         arrays=1 + len(request.gradients),
         mixed=request.heads is not None,
     )
@@ -294,6 +298,8 @@ def _traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrac
             single_example(batch, example),
             gradient_kind=request.gradients[0] if request.gradients else None,
             answer=answer,
+            contrast=request.contrast,
+            phrase=request.phrase,
             score=request.score,
         )
         for example, answer in enumerate(answers)

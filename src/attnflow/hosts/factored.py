@@ -6,11 +6,12 @@ model's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,9 +27,9 @@ from attnflow.hosts.forward_pass import check_layers, layer_numbers, provenance_
 from attnflow.hosts.load import free_memory
 from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest, ordinary
-from attnflow.hosts.scores import Choice, choose_answers
+from attnflow.hosts.scores import Choice, TokenAt, choose_answers, phrase_scores
 from attnflow.trace import FactoredTrace
-from attnflow.trace.extras import GRADIENT_ATTENTION, GRADIENTS, ScoreName
+from attnflow.trace.extras import BALANCED, BALANCED_INPUTS, GRADIENTS, ScoreName
 from attnflow.trace.factored_trace import size_in_words, weights_size
 
 if TYPE_CHECKING:
@@ -40,27 +41,45 @@ Form = Literal["auto", "weights", "factors"]
 
 
 def capture_in_factors(
-    model: Model, batch: Batch, *, gradient_kind: str | None, answer: Choice, score: ScoreName
+    model: Model,
+    batch: Batch,
+    *,
+    gradient_kind: str | None,
+    answer: Choice,
+    contrast: int | str | None = None,
+    phrase: Sequence[TokenAt] = (),
+    score: ScoreName,
 ) -> FactoredTrace:
-    """Return the trace of one example in factors."""
+    """Return the trace of one example in factors.
+
+    phrase: the tokens whose scores count together, in place of the answer.
+    """
     module, adapter = model.module, model.adapter
     length = next(iter(batch.inputs.values())).shape[1]
     with told_memory(module, length), at_rest(module), torch.set_grad_enabled(bool(gradient_kind)):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
-        run = adapter.run_in_factors(module, inputs, gradient_kind)
+        scored = length - min((row for row, _ in phrase), default=length - 1)
+        run = adapter.run_in_factors(module, inputs, gradient_kind, scored=scored)
         run.recording.check()
-        scores = _scores(model, run.outputs, batch, length)
+        scores = _scores(model, run.outputs, batch, length, phrase)
         if gradient_kind is not None:
-            explained = choose_answers([scores], answer, module)
-        if gradient_kind == GRADIENTS:
+            explained = choose_answers([scores], answer, module, contrast)
+        if gradient_kind in (GRADIENTS, BALANCED):
             run.go_back(explained.total(score))
-        elif gradient_kind == GRADIENT_ATTENTION:
+        elif gradient_kind is not None:
             run.go_back_by_rows(batch.inputs["input_ids"][0], explained.choices[0])
     recording: FactorRecording = run.recording
     check_layers(model, len(recording.numbers))
     about = provenance_of(module, str(recording.dtype).removeprefix("torch."))
-    if gradient_kind == GRADIENTS and scores is not None:
+    if gradient_kind in (GRADIENTS, BALANCED) and scores is not None:
         about["gradients_of"] = explained.labels()[0]
+    if recording.uncovered:
+        about["plain_gradients"] = sorted(recording.uncovered)
+    measured = None
+    if gradient_kind == BALANCED and recording.relevance is not None:
+        inputs_first = np.zeros((len(recording.numbers), length))
+        inputs_first[0] = recording.relevance.double().cpu().numpy()
+        measured = {BALANCED_INPUTS: inputs_first}
     with torch.no_grad():
         return FactoredTrace(
             recording.layers(),
@@ -69,25 +88,41 @@ def capture_in_factors(
             kind="causal" if recording.causal else "bidirectional",
             prediction=None if scores is None else scores.prediction(),
             gradient_kind=gradient_kind,
+            measured=measured,
             provenance=about,
         )
 
 
-def _scores(model: Model, outputs: Any, batch: Batch, length: int) -> Scores | None:
-    """Return what the answer is read from; logits may be those of the last position alone."""
+def _scores(
+    model: Model, outputs: Any, batch: Batch, length: int, phrase: Sequence[TokenAt]
+) -> Scores | None:
+    """Return what the answer is read from; logits may be those of the last positions alone."""
     (scores,) = model.adapter.scores(model.module, model.tokenizer, outputs, batch)
     logits = getattr(outputs, "logits", None)
     if scores is None or not isinstance(logits, Tensor) or logits.ndim != 3 or length == 1:
         return scores
-    return replace(scores, position=length - 1) if logits.shape[1] == 1 else scores
+    before = length - logits.shape[1]
+    if phrase:
+        shifted = [(row - before, token) for row, token in phrase]
+        return replace(phrase_scores(scores, shifted, model.module), position=phrase[0][0])
+    return replace(scores, position=length - 1) if before else scores
 
 
 def chosen_form(
-    model: Model, batch: Batch, form: Form, *, needs_matrix: bool, arrays: int, mixed: bool
+    model: Model,
+    batch: Batch,
+    form: Form,
+    *,
+    needs_matrix: bool,
+    reads_weights: bool = True,
+    arrays: int,
+    mixed: bool,
 ) -> Form:
     """Choose weights or factors: as asked, or by the memory that weights would take.
 
-    arrays: how many arrays of the weights' size are kept. mixed: whether heads are mixed at once.
+    reads_weights: False where nobody looks at them, so that one example takes factors at any
+    length. arrays: how many arrays of the weights' size are kept. mixed: whether heads are mixed at
+    once.
     """
     if form not in get_args(Form):
         raise InputError(
@@ -108,6 +143,8 @@ def chosen_form(
         )
     if form != "auto" or not able or needs_matrix:
         return "factors" if form == "factors" else "weights"
+    if not reads_weights and batch.size == 1:
+        return "factors"
     size = arrays * _size_of_weights(model, batch, mixed)
     return "factors" if size > min(_MOST_WEIGHTS, free_memory() / 4) else "weights"
 

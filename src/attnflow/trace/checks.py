@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow.errors import InputError, WeightsError, did_you_mean, shorten, whole_number
-from attnflow.trace.extras import Prediction
+from attnflow.trace.extras import BALANCED_INPUTS, Prediction
 
 Floats = NDArray[np.floating[Any]]
 Kind = Literal["bidirectional", "causal", "cross"]
@@ -135,7 +135,8 @@ def checked_measured(
         raise WeightsError(f"measured gives arrays by name; got {shorten(measured)}.")
     for name, values in (measured or {}).items():
         array = np.array(_floats(f"measured[{name!r}]", values))
-        if array.shape not in allowed or not np.isfinite(array).all() or (array < 0).any():
+        negative = name != BALANCED_INPUTS and (array < 0).any()
+        if array.shape not in allowed or not np.isfinite(array).all() or negative:
             raise WeightsError(
                 f"measured[{shorten(name)}] must be finite, not negative and of shape {allowed[0]} "
                 f"(layers, n, n) or {allowed[1]} (layers, n); got shape {array.shape}."

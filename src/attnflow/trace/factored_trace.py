@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from attnflow import storage
 from attnflow.errors import MatrixError, TokensError
 from attnflow.tokens import Tokens
 from attnflow.trace.attention_trace import AttentionTrace
-from attnflow.trace.checks import Floats, Kind, check_prediction, checked_layers, checked_provenance
+from attnflow.trace.checks import (
+    Floats,
+    Kind,
+    check_prediction,
+    checked_layers,
+    checked_measured,
+    checked_provenance,
+)
 from attnflow.trace.extras import Prediction
 
 
@@ -39,7 +46,8 @@ class FactoredTrace(AttentionTrace):
     form and agree; a method that needs all weights at once refuses.
 
     gradient_kind: what the output gradients among the factors are of: "gradients", of one score;
-    "gradient-attention", of each row's own answer; None where there are none.
+    "gradient-attention", of each row's own answer; "balanced", "balanced-rows", the same by a
+    balanced backward pass; None where there are none.
 
     >>> from attnflow.testing import random_factors
     >>> trace = random_factors(layers=3, length=5)
@@ -62,6 +70,7 @@ class FactoredTrace(AttentionTrace):
         kind: Kind = "causal",
         prediction: Prediction | None = None,
         gradient_kind: str | None = None,
+        measured: Mapping[str, ArrayLike] | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
         names = Tokens.of(tokens)
@@ -78,7 +87,7 @@ class FactoredTrace(AttentionTrace):
             "layers": checked_layers(layers, len(factors)),
             "kind": kind,
             "prediction": prediction,
-            "measured": {},
+            "measured": checked_measured(measured, len(factors), len(names)),
             "provenance": {
                 **storage.provenance_stamp(),
                 **checked_provenance(provenance or {}),

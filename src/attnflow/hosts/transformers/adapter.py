@@ -52,7 +52,7 @@ from attnflow.hosts.transformers.attention import (
     uses_the_interface,
     watch_attention,
 )
-from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
+from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording, exceeds_memory
 from attnflow.hosts.transformers.row_gradients import (
     NO_CONTRAST,
     PredictingRows,
@@ -60,7 +60,13 @@ from attnflow.hosts.transformers.row_gradients import (
 )
 from attnflow.hosts.value_zeroing import VALUE_ZEROING, measured, outermost_layers
 from attnflow.tokens import Tokens
-from attnflow.trace.extras import GRADIENT_ATTENTION, MEASURES, ScoreName
+from attnflow.trace.extras import (
+    BALANCED,
+    BALANCED_ROWS,
+    GRADIENT_ATTENTION,
+    MEASURES,
+    ScoreName,
+)
 
 _ATTENDING = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
@@ -318,14 +324,18 @@ class TransformersAdapter(Adapter):
         inputs: Mapping[str, Tensor],
         gradient_kind: str | None = None,
         spans: Any = None,
+        scored: int = 1,
     ) -> FactoredRun:
         """Through our attention function, which calls the fused kernel that torch would take."""
+        host = self._watched(model, inputs)[0]
         recording = FactorRecording(
             gradients=gradient_kind is not None,
-            own_rows=gradient_kind == GRADIENT_ATTENTION,
+            own_rows=gradient_kind in (GRADIENT_ATTENTION, BALANCED_ROWS),
+            balanced=gradient_kind in (BALANCED, BALANCED_ROWS),
+            computes_again=gradient_kind is not None and exceeds_memory(host, inputs["input_ids"]),
             spans=spans,
         )
-        return FactoredRun(self._watched(model, inputs)[0], recording).run(inputs)
+        return FactoredRun(host, recording).run(inputs, scored)
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

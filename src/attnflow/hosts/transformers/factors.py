@@ -22,6 +22,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from attnflow.errors import CaptureError, UnsupportedModelError
+from attnflow.hosts.balanced import InputLeaves, as_one_operation, attention_shares, balanced
+from attnflow.hosts.load import free_memory
 from attnflow.hosts.restore import Changes
 from attnflow.hosts.transformers.attention import AttentionCall, AttentionHandler, handle_attention
 from attnflow.hosts.transformers.fused import attend, constant_others, visible_keys
@@ -46,11 +48,14 @@ class FactorRecording(AttentionHandler):
     gradients: whether values and output gradients are kept too. own_rows: hold the keys and values
     of other positions constant, so that each row's gradient is that of its own answer. spans:
     passed by every layer as it runs, where nothing is to be kept. going_back: blocks are computed
-    again for the backward pass, and are kept already.
+    again for the backward pass, and are kept already. balanced: gradients are those of
+    `hosts.balanced`. computes_again: blocks keep their inputs only.
     """
 
     gradients: bool = False
     own_rows: bool = False
+    balanced: bool = False
+    computes_again: bool = False
     spans: Any = None
     going_back: bool = False
     factors: dict[nn.Module, Factors] = field(default_factory=dict)
@@ -58,7 +63,9 @@ class FactorRecording(AttentionHandler):
     numbers: list[int | None] = field(default_factory=list)
     bands: dict[tuple[int, bool], Band] = field(default_factory=dict)
     differences: list[tuple[str, Tensor]] = field(default_factory=list)
-    leaf: Tensor = field(default_factory=lambda: torch.empty(0))
+    inputs: InputLeaves = field(default_factory=InputLeaves)
+    relevance: Tensor | None = None
+    uncovered: set[str] = field(default_factory=set)
     dtype: torch.dtype = torch.float32
     causal: bool = False
 
@@ -103,7 +110,14 @@ class FactorRecording(AttentionHandler):
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attend by a fused kernel; keep what it was given, and compare a few rows with it."""
+        with as_one_operation():
+            return self._attend(call)
+
+    def _attend(self, call: AttentionCall) -> Tensor:
         sums: Tensor | None
+        if self.balanced:
+            query, key, value = attention_shares(call.query, call.key, call.value)
+            call = replace(call, query=query, key=key, value=value)
         layer, value = self._factors(call), call.value[0]
         if self.own_rows:
             output, sums = constant_others(layer, value)
@@ -142,11 +156,6 @@ class FactorRecording(AttentionHandler):
         return Factors(
             query, key, scale=call.scaling, band=self.bands[place], softcap=call.softcap, sink=sink
         )
-
-    def cut(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        """Return the embedded tokens as the leaf of the graph."""
-        self.leaf = output.detach().requires_grad_()
-        return self.leaf
 
     def _add(self, call: AttentionCall, layer: Factors, sums: Tensor | None) -> None:
         """Keep one layer as it ran, or hand it on at once where spans go up."""
@@ -208,23 +217,39 @@ def _difference(layer: Factors, value: Tensor, output: Tensor, sums: Tensor | No
     return off / expected.abs().amax().clamp(min=1e-30)
 
 
+def exceeds_memory(model: PreTrainedModel, ids: Tensor) -> bool:
+    """Return whether what all blocks compute takes too much of the memory to be kept at once."""
+    config = model.config.get_text_config()
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    numbers = ids.numel() * config.num_hidden_layers * (20 * config.hidden_size + 8 * inner)
+    free = free_memory() if ids.device.type == "cpu" else torch.cuda.mem_get_info(ids.device)[0]
+    return numbers * model.dtype.itemsize > free / 4
+
+
 @contextmanager
 def _holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iterator[Changes]:
     """Every attention of the model is held as factors; then all is as it was.
 
-    With gradients each block of the model is computed a second time on the way back instead of
+    With gradients each block of a long text is computed a second time on the way back instead of
     keeping what it computed, where the model's file offers that; the embedded tokens are the one
     leaf of the graph, so that no parameter is touched.
     """
     with handle_attention(model, recording) as changes:
         if recording.gradients:
-            changes.hook(model.get_input_embeddings().register_forward_hook, recording.cut)
+            embedding = model.get_input_embeddings()
+            changes.hook(embedding.register_forward_hook, recording.inputs)
+        if recording.computes_again:
             for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):
                     changes.add(partial(module.__dict__.pop, "forward", None))
                     forward = partial(checkpoint, module.forward, use_reentrant=False)
                     module.__dict__["forward"] = forward
-        yield changes
+        if not recording.balanced:
+            yield changes
+            return
+        with balanced(model, changes) as rules:
+            yield changes
+        recording.uncovered |= rules.uncovered
 
 
 @dataclass(eq=False)
@@ -239,10 +264,10 @@ class FactoredRun:
     outputs: Any = None
     hidden: Tensor | None = None
 
-    def run(self, inputs: Mapping[str, Tensor]) -> FactoredRun:
-        """Run one forward pass; of a language model's scores only those of the last position."""
+    def run(self, inputs: Mapping[str, Tensor], scored: int = 1) -> FactoredRun:
+        """Run one forward pass; of a language model's scores only those of the last positions."""
         parameters = inspect.signature(self.model.forward).parameters
-        wishes: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1}
+        wishes: dict[str, Any] = {"use_cache": False, "logits_to_keep": scored}
         options = {name: wish for name, wish in wishes.items() if name in parameters}
         with suppress(_SpansArrived), _holding_factors(self.model, self.recording) as changes:
             changes.hook(self.model.base_model.register_forward_hook, self._keep_hidden)
@@ -254,8 +279,10 @@ class FactoredRun:
 
     def go_back(self, root: Tensor, gradient: Tensor | None = None) -> None:
         """Send a gradient down to the embedded tokens; keep each layer's on its way."""
+        leaves = self.recording.inputs
         with _holding_factors(self.model, replace(self.recording, going_back=True)):
-            torch.autograd.grad(root, self.recording.leaf, gradient)
+            gradients = torch.autograd.grad(root, leaves.leaves, gradient)
+        self.recording.relevance = leaves.relevance(gradients)[0]
 
     def go_back_by_rows(self, ids: Tensor, last: int) -> None:
         """Return the gradient of each position's own answer, which is the token that follows it."""
