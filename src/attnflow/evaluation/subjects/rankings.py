@@ -22,7 +22,7 @@ from attnflow.hosts.model import Model
 from attnflow.methods import METHODS, Method, Raw, RerunMethod, Rollout, make_method, parse_method
 from attnflow.methods.mixing import ONE_STEP
 from attnflow.methods.reruns import By, RerunScore
-from attnflow.trace.extras import GRADIENTS
+from attnflow.trace.extras import BALANCED, GRADIENTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class CompletionCase:
         self, method: Method | None, baseline: Literal["neutral"] | None = None
     ) -> Attribution:
         """Return what reading this completion gives; None is the default method."""
-        one_pass = method is not None and GRADIENTS in method.requires.record
+        one_pass = method is not None and bool({GRADIENTS, BALANCED} & set(method.requires.record))
         targets = ANSWER if one_pass else None  # one gradient of the whole answer
         reader = Reader.of(self.model, method, targets=targets)
         result = reader.read(Completion(Prompt(self.prompt_ids), self.completion_ids))
