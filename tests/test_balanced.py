@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from attnflow.hosts.balanced import BalancedRules, balanced
+import attnflow
+from attnflow import BalancedGradient, GradientAttention, capture
+from attnflow.errors import MethodError, UnsupportedModelError
+from attnflow.hosts.balanced import BalancedRules, InputLeaves, balanced
 from attnflow.hosts.restore import undone
+from attnflow.testing import tiny_decoder, tiny_encoder, tiny_vision_model
 
 SHAPE = (3, 4)
 
@@ -330,3 +334,124 @@ def test_the_forward_pass_of_a_model_is_the_same_to_the_last_bit(name: str) -> N
     assert gradient.abs().max() > 0
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
+
+
+# -- the method ----------------------------------------------------------------------------------
+
+TEXT = "the keys to the cabinets are"
+
+
+def by_autograd(model: nn.Module, ids: Tensor, choice: int) -> tuple[Tensor, Tensor]:
+    """R of every token and, for each layer, the mean over heads of relu(A ⊙ ∂y/∂A).
+
+    The weights are those the model itself returns, and the gradients are autograd's.
+    """
+    leaves = InputLeaves()
+    with undone() as changes:
+        changes.hook(model.get_input_embeddings().register_forward_hook, leaves)
+        with balanced(model, changes):
+            outputs = model(input_ids=ids, output_attentions=True)
+    logits = outputs.logits[0, -1] if outputs.logits.ndim == 3 else outputs.logits[0]
+    score = logits.log_softmax(-1)[choice]
+    weights = outputs.attentions
+    gradients = torch.autograd.grad(score, [*leaves.leaves, *weights])
+    raised = [(a * g).relu().mean(dim=1)[0] for a, g in zip(weights, gradients[1:], strict=True)]
+    return leaves.relevance(gradients[:1])[0].detach(), torch.stack(raised).detach()
+
+
+def shares_of(values: Tensor, keep: Tensor) -> Tensor:
+    return values / values[keep].abs().sum()
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+@pytest.mark.parametrize("form", ["weights", "factors"])
+def test_its_readings_are_those_of_autograd(kind: str, form: str) -> None:
+    model = tiny_decoder() if kind == "decoder" else tiny_encoder(head="SequenceClassification")
+    model.module.set_attn_implementation("eager")
+    method = BalancedGradient(drop_sink=False)
+    trace = capture(model, TEXT, methods=[method], form=form)
+    row = trace.prediction.position
+    found = method(trace, targets=row, layers=-1).values[0, 0]
+    ids = model.tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        logits = model.module(input_ids=ids).logits
+    choice = int((logits[0, -1] if logits.ndim == 3 else logits[0]).argmax())
+    inputs, raised = by_autograd(model.module, ids, choice)
+    keep = torch.ones(len(inputs), dtype=torch.bool)
+    readings = [raised.sum(0)[row], raised.sum((0, 1)), inputs]
+    expected = sum(shares_of(each, keep) for each in readings) / 3
+    torch.testing.assert_close(torch.tensor(found).float(), expected, rtol=1e-4, atol=1e-6)
+    only = BalancedGradient(readings="inputs", drop_sink=False)(trace, targets=row, layers=-1)
+    torch.testing.assert_close(
+        torch.tensor(only.values[0, 0]).float(), shares_of(inputs, keep), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_rows_of_every_token_at_once_are_those_of_single_passes() -> None:
+    model = tiny_decoder()
+    rows = attnflow.explain(model, TEXT, GradientAttention(balanced=True), targets="all")
+    words = TEXT.split()
+    for length in range(3, len(words)):
+        part = attnflow.capture(
+            model,
+            " ".join(words[:length]),
+            methods=[method := BalancedGradient(readings="rows", drop_sink=False)],
+            answer=words[length],
+        )
+        expected = method(part, layers=-1, targets=-1).values[0, 0]
+        found = rows.values[-1, length - 1, :length] + 0
+        found[0] += rows.elsewhere[-1, length - 1] if rows.elsewhere is not None else 0
+        assert found / found.sum() == pytest.approx(expected, abs=1e-5)
+
+
+def test_other_rows_stand_beside_the_answers() -> None:
+    model = tiny_decoder()
+    one = attnflow.explain(model, TEXT, "balanced")
+    every = attnflow.explain(model, TEXT, "balanced", targets="all")
+    assert one.values.shape[1:] == (1, 6)
+    assert every.values.shape[1:] == (6, 6)
+    assert every.values[:, -1] == pytest.approx(one.values[:, 0], abs=1e-7)
+    assert every.method == one.method
+
+
+def test_several_tokens_are_explained_by_one_pass() -> None:
+    model = tiny_decoder()
+    result = attnflow.generate(model, TEXT, "balanced", completion="old and", targets="answer")
+    assert result.values.shape[1:] == (1, 6)
+    total = abs(result.values[-1]).sum() + abs(result.elsewhere[-1]).sum()
+    assert 0.3 < total <= 1 + 1e-6
+
+
+def test_texts_together_are_texts_alone() -> None:
+    model = tiny_encoder(head="SequenceClassification")
+    texts = [TEXT, "the author is old", "keys"]
+    method = BalancedGradient(readings="keys+inputs")
+    for trace, text in zip(capture(model, texts, methods=[method]), texts, strict=True):
+        alone = attnflow.explain(model, text, method)
+        row = trace.prediction.position
+        together = method(trace, targets=row).values
+        assert together == pytest.approx(alone.values, abs=1e-5)
+
+
+def test_an_encoder_decoder_is_explained() -> None:
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    ids = torch.randint(2, 61, (1, 7))
+    inputs = {"input_ids": ids, "decoder_input_ids": torch.tensor([[0, 5, 9]])}
+    result = attnflow.explain(model, inputs, "balanced")
+    assert result.values.shape[1:] == (1, 10)
+    assert abs(result.values[-1, 0, :7]).sum() > 0.1
+
+
+def test_what_cannot_be_read_is_said() -> None:
+    with pytest.raises(MethodError, match="'sideways'"):
+        BalancedGradient(readings="sideways")
+    module, processor = tiny_vision_model()
+    model = attnflow.load(module, processor=processor)
+    image = torch.rand(3, 32, 32).numpy().transpose(1, 2, 0)
+    with pytest.raises(UnsupportedModelError, match="ViTForImageClassification"):
+        attnflow.explain(model, image, "balanced")

@@ -121,13 +121,13 @@ def rank_passages(
 ) -> tuple[RankedSource, ...]:
     """Return the passages that these rows together draw on, strongest first, at one layer.
 
-    A share is of what they draw on all passages; what speaks against the answer (negative values)
-    counts as nothing.
+    A share is of what speaks for them in all passages. A passage has what its tokens say together,
+    for and against; one that speaks against them as a whole has nothing.
     """
     candidates = passages_of(result) if passages is None else passages
     index = len(result.layers) - 1 if layer == -1 else result.layers.index(layer)
-    values = np.maximum(result.values[index, list(rows)], 0.0).sum(axis=0)
-    sums = np.array([values[list(passage.columns)].sum() for passage in candidates])
+    values = result.values[index, list(rows)].sum(axis=0)
+    sums = np.array([max(values[list(each.columns)].sum(), 0.0) for each in candidates])
     total = float(sums.sum())
     if total <= 0:
         return ()

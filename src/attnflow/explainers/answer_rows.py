@@ -6,7 +6,7 @@ token classifier). A model without a head that is known has no answer: every pos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -59,7 +59,14 @@ def needs_own_gradients(model: Model, method: Method, targets: Targets) -> bool:
     """
     record = set(method.requires.record)
     differentiates = GRADIENTS in record or (targets is not None and bool(record & OF_AN_ANSWER))
-    return differentiates and model.facts.answer == "each"
+    for_each = differentiates and model.facts.answer == "each"
+    return for_each or _has_other_rows(model, method, targets)
+
+
+def _has_other_rows(model: Model, method: Method, targets: Targets) -> bool:
+    """Return whether rows beside the answer's are asked for that have answers of their own."""
+    writes = model.adapter.supports_row_gradients(model.module)
+    return isinstance(method, BalancedGradient) and targets is not None and writes
 
 
 def apply_method(
@@ -75,6 +82,8 @@ def apply_method(
     if not needs_own_gradients(model, method, targets):
         trace = capture(model, text, methods=[method], **options)
         return answer_rows(method, trace, targets, layers)
+    if isinstance(method, BalancedGradient) and _has_other_rows(model, method, targets):
+        return _beside_others(method, model, text, targets, layers, options)
     tokens = capture(model, text, heads="mean").tokens
     rows = tokens.indices_of(None if isinstance(targets, str) and targets == ALL else targets)
     traces = (capture(model, text, methods=[method], position=row, **options) for row in rows)
@@ -82,6 +91,36 @@ def apply_method(
         method(trace, targets=[row], layers=layers) for row, trace in zip(rows, traces, strict=True)
     ]
     return join_targets(results, tokens.select(rows))
+
+
+def _beside_others(
+    method: BalancedGradient,
+    model: Model,
+    text: Any,
+    targets: Targets,
+    layers: Sequence[int] | int | None,
+    options: Mapping[str, Any],
+) -> Attribution:
+    """Return the answer's row of a causal model, and each other position's of its own next token.
+
+    These come from one more pass, by balanced gradient attention, as shares like the answer's.
+    """
+    own = GradientAttention(balanced=True, score=method.score, drop_sink=method.drop_sink)
+    rows = answer_rows(own, capture(model, text, methods=[own], **options), targets)
+    answer = answer_rows(method, capture(model, text, methods=[method], **options), None, layers)
+    sums = rows.values[-1].sum(axis=-1)
+    sums = np.where(sums > 0, sums, 1.0)[None, :]
+    chosen = [rows.layers.index(number) for number in answer.layers]
+    values = rows.values[chosen] / sums[..., None]
+    elsewhere = np.zeros(values.shape[:2])
+    if rows.elsewhere is not None:
+        elsewhere = rows.elsewhere[chosen] / sums
+    (position,) = answer.targets.positions
+    if position in rows.targets.positions:
+        place = rows.targets.positions.index(position)
+        values[:, place] = answer.values[:, 0]
+        elsewhere[:, place] = 0.0 if answer.elsewhere is None else answer.elsewhere[:, 0]
+    return replace(answer, values=values, elsewhere=elsewhere, targets=rows.targets)
 
 
 def join_targets(results: Sequence[Attribution], targets: Tokens) -> Attribution:

@@ -23,12 +23,14 @@ from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.answer_rows import rows_of
 from attnflow.explainers.completions import generate, mark_documents
+from attnflow.explainers.defaults import default_method
+from attnflow.explainers.gradient_rows import LOG_PROBS
 from attnflow.explainers.prompts import Message, Prompt, as_chat, encode_prompts
 from attnflow.explainers.request import Completion
 from attnflow.explainers.reruns import confirm_completion
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.methods import Method, RerunMethod, make_method
+from attnflow.methods import BalancedGradient, Method, RerunMethod, make_method
 from attnflow.tokens.documents import (
     Document,
     Documents,
@@ -171,14 +173,19 @@ def ask(
     templated = uses_chat(loaded.tokenizer, chat)
     writing = {"min_new_tokens": 1, **generate_kwargs, "max_new_tokens": max_new_tokens}
     prompt = question_prompt(question, collection, templated)
-    applied = None if method is None else make_method(method)
-    rerun = isinstance(applied, RerunMethod)
-    result = _first_line(generate(loaded, prompt, None if rerun else applied, **writing), templated)
-    if rerun:  # once for each statement, not for each token
+    applied = default_method(loaded) if method is None else make_method(method)
+    by_statement = isinstance(applied, RerunMethod | BalancedGradient)
+    first = None if by_statement or method is None else applied
+    result = _first_line(generate(loaded, prompt, first, **writing), templated)
+    if by_statement:  # once for each statement, not for each token
         statements = split_units(list(result.targets), "sentence")
         targets = [slice(unit.tokens[0], unit.tokens[-1] + 1) for unit in statements]
         ids = result.provenance["completion_ids"]
+        likely = {
+            name: result.provenance[name] for name in (LOG_PROBS,) if name in result.provenance
+        }
         result = generate(loaded, prompt, applied, completion=ids, targets=targets or None)
+        result = replace(result, provenance={**result.provenance, **likely})
     prompt_ids = encode_prompts(loaded, prompt).prompts()[0].ids
     tokens = list(loaded.tokenizer.convert_ids_to_tokens(prompt_ids))
     result = mark_documents(result, collection, loaded.tokenizer, tokens)
@@ -230,7 +237,7 @@ def _first_line(result: Attribution, chat: bool) -> Attribution:
         return result
     lists = {
         name: list(result.provenance[name])[:count]
-        for name in ("completion_ids", "log_probs")
+        for name in ("completion_ids", LOG_PROBS)
         if name in result.provenance
     }
     provenance = {**result.provenance, **lists, "completion": "".join(surfaces[:count])}

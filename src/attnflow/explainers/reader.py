@@ -73,7 +73,7 @@ class Reader:
         contrast: str | None = None,
     ) -> Reader:
         """Check what generate() takes; errors name what is allowed."""
-        applied = default_method(model) if method is None else make_method(method)
+        applied = default_method(model, every_token=True) if method is None else make_method(method)
         spans = sources if isinstance(sources, Mapping) else None
         side = "prompt" if isinstance(sources, Mapping) else sources
         if not isinstance(side, str) or side not in ("prompt", "all") or spans == {}:

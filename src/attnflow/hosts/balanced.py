@@ -383,11 +383,22 @@ class InputLeaves:
         self.leaves.append(output.detach().requires_grad_())
         return self.leaves[-1].clone()
 
+    def watch(self, model: nn.Module, words: nn.Module, changes: Changes) -> None:
+        """Stand behind a model's embedding of words; two stacks may each have one of one weight."""
+        weight = getattr(words, "weight", None)
+        shared = [m for m in model.modules() if weight is not None and weight is _weight(m)]
+        for module in shared or [words]:
+            changes.hook(module.register_forward_hook, self)
+
     def relevance(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return `(batch, positions)`: input × gradient, the stacks one after the other."""
         pairs = zip(self.leaves, gradients, strict=True)
         parts = [(leaf.detach() * gradient).float().sum(dim=-1) for leaf, gradient in pairs]
         return torch.cat(parts, dim=1)
+
+
+def _weight(module: nn.Module) -> Any:
+    return module.weight if isinstance(module, nn.Embedding) else None
 
 
 @contextmanager

@@ -339,7 +339,7 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
         if leaves is None:
             outputs = run(module, inputs, recorder)
         else:
-            changes.hook(adapter.embedding(module, "words").register_forward_hook, leaves)
+            leaves.watch(module, adapter.embedding(module, "words"), changes)
             with balanced(module, changes) as rules:
                 outputs = run(module, inputs, recorder)
         if not two_towers:

@@ -29,7 +29,7 @@ from attnflow.hosts.model import Model
 from attnflow.hosts.restore import at_rest, ordinary
 from attnflow.hosts.scores import Choice, TokenAt, choose_answers, phrase_scores
 from attnflow.trace import FactoredTrace
-from attnflow.trace.extras import BALANCED, BALANCED_INPUTS, GRADIENTS, ScoreName
+from attnflow.trace.extras import ANSWER_ROWS, BALANCED, BALANCED_INPUTS, GRADIENTS, ScoreName
 from attnflow.trace.factored_trace import size_in_words, weights_size
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def capture_in_factors(
     about = provenance_of(module, str(recording.dtype).removeprefix("torch."))
     if gradient_kind in (GRADIENTS, BALANCED) and scores is not None:
         about["gradients_of"] = explained.labels()[0]
+    if phrase:
+        about[ANSWER_ROWS] = [row for row, _ in phrase]
     if recording.uncovered:
         about["plain_gradients"] = sorted(recording.uncovered)
     measured = None

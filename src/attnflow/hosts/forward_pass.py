@@ -27,10 +27,16 @@ from attnflow.hosts.adapter import Batch
 from attnflow.hosts.inputs import join_tokens
 from attnflow.hosts.model import Model
 from attnflow.hosts.recorder import Recorder
-from attnflow.hosts.scores import Explained, Scores
+from attnflow.hosts.scores import Explained, PhraseScores, Scores
 from attnflow.tokens import Tokens
 from attnflow.trace import ROW_TOLERANCE, AttentionTrace, Prediction
-from attnflow.trace.extras import BALANCED, BALANCED_INPUTS, BALANCED_ROWS, GRADIENT_ATTENTION
+from attnflow.trace.extras import (
+    ANSWER_ROWS,
+    BALANCED,
+    BALANCED_INPUTS,
+    BALANCED_ROWS,
+    GRADIENT_ATTENTION,
+)
 
 Weights = NDArray[np.floating[Any]]
 
@@ -162,7 +168,7 @@ class ForwardPass:
             prediction=self.prediction(example, shift=len(encoder)),
             gradients=gradients,
             measured=measured,
-            **self.about(example),
+            **self.about(example, shift=len(encoder)),
         )
 
     def prediction(self, example: int, shift: int = 0) -> Prediction | None:
@@ -178,8 +184,11 @@ class ForwardPass:
         module, tokenizer = self.model
         return self.model.adapter.name_positions(module, tokenizer, self.batch, example, length)
 
-    def about(self, example: int) -> dict[str, Any]:
-        """Return what every trace of the pass says, by the names of its fields."""
+    def about(self, example: int, shift: int = 0) -> dict[str, Any]:
+        """Return what every trace of the pass says, by the names of its fields.
+
+        shift: how many positions stand before those that predict.
+        """
         heads = self.recorder.heads
         about = provenance_of(self.model.module, self.recorder.dtype)
         if self.explained is not None:
@@ -187,6 +196,8 @@ class ForwardPass:
         if self.uncovered:
             about["plain_gradients"] = list(self.uncovered)
         scores = self.scores[example]
+        if isinstance(scores, PhraseScores):
+            about[ANSWER_ROWS] = [row + shift for row, _ in scores.phrase]
         if scores is not None and scores.each is not None:
             about["predictions"] = scores.names(scores.each.argmax(dim=-1).tolist())
         return {

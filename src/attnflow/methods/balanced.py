@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,7 +23,7 @@ from attnflow.methods.base import (
 from attnflow.methods.gradients import sink_of, without_sink
 from attnflow.methods.products import check_gradients, gradient_rows
 from attnflow.trace import AttentionTrace, FactoredTrace
-from attnflow.trace.extras import BALANCED, BALANCED_INPUTS, LOG_PROB, ScoreName
+from attnflow.trace.extras import ANSWER_ROWS, BALANCED, BALANCED_INPUTS, LOG_PROB, ScoreName
 
 Values = NDArray[np.float64]
 READINGS = ("rows", "keys", "inputs")
@@ -41,8 +42,9 @@ class BalancedGradient(Method):
     - "inputs": embedded token × gradient, which is negative where a token speaks against the
       answer.
 
-    The gradient is that of one answer, so a result has the rows it is read from. The value at a
-    layer has the weights up to it; the highest layer holds the whole.
+    The gradient is that of one answer. Its own row has all readings; where it is read from several
+    positions, their rows share them, and other rows have only "rows": what they contribute to this
+    answer. The value at a layer has the weights up to it; the highest layer holds the whole.
 
     readings: which of them, joined by "+".
     score: what gradients are taken of: the answer's "log-prob", or its "logit".
@@ -77,25 +79,33 @@ class BalancedGradient(Method):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """The readings as shares; several rows of one answer have them together."""
+        """The readings as shares of what each says of the whole answer."""
         rows, names = list(selection.rows), self.readings.split("+")
-        sink = sink_of(trace, rows) if self.drop_sink else None
+        answer = _answer_rows(trace, rows)
+        sink = sink_of(trace, answer) if self.drop_sink else None
         keep = np.array([k for k in range(trace.length) if k != sink])
         total = np.zeros((len(selection.layers), len(rows), trace.length))
+        own = [k for k, row in enumerate(rows) if row in answer]
         for name in names:
-            values = self._read(trace, selection, name)
-            size = np.abs(values[-1][:, keep]).sum()
-            if size > 0:
+            values = self._read(trace, selection.available, answer, name)
+            size = np.abs(values[-1].sum(axis=0)[keep]).sum() * len(names)
+            if size == 0:
+                continue
+            if name == "rows":
+                values = self._read(trace, selection.available, rows, name)
                 total += values[[level - 1 for level in selection.levels]] / size
-        total /= len(names)
+            elif own:
+                shared = values[[level - 1 for level in selection.levels]][:, :1] / size
+                total[:, own] += shared
         kept, elsewhere = without_sink(total, np.zeros(total.shape[:2]), sink)
         result = attribution_of(self, trace, kept, selection, notes={"sink": sink})
         return replace(result, elsewhere=elsewhere) if sink is not None else result
 
-    def _read(self, trace: AttentionTrace, selection: Selection, name: str) -> Values:
-        """`(available layers, rows, n)`: one reading, summed up to each layer."""
-        indices = [trace.layers.index(number) for number in selection.available]
-        rows = list(selection.rows)
+    def _read(
+        self, trace: AttentionTrace, layers: Sequence[int], rows: list[int], name: str
+    ) -> Values:
+        """Return `(layers, rows, n)`: one reading, summed up to each layer."""
+        indices = [trace.layers.index(number) for number in layers]
         shape = (len(indices), len(rows), trace.length)
         if name == "inputs":
             relevance = required(self, trace, BALANCED_INPUTS)[0].astype(np.float64)
@@ -106,6 +116,15 @@ class BalancedGradient(Method):
             sums = [_column_sums(self, trace, index) / len(rows) for index in indices]
             layers = [np.broadcast_to(each, shape[1:]) for each in sums]
         return np.cumsum(layers, axis=0)
+
+
+def _answer_rows(trace: AttentionTrace, rows: list[int]) -> list[int]:
+    """Return the rows that the answer is read from: those of a phrase, of all positions, of one."""
+    if ANSWER_ROWS in trace.provenance:
+        return [int(row) for row in trace.provenance[ANSWER_ROWS]]
+    if trace.prediction is None:
+        return rows
+    return list(range(trace.length)) if trace.prediction.pooled else [trace.prediction.position]
 
 
 def _rows_of(method: Method, trace: AttentionTrace, index: int, rows: list[int]) -> Values:

@@ -18,6 +18,7 @@ import numpy as np
 from attnflow.errors import InputError, did_you_mean, percent, shorten, whole_number
 
 __all__ = [
+    "ANSWER_ROWS",
     "ASKABLE",
     "BALANCED",
     "BALANCED_INPUTS",
@@ -37,6 +38,9 @@ BALANCED = "balanced"
 BALANCED_ROWS = "balanced-rows"
 BALANCED_INPUTS = "balanced-inputs"
 """Measured beside BALANCED, in the row of the lowest layer: input × gradient, signed."""
+
+ANSWER_ROWS = "answer_rows"
+"""Where the provenance names the positions that predict tokens which are explained together."""
 
 ScoreName = Literal["log-prob", "logit"]
 """The number whose gradient is taken: how likely the answer is, or its score before the softmax."""

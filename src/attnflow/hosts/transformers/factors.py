@@ -236,8 +236,7 @@ def _holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iter
     """
     with handle_attention(model, recording) as changes:
         if recording.gradients:
-            embedding = model.get_input_embeddings()
-            changes.hook(embedding.register_forward_hook, recording.inputs)
+            recording.inputs.watch(model, model.get_input_embeddings(), changes)
         if recording.computes_again:
             for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):

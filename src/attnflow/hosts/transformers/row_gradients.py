@@ -366,7 +366,7 @@ def _part(
     """These positions' rows; their keys are added to the cache."""
     inputs = InputLeaves()
     with torch.enable_grad(), handle_attention(model, handler) as changes:
-        changes.hook(model.get_input_embeddings().register_forward_hook, inputs)
+        inputs.watch(model, model.get_input_embeddings(), changes)
         with balanced_rules(model, changes) if handler.balanced else nullcontext():
             logits = model(
                 input_ids=text.ids[:, rows],
