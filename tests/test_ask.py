@@ -157,7 +157,7 @@ def test_how_sure_hides_the_sentences_that_are_named(writer: tuple[Any, Any]) ->
     assert confirmation.sources[0] == f"{first.name}, sentence {first.sentence}"
     passage = passages_of(answer.result)[first.passage]
     assert confirmation.positions[0] == passage.sentences[(first.sentence or 1) - 1].tokens
-    assert len(confirmation.targets) == len(answer.result.targets)
+    assert len(confirmation.targets) == len(answer.result.provenance["completion_ids"])
     assert "How sure? Hiding" in answer._repr_html_()
     assert confirmation.verdict in answer._repr_html_()
 

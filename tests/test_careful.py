@@ -55,7 +55,11 @@ def test_two_thirds_of_a_checked_source_are_measured() -> None:
     faded = attnflow.generate(
         model, PROMPT, Visibility(**OPTIONS, steps=4, alone=0), completion=ANSWER
     ).values[0, 0]
-    gradient = attnflow.generate(model, PROMPT, completion=ANSWER).values[-1, :, 1:11].sum(axis=0)
+    gradient = (
+        attnflow.generate(model, PROMPT, "gradient-attention", completion=ANSWER)
+        .values[-1, :, 1:11]
+        .sum(axis=0)
+    )
     shares = gradient / abs(gradient).sum() + 2 * faded / abs(faded).sum()
     np.testing.assert_allclose(
         predicted / abs(predicted).sum(), shares / abs(shares).sum(), atol=1e-4

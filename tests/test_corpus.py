@@ -125,14 +125,16 @@ def test_each_text_gets_what_explain_gives_it_alone(tmp_path: Path) -> None:
                 assert first["lower"] <= first["value"] <= first["upper"]
 
 
-def test_gradient_attention_of_a_language_model_is_that_of_explain(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [None, "gradient-attention"])
+def test_a_language_model_is_explained_as_by_explain(tmp_path: Path, method: str | None) -> None:
     model, tokenizer = tiny_decoder()
     data = write_texts(tmp_path)
-    result = run((model, tokenizer), data, tmp_path / "out", values=True)
-    assert result.methods == ("gradient-attention",)
+    options = {} if method is None else {"methods": [method]}
+    result = run((model, tokenizer), data, tmp_path / "out", values=True, **options)
+    assert result.methods == (method or "balanced",)
     for row in rows_of(result):
         with quiet_about_limits():
-            alone = explain((model, tokenizer), TEXTS[row["text"]], layers=-1)
+            alone = explain((model, tokenizer), TEXTS[row["text"]], method, layers=-1)
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-8)
         assert row["prediction"] == alone.prediction.label
         assert close(row["probability"], alone.prediction.probability)

@@ -66,7 +66,7 @@ def test_the_completion_and_what_each_token_drew_on(
     assert run(folder, "--table") == 0
     shown = capsys.readouterr().out
     assert shown.startswith(TEXT)
-    assert "Gradient attention, layer 2" in shown  # the default
+    assert "Gradient attention, balanced, layer 2" in shown  # the default
     assert "draws on, at layer 2" in shown
     assert " came from “" in shown
     assert shown.count("\n") >= 6

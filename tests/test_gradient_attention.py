@@ -162,10 +162,10 @@ def test_scores_of_another_kind_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma3"])
-def test_generate_explains_every_token_by_default(family: str) -> None:
+def test_generate_explains_every_token(family: str) -> None:
     model = model_of(family)
     prompt = {"input_ids": TEXT[:, :11]}
-    result = attnflow.generate(model, prompt, max_new_tokens=5)
+    result = attnflow.generate(model, prompt, "gradient-attention", max_new_tokens=5)
     assert isinstance(result, attnflow.Attribution)
     assert result.method == GradientAttention()
     written = [int(text) for text in result.targets.texts]
@@ -195,8 +195,7 @@ def test_a_batch_and_sampling_are_explained_like_each_text_alone() -> None:
 
 def test_explain_takes_the_predicting_position_of_a_causal_model() -> None:
     model = model_of("llama")
-    result = attnflow.explain(model, {"input_ids": TEXT[:, :9]})
-    assert result.method == GradientAttention()
+    result = attnflow.explain(model, {"input_ids": TEXT[:, :9]}, "gradient-attention")
     assert result.targets.positions == (8,)
     assert result.top(3)
     assert result.prediction is not None
@@ -218,7 +217,7 @@ def test_every_position_of_a_text_is_explained_by_the_token_that_follows() -> No
 
 def test_another_answer_than_the_predicted_one() -> None:
     model = model_of("llama")
-    result = attnflow.explain(model, {"input_ids": TEXT[:, :9]}, answer=33)
+    result = attnflow.explain(model, {"input_ids": TEXT[:, :9]}, "gradient-attention", answer=33)
     expected = one_pass(model, torch.cat([TEXT[:, :9], torch.tensor([[33]])], dim=1))
     np.testing.assert_allclose(result.values[-1, 0], expected.sum(0).numpy(), rtol=1e-4, atol=1e-6)
 

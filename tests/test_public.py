@@ -26,6 +26,7 @@ def test_the_public_names() -> None:
         "Rollout",
         "Flow",
         "ShapleyFlow",
+        "BalancedGradient",
         "GradientAttention",
         "GradientRollout",
         "LeaveOneOut",

@@ -15,6 +15,8 @@ EXPERIMENTS: Mapping[str, str] = {
     "known-answer": "Models whose true sources are known: how often does each method find one",
     "ablation": "Language models: which attribution predicts what ablations do, on facts, running "
     "text and documents",
+    "documents": "Questions over documents: is the one that states the answer named, wherever it "
+    "stands among the others",
     "scenes": "Drawn scenes: does the answer of a vision-language model point at the object it is "
     "about, and does hiding that object matter",
     "sst2": "Table 3: the same against input gradients, on any sequence classifier and GLUE data",

@@ -305,6 +305,77 @@ def sst2(
     finish(report, output, context)
 
 
+@app.command(name="documents")
+def documents(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FOLDER", help="A causal language model. Default: SmolLM2."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="It holds questions.jsonl, as in SQuAD. Without it only the ordinary documents "
+            "that ship are asked about.",
+        ),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="'development', to choose by, or 'held-out', to report once.")
+    ] = "development",
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:KEY=VALUE,...]", help="A method, or 'default'. May be repeated."
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this data: ordinary or paragraphs. May be repeated."),
+    ] = None,
+    questions: Annotated[
+        int | None, typer.Option(help="How many questions of each kind, at most.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda or mps.")] = "cpu",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write CSV and Markdown to this folder, and keep the run in it. The same command "
+            "goes on from where it stopped.",
+        ),
+    ] = None,
+) -> None:
+    """Is the right document named, wherever it stands?
+
+    Questions over five documents are asked as `attnflow ask` asks them; those answered rightly
+    count.
+    """
+    options.prepare_models()
+    from attnflow.hosts.load import as_model
+    from attnflow_experiments.ablation.data import PARTS
+    from attnflow_experiments.documents.experiment import KINDS, SourcesExperiment
+    from attnflow_experiments.report import finish
+
+    if part not in PARTS:
+        raise InputError(f"--part is {' or '.join(PARTS)}; got {part!r}.")
+    experiment = SourcesExperiment(
+        part=part,
+        methods=tuple(methods or ("default",)),
+        kinds=tuple(kind or (KINDS if data is not None else KINDS[:1])),
+        questions=questions,
+    )
+    loaded = as_model(model, default="smollm2")
+    try:
+        loaded.module.float().to(device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
+        raise InputError(f"--device {device!r} cannot be used: {error}") from error
+    journal = None if output is None else output / f"documents-{part}.jsonl"
+    with writing.progress_bars():
+        report = experiment(loaded, data=data, journal=journal)
+    finish(report, output, context)
+
+
 @app.command(name="ablation")
 def ablation(
     context: typer.Context,

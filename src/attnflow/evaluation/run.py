@@ -55,7 +55,7 @@ def evaluate(
     >>> evaluation.methods, len(evaluation.used)
     (('rollout', 'alti'), 1)
     """
-    if not isinstance(data, (str, os.PathLike, Iterable)):
+    if not isinstance(data, (str, os.PathLike, Iterable)) or getattr(data, "ndim", 1) == 0:
         raise InputError(
             f"data is a file, a folder, or a list of texts, prompts or images; got {shorten(data)}."
         )

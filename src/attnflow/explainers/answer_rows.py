@@ -110,11 +110,11 @@ def _beside_others(
     answer = answer_rows(method, capture(model, text, methods=[method], **options), None, layers)
     sums = rows.values[-1].sum(axis=-1)
     sums = np.where(sums > 0, sums, 1.0)[None, :]
-    chosen = [rows.layers.index(number) for number in answer.layers]
-    values = rows.values[chosen] / sums[..., None]
+    levels = [rows.layers.index(number) for number in answer.layers]
+    values = rows.values[levels] / sums[..., None]
     elsewhere = np.zeros(values.shape[:2])
     if rows.elsewhere is not None:
-        elsewhere = rows.elsewhere[chosen] / sums
+        elsewhere = rows.elsewhere[levels] / sums
     (position,) = answer.targets.positions
     if position in rows.targets.positions:
         place = rows.targets.positions.index(position)

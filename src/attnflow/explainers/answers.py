@@ -178,8 +178,7 @@ def ask(
     first = None if by_statement or method is None else applied
     result = _first_line(generate(loaded, prompt, first, **writing), templated)
     if by_statement:  # once for each statement, not for each token
-        statements = split_units(list(result.targets), "sentence")
-        targets = [slice(unit.tokens[0], unit.tokens[-1] + 1) for unit in statements]
+        targets = statement_slices(list(result.targets))
         ids = result.provenance["completion_ids"]
         likely = {
             name: result.provenance[name] for name in (LOG_PROBS,) if name in result.provenance
@@ -198,6 +197,12 @@ def ask(
     if not confirm:
         return answer
     return replace(answer, omissions=_omissions(loaded, answer, prompt_ids, templated, writing))
+
+
+def statement_slices(tokens: list[str]) -> list[slice]:
+    """Return the tokens of each sentence of an answer."""
+    units = split_units(tokens, "sentence")
+    return [slice(unit.tokens[0], unit.tokens[-1] + 1) for unit in units]
 
 
 def _named_sentences(result: Attribution) -> list[tuple[str, list[int]]]:

@@ -12,7 +12,7 @@ from attnflow.attribution import Attribution
 from attnflow.errors import InputError
 from attnflow.errors.progress import tell
 from attnflow.explainers.answer_rows import ALL, apply_method, needs_own_gradients
-from attnflow.explainers.answers import Answer, ask, question_prompt, uses_chat
+from attnflow.explainers.answers import Answer, ask, question_prompt, statement_slices, uses_chat
 from attnflow.explainers.completions import generate, mark_documents
 from attnflow.explainers.prompts import encode_prompts
 from attnflow.explainers.texts import default_for, explain, next_token, with_confirmation
@@ -21,7 +21,7 @@ from attnflow.hosts.capture import capture
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.methods import Flow, Method, Raw, RerunMethod, Rollout, make_method
+from attnflow.methods import BalancedGradient, Flow, Method, Raw, RerunMethod, Rollout, make_method
 from attnflow.show.view import HeadWeights, View, view
 from attnflow.tokens.documents import Documents
 from attnflow.trace import AttentionTrace
@@ -158,9 +158,12 @@ def compare_answers(
     answer = ask(loaded, question, documents, methods[0], chat=chat, **writing)
     prompt = question_prompt(question, answer.documents, uses_chat(loaded.tokenizer, chat))
     ids = answer.result.provenance["completion_ids"]
+    targets = None  # beside a method that explains statements the others explain them too
+    if isinstance(answer.result.method, BalancedGradient):
+        targets = statement_slices(list(tokens_of(loaded.tokenizer, ids))) or None
     others = [
         mark_documents(result, answer.documents, loaded.tokenizer)
-        for result in _read_again(loaded, prompt, ids, methods[1:])
+        for result in _read_again(loaded, prompt, ids, methods[1:], targets=targets)
     ]
     heads = _completion_heads(loaded, prompt, ids)
     return answer, Comparison((answer.result, *others), heads=heads)

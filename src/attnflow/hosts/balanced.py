@@ -287,9 +287,9 @@ def _attention(
     kwargs: dict[str, Any],
 ) -> Any:
     names = ("query", "key", "value")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    shares = attention_shares(*(given.pop(name) for name in names))
-    return func(*shares, *args[3:], **given)
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    shares = attention_shares(*(options.pop(name) for name in names))
+    return func(*shares, *args[3:], **options)
 
 
 def _layer_norm(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

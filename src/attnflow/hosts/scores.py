@@ -269,13 +269,13 @@ def gradients_of(
     """
     layers = recorder.layers
     parts = [*(layer.in_graph for layer in layers), *(() if inputs is None else [inputs.leaves])]
-    found = weight_gradients(total, parts, model)
+    every = weight_gradients(total, parts, model)
     if inputs is not None:
-        relevance = inputs.relevance(found[-len(inputs.leaves) :])
+        relevance = inputs.relevance(every[-len(inputs.leaves) :])
         nothing = torch.zeros_like(relevance)
         for number in range(len(layers)):
             recorder.measure(BALANCED_INPUTS, nothing if number else relevance)
-    gradients = iter(found)
+    gradients = iter(every)
     return [
         torch.cat([next(gradients) for _ in layer.in_graph], dim=-2)
         .float()

@@ -97,8 +97,10 @@ class BalancedGradient(Method):
             elif own:
                 shared = values[[level - 1 for level in selection.levels]][:, :1] / size
                 total[:, own] += shared
-        kept, elsewhere = without_sink(total, np.zeros(total.shape[:2]), sink)
-        result = attribution_of(self, trace, kept, selection, notes={"sink": sink})
+        values, elsewhere = without_sink(total, np.zeros(total.shape[:2]), sink)
+        result = attribution_of(self, trace, values, selection, notes={"sink": sink})
+        # rows of one answer are alike because they share it, not because attention collapsed
+        result = replace(result, dependence=None)
         return replace(result, elsewhere=elsewhere) if sink is not None else result
 
     def _read(

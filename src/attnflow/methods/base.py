@@ -89,7 +89,12 @@ class Execution:
             )
 
 
-_TITLES = {"raw": "Raw attention", "flow": "Attention flow", "alti": "ALTI"}
+_TITLES = {
+    "raw": "Raw attention",
+    "flow": "Attention flow",
+    "alti": "ALTI",
+    "balanced": "Balanced gradients",
+}
 
 
 class Variant(NamedTuple):
@@ -218,7 +223,8 @@ class Method(ABC):
         for option, value in self.changed_options.items():
             several = isinstance(value, (tuple, list))
             text = " and ".join(map(str, value)) or "none" if several else str(value)
-            words.append(f"{option.replace('_', ' ')} {text}")
+            name = option.replace("_", " ")
+            words.append(name if value is True else f"{name} {text}")
         return ", ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
