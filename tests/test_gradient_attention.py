@@ -176,7 +176,7 @@ def test_generate_explains_every_token(family: str) -> None:
         assert result.elsewhere is not None
         rest = expected[:, 11:].sum(axis=-1)
         np.testing.assert_allclose(result.elsewhere[:, k], rest, rtol=1e-4, atol=1e-6)
-    after = attnflow.generate(model, prompt, completion=written)
+    after = attnflow.generate(model, prompt, "gradient-attention", completion=written)
     np.testing.assert_allclose(after.values, result.values, rtol=1e-4, atol=1e-6)
 
 

@@ -100,9 +100,18 @@ class _Scaled(torch.autograd.Function):
         return gradients[0] * ctx.share, None
 
 
+def _carry(value: Tensor, surrogate: Tensor) -> Tensor:
+    """Return a value that nobody else holds; its gradient goes to the surrogate of its shape."""
+    result: Tensor = _Carry.apply(value, surrogate)  # type: ignore[no-untyped-call]
+    return result
+
+
 def scaled(tensor: Tensor, share: float) -> Tensor:
     """Return the tensor as it is; of its gradient only this share runs on."""
-    return _Scaled.apply(tensor, share) if share != 1 and _computed(tensor) else tensor
+    if share == 1 or not _computed(tensor):
+        return tensor
+    result: Tensor = _Scaled.apply(tensor, share)  # type: ignore[no-untyped-call]
+    return result
 
 
 def attention_shares(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,7 +248,7 @@ def _with_secant(function: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> 
         rise = y if exact else y - at_zero
         secant = torch.where(x.abs() > near, rise / x, slope)
     with torch.enable_grad():
-        return _Carry.apply(y, x * secant)
+        return _carry(y, x * secant)
 
 
 def _product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -318,7 +327,7 @@ def _normalised(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, centr
         eps = torch.finfo(x.dtype).eps if eps is None else eps
         scale = (wide.square().mean(dim=dims, keepdim=True) + eps).rsqrt()
         scale = (scale if weight is None else scale * weight.float()).to(x.dtype)
-    return _Carry.apply(value, shifted * scale)
+    return _carry(value, shifted * scale)
 
 
 def _group_norm(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -337,7 +346,7 @@ def _group_norm(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     surrogate = (shifted * scale).reshape(x.shape)
     if weight is not None:
         surrogate = surrogate * weight.view(1, -1, *(1,) * (x.ndim - 2))
-    return _Carry.apply(value, surrogate)
+    return _carry(value, surrogate)
 
 
 def _glu(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -350,7 +359,7 @@ def _glu(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
     straight, gate = x.chunk(2, dim=dim)
     gate = by_secant(torch.sigmoid, gate)
-    return _Carry.apply(value, scaled(straight, 0.5) * scaled(gate, 0.5))
+    return _carry(value, scaled(straight, 0.5) * scaled(gate, 0.5))
 
 
 _Rule = Callable[[Any, Sequence[Any], dict[str, Any]], Any]

@@ -33,7 +33,7 @@ READINGS = ("rows", "keys", "inputs")
 class BalancedGradient(Method):
     """Balanced gradients: what speaks for an answer, and what against it, in one backward pass.
 
-    Every operation of the model hands on what it got in fair shares (see docs/how-balanced.md), and
+    Every operation of the model hands on what it got in fair shares (see docs/how/balanced.md), and
     the pass is read in up to three ways, each scaled to shares, which are added and divided by
     their number:
 
@@ -113,11 +113,11 @@ class BalancedGradient(Method):
             relevance = required(self, trace, BALANCED_INPUTS)[0].astype(np.float64)
             return np.broadcast_to(relevance / len(rows), shape)
         if name == "rows":
-            layers = [_rows_of(self, trace, index, rows) for index in indices]
+            parts = [_rows_of(self, trace, index, rows) for index in indices]
         else:
             sums = [_column_sums(self, trace, index) / len(rows) for index in indices]
-            layers = [np.broadcast_to(each, shape[1:]) for each in sums]
-        return np.cumsum(layers, axis=0)
+            parts = [np.broadcast_to(each, shape[1:]) for each in sums]
+        return np.cumsum(parts, axis=0)
 
 
 def _answer_rows(trace: AttentionTrace, rows: list[int]) -> list[int]:

@@ -148,8 +148,8 @@ class SourcesExperiment:
             *(_share([r["left_out"] for r in counted if r["place"] == k]) for k in places),
         )
         headings = ("right document", "its sentence", *(f"place {k + 1}" for k in places))
-        asked = sum(record["kind"] == kind for record in records)
-        note = f"{len(counted)} of {asked} answers are right and count."
+        count = sum(record["kind"] == kind for record in records)
+        note = f"{len(counted)} of {count} answers are right and count."
         return Table(kind, f"{kind.capitalize()} documents", headings, cells, note)
 
 
@@ -193,17 +193,17 @@ def paragraph_questions(folder: Path, part: Part) -> list[OrdinaryQuestion]:
         own, article = str(record["context"]), str(record["article"])
         same = [text for text in by_article[article] if text != own]
         other = [text for name in by_article if name != article for text in by_article[name]]
-        chosen = [own, *rng.sample(same, _OF_ONE_ARTICLE - 1)]
-        chosen += rng.sample(other, _PARAGRAPHS - len(chosen))
-        rng.shuffle(chosen)
-        named = tuple((f"paragraph {k + 1}", text) for k, text in enumerate(chosen))
+        order = [own, *rng.sample(same, _OF_ONE_ARTICLE - 1)]
+        order += rng.sample(other, _PARAGRAPHS - len(order))
+        rng.shuffle(order)
+        documents = tuple((f"paragraph {k + 1}", text) for k, text in enumerate(order))
         answer, start = str(record["answer"]), int(record["start"])
         questions.append(
             OrdinaryQuestion(
                 str(record["question"]),
                 (answer,),
-                named,
-                chosen.index(own),
+                documents,
+                order.index(own),
                 _sentence_at(own, start),
             )
         )
