@@ -34,8 +34,8 @@ class BalancedGradient(Method):
     """Balanced gradients: what speaks for an answer, and what against it, in one backward pass.
 
     Every operation of the model hands on what it got in fair shares (see docs/how/balanced.md), and
-    the pass is read in up to three ways, each scaled to shares, which are added and divided by
-    their number:
+    the pass is read in up to three ways, each scaled to shares. What is read at the weights and
+    what is read at the inputs count the same:
 
     - "rows": weights × gradients of the positions that predict, as far as they are positive;
     - "keys": the same of all positions, summed into what they attend to;
@@ -88,7 +88,7 @@ class BalancedGradient(Method):
         own = [k for k, row in enumerate(rows) if row in answer]
         for name in names:
             values = self._read(trace, selection.available, answer, name)
-            size = np.abs(values[-1].sum(axis=0)[keep]).sum() * len(names)
+            size = np.abs(values[-1].sum(axis=0)[keep]).sum() / _weight_of(name, names)
             if size == 0:
                 continue
             if name == "rows":
@@ -118,6 +118,13 @@ class BalancedGradient(Method):
             sums = [_column_sums(self, trace, index) / len(rows) for index in indices]
             parts = [np.broadcast_to(each, shape[1:]) for each in sums]
         return np.cumsum(parts, axis=0)
+
+
+def _weight_of(name: str, names: Sequence[str]) -> float:
+    """Return what a reading counts: half of all, or of the half that it shares with another."""
+    at_weights = [each for each in names if each != "inputs"]
+    sides = (1 if at_weights else 0) + ("inputs" in names)
+    return 1 / sides if name == "inputs" else 1 / sides / len(at_weights)
 
 
 def _answer_rows(trace: AttentionTrace, rows: list[int]) -> list[int]:
