@@ -85,8 +85,8 @@ def generate(
         or None for SmolLM2, if `attnflow[demo]` is installed.
     prompt: a text, a list of texts (then a list of results), a conversation of messages, which the
         model's chat template puts together, or prepared inputs.
-    method: None is the measured default, `GradientAttention()`: what each generated token's own
-        position attends to, as far as it raises that token's probability (docs/generation.md).
+    method: None is the measured default, `GradientAttention(balanced=True)`: what each generated
+        token's own position attends to, as far as it raises that token (docs/generation.md).
         With images it is `GradientRollout()`. "rollout" is Deb's tensor; it streams beside the
         key-value cache. Other methods run once more at the end; "careful", "leave-one-out" and
         their like run the model again.
