@@ -379,10 +379,8 @@ def test_its_readings_are_those_of_autograd(kind: str, form: str) -> None:
     inputs, raised = by_autograd(model.module, ids, choice)
     keep = torch.ones(len(inputs), dtype=torch.bool)
     readings = [raised.sum(0)[row], raised.sum((0, 1)), inputs]
-    expected = sum(
-        share * shares_of(each, keep)
-        for share, each in zip((0.25, 0.25, 0.5), readings, strict=True)
-    )
+    pairs = zip((0.25, 0.25, 0.5), readings, strict=True)
+    expected = sum(share * shares_of(each, keep) for share, each in pairs)
     torch.testing.assert_close(torch.tensor(found).float(), expected, rtol=1e-4, atol=1e-6)
     only = BalancedGradient(readings="inputs", drop_sink=False)(trace, targets=row, layers=-1)
     torch.testing.assert_close(

@@ -25,8 +25,8 @@ DEFAULTS: dict[str, Method] = {
     # Hidden patches of photos: nearer to the truth than rollout and Grad-CAM (docs/images.md).
     "image classifier": GradientAttention(),
     # Leaving words out of facts and running text: LDS .75 and .58 for one answer, .65 and .55 for
-    # every token at once (plain: .63 and .52); the right one of five ordinary documents in .97, wherever it stands,
-    # where plain gradient attention has .53 (docs/evidence.md).
+    # every token at once, .63 and .52 by plain gradients; the right one of five documents in .97,
+    # wherever it stands, where plain gradient attention has .53 (docs/evidence.md).
     "answer of a causal language model": BalancedGradient(),
     "tokens of a causal language model": GradientAttention(balanced=True),
     # Where gradients of every row cannot be had in one pass. `drop_sink` finds what is dropped.
