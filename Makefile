@@ -19,7 +19,9 @@ demo: $(STAMP)
 serve: $(STAMP)
 	$(BIN)/attnflow serve
 
-test: lint types unit
+# Types are checked beside the tests: one of the two cores is idle at their end.
+test: lint $(VENV)/.apart browser
+	@$(MAKE) --no-print-directory --jobs 2 types unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -481,7 +481,7 @@ def test_the_tokenizer_counts_in_the_fingerprint() -> None:
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize(("kind", "count"), [("kills", 8), ("together", 3)])
+@pytest.mark.parametrize(("kind", "count"), [("kills", 5), ("together", 3)])
 def test_kills_and_runs_at_once_lose_nothing(kind: str, count: int) -> None:
     assert run_script(kind, count, seed=1) == (count, [])
 
