@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -25,9 +26,15 @@ pytestmark = pytest.mark.timing
 
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
-    """A shell's background job ignores SIGINT, and with it a test run that was started as one."""
+    """A shell's background job ignores SIGINT, and with it a test run that was started as one.
+
+    Python drops an exception that is raised in a callback of its garbage collector, such as one
+    that another test's library left there: the signal would be lost.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    callbacks, gc.callbacks[:] = list(gc.callbacks), []
     yield
+    gc.callbacks[:] = callbacks
     signal.signal(signal.SIGINT, before)
 
 

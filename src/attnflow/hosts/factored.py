@@ -59,7 +59,13 @@ def capture_in_factors(
     with told_memory(module, length), at_rest(module), torch.set_grad_enabled(bool(gradient_kind)):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
         scored = length - min((row for row, _ in phrase), default=length - 1)
-        run = adapter.run_in_factors(module, inputs, gradient_kind, scored=scored)
+        run = adapter.run_in_factors(
+            module,
+            inputs,
+            gradient_kind,
+            scored=scored,
+            computes_again=gradient_kind is not None and _exceeds_memory(module, length),
+        )
         run.recording.check()
         scores = _scores(model, run.outputs, batch, length, phrase)
         if gradient_kind is not None:
@@ -93,6 +99,18 @@ def capture_in_factors(
             measured=measured,
             provenance=about,
         )
+
+
+def _exceeds_memory(model: nn.Module, length: int) -> bool:
+    """Return whether what all blocks compute takes too much of the memory to be kept at once."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config()
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    numbers = length * text.num_hidden_layers * (20 * text.hidden_size + 8 * inner)
+    weight = next(model.parameters())
+    on_device = weight.device.type == "cuda"
+    free = torch.cuda.mem_get_info(weight.device)[0] if on_device else free_memory()
+    return numbers * weight.element_size() > free / 4
 
 
 def _scores(

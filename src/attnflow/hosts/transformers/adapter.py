@@ -52,7 +52,7 @@ from attnflow.hosts.transformers.attention import (
     uses_the_interface,
     watch_attention,
 )
-from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording, exceeds_memory
+from attnflow.hosts.transformers.factors import FactoredRun, FactorRecording
 from attnflow.hosts.transformers.row_gradients import (
     NO_CONTRAST,
     PredictingRows,
@@ -325,6 +325,7 @@ class TransformersAdapter(Adapter):
         gradient_kind: str | None = None,
         spans: Any = None,
         scored: int = 1,
+        computes_again: bool = False,
     ) -> FactoredRun:
         """Through our attention function, which calls the fused kernel that torch would take."""
         host = self._watched(model, inputs)[0]
@@ -332,7 +333,7 @@ class TransformersAdapter(Adapter):
             gradients=gradient_kind is not None,
             own_rows=gradient_kind in (GRADIENT_ATTENTION, BALANCED_ROWS),
             balanced=gradient_kind in (BALANCED, BALANCED_ROWS),
-            computes_again=gradient_kind is not None and exceeds_memory(host, inputs["input_ids"]),
+            computes_again=computes_again,
             spans=spans,
         )
         return FactoredRun(host, recording).run(inputs, scored)

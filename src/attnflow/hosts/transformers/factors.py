@@ -23,7 +23,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.balanced import InputLeaves, as_one_operation, attention_shares, balanced
-from attnflow.hosts.load import free_memory
 from attnflow.hosts.restore import Changes
 from attnflow.hosts.transformers.attention import AttentionCall, AttentionHandler, handle_attention
 from attnflow.hosts.transformers.fused import attend, constant_others, visible_keys
@@ -215,15 +214,6 @@ def _difference(layer: Factors, value: Tensor, output: Tensor, sums: Tensor | No
     expected = (grouped.to(value) @ value).float().view(layer.heads, len(rows), -1)
     off = (expected - output[:, rows].float()).abs().amax()
     return off / expected.abs().amax().clamp(min=1e-30)
-
-
-def exceeds_memory(model: PreTrainedModel, ids: Tensor) -> bool:
-    """Return whether what all blocks compute takes too much of the memory to be kept at once."""
-    config = model.config.get_text_config()
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    numbers = ids.numel() * config.num_hidden_layers * (20 * config.hidden_size + 8 * inner)
-    free = free_memory() if ids.device.type == "cpu" else torch.cuda.mem_get_info(ids.device)[0]
-    return numbers * model.dtype.itemsize > free / 4
 
 
 @contextmanager
