@@ -33,7 +33,10 @@ from attnflow.hosts.load import load
 from attnflow.hosts.model import Model, adapter_for
 from attnflow_experiments.verb_number.data import held_out, read_agreement
 
-METHODS = ("rollout", "flow", "raw", "gradient-attention", "gradient-rollout", "alti")
+METHODS = (
+    *("rollout", "flow", "raw", "gradient-attention", "gradient-rollout", "alti", "balanced"),
+    *("balanced:readings=keys+inputs", "balanced:readings=inputs", "balanced:readings=keys"),
+)
 Floats = NDArray[np.float64]
 
 
@@ -77,7 +80,7 @@ def judge(loaded: Model, text: str, seed: int) -> dict[str, tuple[float, float]]
     choice = 0 if scores is None else scores.choice(None)
     hidden = random_ablations(32, len(words), hidden=0.3, seed=seed)
     singles = np.eye(len(words), dtype=bool)
-    values = {m.name: row(m, trace, words) for m in methods}
+    values = {m.label: row(m, trace, words) for m in methods}
     rows = np.concatenate([hidden, singles, np.zeros((1, len(words)), dtype=bool)])
     response = answers(loaded, [blanked(ids, words, each, blank) for each in rows], choice)
     losses = response[-1] - response[len(hidden) : -1]
