@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from attnflow import AttentionTrace, Attribution, Flow, Raw, Rollout, Tokens
+from attnflow.attribution.passages import statements_of
+from attnflow.errors import percent
 from attnflow.show.page import page as page_of
 from attnflow.show.view import view
 from attnflow.testing import random_attention
@@ -311,6 +313,29 @@ def answer_document(*, documents: bool) -> dict[str, Any]:
     targets = Tokens(tuple(answer), tuple(range(300, 310)))
     result = Attribution(values, (1, 2), targets, Tokens.of(prompt), Raw(), provenance=about)
     return view(result, title="How long is it?")
+
+
+def test_shares_of_what_speaks_for_and_against_are_those_of_python(
+    tab: Page, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(5)
+    values = rng.normal(0, 0.02, size=(1, 1, 90)) + np.repeat([0.05, -0.05, 0.02], 30)
+    about = {
+        "completion": "45 days.",
+        "documents": [[f"{k}.txt", 30 * k, 30 * k + 30] for k in range(3)],
+    }
+    sources = Tokens.of([f"Ġword{k}" for k in range(90)])
+    target = Tokens(("45 days.",), (90,))
+    result = Attribution(values, (1,), target, sources, Raw(), provenance=about)
+    ranked = statements_of(result)[0].sources
+    assert 0 in [source.share for source in ranked], "one document speaks against the answer"
+    tab.size(1280, 900)
+    show(tab, view(result, title="How long is it?"), tmp_path)
+    cards = tab.run(
+        "[...document.querySelectorAll('.af-card')].map(e => [e.querySelector('.af-card-name')"
+        ".textContent, e.querySelector('.af-card-share').textContent])"
+    )
+    assert cards[:2] == [[source.name, percent(source.share)] for source in ranked[:2]]
 
 
 @pytest.mark.parametrize("documents", [True, False])

@@ -396,15 +396,16 @@
       return top === null ? shown : shown.slice(0, top);
     }
 
-    // Documents and messages, strongest first; shares are of what all of them get.
+    // Documents and messages, strongest first; shares are of what speaks for the answer in all of
+    // them. A passage has what its words say together, for and against (as in rank_passages).
     rankedPassages({ row }) {
       const positive = (j) => Math.max(0, row[j]);
       const sum = ([first, end]) => {
         let total = 0;
-        for (let j = first; j < end; j++) total += positive(j);
+        for (let j = first; j < end; j++) total += row[j];
         return total;
       };
-      const sums = this.passages.map((passage) => sum(passage.columns));
+      const sums = this.passages.map((passage) => Math.max(0, sum(passage.columns)));
       const total = sums.reduce((a, b) => a + b, 0);
       if (total <= 0) return [];
       const peak = this.peak(row, false) || 1;
@@ -556,7 +557,7 @@
       const what = {
         share: "stronger: a larger share of all that it draws on",
         flow: "stronger: a larger flow, the most that could come through",
-        difference: "blue raises it, orange holds it back, against the baseline",
+        difference: "blue speaks for it, orange against it",
         none: "stronger: a larger value, as the method computes it",
         max: "stronger: nearer to the strongest source, which is 1",
       }[unit];
