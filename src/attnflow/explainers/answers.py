@@ -69,8 +69,9 @@ class Omission:
 class Answer:
     """What a model answers, and for each statement of it the documents it drew on.
 
-    `result` is the attribution behind it: layer × generated token × prompt token. `str()` gives the
-    answer and a line for each statement; a notebook shows the same with the text shaded.
+    `result` is the attribution behind it: layer × statement × prompt token, or a row for each token
+    where the method explains tokens. `str()` gives the answer and a line for each statement; a
+    notebook shows the same with the text shaded.
 
     >>> import numpy as np
     >>> from attnflow import Raw, Tokens
