@@ -456,3 +456,13 @@ def test_what_cannot_be_read_is_said() -> None:
     image = torch.rand(3, 32, 32).numpy().transpose(1, 2, 0)
     with pytest.raises(UnsupportedModelError, match="ViTForImageClassification"):
         attnflow.explain(model, image, "balanced")
+
+
+def test_plain_and_balanced_gradients_of_one_capture_are_those_of_two() -> None:
+    model = tiny_encoder(head="SequenceClassification")
+    plain, fair = GradientAttention(), BalancedGradient()
+    both = capture(model, TEXT, methods=[plain, fair])
+    for method in (plain, fair):
+        row = both.prediction.position
+        alone = attnflow.explain(model, TEXT, method)
+        assert method(both, targets=row).values == pytest.approx(alone.values, abs=1e-6)

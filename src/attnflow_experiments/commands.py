@@ -5,8 +5,10 @@ Their options look alike because typer has one shape for a declaration; each say
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,10 +24,29 @@ from attnflow_experiments.verb_number.data import (
     template_examples,
 )
 
+if TYPE_CHECKING:
+    from attnflow.hosts.model import Model
+
 FolderOption = Annotated[
     Path | None,
     typer.Option(
         "--output", metavar="FOLDER", help="Write CSV, Markdown and the figure to this folder."
+    ),
+]
+LanguageModelOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|FOLDER", help="A causal language model. Default: SmolLM2."),
+]
+PartOption = Annotated[
+    str, typer.Option(help="'development', to choose by, or 'held-out', to report once.")
+]
+DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda or mps.")]
+KeptFolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Write CSV and Markdown to this folder, and keep the run in it. The same command "
+        "goes on from where it stopped.",
     ),
 ]
 ProtocolOption = Annotated[
@@ -305,13 +326,37 @@ def sst2(
     finish(report, output, context)
 
 
+def _load_on(device: str, model: str | None) -> Model:
+    """Return a language model in single precision on a device."""
+    from attnflow.hosts.load import as_model
+
+    loaded = as_model(model, default="smollm2")
+    try:
+        loaded.module.float().to(device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
+        raise InputError(f"--device {device!r} cannot be used: {error}") from error
+    return loaded
+
+
+@contextmanager
+def _keeping(output: Path | None) -> Iterator[None]:
+    """Show progress; an interruption says where what is done is kept."""
+    try:
+        with writing.progress_bars():
+            yield
+    except KeyboardInterrupt:
+        if output is None:
+            raise
+        raise StoppedError(
+            f"interrupted; what is done is kept in {str(output)!r}, and the same command goes on "
+            "from there."
+        ) from None
+
+
 @app.command(name="documents")
 def documents(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FOLDER", help="A causal language model. Default: SmolLM2."),
-    ] = None,
+    model: LanguageModelOption = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -320,9 +365,7 @@ def documents(
             "that ship are asked about.",
         ),
     ] = None,
-    part: Annotated[
-        str, typer.Option(help="'development', to choose by, or 'held-out', to report once.")
-    ] = "development",
+    part: PartOption = "development",
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -336,15 +379,8 @@ def documents(
     questions: Annotated[
         int | None, typer.Option(help="How many questions of each kind, at most.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda or mps.")] = "cpu",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write CSV and Markdown to this folder, and keep the run in it. The same command "
-            "goes on from where it stopped.",
-        ),
-    ] = None,
+    device: DeviceOption = "cpu",
+    output: KeptFolderOption = None,
 ) -> None:
     """Is the right document named, wherever it stands?
 
@@ -352,7 +388,6 @@ def documents(
     count.
     """
     options.prepare_models()
-    from attnflow.hosts.load import as_model
     from attnflow_experiments.ablation.data import PARTS
     from attnflow_experiments.documents.experiment import KINDS, SourcesExperiment
     from attnflow_experiments.report import finish
@@ -365,13 +400,9 @@ def documents(
         kinds=tuple(kind or (KINDS if data is not None else KINDS[:1])),
         questions=questions,
     )
-    loaded = as_model(model, default="smollm2")
-    try:
-        loaded.module.float().to(device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
-        raise InputError(f"--device {device!r} cannot be used: {error}") from error
+    loaded = _load_on(device, model)
     journal = None if output is None else output / f"documents-{part}.jsonl"
-    with writing.progress_bars():
+    with _keeping(output):
         report = experiment(loaded, data=data, journal=journal)
     finish(report, output, context)
 
@@ -379,10 +410,7 @@ def documents(
 @app.command(name="ablation")
 def ablation(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FOLDER", help="A causal language model. Default: SmolLM2."),
-    ] = None,
+    model: LanguageModelOption = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -391,9 +419,7 @@ def ablation(
             "questions (questions.jsonl, as in SQuAD). Without it only facts are tried.",
         ),
     ] = None,
-    part: Annotated[
-        str, typer.Option(help="'development', to choose by, or 'held-out', to report once.")
-    ] = "development",
+    part: PartOption = "development",
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -420,15 +446,8 @@ def ablation(
     ablations: Annotated[
         int, typer.Option(help="Over how many random ablations the LDS is taken.")
     ] = 64,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda or mps.")] = "cpu",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write CSV and Markdown to this folder, and keep the run in it. The same command "
-            "goes on from where it stopped.",
-        ),
-    ] = None,
+    device: DeviceOption = "cpu",
+    output: KeptFolderOption = None,
     seed: Annotated[int, typer.Option(help="The seed of the random ablations.")] = 0,
 ) -> None:
     """Which method predicts what ablations do?
@@ -437,7 +456,6 @@ def ablation(
     or on data to report once.
     """
     options.prepare_models()
-    from attnflow.hosts.load import as_model
     from attnflow_experiments.ablation.data import PARTS
     from attnflow_experiments.ablation.experiment import DEFAULT_METHODS, KINDS, AblationExperiment
     from attnflow_experiments.report import finish
@@ -453,19 +471,7 @@ def ablation(
         ablations=ablations,
         seed=seed,
     )
-    loaded = as_model(model, default="smollm2")
-    try:
-        loaded.module.float().to(device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
-        raise InputError(f"--device {device!r} cannot be used: {error}") from error
-    try:
-        with writing.progress_bars():
-            report = experiment(loaded, data=data, journals=output)
-    except KeyboardInterrupt:
-        if output is None:
-            raise
-        raise StoppedError(
-            f"interrupted; what is done is kept in {str(output)!r}, and the same command goes on "
-            "from there."
-        ) from None
+    loaded = _load_on(device, model)
+    with _keeping(output):
+        report = experiment(loaded, data=data, journals=output)
     finish(report, output, context)

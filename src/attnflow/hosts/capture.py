@@ -320,9 +320,17 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
     plain = tuple(name for name in rest if name not in _FAIR)
     if plain and plain != rest:
         fair = replace(request, record=tuple(name for name in rest if name in _FAIR), heads=None)
-        other = replace(request, record=tuple(set(request.record) - set(fair.record)))
-        pairs = zip(*(_weight_traces(model, batch, one) for one in (other, fair)), strict=True)
-        return [replace(a, measured={**a.measured, **b.measured}) for a, b in pairs]
+        record = tuple(name for name in request.record if name not in fair.record)
+        passes = (replace(request, record=record), fair)
+        pairs = zip(*(_weight_traces(model, batch, one) for one in passes), strict=True)
+        return [
+            replace(
+                a,
+                measured={**a.measured, **b.measured},
+                provenance={**b.provenance, **a.provenance},
+            )
+            for a, b in pairs
+        ]
     differentiates, is_fair = bool(rest), bool(rest) and not plain
     _refuse_unmeasured(model, request.measurements)
     heads: Heads | None = "mean" if two_towers else None  # those of gradients

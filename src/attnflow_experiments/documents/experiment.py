@@ -61,6 +61,8 @@ class SourcesExperiment:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown:
             raise InputError(f"No documents {unknown[0]!r}. There are {', '.join(KINDS)}.")
+        if self.questions is not None and self.questions < 1:
+            raise InputError(f"questions is a number of at least 1; got {self.questions!r}.")
 
     def __call__(self, model: Model, *, data: Path | None, journal: Path | None) -> Report:
         """Ask, count, and keep each question in the journal as it is done."""
