@@ -148,6 +148,15 @@ def test_ask_names_documents_and_confirms(writer: tuple[Any, Any]) -> None:
     assert "a.txt" in answer._repr_html_()
 
 
+def test_every_statement_has_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small model has no full stop: here every second token ends a sentence."""
+    pairs = [slice(0, 2), slice(2, 4), slice(4, 6)]
+    monkeypatch.setattr("attnflow.explainers.answers.statement_slices", lambda _: pairs)
+    answer = attnflow.ask(tiny_decoder(), "the keys", TEXTS, max_new_tokens=6, min_new_tokens=6)
+    assert len(answer.result.targets) == 3
+    assert [len(text.split()) for text in answer.result.targets] == [2, 2, 2]
+
+
 def test_how_sure_hides_the_sentences_that_are_named(writer: tuple[Any, Any]) -> None:
     model, tokenizer = writer
     answer = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4)
