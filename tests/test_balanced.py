@@ -388,6 +388,21 @@ def test_its_readings_are_those_of_autograd(kind: str, form: str) -> None:
     )
 
 
+@pytest.mark.parametrize("method", [BalancedGradient(), attnflow.GradientRollout()])
+@pytest.mark.parametrize("name", ["LlamaConfig", "GPT2Config"])
+def test_blocks_that_are_computed_again_give_the_same(
+    name: str, method: attnflow.Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = build(name), torch.arange(3, 15)[None]
+
+    def read(again: bool) -> Any:
+        monkeypatch.setattr("attnflow.hosts.factored._exceeds_memory", lambda *_: again)
+        trace = capture(model, {"input_ids": ids}, methods=[method], form="factors")
+        return method(trace, targets=-1).values
+
+    assert read(again=True) == pytest.approx(read(again=False), abs=1e-7)
+
+
 def test_rows_of_every_token_at_once_are_those_of_single_passes() -> None:
     model = tiny_decoder()
     rows = attnflow.explain(model, TEXT, GradientAttention(balanced=True), targets="all")

@@ -87,6 +87,25 @@ class _Carry(torch.autograd.Function):
         return None, gradients[0]
 
 
+class _Secant(torch.autograd.Function):
+    """The value of f(x); its gradient goes to x by the secant, which is computed on the way back:
+
+    what a normaliser squares has none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.mark_dirty(value)
+        ctx.save_for_backward(x)
+        ctx.function = function
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return None, gradients[0] * _secant(ctx.function, x), None
+
+
 class _Scaled(torch.autograd.Function):
     """The tensor itself; a share of its gradient."""
 
@@ -234,49 +253,44 @@ def by_secant(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return f(x), whose slope on the way back is (f(x) - f(0)) / x."""
     with torch.no_grad():
         y = function(x)
-        return _with_secant(function, x, y)
+    return _with_secant(function, x, y)
 
 
 def _with_secant(function: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """The same where f(x) is known already; near 0 the slope is that of f around 0."""
-    with torch.no_grad():
-        at_zero = function(x.new_zeros(1))
-        exact = float(at_zero) == 0.0
-        near = 1e-6 if exact else torch.finfo(x.dtype).eps ** (1 / 3)
-        around = function(x.new_tensor([near, -near]))
-        slope = (around[0] - around[1]) / (2 * near)
-        rise = y if exact else y - at_zero
-        secant = torch.where(x.abs() > near, rise / x, slope)
-    with torch.enable_grad():
-        return _carry(y, x * secant)
+    """The same where f(x) is known already, and nobody else holds it."""
+    result: Tensor = _Secant.apply(y, x, function)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _secant(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The slope of the line from f(0) to f(x); around 0 that of f itself."""
+    at_zero = function(x.new_zeros(1))
+    exact = float(at_zero) == 0.0
+    near = 1e-6 if exact else torch.finfo(x.dtype).eps ** (1 / 3)
+    around = function(x.new_tensor([near, -near]))
+    slope = (around[0] - around[1]) / (2 * near)
+    if exact:  # then f(x) / x is as exact as f, but for 0 / 0
+        return (function(x) / x).nan_to_num_(nan=float(slope))
+    return torch.where(x.abs() > near, (function(x) - at_zero) / x, slope)
 
 
 def _product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return func(*_shared(args, 0), **kwargs)
+    """Every factor has its part of the product: one share of the gradient, whichever it goes to."""
+    result, share = func(*args, **kwargs), 1 / max(1, _factors(args))
+    if share < 1:
+        result.register_hook(lambda gradient: gradient * share)
+    return result
 
 
 def _added_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return func(*_shared(args, 1), **kwargs)
+    share = 1 / max(1, _factors(args[1:]))
+    return func(args[0], *(scaled(one, share) for one in args[1:]), **kwargs)
 
 
-def _shared(args: Sequence[Any], first: int) -> list[Any]:
-    """The factors from `first` on, each to pass on its part of the product; lists of them too."""
-    factors = [
-        one
-        for part in args[first:]
-        for one in (part if isinstance(part, (list, tuple)) else (part,))
-        if _computed(one)
-    ]
-    if len(factors) < 2:
-        return list(args)
-    share = 1 / len(factors)
-    return [*args[:first], *(_scaled_all(part, share) for part in args[first:])]
-
-
-def _scaled_all(part: Any, share: float) -> Any:
-    if isinstance(part, (list, tuple)):
-        return type(part)(_scaled_all(one, share) for one in part)
-    return scaled(part, share) if isinstance(part, Tensor) else part
+def _factors(args: Sequence[Any]) -> int:
+    """Return how many of the factors are computed; einsum may have them in a list."""
+    parts = [part if isinstance(part, (list, tuple)) else (part,) for part in args]
+    return sum(_computed(one) for part in parts for one in part)
 
 
 def _quotient(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -412,7 +426,14 @@ def _weight(module: nn.Module) -> Any:
 
 @contextmanager
 def balanced(model: nn.Module, changes: Changes) -> Iterator[BalancedRules]:
-    """Run the block under the rules; an activation that is a module of its own is one function.
+    """Run the block under the rules; an activation that is a module of its own is one function."""
+    take_activations_as_one(model, changes)
+    with BalancedRules() as rules:
+        yield rules
+
+
+def take_activations_as_one(model: nn.Module, changes: Changes) -> None:
+    """Give an activation that is a module of its own the rule of one function, until undone.
 
     Some files write their activation out in products and powers (GPT-2's gelu); taken as a whole it
     is a function of one number like any other.
@@ -420,8 +441,6 @@ def balanced(model: nn.Module, changes: Changes) -> Iterator[BalancedRules]:
     for module in model.modules():
         if type(module).__module__ == _ACTIVATIONS:
             changes.hook(module.register_forward_hook, _take_as_one)
-    with BalancedRules() as rules:
-        yield rules
 
 
 def _take_as_one(module: nn.Module, inputs: Any, output: Any) -> Any:

@@ -106,11 +106,11 @@ def _exceeds_memory(model: nn.Module, length: int) -> bool:
     config: Any = getattr(model, "config", None)
     text = config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    numbers = length * text.num_hidden_layers * (20 * text.hidden_size + 8 * inner)
+    numbers = length * text.num_hidden_layers * (12 * text.hidden_size + 5 * inner)
     weight = next(model.parameters())
     on_device = weight.device.type == "cuda"
     free = torch.cuda.mem_get_info(weight.device)[0] if on_device else free_memory()
-    return numbers * weight.element_size() > free / 4
+    return numbers * weight.element_size() > free / 2
 
 
 def _scores(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.balanced import InputLeaves, as_one_operation, attention_shares, balanced
+from attnflow.hosts.balanced import (
+    BalancedRules,
+    InputLeaves,
+    as_one_operation,
+    attention_shares,
+    take_activations_as_one,
+)
 from attnflow.hosts.restore import Changes
 from attnflow.hosts.transformers.attention import AttentionCall, AttentionHandler, handle_attention
 from attnflow.hosts.transformers.fused import attend, constant_others, visible_keys
@@ -93,6 +99,13 @@ class FactorRecording(AttentionHandler):
                     f"output is off by {off:.3g} of its size from that of its queries and keys, "
                     f"more than {limit:g}. Use form='weights'."
                 )
+
+    def contexts(self) -> tuple[Any, Any]:
+        """Return the blocks under which a layer runs: at first, and again on the way back.
+
+        Torch goes back outside of any function mode, and on a device in a thread of its own.
+        """
+        return nullcontext(), BalancedRules() if self.balanced else nullcontext()
 
     @property
     def any_thread(self) -> bool:  # type: ignore[override]
@@ -231,14 +244,11 @@ def _holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iter
             for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):
                     changes.add(partial(module.__dict__.pop, "forward", None))
-                    forward = partial(checkpoint, module.forward, use_reentrant=False)
-                    module.__dict__["forward"] = forward
-        if not recording.balanced:
-            yield changes
-            return
-        with balanced(model, changes) as rules:
-            yield changes
-        recording.uncovered |= rules.uncovered
+                    again = partial(checkpoint, context_fn=recording.contexts, use_reentrant=False)
+                    module.__dict__["forward"] = partial(again, module.forward)
+        if recording.balanced:
+            take_activations_as_one(model, changes)
+        yield changes
 
 
 @dataclass(eq=False)
@@ -258,9 +268,12 @@ class FactoredRun:
         parameters = inspect.signature(self.model.forward).parameters
         wishes: dict[str, Any] = {"use_cache": False, "logits_to_keep": scored}
         options = {name: wish for name, wish in wishes.items() if name in parameters}
+        rules = BalancedRules()
         with suppress(_SpansArrived), _holding_factors(self.model, self.recording) as changes:
             changes.hook(self.model.base_model.register_forward_hook, self._keep_hidden)
-            self.outputs = self.model(**inputs, **options)
+            with rules if self.recording.balanced else nullcontext():
+                self.outputs = self.model(**inputs, **options)
+        self.recording.uncovered |= rules.uncovered
         return self  # `recording.check()` waits for the device: whoever asked does it
 
     def _keep_hidden(self, module: nn.Module, inputs: Any, output: Any) -> None:
