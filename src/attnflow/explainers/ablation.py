@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
 from typing import Any, Literal, NamedTuple, get_args
@@ -45,6 +45,8 @@ Row = Mapping[str, NDArray[np.int64]]
 """One text as a model takes it: an array over its positions for each of the model's inputs."""
 
 _ON_CPU, _ON_DEVICE = 1_024, 32_768  # tokens of a batch: a core's cache; a device wants to be full
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
+_TRIED = 64  # tokens of a prompt on which a cache is tried
 _CACHEABLE = {"full_attention", "sliding_attention"}
 _SAME = 1e-3  # what rounding may change a log-probability by when a prefix is cached
 
@@ -113,9 +115,12 @@ def ablate(
 
 
 class _Variant(NamedTuple):
-    """A prompt with something taken away, and the first position that is not as it was."""
+    """A text with something taken away: its tokens, where each of them stands, which are seen, and
+    the first position that is not as it was.
+    """
 
     ids: tuple[int, ...]
+    positions: tuple[int, ...]
     visible: tuple[bool, ...]
     first: int
 
@@ -203,36 +208,57 @@ class CompletionAblation:
         distinct = list(dict.fromkeys(keys))
         variants = [self._variant(key) for key in distinct]
         rows: dict[tuple[int, ...], Floats] = {}
-        for batch in self._batches(variants):
+        saved = sum(map(self._start, variants)) - len(self.prompt_ids)  # tokens, by caching them
+        cached = saved > 0 and self.takes_prefix_from_cache
+        for batch in self._batches(variants, cached):
             members = [variants[k] for k in batch]
-            start = min(map(self._start, members)) if self.takes_prefix_from_cache else None
+            start = min(map(self._start, members)) if cached else None
             for k, row in zip(batch, self._forward(members, start), strict=True):
                 rows[distinct[k]] = row
             tell("ablation", len(rows), len(distinct))
         empty = np.empty((0, len(self.completion_ids)))
         return np.stack([rows[key] for key in keys]) if keys else empty
 
-    def at_once(self, sets: Sequence[Sequence[int]]) -> Floats:
-        """Return the same for a few sets in one pass, without asking what could be cached."""
-        variants = [self._variant(tuple(sorted(set(map(int, each))))) for each in sets]
-        return self._forward(variants, None)
-
     @cached_property
     def takes_prefix_from_cache(self) -> bool:
-        """Whether what stands before a change is run only once: tried, not assumed."""
-        config = self.model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or _CACHEABLE)
-        stateful = bool(getattr(self.model, "_is_stateful", False))
-        # Otherwise a plain cache does not hold all that a later token reads of earlier ones.
-        plain = "past_key_values" in self._accepts and not stateful and kinds <= _CACHEABLE
-        if self._two_stacks or not plain:
+        """Whether what stands before a change is run only once: tried, not assumed.
+
+        Where no window can matter, a short text shows it.
+        """
+        if self._two_stacks or not self._is_plain or "past_key_values" not in self._accepts:
             return False
-        prompt = self._variant(())
-        expected = self._forward([prompt], None)
-        start = len(self.prompt_ids) - 1
-        return bool(np.abs(self._forward([prompt], start) - expected).max() <= _SAME)
+        tried = self
+        if not self._has_windows and len(self.prompt_ids) > _TRIED:
+            tried = replace(self, prompt_ids=self.prompt_ids[:_TRIED])
+        prompt, start = tried._variant(()), len(tried.prompt_ids) - 1
+        expected = tried._forward([prompt], None)
+        return bool(np.abs(tried._forward([prompt], start) - expected).max() <= _SAME)
 
     # -- how it is run ------------------------------------------------------------------------
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether keys and values are all that a later token reads of earlier ones."""
+        config = self.model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or _CACHEABLE)
+        return kinds <= _CACHEABLE and not getattr(self.model, "_is_stateful", False)
+
+    @cached_property
+    def _has_windows(self) -> bool:
+        config = self.model.config.get_text_config()
+        windows = [getattr(config, name, None) for name in _WINDOWS]
+        length = len(self.prompt_ids) + len(self.completion_ids)
+        return any(window is not None and window < length for window in windows)
+
+    @cached_property
+    def _skips_hidden(self) -> bool:
+        """Whether hidden tokens need not run: nobody sees them, and the others keep their places.
+
+        A window counts tokens, not places, so there must be none.
+        """
+        return self.by == "hide" and not (
+            self._two_stacks or self._has_windows or not self._is_plain
+        )
 
     @cached_property
     def _two_stacks(self) -> bool:
@@ -250,26 +276,29 @@ class CompletionAblation:
             )
         absent = set(positions)
         first = positions[0] if positions else len(prompt)
-        if self.by == "delete":
-            prompt = tuple(token for k, token in enumerate(prompt) if k not in absent)
-            if not prompt:
-                raise InputError("All tokens of the prompt would be deleted; leave one.")
-        elif self.by == "replace":
+        if self.by == "replace":
             blank = int(self.blank or 0)
             prompt = tuple(blank if k in absent else token for k, token in enumerate(prompt))
         completion = () if self._two_stacks else tuple(int(t) for t in self.completion_ids[:-1])
         ids = (*prompt, *completion)
+        # the last token of the prompt runs even when nobody sees it: the first answer is read there
+        if self.by == "delete" or (self._skips_hidden and len(prompt) - 1 not in absent):
+            places = tuple(k for k in range(len(ids)) if k not in absent)
+            if len(places) == len(completion):
+                raise InputError(
+                    f"All tokens of the prompt would be gone, by={self.by!r}; leave one."
+                )
+            ids = tuple(ids[k] for k in places)
+            places = tuple(range(len(ids))) if self.by == "delete" else places
+            return _Variant(ids, places, (True,) * len(ids), first)
         visible = tuple(self.by != "hide" or k not in absent for k in range(len(ids)))
-        return _Variant(ids, visible, first)
+        return _Variant(ids, tuple(range(len(ids))), visible, first)
 
-    def _batches(self, variants: Sequence[_Variant]) -> Iterator[list[int]]:
+    def _batches(self, variants: Sequence[_Variant], cached: bool) -> Iterator[list[int]]:
         """Yield variants of one length together, late changes apart from early ones.
 
         Equal lengths need no padding, which a window would count.
         """
-        if not variants:
-            return
-        cached = self.takes_prefix_from_cache
         device = device_of(self.model)
         budget = self.batch_tokens or (_ON_CPU if device.type == "cpu" else _ON_DEVICE)
         keys = [(len(variant.ids), variant.first) for variant in variants]
@@ -299,17 +328,17 @@ class CompletionAblation:
             if self._two_stacks:
                 logits = self._decoded(ids, mask)
             else:
-                logits = self._continued(ids, mask, start or 0)
+                places = torch.tensor([variant.positions for variant in variants], device=device)
+                logits = self._continued(ids, mask, places, start or 0)
         rows = logits[:, -len(self.completion_ids) :].float().log_softmax(dim=-1)
         completion = torch.tensor(list(self.completion_ids), device=device)
         index = completion.expand(len(variants), -1).unsqueeze(-1)
         return rows.gather(-1, index).squeeze(-1).double().cpu().numpy()
 
-    def _continued(self, ids: Tensor, mask: Tensor, start: int) -> Tensor:
+    def _continued(self, ids: Tensor, mask: Tensor, places: Tensor, start: int) -> Tensor:
         options: dict[str, Any] = {"use_cache": start > 0}
         if "position_ids" in self._accepts:
-            positions = torch.arange(start, ids.shape[1], device=ids.device)
-            options["position_ids"] = positions.expand(len(ids), -1)
+            options["position_ids"] = places[:, start:]
         if "logits_to_keep" in self._accepts:
             options["logits_to_keep"] = len(self.completion_ids)
         if start:

@@ -109,9 +109,9 @@ def confirm_completion(
         ablation = ablate(model, prompt, ids, by="replace")
     known = result.provenance.get(LOG_PROBS)
     if known is not None and len(known) == len(ids):
-        rows = np.stack([np.array(known), ablation.at_once([hidden])[0]])
+        rows = np.stack([np.array(known), ablation.token_log_probs([hidden])[0]])
     else:
-        rows = ablation.at_once([(), hidden])
+        rows = ablation.token_log_probs([(), hidden])
     numbers = list(range(len(ids)) if tokens is None else tokens)
     before, after = (tuple(row[numbers].clip(max=0.0).tolist()) for row in rows)
     return Confirmation(
