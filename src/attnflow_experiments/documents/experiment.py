@@ -26,7 +26,6 @@ from attnflow.evaluation.subjects.known import is_answered
 from attnflow.evaluation.table import Cell, Table
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.answers import question_prompt, uses_chat
-from attnflow.explainers.prompts import encode_prompts
 from attnflow.hosts.model import Model
 from attnflow_experiments.ablation.data import PARTS, Part, part_of
 from attnflow_experiments.documents.data import OrdinaryQuestion, ordinary_questions, rotations
@@ -169,9 +168,9 @@ def _statement_with(statements: Sequence[Statement], answers: Sequence[str]) -> 
 
 def _most_needed(model: Model, case: OrdinaryQuestion, answer: attnflow.Answer) -> int:
     """Return the document whose hiding costs the answer most."""
-    prompt = question_prompt(case.question, answer.documents, uses_chat(model.tokenizer, None))
-    ids = encode_prompts(model, prompt).prompts()[0].ids
-    ablation = ablate(model, ids, answer.result.provenance["completion_ids"])
+    chat = uses_chat(model.tokenizer, None)
+    prompt = question_prompt(model, case.question, answer.documents, chat)
+    ablation = ablate(model, prompt.ids, answer.result.provenance["completion_ids"])
     spans = [list(range(int(a), int(b))) for _, a, b in answer.result.provenance[DOCUMENTS]]
     return int(np.argmin(ablation.log_probs(spans)))
 
