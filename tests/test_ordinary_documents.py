@@ -9,15 +9,14 @@ import pytest
 
 from attnflow_experiments.ablation.data import PARTS, Part
 from attnflow_experiments.documents.data import (
-    OrdinaryQuestion,
+    SourcedQuestion,
     ordinary_content,
     ordinary_questions,
     parts_by_name,
-    rotations,
 )
 
 
-def both_parts() -> list[OrdinaryQuestion]:
+def both_parts() -> list[SourcedQuestion]:
     return [question for part in PARTS for question in ordinary_questions(part)]
 
 
@@ -44,14 +43,14 @@ def test_there_are_two_questions_for_each_document() -> None:
 
 def test_evidence_stands_once_in_its_document_and_in_no_other() -> None:
     for question in both_parts():
-        counts = [text.count(question.evidence) for _, text in question.documents]
-        assert counts == [int(k == question.right) for k in range(5)], question.question
+        counts = [text.count(question.evidence[0]) for _, text in question.documents]
+        assert counts == [int(k in question.right) for k in range(5)], question.question
 
 
 def test_the_evidence_holds_an_accepted_answer() -> None:
     for question in both_parts():
         assert all(answer == answer.casefold() for answer in question.answers)
-        evidence = question.evidence.casefold()
+        evidence = question.evidence[0].casefold()
         assert any(answer in evidence for answer in question.answers), question.question
 
 
@@ -77,20 +76,24 @@ def test_parts_have_all_kinds_and_share_no_document() -> None:
         assert {kinds[name] for name in own} == set(kinds.values())
 
 
+@pytest.mark.parametrize("count", [5, 10])
 @pytest.mark.parametrize("part", PARTS)
-def test_prompts_have_five_kinds_and_a_bounded_length(part: Part) -> None:
+def test_prompts_have_documents_of_different_kinds_and_a_bounded_length(
+    part: Part, count: int
+) -> None:
     kinds = {document["name"]: document["kind"] for document in ordinary_content()["documents"]}
-    for question in ordinary_questions(part):
-        assert len({kinds[name] for name, _ in question.documents}) == 5
-        assert 300 <= sum(len(text.split()) for _, text in question.documents) <= 900
-    assert ordinary_questions(part) == ordinary_questions(part)
+    for question in ordinary_questions(part, count):
+        assert len({kinds[name] for name, _ in question.documents}) == count
+        words = sum(len(text.split()) for _, text in question.documents)
+        assert 60 * count <= words <= 180 * count
+    assert ordinary_questions(part, count) == ordinary_questions(part, count)
 
 
-def test_rotations_put_the_right_document_at_every_place() -> None:
+def test_the_right_document_can_stand_at_every_place() -> None:
     for question in both_parts():
-        turned = list(rotations(question))
-        assert turned[0] == question
-        assert {each.right for each in turned} == set(range(5))
-        for each in turned:
-            assert each.documents[each.right] == question.documents[question.right]
+        placed = [question.at_place(place, 5) for place in range(5)]
+        assert [each.right for each in placed] == [(place,) for place in range(5)]
+        assert question in placed
+        for each in placed:
+            assert each.documents[each.right[0]] == question.documents[question.right[0]]
             assert set(each.documents) == set(question.documents)

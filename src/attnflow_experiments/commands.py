@@ -360,8 +360,9 @@ def documents(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
-            help="It holds questions.jsonl, as in SQuAD. Without it only the ordinary documents "
+            metavar="FOLDER|FILE",
+            help="A folder with questions.jsonl, as in SQuAD, or a file of JSON lines with "
+            "question, answers, documents and support. Without it only the ordinary documents "
             "that ship are asked about.",
         ),
     ] = None,
@@ -374,18 +375,29 @@ def documents(
     ] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Only this data: ordinary or paragraphs. May be repeated."),
+        typer.Option(help="Only this data: ordinary, paragraphs or supports. May be repeated."),
     ] = None,
     questions: Annotated[
         int | None, typer.Option(help="How many questions of each kind, at most.")
     ] = None,
+    places: Annotated[
+        int, typer.Option(help="Of how many documents, with the right one at each place.")
+    ] = 5,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="TOKENS", help="Fill up with other documents to this length. May be repeated."
+        ),
+    ] = None,
+    reads_answers: Annotated[
+        bool, typer.Option("--given", help="Read the right answer instead of the model's own.")
+    ] = False,
     device: DeviceOption = "cpu",
     output: KeptFolderOption = None,
 ) -> None:
     """Is the right document named, wherever it stands?
 
-    Questions over five documents are asked as `attnflow ask` asks them; those answered rightly
-    count.
+    Questions over documents are asked as `attnflow ask` asks them; those answered rightly count.
     """
     options.prepare_models()
     from attnflow_experiments.ablation.data import PARTS
@@ -394,11 +406,15 @@ def documents(
 
     if part not in PARTS:
         raise InputError(f"--part is {' or '.join(PARTS)}; got {part!r}.")
+    available = KINDS[:1] if data is None else KINDS[2:] if data.is_file() else KINDS[:2]
     experiment = SourcesExperiment(
         part=part,
         methods=tuple(methods or ("default",)),
-        kinds=tuple(kind or (KINDS if data is not None else KINDS[:1])),
+        kinds=tuple(kind or available),
         questions=questions,
+        places=places,
+        lengths=tuple(length or ()),
+        reads_answers=reads_answers,
     )
     loaded = _load_on(device, model)
     journal = None if output is None else output / f"documents-{part}.jsonl"

@@ -1,58 +1,68 @@
-"""Is the right document named, wherever it stands?
+"""Is the right document named, wherever it stands and however much stands beside it?
 
 Each question is asked as `attnflow ask` asks it. Where the answer is right, the document that the
-statement with the answer is said to draw on most is held against the one that states it, and
-against the one without which the answer loses most.
+statement with the answer is said to draw on most is held against those that support it, and against
+the one without which the answer loses most. Or the right answer is given, and read as if the model
+had written it.
 """
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import attnflow
-from attnflow.attribution.passages import DOCUMENTS, Statement
-from attnflow.data import rows
 from attnflow.errors import InputError
 from attnflow.errors.progress import tell
 from attnflow.evaluation.metrics import summarize
-from attnflow.evaluation.subjects.known import is_answered
 from attnflow.evaluation.table import Cell, Table
-from attnflow.explainers.ablation import ablate
-from attnflow.explainers.answers import question_prompt, uses_chat
 from attnflow.hosts.model import Model
-from attnflow_experiments.ablation.data import PARTS, Part, part_of
-from attnflow_experiments.documents.data import OrdinaryQuestion, ordinary_questions, rotations
+from attnflow.methods import make_method
+from attnflow_experiments.ablation.data import PARTS, Part
+from attnflow_experiments.documents.data import (
+    SourcedQuestion,
+    ordinary_questions,
+    ordinary_texts,
+    paragraph_questions,
+    supported_questions,
+)
+from attnflow_experiments.documents.reading import DEFAULT, AnswerReading
 from attnflow_experiments.report import Report
 
-KINDS = ("ordinary", "paragraphs")
-_DEFAULT = "default"
-_OF_ONE_ARTICLE = 2  # paragraphs that could be mistaken for one another
-_PARAGRAPHS = 5
-_SEED = 13
+KINDS = ("ordinary", "paragraphs", "supports")
+_LEFT_OUT = "leaving a document out"
+_FRAME = 96  # tokens of the question, the chat template and the answer
+_BETWEEN = 2  # tokens of the blank line after a document, at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourcesExperiment:
     """The experiment.
 
-    part: "development", to choose by, or "held-out", to report once.
+    part: "development", to choose by, or "held-out", to report once; a file with supports is asked
+        as a whole.
     methods: names as `ask` takes them, or "default".
-    kinds: "ordinary", contracts, e-mail, tables and others in every rotation; "paragraphs", of
-        which two are of one article, in random order.
+    kinds: "ordinary", contracts, e-mail, tables and others with the right one at every place;
+        "paragraphs", of which two are of one article; "supports", a file in which the documents
+        that support an answer are known. Of the last two each question is asked at one place.
     questions: at most so many of each kind.
+    places: how many documents, and how many places of the right one between the first and last.
+    lengths: fill up with other documents to so many tokens, one run for each; none adds nothing.
+    reads_answers: read the right answer as if the model had written it; all questions count.
     """
 
     part: Part = "development"
-    methods: Sequence[str] = (_DEFAULT,)
+    methods: Sequence[str] = (DEFAULT,)
     kinds: Sequence[str] = KINDS
     questions: int | None = None
+    places: int = 5
+    lengths: Sequence[int] = ()
+    reads_answers: bool = False
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:
@@ -62,160 +72,142 @@ class SourcesExperiment:
             raise InputError(f"No documents {unknown[0]!r}. There are {', '.join(KINDS)}.")
         if self.questions is not None and self.questions < 1:
             raise InputError(f"questions is a number of at least 1; got {self.questions!r}.")
+        if not 2 <= self.places <= 10:
+            raise InputError(f"places={self.places!r}. There are 2 to 10 places.")
+        short = [length for length in self.lengths if length < 10 * _FRAME]
+        if short:
+            raise InputError(f"A length is at least {10 * _FRAME} tokens; got {short[0]!r}.")
+        for name in self.methods:  # a long run must not fail on a name
+            if name != DEFAULT:
+                make_method(name)
 
     def __call__(self, model: Model, *, data: Path | None, journal: Path | None) -> Report:
         """Ask, count, and keep each question in the journal as it is done."""
-        cases = list(self._cases(data))
+        cases = list(self._cases(model, data))
         done = _read_journal(journal)
         records = []
-        for number, (kind, name, case) in enumerate(cases):
+        for number, (about, case) in enumerate(cases):
             tell("documents", number, len(cases))
-            record = done.get(name)
+            record = done.get(about["name"])
             if record is None or not set(self.methods) <= set(record["named"]):
-                record = {"name": name, "kind": kind, **self._try(model, case)}
+                record = {**about, **self._try(model, case)}
                 _append(journal, record)
             records.append(record)
         tell("documents", len(cases), len(cases))
         return self._report(records)
 
-    def _cases(self, data: Path | None) -> Iterator[tuple[str, str, OrdinaryQuestion]]:
-        if "ordinary" in self.kinds:
-            for number, question in enumerate(ordinary_questions(self.part)[: self.questions]):
-                for shift, case in enumerate(rotations(question)):
-                    yield "ordinary", f"ordinary-{number}-{shift}", case
-        if "paragraphs" in self.kinds and data is not None:
-            for number, case in enumerate(paragraph_questions(data, self.part)[: self.questions]):
-                yield "paragraphs", f"paragraphs-{number}", case
+    def _cases(
+        self, model: Model, data: Path | None
+    ) -> Iterator[tuple[dict[str, Any], SourcedQuestion]]:
+        """Yield what is noted of each question, and the question at its place and length."""
 
-    def _try(self, model: Model, case: OrdinaryQuestion) -> dict[str, Any]:
-        documents = dict(case.documents)
-        record: dict[str, Any] = {"place": case.right, "named": {}, "sentence": {}}
-        answer = None
+        @cache
+        def count(text: str) -> int:
+            return len(model.tokenizer(text, add_special_tokens=False)["input_ids"]) + _BETWEEN
+
+        mode = "given" if self.reads_answers else "written"
+        for kind in self.kinds:
+            questions, texts = self._questions(kind, data)
+            table = data.stem if kind == "supports" and data is not None else kind
+            for length in self.lengths or (0,):
+                for number, question in enumerate(questions[: self.questions]):
+                    every = kind == "ordinary"
+                    for place in range(self.places) if every else [number % self.places]:
+                        run = f"{table}-{mode}-{self.places}-{length}-{number}-{place}"
+                        about = {"name": run, "kind": table, "length": length, "place": place}
+                        if len(question.right) > 1:
+                            about["place"] = None
+                        filled = question
+                        if length:
+                            bare = question.alone() if every else question
+                            filled = bare.filled_up(texts, length - _FRAME, count)
+                        yield about, filled.at_place(place, self.places)
+
+    def _questions(self, kind: str, data: Path | None) -> tuple[list[SourcedQuestion], list[str]]:
+        """Return the questions of a kind, and the texts to fill up with."""
+        if kind == "supports":
+            if data is None or not data.is_file():
+                raise InputError(f"Questions with supports are a file of JSON lines; got {data}.")
+            return supported_questions(data, self.places)
+        paragraphs: tuple[list[SourcedQuestion], list[str]] = ([], [])
+        if data is not None:
+            paragraphs = paragraph_questions(data, self.part, self.places)
+        if kind == "paragraphs":
+            return paragraphs
+        others = paragraphs[1] or ordinary_texts(self.part)
+        return ordinary_questions(self.part, self.places), others
+
+    def _try(self, model: Model, case: SourcedQuestion) -> dict[str, Any]:
+        read = AnswerReading.of_given if self.reads_answers else AnswerReading.of_written
+        reading = read(model, case)
+        answered = self.reads_answers or reading.is_right
+        record: dict[str, Any] = {"answer": reading.text, "answered": answered}
+        if not answered:
+            return {**record, "named": dict.fromkeys(self.methods)}
+        needed = reading.most_needed()
+        columns: dict[str, dict[str, bool | None]] = {"named": {}, "sentence": {}, "agrees": {}}
         for name in self.methods:
-            method = None if name == _DEFAULT else name
-            answer = attnflow.ask(model, case.question, documents, method, max_new_tokens=24)
-            answered = any(is_answered(one, answer.text, cut_off=False) for one in case.answers)
-            record |= {"answer": answer.text, "answered": answered}
-            if not answered:
-                record["named"] = dict.fromkeys(self.methods)
-                return record
-            source = _statement_with(answer.statements, case.answers).sources[0]
-            record["named"][name] = source.name == case.documents[case.right][0]
-            record["sentence"][name] = source.text.strip() in case.evidence or (
-                case.evidence in source.text
-            )
-        if answer is not None:
-            left_out = _most_needed(model, case, answer)
-            record["left_out"] = left_out == case.right
-        return record
+            document, sentence = reading.named(name)
+            columns["named"][name] = document in case.right
+            columns["agrees"][name] = document == needed
+            columns["sentence"][name] = None
+            if case.evidence:
+                columns["sentence"][name] = bool(sentence) and any(
+                    sentence in evidence or evidence in sentence for evidence in case.evidence
+                )
+        return {**record, **columns, "left_out": needed in case.right}
 
     def _report(self, records: Sequence[Mapping[str, Any]]) -> Report:
-        tables = [
-            self._table(kind, [r for r in records if r["kind"] == kind and r["answered"]], records)
-            for kind in self.kinds
-        ]
+        kinds = dict.fromkeys(str(record["kind"]) for record in records)
+        how = "The right answer is given and read; every question counts."
+        if not self.reads_answers:
+            how = "The model answers as `attnflow ask` does; answers that are right count."
         return Report(
             name="documents",
             title=f"The document that an answer came from, {self.part}",
             protocol=(
-                "Each question is asked as `attnflow ask` does, with five documents; ordinary ones "
-                "in each of the five rotations, so that the right one stands at every place.",
-                "Counted where the answer is right. Right document: the one that states the answer "
-                "is named first for the statement with the answer. Sentence: so is its sentence.",
-                "Leaving out: hiding that document costs the answer most.",
-                "95 % bootstrap intervals over prompts.",
+                f"{how} The right document stands at {self.places} places from the first to the "
+                "last: ordinary ones at each, others at one. A file with supports keeps its order "
+                "where several documents support the answer.",
+                "Right document: one that supports the answer is named first for the statement "
+                "with the answer. Sentence: the sentence that is named is one that states it. As "
+                "leaving out: the document named is the one whose hiding costs the answer most.",
+                "95 % bootstrap intervals over prompts, as if places of a question were others.",
             ),
-            tables=tuple(tables),
+            tables=tuple(self._table(k, [r for r in records if r["kind"] == k]) for k in kinds),
             findings=(),
         )
 
-    def _table(
-        self, kind: str, counted: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]
-    ) -> Table:
-        places = sorted({int(record["place"]) for record in counted})
-        cells = {
-            name: (
-                _share([r["named"][name] for r in counted]),
-                _share([r["sentence"][name] for r in counted]),
-                *(_share([r["named"][name] for r in counted if r["place"] == k]) for k in places),
-            )
-            for name in self.methods
-        }
-        left_out = [r["left_out"] for r in counted]
-        nothing = _share([])
-        cells["leaving a document out"] = (
-            _share(left_out),
-            nothing,
-            *(_share([r["left_out"] for r in counted if r["place"] == k]) for k in places),
-        )
-        headings = ("right document", "its sentence", *(f"place {k + 1}" for k in places))
-        count = sum(record["kind"] == kind for record in records)
-        note = f"{len(counted)} of {count} answers are right and count."
-        return Table(kind, f"{kind.capitalize()} documents", headings, cells, note)
+    def _table(self, kind: str, records: Sequence[Mapping[str, Any]]) -> Table:
+        places = sorted({int(r["place"]) for r in records if r["place"] is not None})
+        cells, notes = {}, []
+        for length in dict.fromkeys(int(record["length"]) for record in records):
+            prompts = [record for record in records if record["length"] == length]
+            counted = [record for record in prompts if record["answered"]]
+            suffix = f", {length} tokens" if length else ""
+            for name in (*self.methods, _LEFT_OUT):
+                cells[name + suffix] = _row(name, counted, places)
+            notes.append(f"{len(counted)} of {len(prompts)} answers are right and count{suffix}.")
+        headings = ("right document", "its sentence", "as leaving out")
+        columns = (*headings, *(f"place {place + 1}" for place in places))
+        return Table(kind, f"{kind.capitalize()} documents", columns, cells, " ".join(notes))
 
 
-def _share(hits: Iterable[bool]) -> Cell:
-    return Cell.of_share(summarize(np.array(list(hits), dtype=np.float64)))
+def _row(
+    name: str, counted: Sequence[Mapping[str, Any]], places: Sequence[int]
+) -> tuple[Cell, ...]:
+    """Return the cells of a method, or of leaving documents out, over the answers that count."""
 
+    def share(column: str, place: int | None = None) -> Cell:
+        members = [r for r in counted if place is None or r["place"] == place]
+        if name == _LEFT_OUT:
+            hits = [r["left_out"] for r in members] if column == "named" else []
+        else:
+            hits = [r[column][name] for r in members if r[column][name] is not None]
+        return Cell.of_share(summarize(np.array(hits, dtype=np.float64)))
 
-def _statement_with(statements: Sequence[Statement], answers: Sequence[str]) -> Statement:
-    """Return the statement that gives the answer, or else the first."""
-    return next(
-        (s for s in statements if any(is_answered(a, s.text, cut_off=False) for a in answers)),
-        statements[0],
-    )
-
-
-def _most_needed(model: Model, case: OrdinaryQuestion, answer: attnflow.Answer) -> int:
-    """Return the document whose hiding costs the answer most."""
-    chat = uses_chat(model.tokenizer, None)
-    prompt = question_prompt(model, case.question, answer.documents, chat)
-    ablation = ablate(model, prompt.ids, answer.result.provenance["completion_ids"])
-    spans = [list(range(int(a), int(b))) for _, a, b in answer.result.provenance[DOCUMENTS]]
-    return int(np.argmin(ablation.log_probs(spans)))
-
-
-def paragraph_questions(folder: Path, part: Part) -> list[OrdinaryQuestion]:
-    """Return questions over five paragraphs, one more of them of the same article.
-
-    folder: it holds questions.jsonl, as for the ablation experiment.
-    """
-    records = [dict(row.values) for row in rows(folder / "questions.jsonl")]
-    by_article: dict[str, list[str]] = {}
-    for record in records:
-        texts = by_article.setdefault(str(record["article"]), [])
-        if record["context"] not in texts:
-            texts.append(str(record["context"]))
-    questions = []
-    for record in records:
-        if part_of(str(record["question"])) != part:
-            continue
-        rng = random.Random(f"{_SEED}:{record['question']}")
-        own, article = str(record["context"]), str(record["article"])
-        same = [text for text in by_article[article] if text != own]
-        other = [text for name in by_article if name != article for text in by_article[name]]
-        order = [own, *rng.sample(same, _OF_ONE_ARTICLE - 1)]
-        order += rng.sample(other, _PARAGRAPHS - len(order))
-        rng.shuffle(order)
-        documents = tuple((f"paragraph {k + 1}", text) for k, text in enumerate(order))
-        answer, start = str(record["answer"]), int(record["start"])
-        questions.append(
-            OrdinaryQuestion(
-                str(record["question"]),
-                (answer,),
-                documents,
-                order.index(own),
-                _sentence_at(own, start),
-            )
-        )
-    return questions
-
-
-def _sentence_at(text: str, place: int) -> str:
-    """Return the sentence of a text around a place."""
-    begin = max(text.rfind(". ", 0, place) + 2, 0) if ". " in text[:place] else 0
-    end = text.find(". ", place)
-    return text[begin : end + 1 if end >= 0 else len(text)]
+    headings = (share("named"), share("sentence"), share("agrees"))
+    return (*headings, *(share("named", place) for place in places))
 
 
 def _read_journal(path: Path | None) -> dict[str, dict[str, Any]]:

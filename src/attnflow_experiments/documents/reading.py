@@ -1,0 +1,134 @@
+"""An answer over documents, and the document that it is said to draw on, as `ask` says it.
+
+`ask` writes an answer for each method. Here it is written once, or given, and several read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from attnflow.attribution.passages import rank_passages
+from attnflow.evaluation.subjects.known import is_answered
+from attnflow.explainers.ablation import ablate
+from attnflow.explainers.answers import (
+    explains_statements,
+    first_line,
+    question_prompt,
+    statement_slices,
+    uses_chat,
+)
+from attnflow.explainers.completions import generate, mark_documents
+from attnflow.explainers.defaults import default_method
+from attnflow.explainers.prompts import Message, encode_prompts
+from attnflow.explainers.request import completion_ids
+from attnflow.explainers.writer import write_texts
+from attnflow.hosts.model import Model
+from attnflow.methods import make_method
+from attnflow.tokens import Tokens
+from attnflow.tokens.documents import Document, document_tokens, named_documents
+from attnflow.tokens.text import parts_in
+from attnflow_experiments.documents.data import SourcedQuestion
+
+DEFAULT = "default"
+_MOST_WRITTEN = 24  # tokens of an answer
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerReading:
+    """An answer to a question, and the tokens of it that are traced to documents.
+
+    ids: the answer's tokens. target: those of the statement with the answer, or of the given span.
+    """
+
+    model: Model
+    case: SourcedQuestion
+    ids: list[int]
+    target: slice
+
+    @classmethod
+    def of_given(cls, model: Model, case: SourcedQuestion) -> AnswerReading:
+        """Read the first accepted answer as if the model had written it."""
+        answer = case.answers[0]
+        ids = completion_ids(model, answer if uses_chat(model.tokenizer, None) else f" {answer}")
+        surfaces = _surfaces(model, ids)
+        start = max("".join(surfaces).find(answer), 0)
+        first, end = case.span or (0, len(answer))
+        return cls(model, case, ids, slice(*parts_in(surfaces, start + first, start + end)))
+
+    @classmethod
+    def of_written(cls, model: Model, case: SourcedQuestion) -> AnswerReading:
+        """Let the model write, and take the statement that gives the answer, or else the first."""
+        batch = encode_prompts(model, _prompt(model, case))
+        ids = write_texts(model, batch, _MOST_WRITTEN, options={"min_new_tokens": 1})[0].ids
+        if not uses_chat(model.tokenizer, None):
+            ids = ids[: first_line(_surfaces(model, ids))]
+        surfaces = _surfaces(model, ids)
+        statements = statement_slices(_names(model, ids)) or [slice(0, len(ids))]
+        telling = (each for each in statements if _answers(case, "".join(surfaces[each])))
+        return cls(model, case, ids, next(telling, statements[0]))
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return "".join(_surfaces(self.model, self.ids)).strip()
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it holds an accepted answer."""
+        return _answers(self.case, self.text)
+
+    def named(self, name: str) -> tuple[int | None, str]:
+        """Return the document that a method names first, and its strongest sentence."""
+        method = default_method(self.model) if name == DEFAULT else make_method(name)
+        by_statement = explains_statements(method)
+        targets = [self.target] if by_statement else None
+        prompt = _prompt(self.model, self.case)
+        result = generate(self.model, prompt, method, completion=self.ids, targets=targets)
+        tokenizer = self.model.tokenizer
+        result = mark_documents(
+            result, self._documents, tokenizer, _names(self.model, self._prompt)
+        )
+        rows = [0] if by_statement else range(len(self.ids))[self.target]
+        sources = rank_passages(result, rows)
+        return (sources[0].passage, sources[0].text.strip()) if sources else (None, "")
+
+    def most_needed(self) -> int:
+        """Return the document whose hiding costs the target most."""
+        tokens = _names(self.model, self._prompt)
+        places = document_tokens(tokens, self._documents, partial(_tokenize, self.model))
+        ablation = ablate(self.model, self._prompt, self.ids)
+        log_probs = ablation.token_log_probs([range(*span) for _, span in places])
+        return int(np.argmin(log_probs[:, self.target].sum(axis=1)))
+
+    @cached_property
+    def _documents(self) -> tuple[Document, ...]:
+        return named_documents(self.case.documents)
+
+    @cached_property
+    def _prompt(self) -> list[int]:
+        return encode_prompts(self.model, _prompt(self.model, self.case)).prompts()[0].ids
+
+
+def _prompt(model: Model, case: SourcedQuestion) -> str | list[Message]:
+    documents = named_documents(case.documents)
+    return question_prompt(case.question, documents, uses_chat(model.tokenizer, None))
+
+
+def _answers(case: SourcedQuestion, text: str) -> bool:
+    return any(is_answered(answer, text, cut_off=False) for answer in case.answers)
+
+
+def _tokenize(model: Model, text: str) -> list[str]:
+    return _names(model, model.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _names(model: Model, ids: Sequence[int]) -> list[str]:
+    return [str(token) for token in model.tokenizer.convert_ids_to_tokens(ids)]
+
+
+def _surfaces(model: Model, ids: Sequence[int]) -> list[str]:
+    return Tokens(tuple(_names(model, ids))).surfaces()
