@@ -164,7 +164,7 @@ _EVALUATE: dict[str, _OPTION] = {
     "--json": (),
 }
 _ABLATION: dict[str, _OPTION] = {
-    "--method": ("default", "leave-one-out", "careful", "visibility", "random", *METHOD_TEXTS),
+    "--method": ("default", "leave-one-out", "careful", "random", *METHOD_TEXTS),
     "--part": ("development", "held-out", "x", ""),
     "--kind": ("facts", "text", "documents", "x", ""),
     "--ablations": ("0", "2", *NUMBERS),

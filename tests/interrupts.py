@@ -23,7 +23,6 @@ from attnflow.hosts import restore
 from attnflow.hosts.check import model_state
 from attnflow.hosts.load import load
 from attnflow.hosts.transformers import attention
-from attnflow.methods import Visibility
 from attnflow.testing import tiny_decoder, tiny_encoder
 
 TEXT = "the author talked to sara about [MASK] book"
@@ -48,8 +47,9 @@ def _traces_left(model: Any, state: list[Any], handler: Any) -> list[str]:
 def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]]:
     """Work on models in train mode, each struck by one real SIGINT at a random moment.
 
-    Captures, and whatever else changes a model for a while: gradient rows, visibility, gradients of
-    the embedding. Returns how many signals were sent, how many struck, and what was left behind.
+    Captures, and whatever else changes a model for a while: gradient rows, balanced gradients,
+    gradients of the embedding. Returns how many signals were sent, how many struck, and what was
+    left behind.
     """
     model, tokenizer = tiny_encoder()
     writer, words = tiny_decoder()
@@ -68,9 +68,7 @@ def interrupted_captures(count: int, seed: int = 0) -> tuple[int, int, list[str]
         capture("gradients"),
         capture("alti", "value-zeroing"),
         lambda: attnflow.generate((writer, words), "the keys to", max_new_tokens=3),
-        lambda: attnflow.generate(
-            (writer, words), "the keys to", Visibility(steps=2), completion=" are"
-        ),
+        lambda: attnflow.generate((writer, words), "the keys to", "careful", completion=" are"),
         lambda: InputGradient()((model, tokenizer), [TEXT]),
     ]
     longest = [_seconds(kind) for kind in kinds]

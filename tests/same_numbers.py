@@ -282,7 +282,7 @@ def on_models() -> Iterator[tuple[str, Array]]:
 def on_decoders() -> Iterator[tuple[str, Array]]:
     """A causal model explained at its last position, and what runs it again."""
     loaded = writer()
-    for method in (None, "rollout", "gradient-rollout", "leave-one-out", "visibility", "careful"):
+    for method in (None, "rollout", "gradient-rollout", "leave-one-out", "careful"):
         result = explain(loaded, "the keys to the cabinets of sara", method)
         yield from arrays_of(f"decoder/{method or 'default'}", result)
     result = explain(loaded, "the keys to the cabinets of sara", confirm=True)

@@ -173,7 +173,7 @@ def test_how_sure_hides_the_sentences_that_are_named(writer: tuple[Any, Any]) ->
 
 @pytest.mark.parametrize("method", ["careful", "leave-one-out", "raw"])
 def test_ask_takes_every_method(writer: tuple[Any, Any], method: str) -> None:
-    """A method that runs the model again explains the statements: ten passes each, not a token."""
+    """A method that runs the model again explains the statements, and not each token."""
     model, tokenizer = writer
     plain = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4)
     answer = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4, method=method)

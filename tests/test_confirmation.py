@@ -162,7 +162,7 @@ def test_what_cannot_be_confirmed_is_said() -> None:
 # -- methods that run the model again ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [Careful(), LeaveOneOut(), "careful", "visibility:steps=2"])
+@pytest.mark.parametrize("method", [Careful(), LeaveOneOut(), "careful:verify=2"])
 def test_measured_methods_are_methods_like_others(method: Any, tmp_path: Path) -> None:
     model, tokenizer = tiny_decoder()
     text: dict[str, Any] = {"prompt": "the keys to the", "completion": "cabinets are"}

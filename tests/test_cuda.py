@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnflow
-from attnflow.methods import Careful, LeaveOneOut, Visibility
+from attnflow.methods import Careful, LeaveOneOut
 from test_gradient_attention import TEXT, model_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="There is no GPU here.")
@@ -43,9 +43,8 @@ def test_the_default_is_that_of_the_processor(family: str, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("method", [Careful(level="token"), Visibility(level="token", steps=2)])
-def test_methods_that_run_the_model_again(method: Any, dtype: torch.dtype) -> None:
-    model = on_gpu("llama", dtype)
+def test_methods_that_run_the_model_again(dtype: torch.dtype) -> None:
+    model, method = on_gpu("llama", dtype), Careful(level="token")
     result = attnflow.generate(model, PROMPT, method, completion=ANSWER, targets="answer")
     expected = attnflow.generate(
         model_of("llama"), PROMPT, method, completion=ANSWER, targets="answer"

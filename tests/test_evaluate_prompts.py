@@ -73,12 +73,11 @@ def test_prompts_go_to_ablations(kind: str, tmp_path: Path) -> None:
 
 
 def test_every_method_runs_on_an_encoder_decoder() -> None:
-    """Sources are what the encoder reads; what needs a causal model is left out with a reason."""
+    """Sources are what the encoder reads."""
     prompts = [CompletionPrompt(TEXT, " key is"), CompletionPrompt(TEXT)]
     subject = Prompts(ablations=12, max_new_tokens=2)
     evaluation = attnflow.evaluate((bart(), tokenizer()), prompts, subject=subject)
-    assert "careful" in evaluation.refused
-    assert {"gradient-attention", "gradient-rollout", "rollout"} <= set(evaluation.methods)
+    assert not evaluation.refused
     for row in evaluation.rows:
         assert np.isfinite(evaluation.values(row, "lds")).all()
 

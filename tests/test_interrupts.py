@@ -181,7 +181,7 @@ def busy(run: Callable[[], object]) -> Callable[[], None]:
 
 def beside(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A pass of the user's own, and something of ours on the same model."""
-    from attnflow.methods import Visibility
+    from attnflow.methods import Careful
 
     ids = torch.tensor([[3, 4, 5, 6, 7]])
     if kind == "plain torch":
@@ -199,17 +199,17 @@ def beside(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
         return lambda: own(**words).logits, lambda: run(own, words, zeroed).logits
     model: Any = next(f for f in FAMILIES if f.name == "Llama").build()
     prompt = {"input_ids": ids}
-    measured = Visibility(level="token", steps=2)
+    measured = Careful(level="token")
     runs: dict[str, Callable[[], Any]] = {
         "capture": lambda: attnflow.capture(model, prompt).weights,
         "gradient rows": lambda: attnflow.generate(model, prompt, completion=[8, 9]).values,
-        "visibility": lambda: attnflow.generate(model, prompt, measured, completion=[8, 9]).values,
+        "careful": lambda: attnflow.generate(model, prompt, measured, completion=[8, 9]).values,
     }
     return lambda: model(input_ids=ids[:, :3]).logits, runs[kind]
 
 
 @pytest.mark.parametrize(
-    "kind", ["capture", "gradient rows", "visibility", "plain torch", "values zeroed"]
+    "kind", ["capture", "gradient rows", "careful", "plain torch", "values zeroed"]
 )
 def test_what_another_thread_does_with_the_model_is_its_own(kind: str) -> None:
     """Passes of the user's own, beside ours: neither may change the other."""

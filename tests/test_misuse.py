@@ -245,7 +245,7 @@ def test_rows_are_taken_in_full_precision_under_autocast() -> None:
 def test_inference_mode_is_left_where_gradients_are_taken() -> None:
     """`with torch.inference_mode()` around generate() was a RuntimeError of torch's own."""
     from attnflow.evaluation.importance import InputGradient
-    from attnflow.methods import Visibility
+    from attnflow.methods import Careful
 
     model = build("Llama")
     encoder, tokenizer = tiny_encoder(head="SequenceClassification")
@@ -256,7 +256,7 @@ def test_inference_mode_is_left_where_gradients_are_taken() -> None:
         return [
             attnflow.generate(model, prompt, max_new_tokens=3).values,
             attnflow.explain(model, prompt).values,
-            attnflow.generate(model, prompt, Visibility(level="token"), completion=[8, 9]).values,
+            attnflow.generate(model, prompt, Careful(level="token"), completion=[8, 9]).values,
             gradients.gradients,
             InputGradient()((encoder, tokenizer), [TEXT])[0].values,
         ]

@@ -31,7 +31,6 @@ def test_the_public_names() -> None:
         "GradientRollout",
         "LeaveOneOut",
         "AblationRegression",
-        "Visibility",
         "Careful",
         "Method",
         "ask",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import attnflow
 from attnflow import GradientAttention, GradientRollout, Rollout
-from attnflow.errors import InputError, UnsupportedModelError
+from attnflow.errors import InputError, MethodError, UnsupportedModelError
 from attnflow.hosts.capture import capture
 from attnflow.hosts.vision_language.connector import fed_by, feeding_matrix
 from attnflow.hosts.vision_language.views import pictures_of, with_pictures
@@ -406,6 +406,13 @@ def test_what_cannot_be_followed_is_refused_by_name(build: Any, message: str) ->
 def test_towers_are_not_measured_inside(llava: Any) -> None:
     with pytest.raises(UnsupportedModelError, match="two towers"):
         attnflow.explain(*llava, "alti")
+
+
+@pytest.mark.parametrize("method", ["careful", "leave-one-out"])
+def test_methods_that_leave_words_out_take_no_images(llava: Any, method: str) -> None:
+    model, inputs = llava
+    with pytest.raises(MethodError, match=f"'{method}'.* images= is for methods that read"):
+        attnflow.generate(model, inputs, method, completion=[5])
 
 
 def test_an_image_without_a_place_in_the_prompt_is_refused(llava: Any) -> None:

@@ -31,7 +31,6 @@ from attnflow.methods import (
     AblationRegression,
     Careful,
     LeaveOneOut,
-    Visibility,
     make_method,
 )
 from attnflow.testing import random_trace, tiny_decoder, tiny_encoder
@@ -165,7 +164,7 @@ def _writing(folder: Path) -> Iterator[_Call]:
     how = {"method": None, "sources": "prompt", "max_new_tokens": 1, "completion": None}
     yield _Call("generate", attnflow.generate, {**pair, **how})
     how = {"completion": " are", "targets": None, "confirm": False}
-    for method in (LeaveOneOut(), AblationRegression(samples=4), Visibility(steps=1), Careful()):
+    for method in (LeaveOneOut(), AblationRegression(samples=4), Careful()):
         run = partial(attnflow.generate, method=method)
         yield _Call(f"{method.name}()", run, {**pair, **how})
         options = {field.name: getattr(method, field.name) for field in fields(method)}

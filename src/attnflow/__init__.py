@@ -7,8 +7,8 @@ weights of every layer, and the tokens. A `LayeredGraph` is the same as a flow n
 Methods lead from one to the other. `Raw`, `Rollout`, `Flow` and `ShapleyFlow` are frozen values
 too, and are called on a trace: `Rollout(residual=0.5)(trace)`. So are their stronger relatives,
 which need gradients or measurements beside the weights: `GradientAttention`, `GradientRollout`,
-`Rollout(matrices="alti")`, `Flow(capacities="gradients")`. `LeaveOneOut`, `AblationRegression`,
-`Visibility` and `Careful` run the model again, so they are given to `explain` and `generate`.
+`Rollout(matrices="alti")`, `Flow(capacities="gradients")`. `LeaveOneOut`, `AblationRegression`
+and `Careful` run the model again, so they are given to `explain` and `generate`.
 
 `capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
 does, without any model. `explain` does all of it in one call; `ask` answers a question from
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
         Raw,
         Rollout,
         ShapleyFlow,
-        Visibility,
     )
     from attnflow.tokens import Tokens
     from attnflow.trace import AttentionTrace, Prediction
@@ -69,7 +68,6 @@ __all__ = [
     "GradientRollout",
     "LeaveOneOut",
     "AblationRegression",
-    "Visibility",
     "Careful",
     "Method",
     "ask",

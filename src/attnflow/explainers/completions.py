@@ -18,7 +18,6 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES
 from attnflow.errors import InputError, MethodError, TokensError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
-from attnflow.explainers.careful import measure_images
 from attnflow.explainers.defaults import default_method
 from attnflow.explainers.prompts import Message, PromptBatch, Prompts, encode_prompts
 from attnflow.explainers.reader import Reader
@@ -126,8 +125,6 @@ def generate(
         checked_tokenizer(loaded.tokenizer)
     applied = None if method is None else make_method(method)
     rerun = applied if isinstance(applied, RerunMethod) else None
-    if rerun is not None:
-        _check_rerun(rerun, sources, contrast)
     reader = Reader.of(loaded, None if rerun else applied, sources, targets, contrast)
     if images is None:
         batch = encode_prompts(loaded, prompt)
@@ -135,6 +132,8 @@ def generate(
         reader, inputs, photos = _with_images(reader, prompt, images)
         batch = encode_prompts(reader.model, inputs)
     reader = replace(reader, extra=batch.extra)
+    if rerun is not None:
+        _check_rerun(rerun, sources, contrast, has_images(batch.extra))
     pairs = _explain(reader, rerun, batch, completion, max_new_tokens, generate_kwargs)
     results = [_confirmed(reader, *pair) if confirm else pair[1] for pair in pairs]
     if images is not None:
@@ -148,9 +147,11 @@ def generate(
     return mark_messages(results[0], messages, batch.prompts()[0].form, loaded.tokenizer)
 
 
-def _check_rerun(method: RerunMethod, sources: SourceRefs, contrast: str | None) -> None:
+def _check_rerun(
+    method: RerunMethod, sources: SourceRefs, contrast: str | None, images: bool
+) -> None:
     """Refuse what a method that runs the model again has no room for."""
-    others = {"sources": sources != "prompt", "contrast": contrast is not None}
+    others = {"sources": sources != "prompt", "contrast": contrast is not None, "images": images}
     for name, is_set in others.items():
         if is_set:
             raise MethodError(
@@ -223,8 +224,6 @@ def _existing(
 
 def _measure(reader: Reader, rerun: RerunMethod, completion: Completion) -> Attribution:
     ids = completion.ids
-    if has_images(reader.extra):
-        return measure_images(reader, rerun, completion.prompt, ids)
     targets = None if reader.target_refs is None else reader.targets(ids)
     result = measure_completion(rerun, reader.model, completion, targets=targets)
     about = reader.about(completion.prompt.ids, ids)

@@ -1,4 +1,4 @@
-"""Sources taken away, each alone or many at random: two methods, and what others build on."""
+"""Sources taken away: each alone, many at random, or only those that gradients find strongest."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow.errors import InputError, MethodError
+from attnflow.errors.progress import tell
 from attnflow.explainers.ablation import CompletionAblation, log_odds
-from attnflow.explainers.sources import Sources
-from attnflow.methods.reruns import AblationRegression, LeaveOneOut, RerunMethod
+from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.reader import Reader
+from attnflow.explainers.request import Completion
+from attnflow.explainers.sources import Sources, strongest
+from attnflow.hosts.model import Model
+from attnflow.methods import BalancedGradient
+from attnflow.methods.reruns import AblationRegression, Careful, LeaveOneOut, RerunMethod
 
 Floats = NDArray[np.float64]
+_MEASURED = 2 / 3  # the measured part of a source that was left out; docs/evidence.md#careful
 _SWEEPS = 10_000
 _CONVERGED = 1e-10
 
@@ -76,6 +83,37 @@ def _ablation_regression(method: AblationRegression, task: AblationTask) -> tupl
     measured = responses(method, task, task.sources.hidden(choice))
     visible = (~choice).astype(np.float64)
     return np.stack([lasso(visible, y, alpha=method.alpha) for y in measured.T]), len(choice)
+
+
+@register_rerun(Careful)
+def _careful(method: Careful, task: AblationTask) -> tuple[Floats, int]:
+    """Predict by one balanced pass for each target, then leave out what each finds strongest."""
+    ablation, sources = task.ablation, task.sources
+    reader = Reader.of(Model(ablation.model), BalancedGradient())
+    completion = Completion(Prompt(list(ablation.prompt_ids)), list(ablation.completion_ids))
+    rows = []
+    for number, target in enumerate(task.targets):
+        rows.append(sources.scores(reader.read_phrase(reader.method, completion, target)))
+        tell(method.name, number + 1, len(task.targets))
+    best = [list(strongest(row, method.verify)) for row in rows]
+    checked = sorted({source for each in best for source in each})
+    measured = responses(method, task, [(), *(sources.positions[k] for k in checked)])
+    losses = np.zeros((len(rows), len(sources)))
+    losses[:, checked] = (measured[0] - measured[1:]).T
+    values = [_join(*parts) for parts in zip(rows, losses, best, strict=True)]
+    return np.stack(values), len(rows) + len(measured)
+
+
+def _join(predicted: Floats, losses: Floats, best: list[int]) -> Floats:
+    """Return two thirds of what a source that was left out cost, and one third of its prediction.
+
+    The others keep their prediction; predictions are in the unit that fits the losses best.
+    """
+    square = float((predicted[best] ** 2).sum())
+    unit = max(0.0, float((losses[best] * predicted[best]).sum()) / square) if square > 0 else 0.0
+    values = unit * predicted
+    values[best] = (1 - _MEASURED) * values[best] + _MEASURED * losses[best]
+    return values
 
 
 def random_ablations(

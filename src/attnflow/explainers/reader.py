@@ -291,27 +291,33 @@ class Reader:
         return self._joined(result, completion)
 
     def _from_phrases(self, method: Method, completion: Completion) -> Attribution:
-        """Apply a gradient method: one pass for each target, however many tokens it has."""
+        """Apply a gradient method to each target."""
         prompt, ids = completion.prompt.ids, completion.ids
-        inputs, contrast = self.text_inputs(prompt, ids), self.contrast(ids)
-        first = 0 if self.model.facts.encoder_decoder else len(prompt) - 1
-        targets, results = self.targets(ids), []
-        for target in targets:
-            trace = capture_phrase(
-                self.model,
-                inputs,
-                [(first + k, ids[k]) for k in target.tokens],
-                method=method,
-                contrast=None if contrast is None else contrast.other,
-            )
-            rows = [self._first_row(trace, len(prompt)) + k for k in target.tokens]
-            part = self._rows(method, trace, rows, len(prompt))
-            columns = self.columns(trace, len(prompt))
-            places = [columns.index(row) if row in columns else trace.length for row in rows]
-            results.append(as_one(less_identity(part, places)))
-        result = join_targets(results, self.names_after(prompt, targets))
+        targets = self.targets(ids)
+        rows = [self.read_phrase(method, completion, target.tokens) for target in targets]
+        result = join_targets(rows, self.names_after(prompt, targets))
         about = {**result.provenance, **self.about(prompt, ids), **completion.notes}
         return self._over_spans(replace(result, provenance=about), prompt)
+
+    def read_phrase(
+        self, method: Method, completion: Completion, tokens: Sequence[int]
+    ) -> Attribution:
+        """Apply a gradient method to tokens of a completion together: one pass, one row."""
+        prompt, ids = completion.prompt.ids, completion.ids
+        contrast = self.contrast(ids)
+        first = 0 if self.model.facts.encoder_decoder else len(prompt) - 1
+        trace = capture_phrase(
+            self.model,
+            self.text_inputs(prompt, ids),
+            [(first + k, ids[k]) for k in tokens],
+            method=method,
+            contrast=None if contrast is None else contrast.other,
+        )
+        rows = [self._first_row(trace, len(prompt)) + k for k in tokens]
+        result = self._rows(method, trace, rows, len(prompt))
+        columns = self.columns(trace, len(prompt))
+        places = [columns.index(row) if row in columns else trace.length for row in rows]
+        return as_one(less_identity(result, places))
 
     def _rows(
         self, method: Method, trace: AttentionTrace, rows: list[int], prompt: int

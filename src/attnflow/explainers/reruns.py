@@ -12,7 +12,6 @@ import numpy as np
 from attnflow.attribution import Attribution, Confirmation
 from attnflow.attribution.rescaling import SOURCE_TOKENS
 from attnflow.errors import ModelError
-from attnflow.explainers import careful as careful  # it registers how its methods are carried out
 from attnflow.explainers.ablation import CompletionAblation, ablate
 from attnflow.explainers.gradient_rows import LOG_PROBS
 from attnflow.explainers.leave_out import AblationTask, function_of

@@ -38,7 +38,6 @@ from attnflow.methods.reruns import (
     Careful,
     LeaveOneOut,
     RerunMethod,
-    Visibility,
 )
 from attnflow.methods.rollout import Raw, Rollout
 from attnflow.methods.shapley_flow import ShapleyFlow
@@ -60,7 +59,6 @@ __all__ = [
     "RerunMethod",
     "LeaveOneOut",
     "AblationRegression",
-    "Visibility",
     "Careful",
     "Variant",
     "summary_of",

@@ -13,7 +13,7 @@ from attnflow.methods.balanced import BalancedGradient
 from attnflow.methods.base import Method
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradients import GradientAttention, GradientRollout
-from attnflow.methods.reruns import AblationRegression, Careful, LeaveOneOut, Visibility
+from attnflow.methods.reruns import AblationRegression, Careful, LeaveOneOut
 from attnflow.methods.rollout import Raw, Rollout
 from attnflow.methods.shapley_flow import ShapleyFlow
 
@@ -85,7 +85,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 METHODS = MethodRegistry(
     (Raw, Rollout, Flow, ShapleyFlow, BalancedGradient, GradientAttention, GradientRollout),
 )
-for _rerun in (LeaveOneOut, AblationRegression, Visibility, Careful):
+for _rerun in (LeaveOneOut, AblationRegression, Careful):
     METHODS.register(_rerun)
 
 

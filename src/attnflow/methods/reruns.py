@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from attnflow.attribution import Attribution
-from attnflow.errors import MethodError, shorten, whole_number
+from attnflow.errors import MethodError
 from attnflow.errors.arguments import check_fields, check_named, checked_seed
 from attnflow.methods.base import Execution, Method, Selection
 from attnflow.tokens.units import Level, check_level
@@ -20,7 +20,7 @@ from attnflow.trace import AttentionTrace
 By = Literal["hide", "replace", "delete"]
 RerunScore = Literal["log-prob", "log-odds"]
 _MOST_SAMPLES = 1_000_000  # passes: more is a mistake
-_MOST_STEPS = 10_000  # passes a target: likewise
+_MOST_SOURCES = 10_000  # passes a target: likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,61 +107,26 @@ class AblationRegression(RerunMethod):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visibility(RerunMethod):
-    """Visibility: what the completion loses while its sources fade, in log odds.
-
-    It takes at most 16 passes a target. All sources fade together along a path that is even in the
-    logarithm of their keys' weight; the gradient with respect to each key's weight, summed along
-    it, is that key's part. Together is not alone: sources that stand in for each other share what
-    one of them would cost. So the strongest then fade one by one. Where one source fades alone the
-    sum along its path is the difference of its ends, which takes one pass.
-
-    steps: how many points of the path are taken, each a forward and a backward pass.
-    alone: how many of the strongest sources fade alone, a pass each; 0 leaves it at the path.
-
-    >>> Visibility(steps=4).to_dict()["options"]["steps"]
-    4
-    """
-
-    name: ClassVar[str] = "visibility"
-    steps: int = 8
-    alone: int = 7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_count("steps", self.steps)
-        _check_count("alone", self.alone, least=0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Careful(RerunMethod):
-    """The careful method: gradient attention and visibility, the best sources checked by hiding.
+    """The careful method: balanced gradients, and the strongest sources left out to see.
 
-    A prediction has one third of gradient attention's share of each source and two thirds of
-    visibility's, which agrees better with ablations. Each of the `verify` strongest sources is
-    then hidden alone. With 4 steps and 5 checks that is ten passes a target, whatever the number
-    of sources; the pass of gradient attention also tells what the unchanged prompt gives.
+    One balanced pass for each target says which sources count. The strongest of them are then left
+    out one by one, those of one length in one batch. That is nine passes a target, whatever the
+    number of sources.
 
-    steps: points of visibility's path.
-    verify: how many of the strongest sources are hidden, one pass each.
+    verify: how many of the strongest sources are left out.
 
-    >>> Careful().steps + Careful().verify + 1  # passes a target
-    10
+    >>> Careful().verify + 2  # passes a target, with the one in which nothing is left out
+    9
     """
 
     name: ClassVar[str] = "careful"
-    steps: int = 4
-    verify: int = 5
+    score: RerunScore = "log-odds"
+    verify: int = 7
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_count("steps", self.steps)
-        _check_count("verify", self.verify)
-
-
-def _check_count(name: str, count: object, least: int = 1) -> None:
-    number = whole_number(count)
-    if number is None or not least <= number <= _MOST_STEPS:
-        raise MethodError(
-            f"{name} is a number from {least} to {_MOST_STEPS:,}; got {shorten(count)}."
-        )
+        if not 1 <= self.verify <= _MOST_SOURCES:
+            raise MethodError(
+                f"verify is a number from 1 to {_MOST_SOURCES:,}; got {self.verify!r}."
+            )

@@ -4,9 +4,9 @@ transformers looks its attention function up by name at every forward pass. We r
 a name of ours; for a while every config of a model points to that name (`handle_attention`). The
 function finds which module calls and gives the call to the handler that has the model, which
 returns the output. There are handlers that show weights to an observer and change them by an
-intervention (here), that take the gradients of single rows (`row_gradients`), that keep factors
-(`factors`) and that let keys fade (`visibility`). The mask function is registered under the same
-name: without it transformers would drop the mask in silence.
+intervention (here), that take the gradients of single rows (`row_gradients`) and that keep factors
+(`factors`). The mask function is registered under the same name: without it transformers would
+drop the mask in silence.
 
 A pass that another thread makes meanwhile takes no part: it attends as if nothing were changed.
 """
@@ -213,21 +213,13 @@ AttentionMaskInterface.register(_NAME, _make_mask)
 
 
 @contextmanager
-def handle_attention(
-    model: PreTrainedModel, handler: AttentionHandler, part: nn.Module | None = None
-) -> Iterator[Changes]:
-    """Give every attention of the model to a handler until the block ends, however it ends.
-
-    part: the part of the model whose attention is handled, such as one of two towers; the rest
-    attends as it was loaded.
-    """
+def handle_attention(model: PreTrainedModel, handler: AttentionHandler) -> Iterator[Changes]:
+    """Give every attention of the model to a handler until the block ends, however it ends."""
     thread = threading.get_ident()
     with exclusive(model) as changes:
-        inside = None if part is None else set(part.modules())
         posts = {
             module: _Post(handler, _stage(model, name), thread)
             for name, module in model.named_modules()
-            if inside is None or module in inside
         }
         if any(module in _POSTS for module in posts):
             raise CaptureError(

@@ -109,8 +109,8 @@ class FactorRecording(AttentionHandler):
 
     @property
     def any_thread(self) -> bool:  # type: ignore[override]
-        """The backward pass of a device runs in a thread of its own."""
-        return self.going_back
+        """The backward pass of a device computes blocks again in a thread of its own."""
+        return self.going_back and self.computes_again
 
     def make_mask(self, **arguments: Any) -> Any:
         """Return `(rows, keys)`: what a few rows of a text may see, in place of all of them."""
