@@ -31,7 +31,7 @@ from attnflow.evaluation.subjects.rankings import named_rankings
 from attnflow.explainers.ablation import CompletionAblation, blank_token
 from attnflow.explainers.leave_out import lasso, random_ablations
 from attnflow.explainers.reruns import measure
-from attnflow.explainers.sources import Sources, content_spans, strongest
+from attnflow.explainers.sources import Sources, strongest
 from attnflow.methods import AblationRegression, LeaveOneOut, Rollout
 from attnflow.testing import tiny_encoder
 
@@ -98,10 +98,8 @@ def test_documents_may_be_told() -> None:
 
 def test_chat_templates_are_no_sources() -> None:
     tokens = ["<|im_start|>", "user", "Ċ", "Hi", "Ġyou", "<|im_end|>", "assistant"]
-    inside = content_spans(tokens, ["Hi you"])
+    inside = [(len("<|im_start|>user\n"), len("<|im_start|>user\nHi you"))]
     assert Sources.of_tokens(tokens, inside=inside, special=[0, 5]).positions == ((3,), (4,))
-    with pytest.raises(TokensError, match="chat template changed it"):
-        content_spans(tokens, ["Bye"])
 
 
 def test_scores_come_from_tokens_or_from_sources() -> None:

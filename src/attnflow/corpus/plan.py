@@ -17,8 +17,7 @@ from attnflow.errors import FileError, InputError, TokensError, shorten
 from attnflow.errors.progress import tell
 from attnflow.hosts.fingerprint import digest_bytes
 from attnflow.hosts.inputs import checked_text
-
-_BETWEEN = "\n\n"  # documents, and before the text
+from attnflow.tokens.documents import BETWEEN
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def _read_text(
     completion = None if columns.completion is None else row.get(columns.completion)
     if completion is not None and (not isinstance(completion, str) or not completion):
         raise TokensError(f"The completion is a text that is not empty; got {shorten(completion)}.")
-    return CorpusText(number, key, _BETWEEN.join([*documents, text]), completion, documents)
+    return CorpusText(number, key, BETWEEN.join([*documents, text]), completion, documents)
 
 
 def _read_documents(value: Any) -> tuple[str, ...]:

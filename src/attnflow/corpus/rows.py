@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import Attribution
 from attnflow.corpus.plan import CorpusText
 from attnflow.corpus.settings import Settings
-from attnflow.explainers.sources import Sources, content_spans
+from attnflow.explainers.sources import Sources
 
 Values = NDArray[np.float64]
 _LOG_PROBS = "log_probs"  # in the provenance of a completion that gradients explain
@@ -92,7 +92,7 @@ def result_rows(
 ) -> list[Row]:
     """Return the rows of one text: its targets in order, and for each its methods in order.
 
-    documents: which tokens each document of the text is made of, where that is known.
+    documents: which tokens each document of the text is made of, where documents are the sources.
     """
     tables = [_Grouped(result, text, settings, documents) for result in results]
     targets = max(len(result.targets) for result in results)
@@ -121,10 +121,9 @@ class _Grouped:
 
     def _units(self, text: CorpusText, documents: Members | None) -> tuple[list[str], Members]:
         raw, level = self.result.sources.texts, self.settings.level
-        if level == "document" and documents is not None:
+        if documents is not None:
             return list(text.documents), documents
-        spans = content_spans(raw, text.documents) if text.documents else None
-        units = Sources.of_tokens(raw, level=level, documents=spans, exclude_first=False)
+        units = Sources.of_tokens(raw, level=level, exclude_first=False)
         return list(units.names), [list(each) for each in units.positions]
 
     def row(self, target: int, flags: Sequence[str]) -> Row:

@@ -17,10 +17,12 @@ from attnflow.corpus.settings import Columns, Settings
 from attnflow.errors import AttnflowError, InputError
 from attnflow.errors.progress import listening
 from attnflow.explainers import batches
+from attnflow.explainers.prompts import encode_parts
 from attnflow.hosts.fingerprint import digest_tokenizer, digest_weights
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
+from attnflow.tokens.documents import join_texts
 
 ALONE = "alone"
 """The flag of a row whose text was explained alone, because its batch failed."""
@@ -156,23 +158,23 @@ class ShardWorker:
 
     def _item(self, text: CorpusText) -> Any:
         if self._job.columns.prompt is not None:
-            return batches.PromptText(text.text, text.completion)
+            places = tuple(join_texts(text.documents)[1])
+            return batches.PromptText(text.text, text.completion, places)
         return text.text if self._job.columns.image is None else text.image
 
     def _document_tokens(self, text: CorpusText) -> list[list[int]] | None:
-        """The tokens each document is made of, where the tokenizer tells the place of a token."""
-        settings, tokenizer = self._job.settings, self._model.tokenizer
-        applies = settings.level == "document" and text.documents and not settings.chat
-        if not applies or not getattr(tokenizer, "is_fast", False):
+        """Return the tokens that each document is made of, where documents are the sources."""
+        if self._job.settings.level != "document" or not text.documents:
             return None
-        spans = tokenizer(text.text, return_offsets_mapping=True)["offset_mapping"]
-        members: list[list[int]] = []
-        place = 0
-        for document in text.documents:
-            begin = text.text.index(document, place)
-            place = begin + len(document)
-            members.append([k for k, (a, b) in enumerate(spans) if a < b and begin < b <= place])
-        return members
+        is_prompt = self._job.columns.prompt is not None
+        prompt = encode_parts(
+            self._model.tokenizer,
+            text.text,
+            join_texts(text.documents)[1],
+            chat=is_prompt and self._job.settings.chat,
+            special=not is_prompt,
+        )
+        return [list(range(*span)) for span in prompt.spans if span is not None]
 
 
 class InlineEngine(Engine):

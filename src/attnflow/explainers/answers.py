@@ -25,7 +25,7 @@ from attnflow.explainers.answer_rows import rows_of
 from attnflow.explainers.completions import generate, mark_documents
 from attnflow.explainers.defaults import default_method
 from attnflow.explainers.gradient_rows import LOG_PROBS
-from attnflow.explainers.prompts import Message, Prompt, as_chat, encode_prompts
+from attnflow.explainers.prompts import Prompt, encode_parts
 from attnflow.explainers.request import Completion
 from attnflow.explainers.reruns import confirm_completion
 from attnflow.hosts.load import ModelLike, as_model
@@ -153,7 +153,8 @@ def ask(
 
     model: a name, a path, what `attnflow.load` gives, a loaded module with its tokenizer as a pair,
         or None for SmolLM2.
-    documents: texts, or texts by name: ["...", "..."] or {"contract.txt": "..."}.
+    documents: texts, or texts by name: ["...", "..."] or {"contract.txt": "..."}. Special tokens
+        in them, and in the question, are text.
     chat: whether the model's chat template is used; None uses it where there is one. Without it
         the answer is the first line that the model writes.
     confirm: leave out each document that is named, ask again, and note whether the answer changes.
@@ -173,7 +174,7 @@ def ask(
     loaded = as_model(model, default="smollm2")
     templated = uses_chat(loaded.tokenizer, chat)
     writing = {"min_new_tokens": 1, **generate_kwargs, "max_new_tokens": max_new_tokens}
-    prompt = question_prompt(question, collection, templated)
+    prompt = question_prompt(loaded, question, collection, templated)
     applied = default_method(loaded) if method is None else make_method(method)
     by_statement = explains_statements(applied)
     first = None if by_statement or method is None else applied
@@ -186,18 +187,16 @@ def ask(
         }
         result = generate(loaded, prompt, applied, completion=ids, targets=targets or None)
         result = replace(result, provenance={**result.provenance, **likely})
-    prompt_ids = encode_prompts(loaded, prompt).prompts()[0].ids
-    tokens = list(loaded.tokenizer.convert_ids_to_tokens(prompt_ids))
-    result = mark_documents(result, collection, loaded.tokenizer, tokens)
+    result = mark_documents(result, collection, prompt)
     passages = _named_sentences(result)
     if passages:  # how sure is it? what the answer loses when the sentences it names are hidden
-        completion = Completion(Prompt(prompt_ids), list(result.provenance["completion_ids"]))
+        completion = Completion(prompt, list(result.provenance["completion_ids"]))
         confirmation = confirm_completion(result, loaded, completion, passages=passages)
         result = replace(result, confirmation=confirmation)
     answer = Answer(question, collection, result)
     if not confirm:
         return answer
-    return replace(answer, omissions=_omissions(loaded, answer, prompt_ids, templated, writing))
+    return replace(answer, omissions=_omissions(loaded, answer, prompt.ids, templated, writing))
 
 
 def explains_statements(method: Method) -> bool:
@@ -230,12 +229,15 @@ def uses_chat(tokenizer: Any, chat: bool | None) -> bool:
 
 
 def question_prompt(
-    question: str, documents: Sequence[Document], chat: bool
-) -> str | list[Message]:
-    """Return the documents and the question, as the model is asked."""
+    model: Model, question: str, documents: Sequence[Document], chat: bool
+) -> Prompt:
+    """Return the documents and the question, as the model is asked; spans are the documents'.
+
+    Special tokens in them are text.
+    """
     ending = _CHAT_ENDING if chat else "\nAnswer:"
-    text = compose_prompt(f"Question: {question.strip()}", documents, ending=ending)
-    return as_chat(text) if chat else text
+    text, places = compose_prompt(f"Question: {question.strip()}", documents, ending=ending)
+    return encode_parts(model.tokenizer, text, places, chat=chat)
 
 
 def first_line(surfaces: Sequence[str]) -> int:
@@ -276,7 +278,7 @@ def _omissions(
     omissions = []
     for name, factor in zip(strongest, factors, strict=True):
         others = [document for document in answer.documents if document.name != name]
-        prompt = question_prompt(answer.question, others, chat)
+        prompt = question_prompt(model, answer.question, others, chat)
         again = _first_line(generate(model, prompt, **writing), chat)
         text = str(again.provenance["completion"]).strip()
         changed = _plain(text) != _plain(answer.text)

@@ -19,7 +19,7 @@ from attnflow.errors import InputError, MethodError, TokensError
 from attnflow.explainers.answer_rows import Targets, answer_rows, apply_method, needs_own_gradients
 from attnflow.explainers.defaults import default_method, drops_sink
 from attnflow.explainers.gradient_rows import explain_last_rows
-from attnflow.explainers.prompts import Prompt, as_chat, encode_prompts
+from attnflow.explainers.prompts import Prompt, as_chat, encode_parts, encode_prompts
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import Completion, check_room, completion_ids
 from attnflow.explainers.texts import default_for
@@ -29,6 +29,7 @@ from attnflow.hosts.images import prepare_images
 from attnflow.hosts.model import Model
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import GradientAttention, Method, quiet_about_limits, requirements_of
+from attnflow.tokens.units import CharSpan
 
 Item = TypeVar("Item")
 Results = list[list[Attribution]]
@@ -237,10 +238,15 @@ def _sharing(methods: Sequence[Method]) -> list[list[Method]]:
 
 
 class PromptText(NamedTuple):
-    """A prompt, and what followed it; None where the model is to write that."""
+    """A prompt, and what followed it; None where the model is to write that.
+
+    documents: where documents stand in the prompt, in characters. Special tokens in it are then
+    text.
+    """
 
     prompt: str
     completion: str | None = None
+    documents: tuple[CharSpan, ...] = ()
 
 
 class CompletionBatches(Batches[PromptText]):
@@ -306,7 +312,10 @@ class CompletionBatches(Batches[PromptText]):
         return [[result, *row] for (_, result), *row in zip(pairs, *results, strict=True)]
 
     def _prompt(self, item: PromptText) -> Prompt:
-        return encode_prompts(self.model, self._wording(item)).prompts()[0]
+        return encode_prompts(self.model, self._wording(item)).prompts[0]
 
     def _wording(self, item: PromptText) -> Any:
+        if item.documents:
+            parts = item.documents
+            return encode_parts(self.model.tokenizer, item.prompt, parts, chat=self._chat)
         return as_chat(item.prompt) if self._chat else item.prompt

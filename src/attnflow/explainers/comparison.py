@@ -156,13 +156,14 @@ def compare_answers(
     tell("reading and answering", 0, 0)
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "confirm": confirm}
     answer = ask(loaded, question, documents, methods[0], chat=chat, **writing)
-    prompt = question_prompt(question, answer.documents, uses_chat(loaded.tokenizer, chat))
+    templated = uses_chat(loaded.tokenizer, chat)
+    prompt = question_prompt(loaded, question, answer.documents, templated)
     ids = answer.result.provenance["completion_ids"]
     targets = None  # beside a method that explains statements the others explain them too
     if isinstance(answer.result.method, BalancedGradient):
         targets = statement_slices(list(tokens_of(loaded.tokenizer, ids))) or None
     others = [
-        mark_documents(result, answer.documents, loaded.tokenizer)
+        mark_documents(result, answer.documents, prompt)
         for result in _read_again(loaded, prompt, ids, methods[1:], targets=targets)
     ]
     heads = _completion_heads(loaded, prompt, ids)
@@ -182,7 +183,7 @@ def _read_again(
 
 def _completion_heads(model: Model, prompt: Any, ids: Sequence[int]) -> HeadWeights | None:
     """Return where every head looks while the completion is written: one more pass, if short."""
-    encoded = encode_prompts(model, prompt).prompts()[0].ids
+    encoded = encode_prompts(model, prompt).prompts[0].ids
     text = [[*encoded, *ids[:-1]]]
     if model.facts.encoder_decoder or len(text[0]) > COMPLETION_TOKENS:
         return None

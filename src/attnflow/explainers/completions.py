@@ -7,19 +7,18 @@ generated tokens is kept in `elsewhere`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, overload
 
 import torch
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES
-from attnflow.errors import InputError, MethodError, TokensError, shorten
+from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.explainers.defaults import default_method
-from attnflow.explainers.prompts import Message, PromptBatch, Prompts, encode_prompts
+from attnflow.explainers.prompts import Message, Prompt, PromptBatch, Prompts, encode_prompts
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import (
     Completion,
@@ -37,7 +36,7 @@ from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.hosts.vision_language.towers import has_images, image_prompt, read_photos
 from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method
-from attnflow.tokens.documents import Document, document_tokens
+from attnflow.tokens.documents import Document
 
 
 @overload  # a text is a sequence of texts too; it is the first of the two that fits
@@ -83,7 +82,9 @@ def generate(
     model: a name, a path, what `attnflow.load` gives, a loaded module with its tokenizer as a pair,
         or None for SmolLM2, if `attnflow[demo]` is installed.
     prompt: a text, a list of texts (then a list of results), a conversation of messages, which the
-        model's chat template puts together, or prepared inputs.
+        model's chat template puts together, or prepared inputs. Special tokens in a text are read
+        as the tokenizer reads them, so that a template can be written by hand; in a message they
+        are text like any other.
     method: None is the measured default, `GradientAttention(balanced=True)`: what each generated
         token's own position attends to, as far as it raises that token (docs/generation.md).
         With images it is `GradientRollout()`. "rollout" is Deb's tensor; it streams beside the
@@ -144,7 +145,7 @@ def generate(
     messages = messages_of(prompt)
     if len(messages) < 2:  # one message is the prompt itself
         return results[0]
-    return mark_messages(results[0], messages, batch.prompts()[0].form, loaded.tokenizer)
+    return mark_messages(results[0], messages, batch.prompts[0])
 
 
 def _check_rerun(
@@ -219,7 +220,7 @@ def _existing(
     if not model.facts.encoder_decoder:  # the decoder of two stacks may have words of its own
         check_vocabulary(model.module, torch.tensor(ids))
     check_room(model, batch.length, len(ids))
-    return Completion(batch.prompts()[0], ids)
+    return Completion(batch.prompts[0], ids)
 
 
 def _measure(reader: Reader, rerun: RerunMethod, completion: Completion) -> Attribution:
@@ -249,62 +250,24 @@ def messages_of(prompt: Any) -> list[Message]:
     return messages if all(isinstance(message, Mapping) for message in messages) else []
 
 
-def mark_messages(
-    result: Attribution,
-    messages: Sequence[Message],
-    form: Sequence[bool] | None,
-    tokenizer: Any = None,
-) -> Attribution:
-    """Return the result with a note of where each message stands among its sources.
-
-    form: True where a token of the prompt comes from the chat template. Without it, or where two
-    messages touch, they are looked for by their words; if one is not found, nothing is noted.
-    """
+def mark_messages(result: Attribution, messages: Sequence[Message], prompt: Prompt) -> Attribution:
+    """Return the result with a note of where each message stands among its sources, if known."""
     names = [f"message {k} ({message['role']})" for k, message in enumerate(messages, 1)]
-    frame = form or ()  # a person wrote what stands between
-    runs = [list(run) for sign, run in groupby(range(len(frame)), frame.__getitem__) if not sign]
-    if len(runs) != len(messages):
-        texts = [Document(n, str(m["content"])) for n, m in zip(names, messages, strict=True)]
-        try:
-            places = document_tokens(list(result.sources), texts, _tokenize(tokenizer))
-        except TokensError:
-            return result
-        marks = [[name, first, end] for name, (first, end) in places]
-    else:
-        spans = [_columns(result, run[0], run[-1] + 1) for run in runs]
-        marks = [[name, *span] for name, span in zip(names, spans, strict=True) if span[1]]
-    return replace(result, provenance={**result.provenance, MESSAGES: marks})
-
-
-def _columns(result: Attribution, first: int, end: int) -> tuple[int, int]:
-    """Return the sources between two positions of the prompt; (0, 0) where there are none."""
-    positions = result.sources.positions
-    columns = [k for k, position in enumerate(positions) if first <= position < end]
-    return (columns[0], columns[-1] + 1) if columns else (0, 0)
+    return _mark(result, MESSAGES, names, prompt) if prompt.spans else result
 
 
 def mark_documents(
-    result: Attribution,
-    documents: Sequence[Document],
-    tokenizer: Any = None,
-    prompt: Sequence[str] | None = None,
+    result: Attribution, documents: Sequence[Document], prompt: Prompt
 ) -> Attribution:
-    """Return the result with a note of where each document stands among its sources.
-
-    prompt: the prompt's tokens, where the sources are others, such as its words.
-    """
-    tokens = list(result.sources if prompt is None else prompt)
-    places = document_tokens(tokens, documents, _tokenize(tokenizer))
-    spans = [(name, span if prompt is None else _columns(result, *span)) for name, span in places]
-    marks = [[name, *span] for name, span in spans if span[1]]
-    return replace(result, provenance={**result.provenance, DOCUMENTS: marks})
+    """Return the result with a note of where each document stands among its sources."""
+    return _mark(result, DOCUMENTS, [document.name for document in documents], prompt)
 
 
-def _tokenize(tokenizer: Any) -> Callable[[str], list[str]] | None:
-    """Return what divides a text into tokens by name, where there is a tokenizer."""
-
-    def tokenize(text: str) -> list[str]:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
-
-    return None if tokenizer is None else tokenize
+def _mark(result: Attribution, key: str, names: Sequence[str], prompt: Prompt) -> Attribution:
+    marks = []
+    for name, span in zip(names, prompt.spans, strict=True):
+        within = range(*span) if span is not None else range(0)
+        columns = [k for k, position in enumerate(result.sources.positions) if position in within]
+        if columns:
+            marks.append([name, columns[0], columns[-1] + 1])
+    return replace(result, provenance={**result.provenance, key: marks})

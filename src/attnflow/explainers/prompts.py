@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +10,13 @@ import torch
 from torch import Tensor
 
 from attnflow.errors import InputError, TokensError, shorten
+from attnflow.explainers.placement import (
+    encode_placed,
+    refuse_control,
+    render_chat,
+    spelled_places,
+    token_spans,
+)
 from attnflow.hosts.adapter import device_of, on_device
 from attnflow.hosts.inputs import (
     check_vocabulary,
@@ -21,37 +28,47 @@ from attnflow.hosts.inputs import (
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.tokens.text import common_tokens
+from attnflow.tokens.units import CharSpan
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt without padding: token ids, and which of them a chat template put there.
+
+    spans: the tokens of each message, or of each document, where it is known which they are; None
+    for one that a template leaves out or repeats.
+    """
+
+    ids: list[int]
+    form: tuple[bool, ...] | None = None
+    spans: tuple[CharSpan | None, ...] = ()
+
 
 Message = Mapping[str, str]
 Prompts = (
     str
-    | Sequence[str]
+    | Prompt
+    | Sequence[str | Prompt]
     | Sequence[Message]
     | Sequence[Sequence[Message]]
     | Mapping[str, Tensor]
     | Mapping[str, Any]
 )
 _FILLER = " thing"
-_SIGN = "\ue000"  # of the private use area: in no template and in no text
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt without padding: token ids, and which of them a chat template put there."""
-
-    ids: list[int]
-    form: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Some prompts padded to one length: ids and mask (batch, length), the mask 0 at padding."""
+    """Some prompts padded to one length: ids and mask (batch, length), the mask 0 at padding.
+
+    prompts: each example alone.
+    """
 
     ids: Tensor
     mask: Tensor
     extra: Mapping[str, Tensor]
     several: bool
-    forms: tuple[tuple[bool, ...] | None, ...] = ()
+    prompts: tuple[Prompt, ...]
 
     @property
     def length(self) -> int:
@@ -66,26 +83,25 @@ class PromptBatch:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def prompts(self) -> list[Prompt]:
-        """Each example alone."""
-        forms = self.forms or (None,) * len(self)
-        rows = zip(self.ids, self.mask.bool(), forms, strict=True)
-        return [Prompt(ids[words].tolist(), form) for ids, words, form in rows]
-
     def inputs(self) -> dict[str, Tensor]:
         """What the model's generate() takes."""
         return {"input_ids": self.ids, "attention_mask": self.mask, **self.extra}
 
 
 def encode_prompts(model: Model, prompts: Prompts) -> PromptBatch:
-    """Encode texts, conversations of messages, or inputs that the user prepared."""
+    """Encode texts, conversations of messages, or inputs that the user prepared.
+
+    Special tokens in a text are read as the tokenizer reads them; in a message they are text.
+    """
     if isinstance(prompts, Mapping):
         return _wrap_prompts(model, prompts)
     checked_tokenizer(model.tokenizer)
-    if not isinstance(prompts, (str, Sequence)) or not prompts:
+    if not isinstance(prompts, (str, Prompt, Sequence)) or not prompts:
         raise TokensError(f"There is nothing to continue: the prompt is {shorten(prompts)}.")
-    single = isinstance(prompts, str) or all(isinstance(text, Mapping) for text in prompts)
-    rows: list[Any] = [prompts] if single else list(prompts)
+    rows: list[Any] = [prompts] if isinstance(prompts, (str, Prompt)) else list(prompts)
+    single = isinstance(prompts, (str, Prompt)) or all(isinstance(row, Mapping) for row in rows)
+    if isinstance(rows[0], Mapping) and single:  # the messages of one conversation
+        rows = [rows]
     encoded = [_encode(model.tokenizer, row) for row in rows]
     for prompt in encoded:
         check_vocabulary(model.module, torch.tensor(prompt.ids))
@@ -117,11 +133,13 @@ def _padded(model: Model, prompts: Sequence[Prompt], several: bool) -> PromptBat
         torch.tensor(mask, device=device),
         {},
         several,
-        tuple(prompt.form for prompt in prompts),
+        tuple(prompts),
     )
 
 
 def _encode(tokenizer: Any, prompt: object) -> Prompt:
+    if isinstance(prompt, Prompt):
+        return prompt
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         return _encode_chat(tokenizer, prompt)
     if isinstance(prompt, Mapping):
@@ -135,70 +153,100 @@ def _encode(tokenizer: Any, prompt: object) -> Prompt:
     return Prompt(ids)
 
 
-def _encode_chat(tokenizer: Any, prompt: Any) -> Prompt:
+@dataclass(frozen=True)
+class _PlacedTokens:
+    """Token ids, the characters of each token, and where each message stands, by number.
+
+    characters: None where nothing says which tokens a message became.
+    """
+
+    ids: list[int]
+    characters: list[CharSpan] | None
+    places: list[tuple[int, CharSpan]]
+
+    @property
+    def form(self) -> tuple[bool, ...] | None:
+        """True where a token comes from the template, not from a message."""
+        if self.characters is None:
+            return None
+        tokens = token_spans(self.characters, [span for _, span in self.places])
+        members = {k for span in tokens if span is not None for k in range(*span)}
+        return tuple(k not in members for k in range(len(self.ids)))
+
+    def place_of(self, number: int) -> CharSpan | None:
+        """Return where a message stands; None unless the template puts it in one place."""
+        places = [span for other, span in self.places if other == number]
+        return places[0] if len(places) == 1 else None
+
+    def spans(self, parts: Sequence[CharSpan | None]) -> tuple[CharSpan | None, ...]:
+        """Return the tokens of parts of the text."""
+        if self.characters is None:
+            return (None,) * len(parts)
+        known = [part for part in parts if part is not None]
+        spans = iter(token_spans(self.characters, known))
+        return tuple(None if part is None else next(spans) for part in parts)
+
+
+def _encode_chat(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
+    """Encode a conversation; the spans are those of its messages."""
+    placed = _place_messages(tokenizer, messages)
+    spans = placed.spans([placed.place_of(number) for number in range(len(messages))])
+    return Prompt(placed.ids, placed.form, spans)
+
+
+def _place_messages(tokenizer: Any, messages: Sequence[Message]) -> _PlacedTokens:
     if getattr(tokenizer, "chat_template", None) is None:
         raise TokensError(
             "This model's tokenizer has no chat template; pass the prompt as one text."
         )
-    messages = list(prompt)
-    for message in messages:
-        checked_text(message.get("content"), "continue", "message")
-    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-    ids = list(tokenizer.apply_chat_template(messages, **options)["input_ids"])
-    return Prompt(ids, _form(tokenizer, messages, ids))
+    contents = [checked_text(m.get("content"), "continue", "message") for m in messages]
+    text, places = render_chat(tokenizer, messages)
+    is_fast = getattr(tokenizer, "is_fast", False)
+    if places is None or not is_fast:
+        refuse_control(tokenizer, contents)
+    characters: list[CharSpan] | None
+    if is_fast:
+        spans = [span for _, span in places or ()]
+        ids, characters = encode_placed(tokenizer, text, spans, frame=False)
+    else:
+        options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+        ids = list(tokenizer.apply_chat_template(messages, **options)["input_ids"])
+        characters = spelled_places(tokenizer, ids, text)
+    return _PlacedTokens(ids, None if places is None else characters, places or [])
 
 
-def _form(tokenizer: Any, messages: Sequence[Message], ids: list[int]) -> tuple[bool, ...] | None:
-    """True where a token comes from the template, not from a message; None if it cannot be told."""
-    if not getattr(tokenizer, "is_fast", False):
-        return None
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    if list(encoded["input_ids"]) != ids:
-        return None
-    spans = _placed(tokenizer, text, messages) or list(_contents(text, messages))
-    return tuple(
-        not any(start < end and begin < stop for begin, end in spans)
-        for start, stop in encoded["offset_mapping"]
-    )
+def encode_parts(
+    tokenizer: Any,
+    text: str,
+    parts: Sequence[CharSpan],
+    *,
+    chat: bool = False,
+    special: bool = False,
+) -> Prompt:
+    """Encode a text of several parts, such as documents; the spans are those of the parts.
 
-
-def _placed(tokenizer: Any, text: str, messages: Sequence[Message]) -> list[tuple[int, int]] | None:
-    """Where the messages stand, by what the template puts around signs that no text has.
-
-    Words of a message may also be words of the template ("user"), so looking for them is not
-    enough. None where the template does more than to put its own text around the messages.
+    parts: in characters of the text, which begins with a visible one. chat: whether it is a
+    message, for the chat template. special: whether special tokens in it are read as such, where
+    it is no message; otherwise they are text.
     """
-    signs = [f"{_SIGN}{k}{_SIGN}" for k in range(len(messages))]
-    marked = [{**m, "content": sign} for m, sign in zip(messages, signs, strict=True)]
-    try:
-        form = tokenizer.apply_chat_template(marked, add_generation_prompt=True, tokenize=False)
-    except Exception:  # templates raise what they like about messages that they do not like
-        return None
-    spans: list[tuple[int, int]] = []
-    place = 0
-    for message, sign in zip(messages, signs, strict=True):
-        before, mark, form = form.partition(sign)
-        begin = place + len(before)
-        after = form.partition(_SIGN)[0]
-        ends = (begin + len(c) for c in (message["content"], message["content"].strip()))
-        end = next((e for e in ends if text[begin:e] and text.startswith(after, e)), None)
-        if not mark or text[place:begin] != before or end is None:
-            return None
-        spans.append((begin, end))
-        place = end
-    return spans if text[place:] == form else None
-
-
-def _contents(text: str, messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
-    """Where each message's own words stand in the whole text."""
-    place = 0
-    for message in messages:
-        content = message["content"].strip()
-        start = text.find(content, place)
-        if start >= 0:
-            place = start + len(content)
-            yield start, place
+    checked_tokenizer(tokenizer)
+    if chat:
+        placed = _place_messages(tokenizer, as_chat(text))
+        place = placed.place_of(0)
+    else:
+        place = (0, len(checked_text(text, "continue", "prompt")))
+        ids, characters = encode_placed(tokenizer, text, [] if special else [place], frame=True)
+        placed = _PlacedTokens(ids, characters, [])
+    shifted = [None if place is None else (place[0] + a, place[0] + b) for a, b in parts]
+    spans = placed.spans(shifted)
+    if None in spans:
+        first, end = parts[spans.index(None)]
+        raise TokensError(
+            f"Nothing says which tokens of the prompt the document {shorten(text[first:end])} has "
+            "become: the chat template or the tokenizer changes it. Leave the template out "
+            "(chat=False, --no-chat), or explain a prompt of your own with generate()."
+        )
+    return Prompt(placed.ids, placed.form if chat else None, spans)
 
 
 def _wrap_prompts(model: Model, inputs: Mapping[str, Tensor]) -> PromptBatch:
@@ -221,7 +269,9 @@ def _wrap_prompts(model: Model, inputs: Mapping[str, Tensor]) -> PromptBatch:
     ids, mask = tensors.pop("input_ids"), tensors.pop("attention_mask")
     _check_padding(ids, mask, side)
     check_vocabulary(model.module, ids)
-    return PromptBatch(ids, mask, tensors, several=len(ids) > 1)
+    rows = zip(ids, mask.bool(), strict=True)
+    prompts = tuple(Prompt(row[words].tolist()) for row, words in rows)
+    return PromptBatch(ids, mask, tensors, len(ids) > 1, prompts)
 
 
 def _check_padding(ids: Tensor, mask: Tensor, side: Literal["left", "right"]) -> None:
@@ -256,7 +306,7 @@ def neutral_prompt(model: ModelLike, prompt: Prompts) -> dict[str, list[list[int
     batch = encode_prompts(loaded, prompt)
     if len(batch) != 1:
         raise InputError(f"neutral_prompt() takes one prompt; got {len(batch)}.")
-    (encoded,) = batch.prompts()
+    (encoded,) = batch.prompts
     row = neutral_ids(loaded.tokenizer, encoded.ids, encoded.form)
     return {"input_ids": [row], "attention_mask": [[1] * len(row)]}
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import SOURCE_TOKENS
-from attnflow.errors import InputError, TokensError
+from attnflow.errors import InputError
 from attnflow.explainers.prompts import Prompt
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
@@ -194,23 +194,6 @@ def strongest(scores: ArrayLike, count: int) -> tuple[int, ...]:
     """Return the sources with the highest scores; of equal ones the earlier first."""
     order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
     return tuple(order[:count].tolist())
-
-
-def content_spans(tokens: Sequence[str], contents: Sequence[str]) -> list[CharSpan]:
-    """Return where the messages of a conversation stand in its tokens."""
-    text = "".join(surfaces(tokens))
-    spans: list[CharSpan] = []
-    at = 0
-    for content in contents:
-        start = text.find(content.strip(), at)
-        if start < 0:
-            raise TokensError(
-                f"The message {content[:60]!r} does not stand in the prompt as it is: the chat "
-                "template changed it. Pass the prompt's text, or name spans of it."
-            )
-        at = start + len(content.strip())
-        spans.append((start, at))
-    return spans
 
 
 def _remaining(unit: Unit, level: Level, excluded: Collection[int]) -> tuple[int, ...]:

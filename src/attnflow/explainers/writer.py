@@ -28,7 +28,7 @@ def write(
     options: Mapping[str, Any] | None = None,
 ) -> list[tuple[Completion, Attribution]]:
     """Let the model write after each prompt; rows are taken while it does where they can be."""
-    prompts, options = batch.prompts(), options or {}
+    prompts, options = batch.prompts, options or {}
     methods = [reader.method_for(prompt.ids) for prompt in prompts]
     by_rows = reader.row_method is not None
     cache = None
@@ -65,7 +65,7 @@ def write_texts(
     """Let the model write after each prompt, without an attribution."""
     settings = {**(options or {}), "max_new_tokens": max_new_tokens}
     _, texts = _run(model, batch, settings, seed)
-    return [Completion(prompt, ids) for prompt, ids in zip(batch.prompts(), texts, strict=True)]
+    return [Completion(prompt, ids) for prompt, ids in zip(batch.prompts, texts, strict=True)]
 
 
 def _run(

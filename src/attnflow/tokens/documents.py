@@ -1,17 +1,16 @@
-"""Documents beside a question: their names, the prompt they make up, and where they stand in it.
-
-A document keeps its place through any tokenizer that spells what it reads: it is looked for in what
-the prompt's tokens spell, spaces and capitals aside.
-"""
+"""Documents beside a question: their names, the text they make up, and where they stand in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from attnflow.errors import InputError, TokensError, shorten
-from attnflow.tokens.text import parts_in, surfaces
+from attnflow.errors import InputError, shorten
 from attnflow.tokens.units import CharSpan
+
+BETWEEN = "\n\n"
+"""What stands between documents, and before the question."""
 
 
 @dataclass(frozen=True)
@@ -62,57 +61,19 @@ def _document(number: int, entry: object) -> Document:
     raise InputError(f"A document is a text, or a pair (name, text); got {shorten(entry)}.")
 
 
-def compose_prompt(question: str, documents: Sequence[Document], *, ending: str = "") -> str:
-    """Return the documents, a blank line between them, then the question.
+def compose_prompt(
+    question: str, documents: Sequence[Document], *, ending: str = ""
+) -> tuple[str, list[CharSpan]]:
+    """Return the documents and then the question, blank lines between, and the documents' places.
 
     Names are left out: a small model takes headings for the beginning of its answer.
     """
-    return "\n\n".join([*(document.text.strip() for document in documents), question + ending])
+    text, places = join_texts([*(document.text.strip() for document in documents), question])
+    return text + ending, places[:-1]
 
 
-def document_tokens(
-    tokens: Sequence[str],
-    documents: Sequence[Document],
-    tokenize: Callable[[str], list[str]] | None = None,
-) -> list[tuple[str, CharSpan]]:
-    """Return the name of each document with its first token and the one after its last.
-
-    tokenize: the tokens of a text, for those that do not spell it, such as unknown words.
-    """
-    plain = [_plain(surface) for surface in surfaces(tokens)]
-    places: list[tuple[str, CharSpan]] = []
-    at = 0
-    for document in documents:
-        span = _spelled(plain, _plain(document.text), at)
-        if span is None and tokenize is not None:
-            span = _sequence(list(tokens), tokenize(document.text.strip()), at)
-        if span is None:
-            raise TokensError(
-                f"The document {shorten(document.name)} does not stand in the prompt as it is: the "
-                "tokenizer or the chat template changed it. Name spans of the prompt instead: "
-                "result.spans({...})."
-            )
-        places.append((document.name, span))
-        at = span[1]
-    return places
-
-
-def _spelled(plain: Sequence[str], content: str, first: int) -> CharSpan | None:
-    """Return the tokens from `first` on that spell a text."""
-    start = "".join(plain[first:]).find(content)
-    if start < 0:
-        return None
-    begin, end = parts_in(plain[first:], start, start + len(content))
-    return first + begin, first + end
-
-
-def _sequence(tokens: list[str], part: list[str], first: int) -> CharSpan | None:
-    """Return the place of some tokens in a row; the first may be written otherwise."""
-    for start in range(first, len(tokens) - len(part) + 1):
-        if tokens[start + 1 : start + len(part)] == part[1:]:
-            return start, start + len(part)
-    return None
-
-
-def _plain(text: str) -> str:
-    return "".join(text.split()).casefold()
+def join_texts(texts: Sequence[str]) -> tuple[str, list[CharSpan]]:
+    """Return texts as one, a blank line between them, and the characters of each."""
+    starts = accumulate((len(text) + len(BETWEEN) for text in texts), initial=0)
+    places = [(start, start + len(text)) for text, start in zip(texts, starts, strict=False)]
+    return BETWEEN.join(texts), places

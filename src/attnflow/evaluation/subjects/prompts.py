@@ -172,7 +172,7 @@ class PromptJudge(base.Judge):
     def _judge(self, number: int, prompt: CompletionPrompt) -> Record:
         chat = self.subject.chat
         batch = encode_prompts(self.model, as_chat(prompt.prompt) if chat else prompt.prompt)
-        (encoded,) = batch.prompts()
+        (encoded,) = batch.prompts
         sources, places = self._sources(prompt, encoded)
         completion, answer = self._completion(batch, prompt)
         ablation = ablate(
