@@ -94,3 +94,59 @@ def test_unknown_levels_are_refused_by_name() -> None:
         split_units(BYTES, "words")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="tokenizer's"):
         text_spans("a", "token")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("## 1. Goods\nWe sell. Paper.", ["## 1. Goods", "We sell.", "Paper."]),
+        (
+            "1. on the website\n2) by mail\n(3) so\na. now",
+            ["1. on the website", "2) by mail", "(3) so", "a. now"],
+        ),
+        ("**Care.** Keep it dry.", ["**Care.**", "Keep it dry."]),
+        ("Title\n=====\nSo.", ["Title", "So."]),
+        (
+            "| No. | Mr. A. B. |\n|---|:-:|\n| 1. | approx. 5 min. |",
+            ["| No. | Mr. A. B. |", "| 1. | approx. 5 min. |"],
+        ),
+        ("> Hello,\n>\n> it is so. Bye.", ["> Hello,", "> it is so.", "Bye."]),
+        ("```py\nx = 1.5\ny = f(x).z\n```", ["x = 1.5", "y = f(x).z"]),
+        (
+            "Ask Mr. Pell, e.g. about No. 5, at 3.30 p.m. on Friday. No. Yes.",
+            ["Ask Mr. Pell, e.g. about No. 5, at 3.30 p.m. on Friday.", "No.", "Yes."],
+        ),
+        ("By J. R. Brandvold of Acme Inc. in May.", ["By J. R. Brandvold of Acme Inc. in May."]),
+        (
+            "See Annex A. The grades are 12. Prices rose.",
+            ["See Annex A.", "The grades are 12.", "Prices rose."],
+        ),
+        ("Kalt am 14. Januar. Gut.", ["Kalt am 14. Januar.", "Gut."]),
+        (
+            '"Why?" she asked. "No." He left... and came.',
+            ['"Why?" she asked.', '"No."', "He left... and came."],
+        ),
+        ("第一句。第二句！「三？」", ["第一句。", "第二句！", "「三？」"]),
+        ("صحيح؟ نعم. पहला है। दूसरा", ["صحيح؟", "نعم.", "पहला है।", "दूसरा"]),
+        ("i came. he left .", ["i came.", "he left ."]),
+        ("---", ["---"]),
+    ],
+)
+def test_ordinary_documents_fall_into_sentences(text: str, sentences: list[str]) -> None:
+    assert spelled(text, "sentence") == sentences
+
+
+def test_a_line_broken_by_its_width_goes_on() -> None:
+    first = "> this line of a reply was broken by the width of the program that wrote it,"
+    assert spelled(f"{first}\n> and goes on. Bye.", "sentence") == [
+        f"{first}\n> and goes on.",
+        "Bye.",
+    ]
+    assert len(spelled(f"{first}\n>> another writer", "sentence")) == 2
+    assert len(spelled(f"{first}\n>\n> a new paragraph", "sentence")) == 2
+    assert len(spelled("short line,\nand the next", "sentence")) == 2
+
+
+def test_long_texts_take_no_time() -> None:
+    for text in ("word. " * 20_000, "x" * 200_000, "a.\n" * 20_000, "。" * 20_000):
+        assert spelled(text, "sentence")

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from attnflow.errors import InputError, did_you_mean, shorten
+from attnflow.tokens.sentences import sentence_spans
 from attnflow.tokens.text import surfaces as pieces
 
 Level = Literal["token", "word", "sentence", "document"]
@@ -24,7 +25,6 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 CharSpan = tuple[int, int]
 """Characters of a text, from start up to, not including, end."""
 
-_SENTENCE_END = re.compile(r"[.!?][\"')\]]*$")
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n\s*")
 _NUMBERED = re.compile(
     r"^[^\S\n]*(?:(?:document|passage|source|text|paragraph)\s+\d+\s*[:.)]|\[\d+\]|\(\d+\)|\d+[.)]\s)",
@@ -111,9 +111,9 @@ def tokens_in(surfaces: Sequence[str], span: CharSpan) -> list[int]:
 def text_spans(text: str, level: Level) -> list[CharSpan]:
     """Return where the words, sentences or documents of a text begin and end, in characters.
 
-    Words are what spaces divide. A sentence ends with a word that ends in a full stop, question
-    mark or exclamation mark, or with its line. Documents begin with a number (`Document 2:`, `[2]`,
-    `2.`) where at least two lines do, and are otherwise what blank lines divide.
+    Words are what spaces divide; of sentences see `sentence_spans`. Documents begin with a number
+    (`Document 2:`, `[2]`, `2.`) where at least two lines do, and are otherwise what blank lines
+    divide.
     """
     check_level(level)
     if level == "token":
@@ -130,19 +130,6 @@ def check_level(level: str) -> None:
 
 def _words(text: str) -> list[CharSpan]:
     return [match.span() for match in re.finditer(r"\S+", text)]
-
-
-def _sentences(text: str) -> list[CharSpan]:
-    spans: list[CharSpan] = []
-    start: int | None = None
-    words = _words(text)
-    for k, (begin, end) in enumerate(words):
-        start = begin if start is None else start
-        after = text[end : words[k + 1][0]] if k + 1 < len(words) else "\n"
-        if "\n" in after or _SENTENCE_END.search(text[begin:end]):
-            spans.append((start, end))
-            start = None
-    return spans
 
 
 def _documents(text: str) -> list[CharSpan]:
@@ -168,7 +155,7 @@ def _stripped(text: str, spans: Iterable[CharSpan]) -> list[CharSpan]:
 
 _SPLITTERS: Mapping[str, Callable[[str], list[CharSpan]]] = {
     "word": _words,
-    "sentence": _sentences,
+    "sentence": sentence_spans,
     "document": _documents,
 }
 
