@@ -97,7 +97,7 @@ def test_what_speaks_against_counts_as_nothing() -> None:
     [
         ("Document _1: _A .\n Document _2: _B .", ["document 1", "document 2"]),
         ("A .\n\n B .\n\n Why ?", ["part 1", "part 2", "part 3"]),
-        ("A . _B .", ["sentence 1", "sentence 2"]),
+        ("So . _Why ?", ["sentence 1", "sentence 2"]),
         (
             "<|im_start|> system \n Be _brief . <|im_end|> \n <|im_start|> user \n Why ?",
             ["message 1 (system)", "message 2 (user)"],

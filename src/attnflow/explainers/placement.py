@@ -70,8 +70,8 @@ def encode_placed(
     ids, places = list(encoded["input_ids"]), [(a, b) for a, b in encoded["offset_mapping"]]
     controls = control_tokens(tokenizer)
     spelled: set[str] = set()
-    while found := _controls_in(tokenizer, text, contents, ids, places, controls) - spelled:
-        spelled |= found
+    while names := _controls_in(tokenizer, text, contents, ids, places, controls) - spelled:
+        spelled |= names
         others = dict(zip(sorted(spelled), _signs(text, len(spelled)), strict=True))
         others = {name: sign * len(name) for name, sign in others.items()}
         backend = _renamed(tokenizer, len(tokenizer), tuple(others.items()))
@@ -110,13 +110,13 @@ def token_spans(places: Sequence[CharSpan], spans: Sequence[CharSpan]) -> list[C
 
     places: the characters of each token. None for a part that no token is made of.
     """
-    found: list[CharSpan | None] = []
+    tokens: list[CharSpan | None] = []
     end = 0
     for start, stop in spans:
         members = [k for k, (a, b) in enumerate(places) if a < stop and start < b and k >= end]
-        found.append((members[0], members[-1] + 1) if members else None)
+        tokens.append((members[0], members[-1] + 1) if members else None)
         end = members[-1] + 1 if members else end
-    return found
+    return tokens
 
 
 def spelled_places(tokenizer: Any, ids: Sequence[int], text: str) -> list[CharSpan] | None:
@@ -126,7 +126,7 @@ def spelled_places(tokenizer: Any, ids: Sequence[int], text: str) -> list[CharSp
     tokens that may stand around it.
     """
     visible = [k for k, sign in enumerate(text) if not sign.isspace()]
-    wanted = "".join(text[k] for k in visible).lower()
+    letters = "".join(text[k] for k in visible).lower()
     pieces = surfaces([str(token) for token in tokenizer.convert_ids_to_tokens(list(ids))])
     special = set(getattr(tokenizer, "all_special_ids", ()))
     for skipped in (special, set[int]()):
@@ -134,7 +134,7 @@ def spelled_places(tokenizer: Any, ids: Sequence[int], text: str) -> list[CharSp
             "" if number in skipped else "".join(piece.split()).lower()
             for number, piece in zip(ids, pieces, strict=True)
         ]
-        if "".join(parts) == wanted and len(wanted) == len(visible):
+        if "".join(parts) == letters and len(letters) == len(visible):
             ends = accumulate(map(len, parts))
             return [
                 (visible[end - len(part)], visible[end - 1] + 1) if part else (0, 0)
