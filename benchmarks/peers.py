@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from peer_rankings import PEERS, AttnLrp, trained_at2
 
 from attnflow.evaluation import CompletionPrompt, Evaluation, Prompts, evaluate
 from attnflow.evaluation.subjects.rankings import CompletionCase
-from attnflow.explainers.answers import question_prompt
+from attnflow.explainers.answers import question_text
 from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
 from attnflow.storage import write_text
@@ -72,12 +71,7 @@ def prompts_and_subject(
 def question_to_prompt(question: OrdinaryQuestion) -> CompletionPrompt:
     """Return a question over documents as one prompt; the shortest accepted answer is expected."""
     documents = named_documents(dict(question.documents))
-    messages = question_prompt(question.question, documents, chat=True)
-    assert not isinstance(messages, str)
-    prompt = str(messages[0]["content"])
-    texts = [document.text.strip() for document in documents]
-    starts = accumulate((len(text) + len("\n\n") for text in texts[:-1]), initial=0)
-    spans = tuple((start, start + len(text)) for start, text in zip(starts, texts, strict=True))
+    prompt, spans = question_text(question.question, documents, chat=True)
     start, end = spans[question.right]
     evidence = question.evidence.strip()
     begin = prompt.index(evidence, start, end)
@@ -85,8 +79,8 @@ def question_to_prompt(question: OrdinaryQuestion) -> CompletionPrompt:
         prompt,
         answer=(begin, begin + len(evidence)),
         expected=min(question.answers, key=len),
-        inside=spans,
-        documents=spans,
+        inside=tuple(spans),
+        documents=tuple(spans),
     )
 
 

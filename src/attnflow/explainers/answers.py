@@ -37,7 +37,7 @@ from attnflow.tokens.documents import (
     compose_prompt,
     named_documents,
 )
-from attnflow.tokens.units import split_units
+from attnflow.tokens.units import CharSpan, split_units
 
 if TYPE_CHECKING:
     from attnflow.show.page import InteractiveView
@@ -228,6 +228,14 @@ def uses_chat(tokenizer: Any, chat: bool | None) -> bool:
     return bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
 
 
+def question_text(
+    question: str, documents: Sequence[Document], chat: bool
+) -> tuple[str, list[CharSpan]]:
+    """Return the documents and the question as one text, and where each document stands in it."""
+    ending = _CHAT_ENDING if chat else "\nAnswer:"
+    return compose_prompt(f"Question: {question.strip()}", documents, ending=ending)
+
+
 def question_prompt(
     model: Model, question: str, documents: Sequence[Document], chat: bool
 ) -> Prompt:
@@ -235,8 +243,7 @@ def question_prompt(
 
     Special tokens in them are text.
     """
-    ending = _CHAT_ENDING if chat else "\nAnswer:"
-    text, places = compose_prompt(f"Question: {question.strip()}", documents, ending=ending)
+    text, places = question_text(question, documents, chat)
     return encode_parts(model.tokenizer, text, places, chat=chat)
 
 
