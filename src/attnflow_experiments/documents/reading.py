@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -23,13 +23,13 @@ from attnflow.explainers.answers import (
 )
 from attnflow.explainers.completions import generate, mark_documents
 from attnflow.explainers.defaults import default_method
-from attnflow.explainers.prompts import Message, encode_prompts
+from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.request import completion_ids
 from attnflow.explainers.writer import write_texts
 from attnflow.hosts.model import Model
 from attnflow.methods import make_method
 from attnflow.tokens import Tokens
-from attnflow.tokens.documents import Document, document_tokens, named_documents
+from attnflow.tokens.documents import named_documents
 from attnflow.tokens.text import parts_in
 from attnflow_experiments.documents.data import SourcedQuestion
 
@@ -86,44 +86,31 @@ class AnswerReading:
         method = default_method(self.model) if name == DEFAULT else make_method(name)
         by_statement = explains_statements(method)
         targets = [self.target] if by_statement else None
-        prompt = _prompt(self.model, self.case)
-        result = generate(self.model, prompt, method, completion=self.ids, targets=targets)
-        tokenizer = self.model.tokenizer
-        result = mark_documents(
-            result, self._documents, tokenizer, _names(self.model, self._prompt)
-        )
+        result = generate(self.model, self._prompt, method, completion=self.ids, targets=targets)
+        result = mark_documents(result, named_documents(self.case.documents), self._prompt)
         rows = [0] if by_statement else range(len(self.ids))[self.target]
         sources = rank_passages(result, rows)
         return (sources[0].passage, sources[0].text.strip()) if sources else (None, "")
 
     def most_needed(self) -> int:
         """Return the document whose hiding costs the target most."""
-        tokens = _names(self.model, self._prompt)
-        places = document_tokens(tokens, self._documents, partial(_tokenize, self.model))
-        ablation = ablate(self.model, self._prompt, self.ids)
-        log_probs = ablation.token_log_probs([range(*span) for _, span in places])
+        ablation = ablate(self.model, self._prompt.ids, self.ids)
+        places = [range(*span) for span in self._prompt.spans if span is not None]
+        log_probs = ablation.token_log_probs(places)
         return int(np.argmin(log_probs[:, self.target].sum(axis=1)))
 
     @cached_property
-    def _documents(self) -> tuple[Document, ...]:
-        return named_documents(self.case.documents)
-
-    @cached_property
-    def _prompt(self) -> list[int]:
-        return encode_prompts(self.model, _prompt(self.model, self.case)).prompts()[0].ids
+    def _prompt(self) -> Prompt:
+        return _prompt(self.model, self.case)
 
 
-def _prompt(model: Model, case: SourcedQuestion) -> str | list[Message]:
+def _prompt(model: Model, case: SourcedQuestion) -> Prompt:
     documents = named_documents(case.documents)
-    return question_prompt(case.question, documents, uses_chat(model.tokenizer, None))
+    return question_prompt(model, case.question, documents, uses_chat(model.tokenizer, None))
 
 
 def _answers(case: SourcedQuestion, text: str) -> bool:
     return any(is_answered(answer, text, cut_off=False) for answer in case.answers)
-
-
-def _tokenize(model: Model, text: str) -> list[str]:
-    return _names(model, model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _names(model: Model, ids: Sequence[int]) -> list[str]:
