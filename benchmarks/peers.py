@@ -4,12 +4,12 @@
     make bench-peers DATA=folder PEERS="--part held-out --skip 250 --samples 40 --kind facts"
 
 SmolLM2 on facts (which word states the answer?), running text, and questions over five documents,
-asked as `attnflow ask` asks them: ordinary documents, one order of each question, and paragraphs of
-SQuAD. Every peer runs as it is on PyPI; AttnLRP has an environment of its own, `--lxt`. The table
-gives each method's agreement with ablations, or how often it names the right document, and its cost
-in seconds for a prompt; the second one its paired difference from balanced gradients, attnflow's
-default for one answer. AT2 is trained on prompts of the same kind from the development part. An
-interrupted run goes on by the same command.
+asked as `attnflow ask` asks them: ordinary documents, the right one at another place in each, and
+paragraphs of SQuAD. Every peer runs as it is on PyPI; AttnLRP has an environment of its own,
+`--lxt`. The table gives each method's agreement with ablations, or how often it names the right
+document, and its cost in seconds for a prompt; the second one its paired difference from balanced
+gradients, attnflow's default for one answer. AT2 is trained on prompts of the same kind from the
+development part. An interrupted run goes on by the same command.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ from attnflow_experiments.ablation.experiment import (
     kind_table,
     prompts_of,
 )
-from attnflow_experiments.documents.data import OrdinaryQuestion, ordinary_questions, rotations
-from attnflow_experiments.documents.experiment import paragraph_questions
+from attnflow_experiments.documents.data import (
+    SourcedQuestion,
+    ordinary_questions,
+    paragraph_questions,
+)
 
 _OWN = (
     *("balanced", "default", "careful", "gradient-attention", "leave-one-out"),
@@ -56,11 +59,11 @@ def prompts_and_subject(
     if kind in _DOCUMENTS:
         if kind == "ordinary":
             asked = [
-                list(rotations(question))[number % len(question.documents)]
+                question.at_place(number % len(question.documents), len(question.documents))
                 for number, question in enumerate(ordinary_questions(part))
             ]
         elif data is not None and (data / "questions.jsonl").is_file():
-            asked = paragraph_questions(data, part)
+            asked, _ = paragraph_questions(data, part)
         else:
             return None
         return [question_to_prompt(question) for question in asked], _ASKED
@@ -68,12 +71,12 @@ def prompts_and_subject(
     return None if prompts is None else (prompts, Prompts(**KINDS[kind].options))
 
 
-def question_to_prompt(question: OrdinaryQuestion) -> CompletionPrompt:
+def question_to_prompt(question: SourcedQuestion) -> CompletionPrompt:
     """Return a question over documents as one prompt; the shortest accepted answer is expected."""
     documents = named_documents(dict(question.documents))
     prompt, spans = question_text(question.question, documents, chat=True)
-    start, end = spans[question.right]
-    evidence = question.evidence.strip()
+    start, end = spans[question.right[0]]
+    evidence = question.evidence[0].strip()
     begin = prompt.index(evidence, start, end)
     return CompletionPrompt(
         prompt,
