@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import attnflow
 from attnflow.errors import InputError
@@ -154,9 +157,21 @@ def test_a_written_answer_is_read_as_ask_reads_it(method: str | None) -> None:
 
 def test_only_the_tokens_of_a_span_are_traced() -> None:
     documents = tuple((f"{k}.txt", text) for k, text in enumerate(TEXTS))
-    answers = ("the dogs are old",)
-    case = SourcedQuestion("the keys", answers, documents, (0,), (), span=(9, 16))
+    answers = ("the keys to the keys",)
+    case = SourcedQuestion("the keys", answers, documents, (0,), (), span=(9, 15))
     assert AnswerReading.of_given(tiny_decoder(), case).target == slice(2, 4)
+
+
+def test_an_answer_of_one_word_in_several_byte_level_tokens_is_spelled_as_it_is() -> None:
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE({piece: k for k, piece in enumerate(pieces)}, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model = replace(tiny_decoder(), tokenizer=PreTrainedTokenizerFast(tokenizer_object=raw))
+    model.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    case = SourcedQuestion("who", ("spurs",), (("a", "a b"), ("c", "c d")), (0,), (), span=(0, 5))
+    reading = AnswerReading.of_given(model, case)
+    assert (reading.text, reading.target) == ("spurs", slice(0, 5))
+    assert reading.is_right
 
 
 def test_given_answers_all_count_and_are_kept(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class AnswerReading:
         """Read the first accepted answer as if the model had written it."""
         answer = case.answers[0]
         ids = completion_ids(model, answer if uses_chat(model.tokenizer, None) else f" {answer}")
-        surfaces = _surfaces(model, ids)
+        surfaces = _surfaces(model, _prompt(model, case), ids)
         start = max("".join(surfaces).find(answer), 0)
         first, end = case.span or (0, len(answer))
         return cls(model, case, ids, slice(*parts_in(surfaces, start + first, start + end)))
@@ -62,11 +62,12 @@ class AnswerReading:
     @classmethod
     def of_written(cls, model: Model, case: SourcedQuestion) -> AnswerReading:
         """Let the model write, and take the statement that gives the answer, or else the first."""
-        batch = encode_prompts(model, _prompt(model, case))
+        prompt = _prompt(model, case)
+        batch = encode_prompts(model, prompt)
         ids = write_texts(model, batch, _MOST_WRITTEN, options={"min_new_tokens": 1})[0].ids
         if not uses_chat(model.tokenizer, None):
-            ids = ids[: first_line(_surfaces(model, ids))]
-        surfaces = _surfaces(model, ids)
+            ids = ids[: first_line(_surfaces(model, prompt, ids))]
+        surfaces = _surfaces(model, prompt, ids)
         statements = statement_slices(_names(model, ids)) or [slice(0, len(ids))]
         telling = (each for each in statements if _answers(case, "".join(surfaces[each])))
         return cls(model, case, ids, next(telling, statements[0]))
@@ -74,7 +75,7 @@ class AnswerReading:
     @property
     def text(self) -> str:
         """The answer."""
-        return "".join(_surfaces(self.model, self.ids)).strip()
+        return "".join(_surfaces(self.model, self._prompt, self.ids)).strip()
 
     @property
     def is_right(self) -> bool:
@@ -117,5 +118,7 @@ def _names(model: Model, ids: Sequence[int]) -> list[str]:
     return [str(token) for token in model.tokenizer.convert_ids_to_tokens(ids)]
 
 
-def _surfaces(model: Model, ids: Sequence[int]) -> list[str]:
-    return Tokens(tuple(_names(model, ids))).surfaces()
+def _surfaces(model: Model, prompt: Prompt, ids: Sequence[int]) -> list[str]:
+    """Return the tokens of an answer as they stand in it: one word alone may not show its kind."""
+    tokens = Tokens(tuple(_names(model, [*prompt.ids, *ids])))
+    return tokens.surfaces()[len(prompt.ids) :]
