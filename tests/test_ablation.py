@@ -341,7 +341,7 @@ def evaluate(
     journal: Path | None = None,
     **settings: Any,
 ) -> Evaluation:
-    usual = ["default-0.1.0", "raw-mean", "leave-one-out", "ablation-regression:samples=16"]
+    usual = ["gradient-attention", "raw-mean", "leave-one-out", "ablation-regression:samples=16"]
     subject = Prompts(**{"ablations": 12, "max_new_tokens": 2, **settings})
     return attnflow.evaluate(
         (language_model(), words or tokenizer()), prompts, methods or usual, subject=subject,
@@ -367,19 +367,18 @@ def test_every_method_is_held_against_the_same_ablations() -> None:
     assert json.dumps(result.to_dict())
 
 
-def test_a_default_is_what_generate_gives() -> None:
+def test_a_default_is_what_explains_an_answer() -> None:
     model, words = language_model(), tokenizer()
-    columns: list[Any] = []
 
     def watched(case: Any) -> Any:
-        columns.append(case.sources.scores(case.attribution(None)))
-        own = attnflow.generate((model, words), TEXT, completion=case.completion_ids)
-        np.testing.assert_allclose(columns[-1], case.sources.scores(own), atol=1e-6)
-        return own
+        return attnflow.generate(
+            (model, words), TEXT, "balanced", completion=case.completion_ids, targets="answer"
+        )
 
-    result = evaluate({"mine": watched, "flat": Rollout()}, [TEXT], ablations=4)
-    assert result.rows == ("mine", "flat", "random")
-    assert len(columns) == 1
+    result = evaluate({"mine": watched, "theirs": "default", "flat": Rollout()}, [TEXT])
+    assert result.rows == ("mine", "theirs", "flat", "random")
+    assert result.values("mine", "lds") == pytest.approx(result.values("theirs", "lds"))
+    assert result.values("mine", "drop") == pytest.approx(result.values("theirs", "drop"))
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:

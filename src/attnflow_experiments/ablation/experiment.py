@@ -160,7 +160,6 @@ def _has(evaluation: Evaluation, metric: str) -> bool:
 
 DEFAULT_METHODS = (
     "default",
-    "default-0.1.0",
     "raw-mean",
     "rollout",
     "ablation-regression",

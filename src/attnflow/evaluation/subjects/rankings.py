@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,14 +13,14 @@ from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, did_you_mean
 from attnflow.evaluation.records import RANDOM
 from attnflow.explainers.ablation import CompletionAblation, ablate
-from attnflow.explainers.prompts import Prompt, neutral_ids
+from attnflow.explainers.defaults import default_method
+from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.reader import Reader
 from attnflow.explainers.request import ANSWER, Completion
 from attnflow.explainers.reruns import measure
 from attnflow.explainers.sources import Sources
 from attnflow.hosts.model import Model
-from attnflow.methods import METHODS, Method, Raw, RerunMethod, Rollout, make_method, parse_method
-from attnflow.methods.mixing import ONE_STEP
+from attnflow.methods import METHODS, Method, Raw, RerunMethod, make_method, parse_method
 from attnflow.methods.reruns import By, RerunScore
 from attnflow.trace.extras import BALANCED, GRADIENTS
 
@@ -44,19 +44,11 @@ class CompletionCase:
         """The token ids of the completion."""
         return list(self.ablation.completion_ids)
 
-    def attribution(
-        self, method: Method | None, baseline: Literal["neutral"] | None = None
-    ) -> Attribution:
-        """Return what reading this completion gives; None is the default method."""
-        one_pass = method is not None and bool({GRADIENTS, BALANCED} & set(method.requires.record))
-        targets = ANSWER if one_pass else None  # one gradient of the whole answer
-        reader = Reader.of(self.model, method, targets=targets)
-        result = reader.read(Completion(Prompt(self.prompt_ids), self.completion_ids))
-        if baseline is None:
-            return result
-        neutral = Prompt(neutral_ids(self.model.tokenizer, self.prompt_ids))
-        less = reader.read(Completion(neutral, self.completion_ids))
-        return result.minus(less, name="neutral prompt", match="positions")
+    def attribution(self, method: Method) -> Attribution:
+        """Return what reading this completion gives, as one answer where a method can."""
+        one_pass = bool({GRADIENTS, BALANCED} & set(method.requires.record))
+        reader = Reader.of(self.model, method, targets=ANSWER if one_pass else None)
+        return reader.read(Completion(Prompt(self.prompt_ids), self.completion_ids))
 
     def measured(self, method: RerunMethod) -> Attribution:
         """Return what a rerun method gives, taking sources away in its own way."""
@@ -81,10 +73,10 @@ def named_rankings(
 ) -> dict[str, Ranking]:
     """Return rankings by the name of their row.
 
-    A name is a method's, with options as `NAME:key=value`; "default", what `generate` does by
-    default; "default-0.1.0", what it did in that version; "raw-mean", raw attention over all
-    layers; or "random". A mapping gives functions names of your own. A method that runs the model
-    again and is named measures the completion as one target, `by` and `score` as the evaluation.
+    A name is a method's, with options as `NAME:key=value`; "default", what explains an answer when
+    nothing is asked for; "raw-mean", raw attention over all layers; or "random". A mapping gives
+    functions names of your own. A method that runs the model again and is named measures the
+    completion as one target, `by` and `score` as the evaluation.
     """
     if isinstance(methods, Mapping):
         pairs = [(name, _make_ranking(each, by, score)[1]) for name, each in methods.items()]
@@ -123,9 +115,6 @@ def _make_ranking(method: Any, by: By, score: RerunScore) -> tuple[str, Ranking]
 
 _FUNCTIONS: dict[str, Ranking] = {
     RANDOM: lambda case: np.random.default_rng(case.seed).random(len(case.sources)),
-    "default": lambda case: case.attribution(None),
-    "default-0.1.0": lambda case: case.attribution(
-        Rollout(residual=ONE_STEP, drop=(0,)), "neutral"
-    ),
+    "default": lambda case: case.attribution(default_method(case.model)),
     "raw-mean": lambda case: case.attribution(Raw()).mean_over_layers(),
 }
