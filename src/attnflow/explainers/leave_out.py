@@ -21,7 +21,7 @@ from attnflow.methods import BalancedGradient
 from attnflow.methods.reruns import AblationRegression, Careful, LeaveOneOut, RerunMethod
 
 Floats = NDArray[np.float64]
-_MEASURED = 2 / 3  # the measured part of a source that was left out; docs/evidence.md#careful
+_MEASURED = 1 / 2  # the measured part of a source that was left out; docs/evidence.md#careful
 _SWEEPS = 10_000
 _CONVERGED = 1e-10
 
@@ -105,13 +105,13 @@ def _careful(method: Careful, task: AblationTask) -> tuple[Floats, int]:
 
 
 def _join(predicted: Floats, losses: Floats, best: list[int]) -> Floats:
-    """Return two thirds of what a source that was left out cost, and one third of its prediction.
+    """Return the mean of what a source that was left out cost and of its prediction.
 
-    The others keep their prediction; predictions are in the unit that fits the losses best.
+    The others keep their prediction. Predictions are in the unit in which those of the sources that
+    were left out are as large, together, as what these cost.
     """
-    square = float((predicted[best] ** 2).sum())
-    unit = max(0.0, float((losses[best] * predicted[best]).sum()) / square) if square > 0 else 0.0
-    values = unit * predicted
+    size = float(np.abs(predicted[best]).sum())
+    values = predicted * (float(np.abs(losses[best]).sum()) / size if size > 0 else 0.0)
     values[best] = (1 - _MEASURED) * values[best] + _MEASURED * losses[best]
     return values
 

@@ -51,7 +51,7 @@ def explain(
         array (height, width, 3), a tensor (3, height, width) or the bytes of a file.
     method: a name with options such as "rollout:residual=0.4", or a method such as
         `Flow(residual=0.4)`; what it requires beside the weights is captured too. "careful" takes
-        nine passes of a causal language model. None is what agrees best with ablations of models of
+        ten passes of a causal language model. None is what agrees best with ablations of models of
         this kind (`explainers/defaults.py`, docs/evidence.md).
     targets, layers: only these; a target is a position or a token that occurs once. By default
         every layer, and the position that the model's answer is read from, so that `.top(3)` says

@@ -111,18 +111,18 @@ class Careful(RerunMethod):
     """The careful method: balanced gradients, and the strongest sources left out to see.
 
     One balanced pass for each target says which sources count. The strongest of them are then left
-    out one by one, those of one length in one batch. That is nine passes a target, whatever the
+    out one by one, those of one length in one batch. That is ten passes a target, whatever the
     number of sources.
 
     verify: how many of the strongest sources are left out.
 
     >>> Careful().verify + 2  # passes a target, with the one in which nothing is left out
-    9
+    10
     """
 
     name: ClassVar[str] = "careful"
     score: RerunScore = "log-odds"
-    verify: int = 7
+    verify: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,7 +54,7 @@ _KINDS = {
 def method_titles() -> dict[str, str]:
     """Return what a visitor may choose, with titles: the default, and every method there is now."""
     titles = {name: make_method(name).title for name in (*trace_methods(), _CAREFUL)}
-    titles[_CAREFUL] += " (nine passes, slower)"
+    titles[_CAREFUL] += " (ten passes, slower)"
     return {DEFAULT: "The model’s default", **titles}
 
 
