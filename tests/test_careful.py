@@ -68,7 +68,7 @@ def test_a_balanced_row_and_what_leaving_out_costs(family: str, verify: int) -> 
 def test_values_are_nats_of_log_probability_where_asked() -> None:
     model = model_of("llama")
     result = careful(model, **OPTIONS, score="log-prob")
-    expected = joined(balanced_row(model), lost(model, odds=False), 7)
+    expected = joined(balanced_row(model), lost(model, odds=False), 8)
     np.testing.assert_allclose(result.values[0, 0], expected, atol=2e-4 * abs(expected).max())
 
 
@@ -89,7 +89,7 @@ def test_sources_of_one_length_are_left_out_in_one_batch() -> None:
         lambda _, __, inputs: sizes.append(len(inputs["input_ids"])), with_kwargs=True
     )
     careful(model, **OPTIONS)
-    assert [size for size in sizes if size > 1] == [7]
+    assert [size for size in sizes if size > 1] == [8]
 
 
 def test_options_are_checked() -> None:

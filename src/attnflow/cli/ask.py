@@ -34,7 +34,7 @@ def ask(
     """Answer QUESTION from documents and name its sources.
 
     Under the answer each of its statements has a line: the document and the sentence in it that
-    the statement came from. --method careful takes nine passes for each statement and is surer.
+    the statement came from. --method careful takes ten passes for each statement and is surer.
 
     Example: attnflow ask "How many days are there to pay?" contract.txt 'notes/*.txt'.
 

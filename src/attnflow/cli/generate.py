@@ -64,7 +64,7 @@ def generate(
     small model of this kind that comes with attnflow.
 
     Without --method it uses the default of `attnflow.generate`: the method that agrees best with
-    ablations. --method careful takes nine passes for each target and is surer.
+    ablations. --method careful takes ten passes for each target and is surer.
 
     prompt: The text to continue, or - for standard input.
     message: Instead of PROMPT: a message of a conversation, whose role is system, user or
