@@ -26,7 +26,6 @@ import attnflow
 from attnflow.errors import AttnflowError, AttributionWarning
 from attnflow.evaluation.metrics import compare_paired, linear_datamodeling_score, summarize
 from attnflow.evaluation.subjects.examples import read_texts
-from attnflow.explainers.ablation import log_odds
 from attnflow.explainers.leave_out import random_ablations
 from attnflow.explainers.sources import strongest
 from attnflow.hosts.load import load
@@ -46,8 +45,8 @@ def words_of(trace: attnflow.AttentionTrace, special: frozenset[int], ids: list[
     return [group for group in groups if not any(ids[k] in special for k in group)]
 
 
-def answers(loaded: Model, rows: list[list[int]], choice: int) -> Floats:
-    """The log odds of one class for each row of ids; all rows have one length."""
+def answers(loaded: Model, rows: list[list[int]], choice: int, place: int) -> Floats:
+    """The log odds of one class, read at one place, for each row of ids; all have one length."""
     ids = torch.tensor(rows)
     adapter = adapter_for(loaded.module)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -57,8 +56,9 @@ def answers(loaded: Model, rows: list[list[int]], choice: int) -> Floats:
         with torch.no_grad():
             outputs = adapter.forward(loaded.module, batch.inputs)
         scores = adapter.scores(loaded.module, loaded.tokenizer, outputs, batch)
-        parts += [float(each.score(choice, "log-prob")) for each in scores if each is not None]
-    return log_odds(np.array(parts))
+        read = [each.at(place) for each in scores if each is not None]
+        parts += [float(each.score(choice, "log-odds")) for each in read]
+    return np.array(parts)
 
 
 def judge(loaded: Model, text: str, seed: int) -> dict[str, tuple[float, float]] | None:
@@ -82,11 +82,12 @@ def judge(loaded: Model, text: str, seed: int) -> dict[str, tuple[float, float]]
     singles = np.eye(len(words), dtype=bool)
     values = {m.label: row(m, trace, words) for m in methods}
     rows = np.concatenate([hidden, singles, np.zeros((1, len(words)), dtype=bool)])
-    response = answers(loaded, [blanked(ids, words, each, blank) for each in rows], choice)
+    place = trace.prediction.position
+    response = answers(loaded, [blanked(ids, words, each, blank) for each in rows], choice, place)
     losses = response[-1] - response[len(hidden) : -1]
     values |= {"leave-one-out": losses, "random": np.random.default_rng(seed).random(len(words))}
     tops = [np.isin(np.arange(len(words)), strongest(v, 3)) for v in values.values()]
-    without = answers(loaded, [blanked(ids, words, top, blank) for top in tops], choice)
+    without = answers(loaded, [blanked(ids, words, top, blank) for top in tops], choice, place)
     return {
         name: (
             linear_datamodeling_score(value, hidden, response[: len(hidden)]),

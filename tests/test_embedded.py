@@ -128,9 +128,9 @@ def test_demo_answers_explains_and_writes_the_reports(
     folder = tmp_path / "new"
     assert _run(["demo", "--output", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert "The next verb is singular (" in shown
-    assert "“singular” came from “that” (19 %)" in shown
-    assert "The subject is “report”, and ALTI puts “that” first" in shown
+    assert "The next verb is plural (" in shown
+    assert "“plural” came from “reports” (" in shown
+    assert "That is right: the subject is “reports”." in shown
     assert (folder / "sentence.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert ("← " in shown) is installed
     assert (folder / "answer.html").is_file() is installed

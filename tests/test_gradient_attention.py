@@ -231,7 +231,7 @@ def test_an_encoder_is_explained_from_its_full_gradients() -> None:
     products = np.maximum(trace.weights * trace.gradients, 0).mean(axis=1)
     np.testing.assert_allclose(result.values[-1, 0], products[:, 0].sum(axis=0), rtol=1e-5)
     default = attnflow.explain(loaded, "the key")
-    assert default.method.name == "alti"
+    assert default.method.name == "balanced"
 
 
 def test_the_sink_is_found_and_left_out() -> None:
@@ -271,7 +271,9 @@ def test_a_short_prompt_has_no_sink_by_its_length_alone() -> None:
 
 
 def test_scores_are_named_and_do_not_mix() -> None:
-    with pytest.raises(MethodError, match="score='odds' is none of 'log-prob', 'logit'"):
+    with pytest.raises(
+        MethodError, match="score='odds' is none of 'log-prob', 'log-od"
+    ):
         GradientRollout(score="odds")  # type: ignore[arg-type]
     loaded = tiny_encoder(head="SequenceClassification")
     with pytest.raises(MethodError, match="different scores"):
@@ -281,7 +283,7 @@ def test_scores_are_named_and_do_not_mix() -> None:
         )  # fmt: skip
 
 
-def test_models_without_rows_of_their_own_fall_back() -> None:
+def test_an_encoder_decoder_is_explained_by_balanced_gradients() -> None:
     torch.manual_seed(0)
     config = transformers.T5Config(
         d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64,
@@ -290,7 +292,7 @@ def test_models_without_rows_of_their_own_fall_back() -> None:
     model = transformers.T5ForConditionalGeneration(config).eval()
     result = attnflow.generate(model, {"input_ids": TEXT[:, :9] % 60}, max_new_tokens=3)
     assert isinstance(result, attnflow.Attribution)
-    assert result.method.name == "rollout"
+    assert result.method.name == "balanced"
 
 
 def test_options_of_another_kind_are_named() -> None:

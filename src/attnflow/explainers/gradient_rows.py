@@ -24,13 +24,12 @@ from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model, adapter_for
 from attnflow.hosts.restore import at_rest
+from attnflow.hosts.scores import token_scores
 from attnflow.hosts.transformers.row_gradients import (
     NO_CONTRAST,
     PredictingRows,
     cropped,
     gradient_rows,
-    log_probability,
-    logit,
 )
 from attnflow.methods import GradientAttention
 from attnflow.methods.base import layers_from
@@ -136,8 +135,7 @@ class _LastRow(PredictingRows):
     def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
         """Return that of the likeliest token, `(batch, rows)`."""
         self.logits.append(logits.detach()[:, -1])
-        score = logit if name == "logit" else log_probability
-        return score(logits, logits.argmax(dim=-1))
+        return token_scores(logits, logits.argmax(dim=-1), name)
 
 
 def explain_last_rows(

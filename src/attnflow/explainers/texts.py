@@ -12,7 +12,7 @@ from attnflow.attribution import Attribution
 from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.arguments import check_named, checked_arguments
 from attnflow.explainers.answer_rows import ALL, Targets, apply_method, less_identity
-from attnflow.explainers.defaults import default_method, drop_sink
+from attnflow.explainers.defaults import default_method, drop_sink, without_mask
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion
 from attnflow.explainers.reruns import confirm_completion, measure_completion
@@ -69,7 +69,7 @@ def explain(
     >>> result.values.shape  # layers, targets, sources
     (6, 1, 7)
     >>> [source.token for source in result.top(2, common=False)]
-    ['keys', '[CLS]']
+    ['keys', '[EOS]']
     """
     check_named("level", level, _LEVELS)
     applied = None if method is None else make_method(method)
@@ -115,8 +115,8 @@ def default_for(model: Model, text: Any) -> Method:
         return method
     if "input_ids" not in inputs:
         return method
-    first_token = int(torch.as_tensor(inputs["input_ids"]).reshape(-1)[0])
-    return drop_sink(method, model, inputs, first_token)
+    ids = torch.as_tensor(inputs["input_ids"]).reshape(-1).tolist()
+    return drop_sink(without_mask(method, model, ids), model, inputs, ids[0])
 
 
 def _explain_question(

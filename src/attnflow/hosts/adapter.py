@@ -233,8 +233,8 @@ class Adapter(ABC):
             "processor=..., or prepared pixels: {'pixel_values': pixels}."
         )
 
-    def supports_decomposition(self, model: nn.Module) -> bool:
-        """Return whether it is a text encoder with an answer whose blocks can be taken apart."""
+    def reads_words(self, model: nn.Module) -> bool:
+        """Return whether the model begins at words, which `embedding` embeds."""
         return False
 
     def supports_row_gradients(self, model: nn.Module) -> bool:

@@ -407,9 +407,14 @@ class InputLeaves:
         return self.leaves[-1].clone()
 
     def watch(self, model: nn.Module, words: nn.Module, changes: Changes) -> None:
-        """Stand behind a model's embedding of words; two stacks may each have one of one weight."""
-        weight = getattr(words, "weight", None)
-        shared = [m for m in model.modules() if weight is not None and weight is _weight(m)]
+        """Stand behind a model's embedding of words, and behind that of its decoder.
+
+        Two stacks may each have one of one weight, or weights of their own.
+        """
+        decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+        others = [] if decoder is None else [decoder.get_input_embeddings()]
+        weights = [weight for one in (words, *others) if (weight := _weight(one)) is not None]
+        shared = [m for m in model.modules() if any(_weight(m) is weight for weight in weights)]
         for module in shared or [words]:
             changes.hook(module.register_forward_hook, self)
 

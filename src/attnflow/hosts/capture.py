@@ -277,15 +277,15 @@ def _request(
 def _traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrace]:
     if reads_images(model.module, batch.inputs):
         return _weight_traces(model, batch, request)
-    rows_of_others = bool({*_ROWS} & {*request.gradients}) and (
-        request.score != LOG_PROB or not model.adapter.supports_row_gradients(model.module)
-    )
+    writes = model.adapter.supports_row_gradients(model.module)
+    of_rows = bool({*_ROWS} & {*request.gradients})
+    rows_of_others = of_rows and (request.score != LOG_PROB or not writes)
     form = chosen_form(
         model,
         batch,
         request.form,
         needs_matrix=request.needs_weights or rows_of_others,
-        reads_weights=request.record != (BALANCED,),
+        reads_weights=request.record != (BALANCED,) or not writes,
         arrays=1 + len(request.gradients),
         mixed=request.heads is not None,
     )

@@ -184,9 +184,13 @@ class EmbeddedAdapter(_ProjectionAdapter):
             self.hook(model, Session(intervention=intervention), changes)
             return self.forward(model, inputs)
 
-    def supports_decomposition(self, model: nn.Module) -> bool:
-        """Its blocks are our own."""
+    def reads_words(self, model: nn.Module) -> bool:
+        """It reads nothing else."""
         return True
+
+    def facts(self, model: nn.Module) -> ModelFacts:
+        """An encoder that answers at [CLS]."""
+        return ModelFacts(answer="first")
 
     def scores(
         self, model: nn.Module, tokenizer: Any, outputs: Any, batch: Batch

@@ -18,7 +18,7 @@ from attnflow.hosts.balanced import InputLeaves
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 from attnflow.trace import Prediction
-from attnflow.trace.extras import BALANCED_INPUTS, ScoreName
+from attnflow.trace.extras import BALANCED_INPUTS, LOG_PROB, ScoreName
 
 _ALTERNATIVES = 5  # choices a prediction names
 _SPACES = ("Ġ", "▁", " ")  # how tokenizers write the space before a word
@@ -96,11 +96,10 @@ class Scores:
 
     def score(self, choice: int, name: ScoreName) -> Tensor:
         """Return the number whose gradient is taken of one choice."""
-        logits = self.logits.float()
-        if name == "logit":
-            return logits[choice]
-        shares = logits.log_softmax(dim=-1) if self.exclusive else functional.logsigmoid(logits)
-        return shares[choice]
+        if self.exclusive:
+            return token_scores(self.logits, torch.tensor(choice, device=self.logits.device), name)
+        logit = self.logits[choice].float()  # of a sigmoid these are the log odds
+        return functional.logsigmoid(logit) if name == LOG_PROB else logit
 
     def label(self, choice: int) -> str:
         """Return what people call a choice."""
@@ -113,6 +112,21 @@ class Scores:
         names = self.names(best.indices.tolist())
         ranked = tuple(zip(names, best.values.tolist(), strict=True))
         return Prediction(*ranked[0], self.position, ranked, self.pooled)
+
+
+def token_scores(logits: Tensor, tokens: Tensor, name: ScoreName) -> Tensor:
+    """Return the score of one choice in each row: logits are (..., choices), tokens are (...).
+
+    >>> token_scores(torch.tensor([0.0, 2.0]), torch.tensor(1), "log-odds")
+    tensor(2.)
+    """
+    chosen, logits = tokens[..., None], logits.float()
+    if name == LOG_PROB:
+        return logits.log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)
+    score = logits.gather(-1, chosen).squeeze(-1)
+    if name == "logit":
+        return score
+    return score - logits.scatter(-1, chosen, -torch.inf).logsumexp(dim=-1)
 
 
 TokenAt = tuple[int, int]

@@ -47,7 +47,7 @@ class BalancedGradient(Method):
     answer. The value at a layer has the weights up to it; the highest layer holds the whole.
 
     readings: which of them, joined by "+".
-    score: what gradients are taken of: the answer's "log-prob", or its "logit".
+    score: what gradients are taken of: the answer's "log-prob", "log-odds" or "logit".
     drop_sink: leave out the position on which a causal model parks attention it does not need.
 
     >>> from attnflow.testing import random_trace

@@ -61,7 +61,7 @@ class CapacityMethod(MixingMethod):
         measured inside the blocks, where the residual is part of the measurement. `drop` holds for
         all of them.
     start_layer: the first layer that counts; the graph ends below it.
-    score: what gradients are taken of: the answer's "log-prob", or its "logit".
+    score: what gradients are taken of: the answer's "log-prob", "log-odds" or "logit".
     """
 
     capacities: CapacityKind = "attention"

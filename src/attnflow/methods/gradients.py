@@ -64,8 +64,8 @@ class GradientRollout(Method):
     heads: how heads are mixed: "mean" (the paper's), "max", "min", the number of one head, or one
         weight for each head.
     start_layer: the first layer that counts; those below are left out.
-    score: what gradients are taken of: the answer's "log-prob", or its "logit", the number before
-        the softmax.
+    score: what gradients are taken of: the answer's "log-prob", its "log-odds", which keep their
+        size where it is sure, or its "logit", the number before the softmax.
 
     >>> from attnflow.testing import random_trace
     >>> GradientRollout()(random_trace(length=5, record=("gradients",)), targets=[0]).values.shape
@@ -150,8 +150,8 @@ class GradientAttention(Method):
     makes them shares.
 
     start_layer: the first layer that counts.
-    score: what gradients are taken of: the answer's "log-prob", or its "logit", the number before
-        the softmax.
+    score: what gradients are taken of: the answer's "log-prob", its "log-odds", which keep their
+        size where it is sure, or its "logit", the number before the softmax.
     drop_sink: leave out the position on which the model parks attention it does not need, where
         one is found; what falls on it is counted in `elsewhere`. The provenance names it.
     tower: how far what falls on an image is followed in a vision-language model: to the patches at

@@ -265,11 +265,31 @@ def caveats(result: Attribution) -> list[str]:
 
 def remarks(result: Attribution) -> list[str]:
     """Say what a reader should know beside the numbers, after the caveats."""
-    if result.prediction is None or not result.prediction.pooled:
+    if result.prediction is None:
         return []
+    if not result.prediction.pooled:
+        return _other_answers(result, result.prediction.position)
     return [
         "the answer is read from the mean of all positions: no row of one position is its "
         "explanation"
+    ]
+
+
+def _other_answers(result: Attribution, place: int) -> list[str]:
+    """Name the other tokens that a token classifier has an unusual label for."""
+    labels = result.provenance.get("predictions")
+    if labels is None or result.targets.positions != (place,):
+        return []
+    usual = max(set(labels), key=labels.count)
+    names = zip(result.sources.text, result.sources.positions, strict=True)
+    others = [
+        f"“{name.strip()}” ({labels[k]})" for name, k in names if k != place and labels[k] != usual
+    ]
+    if not others:
+        return []
+    return [
+        f"this explains “{result.targets.text[0].strip()}” alone; name another token as target for "
+        f"its own answer: {', '.join(others)}"
     ]
 
 

@@ -42,8 +42,11 @@ BALANCED_INPUTS = "balanced-inputs"
 ANSWER_ROWS = "answer_rows"
 """Where the provenance names the positions that predict tokens which are explained together."""
 
-ScoreName = Literal["log-prob", "logit"]
-"""The number whose gradient is taken: how likely the answer is, or its score before the softmax."""
+ScoreName = Literal["log-prob", "log-odds", "logit"]
+"""The number whose gradient is taken: how likely the answer is, or its score before the softmax.
+
+Log odds keep their size where the answer is sure: the gradient of log p fades with 1 - p.
+"""
 LOG_PROB: ScoreName = "log-prob"
 
 # What capture can measure, and what the numbers are.

@@ -79,9 +79,9 @@ def embedded_models() -> list[OfferedModel]:
             generates=False,
             load=lambda: load(),
             examples=(
-                "the key to the cabinets",
+                "the keys to the cabinet",
                 "the authors who admired the old garden",
-                "the reports that the chairman of the boards wrote",
+                "the reports that the chairman of the board wrote",
             ),
         )
     ]

@@ -259,20 +259,13 @@ class TransformersAdapter(Adapter):
         """Ask the library what the model's main input is."""
         return getattr(model, "main_input_name", None) == "pixel_values"
 
+    def reads_words(self, model: nn.Module) -> bool:
+        """Ask the library likewise."""
+        return getattr(model, "main_input_name", None) == "input_ids"
+
     def image_processor(self, model: nn.Module) -> Any:
         """Return the processor in the folder, or under the name, that the model came from."""
         return own_processor(model)
-
-    def supports_decomposition(self, model: nn.Module) -> bool:
-        """Return True for a text classifier or masked language model of a declared family."""
-        host, facts = cast(PreTrainedModel, model), self.facts(model)
-        encoder = not facts.causal and not facts.encoder_decoder and facts.answer is not None
-        if not encoder or hasattr(host.config, "patch_size") or not uses_the_interface(host):
-            return False
-        try:
-            return bool(_parts(host))
-        except UnsupportedModelError:
-            return False
 
     def supports_row_gradients(self, model: nn.Module) -> bool:
         """Return True where attention alone carries one position to another."""

@@ -53,6 +53,8 @@ def facts_of(model: PreTrainedModel) -> ModelFacts:
     # Families name differently that a classifier reads all positions; one without any of these
     # names reads one position.
     means = [getattr(model.config, name, None) == value for name, value in _MEANS.items()]
+    if answer in ("first", "each") and getattr(model.config, "num_labels", 2) < 2:
+        answer = None  # one number is no choice
     if answer == "first":
         answer = "last" if causal or both else "mean" if any(means) else "first"
     return ModelFacts(

@@ -31,6 +31,7 @@ from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.balanced import InputLeaves, as_one_operation, attention_shares
 from attnflow.hosts.balanced import balanced as balanced_rules
 from attnflow.hosts.restore import ordinary
+from attnflow.hosts.scores import token_scores
 from attnflow.hosts.transformers.attention import (
     AttentionCall,
     AttentionHandler,
@@ -50,13 +51,7 @@ NO_CONTRAST = -1
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
     """Return `(batch, rows)`: how likely each token is, in nats."""
-    shares = logits.float().log_softmax(dim=-1)
-    return shares.gather(-1, tokens[..., None]).squeeze(-1)
-
-
-def logit(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return `(batch, rows)`: the score of each token before the softmax."""
-    return logits.float().gather(-1, tokens[..., None]).squeeze(-1)
+    return token_scores(logits, tokens, LOG_PROB)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +90,10 @@ class PredictingRows:
 
     def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
         """Return `(batch, rows)`: each row's score, 0 where it does not count."""
-        score = logit if name == "logit" else log_probability
-        scores = score(logits, self.tokens[:, rows])
+        scores = token_scores(logits, self.tokens[:, rows], name)
         if self.contrasts is not None:
             others = self.contrasts[:, rows]
-            difference = scores - score(logits, others.clamp(min=0))
+            difference = scores - token_scores(logits, others.clamp(min=0), name)
             scores = torch.where(others == NO_CONTRAST, scores, difference)
         return scores if self.explained is None else scores * self.explained[:, rows]
 
