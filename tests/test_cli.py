@@ -148,7 +148,7 @@ def test_what_gradients_are_of_can_be_chosen(
         found.append(json.loads(capsys.readouterr().out))
     assert [record["provenance"]["gradients_of"] for record in found] == ["singular", "plural"]
     assert found[0]["values"] != found[1]["values"]
-    assert _run(["explain", "the key", "--answer", "1"]) == 2
+    assert _run(["explain", "the key", "--answer", "1", "--method", "rollout"]) == 2
     assert "answer=1 chooses what gradients are taken of" in capsys.readouterr().err
     encoder = ["explain", "--model", folder, TEXT, "--method", "rollout:matrices=norms-encoder"]
     assert _run(encoder) == 0

@@ -271,9 +271,7 @@ def test_a_short_prompt_has_no_sink_by_its_length_alone() -> None:
 
 
 def test_scores_are_named_and_do_not_mix() -> None:
-    with pytest.raises(
-        MethodError, match="score='odds' is none of 'log-prob', 'log-od"
-    ):
+    with pytest.raises(MethodError, match="score='odds' is none of 'log-prob', 'log-od"):
         GradientRollout(score="odds")  # type: ignore[arg-type]
     loaded = tiny_encoder(head="SequenceClassification")
     with pytest.raises(MethodError, match="different scores"):

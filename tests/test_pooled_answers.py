@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 import transformers
 
 import attnflow
+import attnflow.testing
 from attnflow import Attribution, Rollout
 from attnflow.explainers.answer_rows import ALL_POSITIONS
 from attnflow.hosts.model import adapter_for
+from attnflow.hosts.scores import Scores
+from attnflow.show.sentences import remarks
 from attnflow.show.view import view
 
 IDS = torch.randint(5, 60, (1, 9), generator=torch.Generator().manual_seed(1))
@@ -110,3 +114,34 @@ def test_the_default_follows_the_kind_of_model() -> None:
     for model, name in expected.items():
         assert default_method(Model(model.eval())).name == name, type(model).__name__
     assert attnflow.explain(None, "the keys to the cabinet").method.name == "balanced"
+
+
+def test_a_sure_answer_has_gradients_of_its_log_odds() -> None:
+    """In single precision log p is flat where p is 1; the log odds are not."""
+    logits = torch.tensor([40.0, 1.0, 2.0], requires_grad=True)
+    scores = Scores(logits, 0, lambda ids: [str(k) for k in ids])
+    (flat,) = torch.autograd.grad(scores.score(0, "log-prob"), logits)
+    (steep,) = torch.autograd.grad(scores.score(0, "log-odds"), logits)
+    assert flat.abs().max() < 1e-6
+    others = torch.tensor([1.0, 2.0]).softmax(dim=0)
+    assert torch.allclose(steep, torch.cat([torch.ones(1), -others]))
+    p = logits.detach().double().softmax(dim=0)[1]
+    assert scores.score(1, "log-odds").item() == pytest.approx(float((p / (1 - p)).log()))
+
+
+def test_a_masked_model_without_a_mask_is_explained_without_an_answer() -> None:
+    loaded = attnflow.testing.tiny_encoder()
+    assert attnflow.explain(loaded, "the [MASK] is").method.name == "balanced"
+    assert attnflow.explain(loaded, "the key is").method.name == "rollout"
+
+
+def test_a_token_classifier_says_which_token_it_explains() -> None:
+    result = attnflow.explain(
+        attnflow.testing.tiny_encoder(head="TokenClassification"), "the key to the cabinets"
+    )
+    labels = ["O"] * len(result.sources)
+    labels[result.targets.positions[0]] = labels[0] = "NAME"
+    named = replace(result, provenance={**result.provenance, "predictions": labels})
+    (remark,) = remarks(named)
+    assert f"explains “{result.targets.text[0]}” alone" in remark
+    assert remark.endswith(f"own answer: “{result.sources.text[0]}” (NAME)")

@@ -82,7 +82,7 @@ def test_gradient_rollout_of_a_phrase_is_that_of_the_full_graph(family: str) -> 
     assert result.steps == ("less itself",)
 
 
-@pytest.mark.parametrize("score", ["log-prob", "logit"])
+@pytest.mark.parametrize("score", ["log-prob", "log-odds", "logit"])
 @pytest.mark.parametrize("method", ["gradient-attention", "gradient-rollout"])
 def test_every_token_has_a_gradient_of_its_own(method: str, score: Any) -> None:
     """Without targets a method of the full graph takes one pass for each token."""

@@ -81,8 +81,8 @@ def depends_on_text(method: Method, model: Model) -> bool:
 def without_mask(method: Method, model: Model, ids: Sequence[int]) -> Method:
     """Return what explains a masked language model that is asked nothing; others as they are."""
     mask = getattr(model.tokenizer, "mask_token_id", None)
-    asked = model.facts.answer != "mask" or mask in ids
-    return method if asked else DEFAULTS["other"]
+    is_question = model.facts.answer != "mask" or mask in ids
+    return method if is_question else DEFAULTS["other"]
 
 
 def drop_sink(method: Method, model: Model, inputs: Mapping[str, Any], first_token: int) -> Method:

@@ -407,15 +407,13 @@ class InputLeaves:
         return self.leaves[-1].clone()
 
     def watch(self, model: nn.Module, words: nn.Module, changes: Changes) -> None:
-        """Stand behind a model's embedding of words, and behind that of its decoder.
-
-        Two stacks may each have one of one weight, or weights of their own.
-        """
-        decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-        others = [] if decoder is None else [decoder.get_input_embeddings()]
-        weights = [weight for one in (words, *others) if (weight := _weight(one)) is not None]
-        shared = [m for m in model.modules() if any(_weight(m) is weight for weight in weights)]
-        for module in shared or [words]:
+        """Stand behind a model's embedding of words and its decoder's, wherever they are used."""
+        decoder = getattr(model, "get_decoder", lambda: None)()
+        sides = (words, words if decoder is None else decoder.get_input_embeddings())
+        weights = {id(getattr(one, "weight", one)) for one in sides}
+        shared = [m for m in model.modules() if id(getattr(m, "weight", None)) in weights]
+        embeddings: list[nn.Module] = [m for m in shared if isinstance(m, nn.Embedding)]
+        for module in embeddings or [words]:
             changes.hook(module.register_forward_hook, self)
 
     def relevance(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -423,10 +421,6 @@ class InputLeaves:
         pairs = zip(self.leaves, gradients, strict=True)
         parts = [(leaf.detach() * gradient).float().sum(dim=-1) for leaf, gradient in pairs]
         return torch.cat(parts, dim=1)
-
-
-def _weight(module: nn.Module) -> Any:
-    return module.weight if isinstance(module, nn.Embedding) else None
 
 
 @contextmanager

@@ -120,13 +120,13 @@ def token_scores(logits: Tensor, tokens: Tensor, name: ScoreName) -> Tensor:
     >>> token_scores(torch.tensor([0.0, 2.0]), torch.tensor(1), "log-odds")
     tensor(2.)
     """
-    chosen, logits = tokens[..., None], logits.float()
+    places, logits = tokens[..., None], logits.float()
     if name == LOG_PROB:
-        return logits.log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)
-    score = logits.gather(-1, chosen).squeeze(-1)
+        return logits.log_softmax(dim=-1).gather(-1, places).squeeze(-1)
+    score = logits.gather(-1, places).squeeze(-1)
     if name == "logit":
         return score
-    return score - logits.scatter(-1, chosen, -torch.inf).logsumexp(dim=-1)
+    return score - logits.scatter(-1, places, -torch.inf).logsumexp(dim=-1)
 
 
 TokenAt = tuple[int, int]
