@@ -198,6 +198,7 @@ def test_given_answers_all_count_and_are_kept(tmp_path: Path) -> None:
         {"part": "test"},
         {"kinds": ("odd",)},
         {"questions": 0},
+        {"places": 2},
         {"places": 11},
         {"lengths": (20,)},
         {"methods": ("odd",)},

@@ -76,7 +76,7 @@ def test_parts_have_all_kinds_and_share_no_document() -> None:
         assert {kinds[name] for name in own} == set(kinds.values())
 
 
-@pytest.mark.parametrize("count", [5, 10])
+@pytest.mark.parametrize("count", [3, 5, 10])
 @pytest.mark.parametrize("part", PARTS)
 def test_prompts_have_documents_of_different_kinds_and_a_bounded_length(
     part: Part, count: int

@@ -72,8 +72,8 @@ class SourcesExperiment:
             raise InputError(f"No documents {unknown[0]!r}. There are {', '.join(KINDS)}.")
         if self.questions is not None and self.questions < 1:
             raise InputError(f"questions is a number of at least 1; got {self.questions!r}.")
-        if not 2 <= self.places <= 10:
-            raise InputError(f"places={self.places!r}. There are 2 to 10 places.")
+        if not 3 <= self.places <= 10:  # of two ordinary documents some draws have no end
+            raise InputError(f"places={self.places!r}. There are 3 to 10 places.")
         short = [length for length in self.lengths if length < 10 * _FRAME]
         if short:
             raise InputError(f"A length is at least {10 * _FRAME} tokens; got {short[0]!r}.")
