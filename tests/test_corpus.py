@@ -269,7 +269,7 @@ def test_the_default_is_that_of_explain(tmp_path: Path) -> None:
     result = run((model, tokenizer), data, tmp_path / "out", values=True)
     for row in rows_of(result):
         alone = explain((model, tokenizer), TEXTS[row["text"]], layers=-1)
-        assert row["method"] == alone.method.name
+        assert row["method"] == alone.method.label
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
 
 
@@ -323,7 +323,7 @@ def test_images_from_paths_bytes_and_a_folder_get_what_explain_gives(tmp_path: P
     for name, errors in (("rows.jsonl", 2), ("images.parquet", 0), ("folder", 0)):
         out = tmp_path / f"out-{name}"
         result = run(module, tmp_path / name, out, values=True)
-        assert (result.errors, result.methods) == (errors, ("gradient-attention",))
+        assert (result.errors, result.methods) == (errors, ("gradient-attention:score=log-odds",))
         rows = rows_of(result)
         ids = ["7", "8", "9"] if name == "images.parquet" else [None] * 3
         assert [row["id"] for row in rows[:3]] == ids

@@ -151,7 +151,7 @@ def test_a_corpus_of_images_takes_timm_as_explain_does(timm: Any, tmp_path: Path
     assert [row["error"] for row in rows] == [None] * 3
     for row, photo in zip(rows, photos, strict=True):
         alone = attnflow.explain(model, photo, layers=-1)
-        assert row["method"] == alone.method.name
+        assert row["method"] == alone.method.label
         assert row["prediction"] == alone.prediction.label
         assert row["values"] == pytest.approx(alone.values[0, 0].tolist(), rel=1e-4, abs=1e-7)
 
