@@ -18,11 +18,12 @@ constants under it. What depends on the input is told by `requires_grad`.
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -159,9 +160,24 @@ class BalancedRules(TorchFunctionMode):
     uncovered: the names of operations that have no rule and got their plain gradient.
     """
 
+    _threads: ClassVar[threading.local] = threading.local()
+
     def __init__(self) -> None:
         super().__init__()
         self.uncovered: set[str] = set()
+
+    def __enter__(self) -> Any:
+        self._threads.depth = getattr(self._threads, "depth", 0) + 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._threads.depth -= 1
+        super().__exit__(*error)
+
+    @classmethod
+    def are_active(cls) -> bool:
+        """Return whether this thread runs under the rules; a device goes back in one of its own."""
+        return getattr(cls._threads, "depth", 0) > 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -439,7 +455,7 @@ def take_activations_as_one(model: nn.Module, changes: Changes) -> None:
     """
     for module in model.modules():
         if type(module).__module__ == _ACTIVATIONS:
-            changes.hook(module.register_forward_hook, _take_as_one)
+            changes.hook(module.register_forward_hook, _take_as_one, BalancedRules.are_active)
 
 
 def _take_as_one(module: nn.Module, inputs: Any, output: Any) -> Any:

@@ -45,15 +45,23 @@ class Changes:
         self.add(lambda: setattr(owner, name, before))
         setattr(owner, name, value)
 
-    def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> None:
+    def hook(
+        self,
+        register: Callable[..., Any],
+        hook: Callable[..., Any],
+        takes_part: Callable[[], bool] | None = None,
+        **options: Any,
+    ) -> None:
         """Register a hook of torch until the end: its handle exists only after the hook does.
 
-        It takes no part in what another thread does with the model meanwhile.
+        It takes no part in what another thread does with the model meanwhile, unless `takes_part`
+        says so.
         """
         thread = threading.get_ident()
+        applies = takes_part or (lambda: threading.get_ident() == thread)
 
         def own(*arguments: Any, **by_name: Any) -> Any:
-            return hook(*arguments, **by_name) if threading.get_ident() == thread else None
+            return hook(*arguments, **by_name) if applies() else None
 
         with _INTERRUPTS:
             self.add(register(own, **options).remove)

@@ -63,8 +63,8 @@ class BalancedGradient(Method):
 
     def __post_init__(self) -> None:
         check_score(self.score)
-        names = self.readings.split("+") if isinstance(self.readings, str) else [self.readings]
-        if not set(names) <= set(READINGS) or len(set(names)) < len(names):
+        names = self.readings.split("+") if isinstance(self.readings, str) else []
+        if not names or not set(names) <= set(READINGS) or len(set(names)) < len(names):
             raise MethodError(
                 f"readings={shorten(self.readings)}: join some of {', '.join(READINGS)} by '+'."
             )
