@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import attnflow
 from attnflow import Attribution, Raw, Tokens
@@ -15,6 +16,7 @@ from attnflow.attribution.passages import passages_of, rank_passages, statements
 from attnflow.cli.app import _run
 from attnflow.cli.inputs import read_documents, read_text
 from attnflow.errors import FileError, InputError
+from attnflow.explainers.answers import question_text
 from attnflow.testing import tiny_decoder
 from attnflow.tokens.documents import Document, compose_prompt, named_documents
 
@@ -142,18 +144,43 @@ def test_every_statement_has_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     assert [len(text.split()) for text in answer.result.targets] == [2, 2, 2]
 
 
-def test_how_sure_hides_the_sentences_that_are_named(writer: tuple[Any, Any]) -> None:
+def test_verdicts_are_what_the_model_says_without_the_documents(writer: tuple[Any, Any]) -> None:
+    """Each number held against passes in which a mask takes the tokens away."""
     model, tokenizer = writer
     answer = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4)
-    first = answer.statements[0].sources[0]
-    confirmation = answer.result.confirmation
-    assert confirmation is not None
-    assert confirmation.sources[0] == f"{first.name}, sentence {first.sentence}"
-    passage = passages_of(answer.result)[first.passage]
-    assert confirmation.positions[0] == passage.sentences[(first.sentence or 1) - 1].tokens
-    assert len(confirmation.targets) == len(answer.result.provenance["completion_ids"])
-    assert "How sure? Hiding" in answer._repr_html_()
-    assert confirmation.verdict in answer._repr_html_()
+    (statement,) = answer.statements
+    verdict, result = statement.verdict, answer.result
+    assert verdict is not None
+    marks = result.provenance["documents"]
+    every = [k for _, first, end in marks for k in range(first, end)]
+    best = passages_of(result)[statement.sources[0].passage]
+    number = statement.sources[0].sentence
+    sentence = best.sentences[(number or 1) - 1].tokens
+    ids, length = result.provenance["completion_ids"], result.provenance["prompt_length"]
+    text, _ = question_text("the keys", answer.documents, chat=False)
+    prompt = tokenizer(text)["input_ids"]
+    assert len(prompt) == length
+
+    def read(hidden: Any) -> float:
+        mask = torch.ones(1, length + len(ids) - 1, dtype=torch.long)
+        mask[0, list(hidden)] = 0
+        with torch.no_grad():
+            logits = model(
+                input_ids=torch.tensor([[*prompt, *ids[:-1]]]),
+                attention_mask=mask,
+                position_ids=torch.arange(mask.shape[1])[None],
+            ).logits[0, -len(ids) :]
+        return float(logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None]).sum())
+
+    alone = set(every) - set(best.columns)
+    found = (verdict.log_prob, verdict.without, verdict.alone, verdict.prior)
+    expected = [read(hidden) for hidden in ((), sentence, alone, every)]
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert verdict.tokens == 4
+    assert verdict.claim in answer._repr_html_()
+    unchecked = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4, check=False)
+    assert unchecked.statements[0].verdict is None
+    assert unchecked.statements[0].sources == statement.sources
 
 
 @pytest.mark.parametrize("method", ["careful", "leave-one-out", "raw"])
@@ -164,7 +191,7 @@ def test_ask_takes_every_method(writer: tuple[Any, Any], method: str) -> None:
     answer = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4, method=method)
     assert answer.text == plain.text
     assert {source.name for source in answer.statements[0].sources} <= set(TEXTS)
-    assert answer.result.confirmation is not None
+    assert answer.statements[0].verdict is not None
     if method != "raw":
         assert len(answer.result.targets) == len(plain.statements)
         (mark,) = [m for m in answer.result.provenance["documents"] if m[0] == "c.txt"]
@@ -255,9 +282,7 @@ def test_the_command_answers_first(folder: Path, capsys: pytest.CaptureFixture[s
     options = ["--model", str(folder / "model"), "--max-new-tokens", "4"]
     assert _run(["ask", "the keys", *files, *options, "--confirm"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith(f'"{lines[0]}" ← ')
-    assert "sentence" in lines[2]
-    assert "next: " in lines[2]
+    assert lines[2].startswith(f'"{lines[0]}" – no source found')  # a model of random numbers
     assert any(line.startswith("without ") for line in lines)
     page = folder / "answer.html"
     assert _run(["ask", "the keys", *files, *options, "--output", str(page)]) == 0
@@ -274,9 +299,12 @@ def test_the_command_says_how_sure_and_takes_methods(
     options = ["--model", str(folder / "model"), "--max-new-tokens", "4"]
     assert _run(["ask", "the keys", *files, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (at,) = [k for k, line in enumerate(lines) if line.startswith("How sure? Hiding ")]
-    assert lines[at + 1].startswith("  with it     █")
-    assert lines[at + 2].startswith("  without it  ")
+    assert any("does not need the documents" in line for line in lines)
+    assert _run(["ask", "the keys", *files, *options, "--no-check"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith(f'"{lines[0]}" ← ')
+    assert "sentence" in lines[2]
+    assert "next: " in lines[2]
     assert _run(["ask", "the keys", *files, *options, "--method", "careful"]) == 0
     assert "the whole model" in capsys.readouterr().out
     assert _run(["ask", "the keys", *files, *options, "--method", "rollout"]) == 0

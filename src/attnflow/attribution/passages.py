@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from attnflow.attribution.verdict import VERDICTS, Verdict
 from attnflow.errors import percent
 from attnflow.tokens import is_special
 from attnflow.tokens.units import Unit, split_units
@@ -71,18 +72,31 @@ class RankedSource:
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence of the answer: its text, the numbers of its tokens, and where it came from."""
+    """A sentence of the answer: its text, its rows, what it draws on, and whether that was checked.
+
+    verdict: what it rests on, from hiding it; None where nothing was hidden.
+    """
 
     text: str
     rows: tuple[int, ...]
     sources: tuple[RankedSource, ...]
+    verdict: Verdict | None = None
 
     def __str__(self) -> str:
         if not self.sources:
             return f'"{self.text}" ← nothing in the prompt'
         first, *others = self.sources
         rest = f"; next: {others[0].name}, {percent(others[0].share)}" if others else ""
-        return f'"{self.text}" ← {first.place} ({percent(first.share)}{rest})'
+        if self.verdict is None:
+            return f'"{self.text}" ← {first.place} ({percent(first.share)}{rest})'
+        shares = "" if self.verdict.kind == "none" else f" {self.shares}"
+        return f'"{self.text}" {self.verdict.linked}.{shares}'
+
+    @property
+    def shares(self) -> str:
+        """What the statement draws on, by the shares of the first documents."""
+        names = [f"{each.name} ({percent(each.share)})" for each in self.sources[:2]]
+        return f"It draws on {', '.join(names)}."
 
 
 def passages_of(result: Attribution) -> tuple[Passage, ...]:
@@ -137,10 +151,16 @@ def rank_passages(
 
 def statements_of(result: Attribution) -> tuple[Statement, ...]:
     """Return the sentences of what was generated, each with its ranked passages."""
-    passages = passages_of(result)
+    passages, units = passages_of(result), split_units(list(result.targets), "sentence")
+    records = result.provenance.get(VERDICTS) or [None] * len(units)
     return tuple(
-        Statement(unit.text, unit.tokens, rank_passages(result, unit.tokens, passages))
-        for unit in split_units(list(result.targets), "sentence")
+        Statement(
+            unit.text,
+            unit.tokens,
+            rank_passages(result, unit.tokens, passages),
+            None if record is None else Verdict.from_dict(record),
+        )
+        for unit, record in zip(units, records, strict=True)
     )
 
 

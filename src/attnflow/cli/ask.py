@@ -26,6 +26,7 @@ def ask(
     method: options.Method = None,
     max_new_tokens: options.MaxNewTokens = 64,
     chat: Annotated[bool | None, typer.Option("--chat/--no-chat")] = None,
+    check: Annotated[bool, typer.Option("--check/--no-check")] = True,
     confirm: Annotated[bool, typer.Option("--confirm")] = False,
     seed: options.SamplingSeed = None,
     as_json: options.Json = False,
@@ -33,8 +34,8 @@ def ask(
 ) -> None:
     """Answer QUESTION from documents and name its sources.
 
-    Under the answer each of its statements has a line: the document and the sentence in it that
-    the statement came from. --method careful takes ten passes for each statement and is surer.
+    Under the answer each of its statements has a line: what it rests on, from hiding that, and what
+    it draws on, by shares. --method careful takes ten passes for each statement and is surer.
 
     Example: attnflow ask "How many days are there to pay?" contract.txt 'notes/*.txt'.
 
@@ -42,6 +43,8 @@ def ask(
     files: The documents: files, patterns such as 'notes/*.txt', or - for standard input.
     documents: The same as an option. May be repeated.
     chat: Use the chat template, or do not. Default: use it if there is one.
+    check: Read each statement again without the sentence that is named and without any document,
+        and say what it rests on. This takes about as long as reading the documents.
     confirm: Leave out each document that is named, ask again, and say whether the answer changes.
     """
     inputs.check_text(question, "answer")
@@ -60,6 +63,7 @@ def ask(
             explainer,
             max_new_tokens=max_new_tokens,
             chat=chat,
+            check=check,
             confirm=confirm,
             **({} if seed is None else {"seed": seed}),
         )
@@ -79,15 +83,16 @@ def show_answer(answer: Answer, console: Console) -> None:
     console.print(Text(answer.text, style="bold"))
     console.print()
     for statement in answer.statements:
-        console.print(Text(str(statement)), soft_wrap=True)
-        if statement.sources:
+        verdict = statement.verdict
+        line = str(statement) if verdict is None else f'"{statement.text}" {verdict.linked}'
+        console.print(Text(line), soft_wrap=True)
+        if statement.sources and (verdict is None or verdict.kind != "none"):
             console.print(Text(f"    {statement.sources[0].text}", style="dim"), soft_wrap=True)
+            if verdict is not None:
+                console.print(Text(f"    {statement.shares}", style="dim"), soft_wrap=True)
     for omission in answer.omissions:
         console.print(Text(str(omission)), soft_wrap=True)
     result = answer.result
-    if result.confirmation is not None:
-        console.print()
-    writing.print_confirmation(result.confirmation, console)
     console.print()
     about = f"{result.title}, {reading_place(result)}"
     writing.print_dim(f"Shares are of what a statement draws from the documents: {about}.", console)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,22 +14,21 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.passages import (
     DOCUMENTS,
     Statement,
-    passages_of,
     positions_of,
     statements_of,
 )
+from attnflow.attribution.verdict import VERDICTS
 from attnflow.errors import InputError, shorten
 from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers.ablation import ablate
-from attnflow.explainers.answer_rows import rows_of
-from attnflow.explainers.completions import generate, mark_documents
+from attnflow.explainers.completions import generate, mark_documents, write_completions
 from attnflow.explainers.defaults import default_method
-from attnflow.explainers.gradient_rows import LOG_PROBS
-from attnflow.explainers.prompts import Prompt, encode_parts
-from attnflow.explainers.request import Completion
-from attnflow.explainers.reruns import confirm_completion
+from attnflow.explainers.prompts import Prompt, encode_parts, encode_prompts
+from attnflow.explainers.verdicts import judge_statements
+from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
+from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import BalancedGradient, Method, RerunMethod, make_method
 from attnflow.tokens.documents import (
     Document,
@@ -116,6 +115,7 @@ class Answer:
                     "text": statement.text,
                     "tokens": list(statement.rows),
                     "sources": [vars(source) for source in statement.sources],
+                    "verdict": statement.verdict and statement.verdict.to_dict(),
                 }
                 for statement in self.statements
             ],
@@ -146,10 +146,11 @@ def ask(
     *,
     max_new_tokens: int = 64,
     chat: bool | None = None,
+    check: bool = True,
     confirm: bool = False,
     **generate_kwargs: Any,
 ) -> Answer:
-    """Answer a question from documents, and say which of them each statement came from.
+    """Answer a question from documents, and say which of them each statement rests on.
 
     model: a name, a path, what `attnflow.load` gives, a loaded module with its tokenizer as a pair,
         or None for SmolLM2.
@@ -157,10 +158,12 @@ def ask(
         in them, and in the question, are text.
     chat: whether the model's chat template is used; None uses it where there is one. Without it
         the answer is the first line that the model writes.
+    check: have the model read each statement again without the sentence that is named, with only
+        its document, and with no document: `answer.statements[0].verdict` says what it rests on.
+        That takes about as long as reading the prompt.
     confirm: leave out each document that is named, ask again, and note whether the answer changes.
 
-    Everything else is as in `generate`. What the answer loses when the sentences it came from are
-    hidden together is in `answer.result.confirmation`: one more pass, always.
+    Everything else is as in `generate`.
 
     >>> from attnflow.testing import tiny_decoder
     >>> texts = {"a.txt": "the keys to the cabinets .", "b.txt": "the author is old ."}
@@ -173,30 +176,29 @@ def ask(
     collection = named_documents(documents)
     loaded = as_model(model, default="smollm2")
     templated = uses_chat(loaded.tokenizer, chat)
-    writing = {"min_new_tokens": 1, **generate_kwargs, "max_new_tokens": max_new_tokens}
+    writing = {"min_new_tokens": 1, **generate_kwargs}
     prompt = question_prompt(loaded, question, collection, templated)
     applied = default_method(loaded) if method is None else make_method(method)
-    by_statement = explains_statements(applied)
-    first = None if by_statement or method is None else applied
-    result = _first_line(generate(loaded, prompt, first, **writing), templated)
-    if by_statement:  # once for each statement, not for each token
-        targets = statement_slices(list(result.targets))
-        ids = result.provenance["completion_ids"]
-        likely = {
-            name: result.provenance[name] for name in (LOG_PROBS,) if name in result.provenance
-        }
-        result = generate(loaded, prompt, applied, completion=ids, targets=targets or None)
-        result = replace(result, provenance={**result.provenance, **likely})
+    ids = _write(loaded, prompt, templated, max_new_tokens, writing)
+    targets = None
+    if explains_statements(applied):  # once for each statement, not for each token
+        targets = statement_slices(list(tokens_of(loaded.tokenizer, ids))) or None
+    result = generate(loaded, prompt, applied, completion=ids, targets=targets)
     result = mark_documents(result, collection, prompt)
-    passages = _named_sentences(result)
-    if passages:  # how sure is it? what the answer loses when the sentences it names are hidden
-        completion = Completion(prompt, list(result.provenance["completion_ids"]))
-        confirmation = confirm_completion(result, loaded, completion, passages=passages)
-        result = replace(result, confirmation=confirmation)
+    if check:
+        verdicts = judge_statements(result, loaded, prompt.ids)
+        records = [None if each is None else each.to_dict() for each in verdicts]
+        result = replace(result, provenance={**result.provenance, VERDICTS: records})
     answer = Answer(question, collection, result)
     if not confirm:
         return answer
-    return replace(answer, omissions=_omissions(loaded, answer, prompt.ids, templated, writing))
+
+    def again(others: Sequence[Document]) -> str:
+        shorter = question_prompt(loaded, question, others, templated)
+        ids = _write(loaded, shorter, templated, max_new_tokens, writing)
+        return "".join(tokens_of(loaded.tokenizer, ids).surfaces()).strip()
+
+    return replace(answer, omissions=_omissions(loaded, answer, prompt.ids, again))
 
 
 def explains_statements(method: Method) -> bool:
@@ -208,19 +210,6 @@ def statement_slices(tokens: list[str]) -> list[slice]:
     """Return the tokens of each sentence of an answer."""
     units = split_units(tokens, "sentence")
     return [slice(unit.tokens[0], unit.tokens[-1] + 1) for unit in units]
-
-
-def _named_sentences(result: Attribution) -> list[tuple[str, list[int]]]:
-    """Return the strongest sentence of each statement: its name, its positions in the prompt."""
-    passages = passages_of(result)
-    sentences: dict[str, list[int]] = {}
-    for statement in statements_of(result):
-        for source in statement.sources[:1]:
-            if source.sentence is not None and source.share > 0:
-                name = f"{source.name}, sentence {source.sentence}"
-                unit = passages[source.passage].sentences[source.sentence - 1]
-                sentences[name] = positions_of(result, unit.tokens)
-    return list(sentences.items())
 
 
 def uses_chat(tokenizer: Any, chat: bool | None) -> bool:
@@ -254,23 +243,24 @@ def first_line(surfaces: Sequence[str]) -> int:
     return next(ends, len(surfaces))
 
 
-def _first_line(result: Attribution, chat: bool) -> Attribution:
-    """Keep the first line: without a chat template a model writes on, another question next."""
-    surfaces = result.targets.surfaces()
-    count = len(surfaces) if chat else first_line(surfaces)
-    if count == len(surfaces):
-        return result
-    lists = {
-        name: list(result.provenance[name])[:count]
-        for name in ("completion_ids", LOG_PROBS)
-        if name in result.provenance
-    }
-    provenance = {**result.provenance, **lists, "completion": "".join(surfaces[:count])}
-    return replace(rows_of(result, range(count)), provenance=provenance)
+def _write(
+    model: Model, prompt: Prompt, chat: bool, max_new_tokens: int, options: dict[str, Any]
+) -> list[int]:
+    """Let the model answer. Without a chat template it writes on, another question next: there
+    the first line is the answer.
+    """
+    checked_generator(model.module)
+    batch = encode_prompts(model, prompt)
+    (completion,) = write_completions(model, batch, max_new_tokens, options)
+    ids = list(completion.ids)
+    return ids if chat else ids[: first_line(tokens_of(model.tokenizer, ids).surfaces())]
 
 
 def _omissions(
-    model: Model, answer: Answer, ids: Sequence[int], chat: bool, writing: dict[str, Any]
+    model: Model,
+    answer: Answer,
+    ids: Sequence[int],
+    again: Callable[[Sequence[Document]], str],
 ) -> tuple[Omission, ...]:
     """Leave each named document out: ask the model again, and take the first answer's odds."""
     names = [source.name for statement in answer.statements for source in statement.sources[:2]]
@@ -285,9 +275,7 @@ def _omissions(
     omissions = []
     for name, factor in zip(strongest, factors, strict=True):
         others = [document for document in answer.documents if document.name != name]
-        prompt = question_prompt(model, answer.question, others, chat)
-        again = _first_line(generate(model, prompt, **writing), chat)
-        text = str(again.provenance["completion"]).strip()
+        text = again(others)
         changed = _plain(text) != _plain(answer.text)
         omissions.append(Omission(name, text, changed, factor))
     return tuple(omissions)

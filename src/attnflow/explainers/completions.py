@@ -189,20 +189,34 @@ def _explain(
         texts = [_existing(reader.model, batch, completion, options)]
         if rerun is None:
             return list(zip(texts, reader.read_all(texts), strict=True))
+    elif rerun is None:
+        seed, others = _check_writing(reader.model, batch, max_new_tokens, options)
+        return write(reader, batch, max_new_tokens, seed, others)
     else:
-        if type(max_new_tokens) is not int or max_new_tokens < 1:
-            raise InputError(
-                "max_new_tokens is how many tokens to make, at least 1; got "
-                f"{shorten(max_new_tokens)}."
-            )
-        seed = options.get("seed")
-        seed = None if seed is None else checked_seed(seed, least=-(2**63))
-        check_room(reader.model, batch.length, max_new_tokens)
-        others = {name: value for name, value in options.items() if name != "seed"}
-        if rerun is None:
-            return write(reader, batch, max_new_tokens, seed, others)
-        texts = write_texts(reader.model, batch, max_new_tokens, seed, others)
+        texts = write_completions(reader.model, batch, max_new_tokens, options)
     return [(text, _measure(reader, rerun, text)) for text in texts]
+
+
+def write_completions(
+    model: Model, batch: PromptBatch, max_new_tokens: int, options: Mapping[str, Any]
+) -> list[Completion]:
+    """Let a model write after each prompt, without an attribution; options as in `generate`."""
+    seed, others = _check_writing(model, batch, max_new_tokens, options)
+    return write_texts(model, batch, max_new_tokens, seed, others)
+
+
+def _check_writing(
+    model: Model, batch: PromptBatch, max_new_tokens: int, options: Mapping[str, Any]
+) -> tuple[int | None, dict[str, Any]]:
+    """Return the seed and the other options of the model's generate(), checked."""
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise InputError(
+            f"max_new_tokens is how many tokens to make, at least 1; got {shorten(max_new_tokens)}."
+        )
+    seed = options.get("seed")
+    seed = None if seed is None else checked_seed(seed, least=-(2**63))
+    check_room(model, batch.length, max_new_tokens)
+    return seed, {name: value for name, value in options.items() if name != "seed"}
 
 
 def _existing(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution, Confirmation
 from attnflow.attribution.confirmation import few_digits
 from attnflow.attribution.patch_maps import patch_maps
+from attnflow.attribution.verdict import Verdict
 from attnflow.errors import TokensError, percent
 from attnflow.tokens import Tokens
 from attnflow.tokens.text import common_tokens, join, visible
@@ -309,3 +310,11 @@ def certainty_of(confirmation: Confirmation) -> tuple[str, list[ProbabilityBar]]
     pair = {"with": confirmation.probability, "without": confirmation.probability_without}
     bars = [ProbabilityBar(f"{name} {them}", p, few_digits(p)) for name, p in pair.items()]
     return f"How sure? {confirmation} {confirmation.verdict}", bars
+
+
+def verdict_bars(verdict: Verdict) -> list[ProbabilityBar]:
+    """Return what is left of a statement's probability without what its claim speaks of."""
+    return [
+        ProbabilityBar("as asked", 1.0, percent(1.0)),
+        ProbabilityBar(f"without {verdict.missing}", verdict.left, verdict.left_text),
+    ]

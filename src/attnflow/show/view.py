@@ -13,7 +13,8 @@
                 byte each; rows and columns are the names of who looks and of what is looked at,
      "results": [{"name", "title", "layers", "values", "bounds", "saturated", "elsewhere",
                  "dependence", "gap", "remarks", "unit", "caveats", "recipe", "method", "steps",
-                 "prediction", "provenance", "whole_model", "confirmation"}, ...]; remarks
+                 "prediction", "provenance", "whole_model", "confirmation",
+                 "verdicts"}, ...]; remarks
                  are sentences a reader should know of, caveats those to read first; whole_model
                  says that the model was run again and no layer is meant;
                  confirmation is what the answer loses without its strongest sources, or null:
@@ -42,6 +43,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import passages_of
+from attnflow.attribution.verdict import VERDICTS, Verdict
 from attnflow.errors import InputError
 from attnflow.graph import LayeredGraph
 from attnflow.show.packing import (
@@ -55,7 +57,7 @@ from attnflow.show.packing import (
     results_of,
     unpack_values,
 )
-from attnflow.show.sentences import caveats, prediction_rows, remarks, unit_of
+from attnflow.show.sentences import caveats, prediction_rows, remarks, unit_of, verdict_bars
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import common_tokens
 from attnflow.tokens.units import split_units
@@ -310,6 +312,7 @@ def _result(result: Attribution) -> dict[str, Any]:
         "recipe": result.recipe,
         "method": result.method.to_dict(),
         "confirmation": _confirmation(result),
+        "verdicts": _verdicts(result),
         "whole_model": result.method.reruns_model,
         "steps": list(result.steps),
         "prediction": _prediction(result),
@@ -323,6 +326,23 @@ def _result(result: Attribution) -> dict[str, Any]:
 
 def _row_array(array: NDArray[np.floating[Any]] | None) -> str | None:
     return None if array is None else pack_numbers(array, np.float32)
+
+
+def _verdicts(result: Attribution) -> list[dict[str, Any] | None] | None:
+    """Return what each statement rests on, as the page says it; None where nothing was checked."""
+    if VERDICTS not in result.provenance:
+        return None
+    verdicts = [each and Verdict.from_dict(each) for each in result.provenance[VERDICTS]]
+    return [
+        each
+        and {
+            "kind": each.kind,
+            "claim": each.claim,
+            "reason": each.reason,
+            "bars": [bar._asdict() for bar in verdict_bars(each)],
+        }
+        for each in verdicts
+    ]
 
 
 def _confirmation(result: Attribution) -> dict[str, Any] | None:

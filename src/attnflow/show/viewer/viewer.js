@@ -461,12 +461,16 @@
       this.root.classList.toggle("af-comparing", comparing);
       const common = { cuttable: Boolean(this.graph) && !comparing, source: this.state.source };
       this.ranking.update({ passages, words: this.measured(words, total, unit, peak), total, unit, ...common });
-      this.heading.textContent = this.passages.length ? "Where it came from" : `What ${quoted(this.subject())} draws on`;
+      this.checked = result.verdicts !== null; // then the claim is the verdict's, and shares are shares
+      const heading = this.checked ? "What it draws on" : "Where it came from";
+      this.heading.textContent = this.passages.length ? heading : `What ${quoted(this.subject())} draws on`;
       this.updateBeside();
       this.updateDetails(reckoning);
       this.legend.textContent = this.legendText(result, unit);
       this.warn();
-      this.sure.update(result.confirmation);
+      const statement = this.checked ? this.answer.statements.findIndex((rows) => rows.includes(this.rows[0])) : -1;
+      this.spoken[this.checked ? "before" : "after"](this.sure.root);
+      this.sure.update(result.confirmation, result.verdicts?.[statement] ?? null);
       this.say(reckoning, passages);
       if (this.moved && this.state.hovered === null) this.reveal(passages, words);
     }
@@ -602,7 +606,7 @@
     // “Russia” came from “Putin” (71 %): the sentence above the picture.
     sentence({ words, total, unit, peak }, passages) {
       const strong = (text) => make("strong", {}, text);
-      const verb = this.completion ? "came from" : "draws on";
+      const verb = this.completion && !this.checked ? "came from" : "draws on";
       const name = this.subject();
       const raising = words.filter((word) => word.value > NO_NEWS * total && /[\p{L}\p{N}]/u.test(word.name)).slice(0, 3);
       const against = words.filter((word) => word.value < 0).slice(0, 2);

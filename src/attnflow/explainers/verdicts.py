@@ -1,0 +1,182 @@
+"""Is a statement grounded in the documents? The model reads it again without them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnflow.attribution import Attribution
+from attnflow.attribution.passages import (
+    Passage,
+    RankedSource,
+    Statement,
+    passages_of,
+    positions_of,
+    statements_of,
+)
+from attnflow.attribution.verdict import Kind, Verdict, is_unsupported, support_of, takes_away
+from attnflow.errors import ModelError
+from attnflow.explainers.ablation import CompletionAblation, ablate
+from attnflow.explainers.gradient_rows import LOG_PROBS
+from attnflow.hosts.model import Model
+from attnflow.tokens.units import split_units
+
+_MOST_HIDDEN = 3  # documents that are hidden together before it is said that none stands out
+
+
+class _Reading:
+    """Log-probabilities of an answer's statements, without some positions of its prompt."""
+
+    def __init__(self, ablation: CompletionAblation, known: Sequence[float] | None) -> None:
+        self.ablation = ablation
+        self.rows: dict[frozenset[int], NDArray[np.float64]] = {}
+        if known is not None and len(known) == len(ablation.completion_ids):
+            self.rows[frozenset()] = np.array(known)
+
+    def read(self, sets: Sequence[frozenset[int]]) -> None:
+        """Run what is not known yet, all of it in few passes."""
+        new = [each for each in dict.fromkeys(sets) if each not in self.rows]
+        if new:
+            log_probs = self.ablation.token_log_probs([sorted(each) for each in new])
+            self.rows.update(zip(new, log_probs, strict=True))
+
+    def of(self, tokens: Sequence[int], hidden: frozenset[int]) -> float:
+        return float(np.minimum(self.rows[hidden][list(tokens)], 0.0).sum())
+
+
+def judge_statements(
+    result: Attribution, model: Model, prompt_ids: Sequence[int]
+) -> list[Verdict | None]:
+    """Return a verdict for each statement of an answer over documents; None where none is named.
+
+    result: explains the answer, and says where the documents stand. What is hidden keeps its
+    place; the question and the template stay. A first round hides the sentence that is named, all
+    other documents, and all of them; only where that does not decide a second one hides the
+    strongest documents one after the other.
+    """
+    ids = list(result.provenance["completion_ids"])
+    reading = _Reading(_ablation(model, prompt_ids, ids), result.provenance.get(LOG_PROBS))
+    passages = passages_of(result)
+    every = frozenset(p for each in passages for p in positions_of(result, each.columns))
+    numbers = _token_numbers(result, len(ids))
+    judged = [
+        _Judged(statement, tokens, passages, result) if statement.sources else None
+        for statement, tokens in zip(statements_of(result), numbers, strict=True)
+    ]
+    present = [each for each in judged if each is not None]
+    reading.read(
+        [
+            hidden
+            for each in present
+            for hidden in (frozenset[int](), every, each.sentence, every - each.documents[0])
+        ]
+    )
+    undecided = [each for each in present if each.decide(reading, every) is None]
+    reading.read([hidden for each in undecided for hidden in each.further(every)])
+    return [None if each is None else each.verdict(reading, every) for each in judged]
+
+
+def _ablation(model: Model, prompt_ids: Sequence[int], ids: Sequence[int]) -> CompletionAblation:
+    try:
+        return ablate(model, prompt_ids, ids)
+    except ModelError:  # one that counts positions by its mask
+        if model.tokenizer is None:
+            raise
+        return ablate(model, prompt_ids, ids, by="replace")
+
+
+def _token_numbers(result: Attribution, count: int) -> list[tuple[int, ...]]:
+    """The answer's tokens of each statement; a row of the result may be one statement, or token."""
+    first = int(result.provenance["prompt_length"])
+    starts = [position - first for position in result.targets.positions]
+    ends = [*starts[1:], count]
+    return [
+        tuple(range(starts[unit.tokens[0]], ends[unit.tokens[-1]]))
+        for unit in split_units(list(result.targets), "sentence")
+    ]
+
+
+class _Judged:
+    """One statement: its tokens, the sentence that is named, its documents, strongest first."""
+
+    def __init__(
+        self,
+        statement: Statement,
+        tokens: tuple[int, ...],
+        passages: Sequence[Passage],
+        result: Attribution,
+    ) -> None:
+        self.tokens = tokens
+        self.sources = [each for each in statement.sources if each.share > 0][:_MOST_HIDDEN]
+        self.documents = [
+            frozenset(positions_of(result, passages[each.passage].columns)) for each in self.sources
+        ]
+        self.sentence = self.documents[0]
+        first: RankedSource = self.sources[0]
+        if first.sentence is not None:
+            unit = passages[first.passage].sentences[first.sentence - 1]
+            self.sentence = frozenset(positions_of(result, unit.tokens))
+
+    def decide(self, reading: _Reading, every: frozenset[int]) -> Verdict | None:
+        """Return the verdict of the first round, if it is enough for one."""
+        hidden = (frozenset[int](), self.sentence, every - self.documents[0], every)
+        base, without, alone, prior = (reading.of(self.tokens, each) for each in hidden)
+        if is_unsupported(support_of(base, without, alone, prior), base - prior):
+            return self._said("none", (self.sources[0].name,), self.sentence, reading, every)
+        if takes_away(base - without, base - prior):
+            return self._said("rests", (self.sources[0].place,), self.sentence, reading, every)
+        return None
+
+    def further(self, every: frozenset[int]) -> list[frozenset[int]]:
+        """Return what a second round hides: the strongest documents together, all but one."""
+        together = [
+            frozenset[int]().union(*self.documents[: k + 1]) for k in range(len(self.documents))
+        ]
+        return [*together, *(every - one for one in self.documents)]
+
+    def verdict(self, reading: _Reading, every: frozenset[int]) -> Verdict:
+        """Return what may be said, after both rounds."""
+        decided = self.decide(reading, every)
+        if decided is not None:
+            return decided
+        base, prior = reading.of(self.tokens, frozenset()), reading.of(self.tokens, every)
+        gain = base - prior
+        names = [each.name for each in self.sources]
+        for count in range(1, len(self.documents) + 1):
+            hidden = frozenset[int]().union(*self.documents[:count])
+            if not takes_away(base - reading.of(self.tokens, hidden), gain):
+                continue
+            if count == 1:
+                return self._said("rests", (names[0],), hidden, reading, every)
+            enough = [
+                takes_away(reading.of(self.tokens, every - one) - prior, gain)
+                for one in self.documents[:count]
+            ]
+            kind: Kind = "either" if sum(enough) > 1 else "together"
+            parts = [
+                n for n, fits in zip(names, enough, strict=False) if fits or kind == "together"
+            ]
+            return self._said(kind, tuple(parts), hidden, reading, every)
+        return self._said("partly", (names[0],), self.documents[0], reading, every)
+
+    def _said(
+        self,
+        kind: Kind,
+        names: tuple[str, ...],
+        hidden: frozenset[int],
+        reading: _Reading,
+        every: frozenset[int],
+    ) -> Verdict:
+        alone = every - frozenset[int]().union(*self.documents[: max(1, len(names))])
+        reading.read([alone])
+        return Verdict(
+            kind,
+            names,
+            len(self.tokens),
+            reading.of(self.tokens, frozenset()),
+            reading.of(self.tokens, hidden),
+            reading.of(self.tokens, alone),
+            reading.of(self.tokens, every),
+        )
