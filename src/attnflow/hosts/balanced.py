@@ -168,11 +168,11 @@ class BalancedRules(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         self._threads.depth = getattr(self._threads, "depth", 0) + 1
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         self._threads.depth -= 1
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod
     def are_active(cls) -> bool:

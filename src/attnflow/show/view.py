@@ -332,17 +332,15 @@ def _verdicts(result: Attribution) -> list[dict[str, Any] | None] | None:
     """Return what each statement rests on, as the page says it; None where nothing was checked."""
     if VERDICTS not in result.provenance:
         return None
-    verdicts = [each and Verdict.from_dict(each) for each in result.provenance[VERDICTS]]
     return [
-        each
-        and {
-            "kind": each.kind,
-            "claim": each.claim,
-            "reason": each.reason,
-            "bars": [bar._asdict() for bar in verdict_bars(each)],
-        }
-        for each in verdicts
+        None if record is None else _verdict(Verdict.from_dict(record))
+        for record in result.provenance[VERDICTS]
     ]
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    bars = [bar._asdict() for bar in verdict_bars(verdict)]
+    return {"kind": verdict.kind, "claim": verdict.claim, "reason": verdict.reason, "bars": bars}
 
 
 def _confirmation(result: Attribution) -> dict[str, Any] | None:
