@@ -22,7 +22,7 @@ from attnflow.web.models import embedded_models
 from browser import Page, installed_browser, running_browser
 from serving import Client, serving
 
-SENTENCE = "the report that the chairman of the boards wrote"
+SENTENCE = "the reports that the chairman of the board wrote"
 SMOLLM2 = "SmolLM2-135M-Instruct"
 Request = Callable[[], tuple[str, dict[str, Any]]]
 
