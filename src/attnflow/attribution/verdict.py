@@ -26,8 +26,9 @@ class Verdict:
     kind: "rests" on the one source that is named; on "either" of several, each enough alone; on
     several "together"; "partly" on the documents; or "none": as likely without any document.
     sources: the names of what the kind speaks of, strongest first. tokens: how many the statement
-    has. The log-probabilities of the whole statement, in nats: as the prompt is; without the
-    sources; with these and no other document; with no document at all.
+    has. The log-probabilities of the whole statement, in nats: as the prompt is; without what it
+    took to lose it (the sources, and of "either" what ranks between them); with the sources'
+    documents and no other; with no document at all.
 
     >>> verdict = Verdict("rests", ("a.txt, sentence 1",), 2, -0.2, -6.0, -0.4, -7.0)
     >>> print(verdict)

@@ -99,10 +99,20 @@ def ablate(
     prompt_ids: Sequence[int],
     completion_ids: Sequence[int],
     *,
-    by: By = "hide",
+    by: By | None = "hide",
     batch_tokens: int | None = None,
 ) -> CompletionAblation:
-    """Prepare a completion to be run again; its tokenizer says what a blank token is."""
+    """Prepare a completion to be run again; its tokenizer says what a blank token is.
+
+    by: None hides, and replaces where hiding would move other tokens.
+    """
+    if by is None:
+        try:
+            return ablate(model, prompt_ids, completion_ids, batch_tokens=batch_tokens)
+        except ModelError:  # one that counts positions by its mask
+            if model.tokenizer is None:
+                raise
+        by = "replace"
     needs_blank = by == "replace" and model.tokenizer is not None
     return CompletionAblation(
         model=model.module,

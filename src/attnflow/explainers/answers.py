@@ -269,7 +269,7 @@ def _omissions(
         str(name): positions_of(answer.result, range(int(first), int(end)))
         for name, first, end in answer.result.provenance[DOCUMENTS]
     }
-    ablation = ablate(model, ids, answer.result.provenance["completion_ids"])
+    ablation = ablate(model, ids, answer.result.provenance["completion_ids"], by=None)
     scores = ablation.log_probs([(), *(places[name] for name in strongest)])
     factors = np.exp(scores[0] - scores[1:]).tolist()
     omissions = []

@@ -11,7 +11,6 @@ import numpy as np
 
 from attnflow.attribution import Attribution, Confirmation
 from attnflow.attribution.rescaling import SOURCE_TOKENS
-from attnflow.errors import ModelError
 from attnflow.explainers.ablation import CompletionAblation, ablate
 from attnflow.explainers.gradient_rows import LOG_PROBS
 from attnflow.explainers.leave_out import AblationTask, function_of
@@ -100,12 +99,7 @@ def confirm_completion(
     prompt, ids = completion.prompt.ids, completion.ids
     hidden_sources = passages or _strongest_words(result, model, prompt)
     hidden = sorted({position for _, positions in hidden_sources for position in positions})
-    try:
-        ablation = ablate(model, prompt, ids)
-    except ModelError:  # one that counts positions by its mask
-        if model.tokenizer is None:
-            raise
-        ablation = ablate(model, prompt, ids, by="replace")
+    ablation = ablate(model, prompt, ids, by=None)
     known = result.provenance.get(LOG_PROBS)
     if known is not None and len(known) == len(ids):
         rows = np.stack([np.array(known), ablation.token_log_probs([hidden])[0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from attnflow.attribution.passages import (
     statements_of,
 )
 from attnflow.attribution.verdict import Kind, Verdict, is_unsupported, support_of, takes_away
-from attnflow.errors import ModelError
 from attnflow.explainers.ablation import CompletionAblation, ablate
 from attnflow.explainers.gradient_rows import LOG_PROBS
 from attnflow.hosts.model import Model
@@ -57,7 +57,7 @@ def judge_statements(
     strongest documents one after the other.
     """
     ids = list(result.provenance["completion_ids"])
-    reading = _Reading(_ablation(model, prompt_ids, ids), result.provenance.get(LOG_PROBS))
+    reading = _Reading(ablate(model, prompt_ids, ids, by=None), result.provenance.get(LOG_PROBS))
     passages = passages_of(result)
     every = frozenset(p for each in passages for p in positions_of(result, each.columns))
     numbers = _token_numbers(result, len(ids))
@@ -76,15 +76,6 @@ def judge_statements(
     undecided = [each for each in present if each.decide(reading, every) is None]
     reading.read([hidden for each in undecided for hidden in each.further(every)])
     return [None if each is None else each.verdict(reading, every) for each in judged]
-
-
-def _ablation(model: Model, prompt_ids: Sequence[int], ids: Sequence[int]) -> CompletionAblation:
-    try:
-        return ablate(model, prompt_ids, ids)
-    except ModelError:  # one that counts positions by its mask
-        if model.tokenizer is None:
-            raise
-        return ablate(model, prompt_ids, ids, by="replace")
 
 
 def _token_numbers(result: Attribution, count: int) -> list[tuple[int, ...]]:
@@ -124,9 +115,12 @@ class _Judged:
         hidden = (frozenset[int](), self.sentence, every - self.documents[0], every)
         base, without, alone, prior = (reading.of(self.tokens, each) for each in hidden)
         if is_unsupported(support_of(base, without, alone, prior), base - prior):
-            return self._said("none", (self.sources[0].name,), self.sentence, reading, every)
+            return self._said("none", [0], self.sentence, reading, every)
         if takes_away(base - without, base - prior):
-            return self._said("rests", (self.sources[0].place,), self.sentence, reading, every)
+            place = self.sources[0].place
+            return replace(
+                self._said("rests", [0], self.sentence, reading, every), sources=(place,)
+            )
         return None
 
     def further(self, every: frozenset[int]) -> list[frozenset[int]]:
@@ -143,37 +137,36 @@ class _Judged:
             return decided
         base, prior = reading.of(self.tokens, frozenset()), reading.of(self.tokens, every)
         gain = base - prior
-        names = [each.name for each in self.sources]
         for count in range(1, len(self.documents) + 1):
             hidden = frozenset[int]().union(*self.documents[:count])
             if not takes_away(base - reading.of(self.tokens, hidden), gain):
                 continue
-            if count == 1:
-                return self._said("rests", (names[0],), hidden, reading, every)
             enough = [
-                takes_away(reading.of(self.tokens, every - one) - prior, gain)
-                for one in self.documents[:count]
+                k
+                for k, document in enumerate(self.documents[:count])
+                if takes_away(reading.of(self.tokens, every - document) - prior, gain)
             ]
-            kind: Kind = "either" if sum(enough) > 1 else "together"
-            parts = [
-                n for n, fits in zip(names, enough, strict=False) if fits or kind == "together"
-            ]
-            return self._said(kind, tuple(parts), hidden, reading, every)
-        return self._said("partly", (names[0],), self.documents[0], reading, every)
+            if count == 1:
+                return self._said("rests", [0], hidden, reading, every)
+            if len(enough) > 1:
+                return self._said("either", enough, hidden, reading, every)
+            return self._said("together", list(range(count)), hidden, reading, every)
+        return self._said("partly", [0], self.documents[0], reading, every)
 
     def _said(
         self,
         kind: Kind,
-        names: tuple[str, ...],
+        numbers: Sequence[int],
         hidden: frozenset[int],
         reading: _Reading,
         every: frozenset[int],
     ) -> Verdict:
-        alone = every - frozenset[int]().union(*self.documents[: max(1, len(names))])
+        """The verdict on the documents of these numbers; `hidden` is what was taken away."""
+        alone = every - frozenset[int]().union(*(self.documents[k] for k in numbers))
         reading.read([alone])
         return Verdict(
             kind,
-            names,
+            tuple(self.sources[k].name for k in numbers),
             len(self.tokens),
             reading.of(self.tokens, frozenset()),
             reading.of(self.tokens, hidden),
