@@ -1,0 +1,87 @@
+"""What a statement rests on: each kind of verdict, from a model whose rule is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnflow import Attribution, Raw, Tokens
+from attnflow.attribution.verdict import Verdict
+from attnflow.errors import InputError
+from attnflow.explainers import verdicts
+
+PLACES = {"a.txt": range(2), "b.txt": range(2, 4), "c.txt": range(4, 6)}
+SHARES = {"a.txt": 0.5, "b.txt": 0.3, "c.txt": 0.2}
+Rule = Callable[[set[str]], float]
+
+
+class KnownModel:
+    """Its log-probability of the one token follows from which documents it sees, by a rule."""
+
+    completion_ids = (7,)
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule, self.sets = rule, 0
+
+    def token_log_probs(self, sets: Sequence[Sequence[int]]) -> Any:
+        self.sets += len(sets)
+        seen = [{name for name, place in PLACES.items() if not {*place} & {*one}} for one in sets]
+        return np.array([[self.rule(names)] for names in seen])
+
+
+def judge(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> tuple[Verdict, int]:
+    values = [SHARES[name] / len(place) for name, place in PLACES.items() for _ in place]
+    result = Attribution(
+        np.array([[values]]), (1,), Tokens(("45",), (6,)), Tokens(tuple("abcdef")), Raw(),
+        provenance={
+            "completion_ids": [7], "prompt_length": 6,
+            "documents": [[name, place[0], place[-1] + 1] for name, place in PLACES.items()],
+        },
+    )  # fmt: skip
+    model = KnownModel(rule)
+    monkeypatch.setattr(verdicts, "ablate", lambda *_, **__: model)
+    (verdict,) = verdicts.judge_statements(result, None, [0] * 6)  # type: ignore[arg-type]
+    assert verdict is not None
+    return verdict, model.sets
+
+
+CASES: dict[str, tuple[Rule, str, tuple[str, ...]]] = {
+    "memory": (lambda _: -0.1, "none", ("a.txt",)),
+    "one": (lambda seen: -0.1 if "a.txt" in seen else -8, "rests", ("a.txt, sentence 1",)),
+    "a copy": (
+        lambda seen: -0.1 if seen & {"a.txt", "b.txt"} else -8, "either", ("a.txt", "b.txt")),
+    "a copy further down": (
+        lambda seen: -0.1 - 0.01 * ("b.txt" in seen) if seen & {"a.txt", "c.txt"} else -8,
+        "either", ("a.txt", "c.txt")),
+    "known, but others mislead": (
+        lambda seen: -0.1 if "a.txt" in seen else -6 if seen else -1.6, "rests",
+        ("a.txt, sentence 1",)),
+    "half each": (
+        lambda seen: -9 + 2 * ("a.txt" in seen) + 6 * ("b.txt" in seen), "together",
+        ("a.txt", "b.txt")),
+    "any document": (lambda seen: -9 + 3 * len(seen), "together", ("a.txt", "b.txt")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kind_follows_from_what_hiding_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, kind, sources = CASES[name]
+    verdict, passes = judge(rule, monkeypatch)
+    assert (verdict.kind, verdict.sources) == (kind, sources)
+    assert verdict.log_prob == rule(set(PLACES))
+    assert verdict.prior == rule(set())
+    assert verdict.alone == rule({source.split(",")[0] for source in sources})
+    assert (verdict.left < 0.5) is (kind != "none")
+    assert (verdict.rests_on_documents > 0.5) is (kind != "none")
+    assert passes <= (4 if kind in ("none", "rests") else 11)  # a second round only where needed
+    assert Verdict.from_dict(verdict.to_dict()) == verdict
+
+
+def test_wrong_verdicts_are_refused() -> None:
+    with pytest.raises(InputError, match="maybe"):
+        Verdict("maybe", ("a.txt",), 1, -1.0, -1.0, -1.0, -1.0)  # type: ignore[arg-type]
+    with pytest.raises(InputError):
+        Verdict("none", (), 1, -1.0, -1.0, -1.0, -1.0)
