@@ -428,8 +428,10 @@ class InputLeaves:
         sides = (words, words if decoder is None else decoder.get_input_embeddings())
         weights = {id(getattr(one, "weight", one)) for one in sides}
         shared = [m for m in model.modules() if id(getattr(m, "weight", None)) in weights]
-        embeddings: list[nn.Module] = [m for m in shared if isinstance(m, nn.Embedding)]
-        for module in embeddings or [words]:
+        # An adapter stands around the embedding that it adds to: the sum of both is the input.
+        holders = {inside: one for one in sides for inside in one.modules()}
+        embeddings = [holders.get(m, m) for m in shared if isinstance(m, nn.Embedding)]
+        for module in dict.fromkeys(embeddings or [words]):
             changes.hook(module.register_forward_hook, self)
 
     def relevance(self, gradients: Sequence[Tensor]) -> Tensor:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from dataclasses import replace
 from functools import cache
 from math import isinf
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from attnflow.errors import ModelError, optional_import, shorten
+from attnflow.errors import AttnflowError, ModelError, optional_import, shorten
 from attnflow.hosts.model import Model
+from attnflow.hosts.wrappers import unwrapped
 
 __all__ = ["ModelLike", "as_model", "example_inputs", "free_memory", "load", "quiet_hosts"]
 
@@ -33,13 +35,31 @@ _HEADS = {
 }
 
 _GGUF = "AutoModelForCausalLM"  # what such a file holds
-_OPTIONAL = ("sentencepiece", "tiktoken", "protobuf", "gguf", "accelerate")
+# Which head an adapter of PEFT was trained with, where it says so.
+_TASKS = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "FEATURE_EXTRACTION": "AutoModel",
+}
+_OPTIONAL = ("sentencepiece", "tiktoken", "protobuf", "gguf", "accelerate", "peft")
 _LINE = 300  # characters of the library's own message
 _HALF = (torch.float16, torch.bfloat16)
 _UNKNOWN = 4 * 2**30  # bytes that weights may take where the system does not say what is free
 
 
-ModelLike = Model | nn.Module | str | os.PathLike[str] | tuple[nn.Module, Any] | None
+@runtime_checkable
+class Pipeline(Protocol):
+    """A pipeline of transformers: a model with what prepares its inputs."""
+
+    model: nn.Module
+    tokenizer: Any
+    task: str
+
+
+ModelLike = Model | nn.Module | str | os.PathLike[str] | tuple[nn.Module, Any] | Pipeline | None
 """Everything that is accepted where a model is asked for."""
 
 
@@ -47,7 +67,9 @@ def load(model: ModelLike = None, *, tokenizer: Any = None, processor: Any = Non
     """Load a model once, for any number of calls.
 
     model: a Hugging Face name, a folder, a GGUF file, "smollm2", "verb-number" or "scenes", which
-        come with attnflow, None for "verb-number", or a module that is loaded already.
+        come with attnflow, None for "verb-number", or a module that is loaded already. A name or
+        a folder may hold only an adapter of PEFT, whose base model is loaded with it. A holder of a
+        model (a PeftModel, torch.compile's, DataParallel, a pipeline) stands for the model in it.
     tokenizer, processor: those to use instead of the model's own; a loaded module has none by
         itself.
 
@@ -80,19 +102,23 @@ def as_model(
     if isinstance(model, Model):
         return model
     if isinstance(model, nn.Module):
-        return Model(model)
+        return Model(unwrapped(model))
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module):
-        module, other = model
+        module, other = unwrapped(model[0]), model[1]
         inputs = getattr(other, "model_input_names", None) or ()
         prepares_images = hasattr(other, "image_processor") or "pixel_values" in inputs
         return Model(module, None, other) if prepares_images else Model(module, other)
+    if isinstance(model, Pipeline):
+        processors = (getattr(model, name, None) for name in ("processor", "image_processor"))
+        processor = next((each for each in processors if each is not None), None)
+        return Model(unwrapped(model.model), model.tokenizer, processor)
     shipped = {"verb-number": _embedded, "smollm2": _smollm2, "scenes": _scenes}
     if model is None:
         return shipped[default]()
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(
-            "A model is a name, a path, a torch module, a module with its tokenizer, what "
-            f"attnflow.load() gives, or None; got {type(model).__name__}: {shorten(model)}."
+            "A model is a name, a path, a torch module, a module with its tokenizer, a pipeline, "
+            f"what attnflow.load() gives, or None; got {type(model).__name__}: {shorten(model)}."
         )
     name = os.fspath(model)
     if name.lower() in shipped and not Path(name).is_dir():  # a folder of that name goes before
@@ -160,21 +186,66 @@ def _scenes() -> Model:
     return Model(module, processor.tokenizer, processor)
 
 
-def _pretrained(name: str, needs_tokenizer: bool) -> Model:
+def _pretrained(name: str, needs_tokenizer: bool, auto: str | None = None) -> Model:
+    """Load a model by its name. auto: the class of transformers that loads it, if it is known."""
     transformers = optional_import("transformers", extra="models", purpose="Loading a model")
     if not name.strip():
         raise ModelError("The model's name is empty; give a name or a path, or leave it out.")
     source = _Source.of(name)
     try:
-        config = transformers.AutoConfig.from_pretrained(source.place, **source.options)
+        adapter = None
+        try:
+            config = transformers.AutoConfig.from_pretrained(source.place, **source.options)
+        except (OSError, ValueError):
+            adapter = _adapter_settings(source)
+            if adapter is None:
+                raise
+        if adapter is not None:
+            return _adapted(transformers, source, adapter, needs_tokenizer)
         tokenizer = None if _sees(config) else _tokenizer(transformers, source, needs_tokenizer)
-        auto = _auto_class(config) if source.file is None else _GGUF
+        if auto is None:
+            auto = _auto_class(config) if source.file is None else _GGUF
         model = getattr(transformers, auto).from_pretrained(source.place, **source.options)
+    except AttnflowError:
+        raise  # of an adapter and its base model, said already
     # The library raises many unrelated types for a missing, broken or unknown model; whichever
     # it is, the user needs the same answer, and the cause is kept.
     except Exception as error:
         raise ModelError(_why_not(name, error)) from error
     return Model(_in_single_precision(model.eval()), tokenizer)
+
+
+def _adapter_settings(source: _Source) -> dict[str, Any] | None:
+    """Return what an adapter of PEFT says of itself, where that is what the place holds."""
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    try:
+        path = find_adapter_config_file(source.place)
+    except Exception:  # there is no such place: why, its config has said already
+        return None
+    if path is None:
+        return None
+    settings: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return settings
+
+
+def _adapted(
+    transformers: Any, source: _Source, settings: dict[str, Any], needs_tokenizer: bool
+) -> Model:
+    """Load an adapter of PEFT in its base model, which it names."""
+    from peft import PeftModel
+
+    base_name = settings.get("base_model_name_or_path")
+    if not base_name:
+        raise ModelError(
+            f"{shorten(source.place)} holds an adapter that names no base model. Load the base "
+            "yourself and pass PeftModel.from_pretrained(base, ...)."
+        )
+    tokenizer = _tokenizer(transformers, source, needed=False)
+    needs_tokenizer = needs_tokenizer and tokenizer is None
+    base = _pretrained(base_name, needs_tokenizer, _TASKS.get(settings.get("task_type") or ""))
+    module = unwrapped(PeftModel.from_pretrained(base.module, source.place).eval())
+    return Model(module, tokenizer or base.tokenizer)
 
 
 def _in_single_precision(model: nn.Module) -> nn.Module:

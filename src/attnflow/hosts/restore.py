@@ -191,12 +191,19 @@ def _release(modules: list[nn.Module]) -> None:
 def at_rest(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for one forward pass; each module gets its own mode back.
 
-    A caller's inference mode is left meanwhile: nothing made in it can have gradients.
+    A caller's inference mode is left meanwhile: nothing made in it can have gradients. Modules that
+    were compiled run as they were written, since a compiled pass goes past whatever watches it.
     """
     with exclusive(model) as changes, _out_of_inference_mode():
         for module in model.modules():
             if module.training:
                 changes.set(module, "training", False)
+            if module._compiled_call_impl is not None:
+                changes.set(module, "_compiled_call_impl", None)
+            forward = vars(module).get("forward")
+            original = getattr(forward, "_torchdynamo_orig_callable", None)
+            if original is not None and not hasattr(module, "_hf_hook"):
+                changes.set(module, "forward", original)
         yield
 
 

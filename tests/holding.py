@@ -1,0 +1,224 @@
+"""Every way people hold a model, on one tiny random language model; what each must be equal to.
+
+The tests run over `WAYS` and docs/models.md has a line for each (`families.table`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+import attnflow
+from attnflow.evaluation import CompletionPrompt, Prompts
+from test_ablation import language_model, tokenizer
+
+PROMPT = "the author talked to sara . the key is of"
+DOCUMENTS = {"a.txt": "the key is of sara .", "b.txt": "the book is of the author ."}
+
+
+def plain() -> Any:
+    """A language model whose attention is far from uniform."""
+    return language_model()
+
+
+@cache
+def folder() -> str:
+    """The plain model, saved."""
+    path = tempfile.mkdtemp()
+    plain().save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
+
+
+def loaded(**options: Any) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder(), **options)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to hold a model.
+
+    hold: returns the model as people have it. equal: returns one without the holder whose results
+    are the same; None where the model is one of its own. gradients: False where none flow, so that
+    gradient methods are refused in a sentence. needs: the package without which it cannot be tried.
+    """
+
+    name: str
+    hold: Callable[[], Any]
+    equal: Callable[[], Any] | None = plain
+    gradients: bool = True
+    needs: str = "torch"
+    note: str = ""
+
+
+# --- PEFT -----------------------------------------------------------------------------------------
+
+
+def peft_model(kind: str = "lora") -> Any:
+    import peft
+
+    torch.manual_seed(1)
+    targets = ["q_proj", "v_proj", "up_proj", "embed_tokens"]
+    options = {"r": 4, "target_modules": targets, "init_lora_weights": False}
+    config: Any = peft.LoraConfig(**options, use_dora=kind == "dora")
+    if kind == "ia3":
+        config = peft.IA3Config(
+            target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]
+        )
+    model: Any = peft.get_peft_model(plain(), config)
+    if kind == "ia3":
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "ia3" in name:
+                    parameter.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+def two_adapters(active: str) -> Any:
+    import peft
+
+    model = peft_model()
+    second = peft.LoraConfig(r=2, target_modules=["k_proj"], init_lora_weights=False)
+    model.add_adapter("second", second)
+    model.set_adapter(active)
+    return model
+
+
+def disabled() -> Any:
+    model = peft_model()
+    model.base_model.disable_adapter_layers()
+    return model
+
+
+def merged_in_place() -> Any:
+    model = peft_model()
+    model.merge_adapter()
+    return model
+
+
+@cache
+def adapter_folder() -> str:
+    path = tempfile.mkdtemp()
+    model = peft_model()
+    model.peft_config["default"].base_model_name_or_path = folder()
+    model.save_pretrained(path)
+    return path
+
+
+def merged(model: Any) -> Any:
+    return model.merge_and_unload()
+
+
+# --- holders --------------------------------------------------------------------------------------
+
+
+class Holder(nn.Module):
+    """A trainer's module: the model under a name, nothing beside it."""
+
+    def __init__(self, name: str = "model") -> None:
+        super().__init__()
+        self.add_module(name, plain())
+
+
+def compiled_in_place() -> Any:
+    model = plain()
+    model.compile(backend="eager")
+    return model
+
+
+def compiled_forward() -> Any:
+    model = plain()
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def compiled_layers() -> Any:
+    model = plain()
+    for number, layer in enumerate(model.model.layers):
+        model.model.layers[number] = torch.compile(layer, backend="eager")
+    return model
+
+
+def pipeline() -> Any:
+    return transformers.pipeline("text-generation", model=plain(), tokenizer=tokenizer())
+
+
+WAYS = [
+    Way("PEFT: LoRA", peft_model, lambda: merged(peft_model()), needs="peft"),
+    Way("PEFT: DoRA", lambda: peft_model("dora"), lambda: merged(peft_model("dora")), needs="peft"),
+    Way("PEFT: IA³", lambda: peft_model("ia3"), lambda: merged(peft_model("ia3")), needs="peft"),
+    Way(
+        "PEFT: one active adapter of two",
+        lambda: two_adapters("second"),
+        lambda: merged(two_adapters("second")),
+        needs="peft",
+    ),
+    Way("PEFT: adapter disabled", disabled, needs="peft"),
+    Way("PEFT: merged in place", merged_in_place, lambda: merged(peft_model()), needs="peft"),
+    Way(
+        "PEFT: a folder or name with an adapter only",
+        adapter_folder,
+        lambda: merged(peft_model()),
+        needs="peft",
+        note="its base model is loaded",
+    ),
+    Way("`torch.compile(model)`", lambda: torch.compile(plain(), backend="eager")),
+    Way("`model.compile()`", compiled_in_place),
+    Way("`model.forward = torch.compile(model.forward)`", compiled_forward),
+    Way("layers compiled one by one", compiled_layers),
+    Way("`DataParallel`", lambda: nn.DataParallel(plain()), note="on the model's own device"),
+    Way("a pipeline of transformers", pipeline),
+    Way("a module that holds it as `.model`", Holder, note="refused where it has other parameters"),
+]
+
+
+# --- doors ----------------------------------------------------------------------------------------
+
+
+def as_held(model: Any) -> Any:
+    """With its tokenizer, where it has none of its own."""
+    return (model, tokenizer()) if isinstance(model, nn.Module) else model
+
+
+def capture(model: Any) -> Any:
+    return attnflow.capture(as_held(model), PROMPT).weights
+
+
+def explain(model: Any, method: str | None = None) -> Any:
+    return attnflow.explain(as_held(model), PROMPT, method).values
+
+
+def generate(model: Any, method: str | None = None) -> Any:
+    options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4}
+    return attnflow.generate(as_held(model), PROMPT, method, **options).values
+
+
+def ask(model: Any, method: str | None = None) -> Any:
+    options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 4}
+    answer = attnflow.ask(as_held(model), "the key is of", DOCUMENTS, method, **options)
+    return answer.result.values
+
+
+def evaluate(model: Any, method: str | None = None) -> Any:
+    prompts = [CompletionPrompt(PROMPT, " sara")]
+    subject = Prompts(ablations=8)
+    methods = ["leave-one-out", method or "balanced"]
+    result = attnflow.evaluate(as_held(model), prompts, methods, subject=subject)
+    return np.array([list(scores.values()) for scores in result.records[0].scores.values()])
+
+
+DOORS: dict[str, Callable[..., Any]] = {
+    "capture": capture,
+    "explain": explain,
+    "generate": generate,
+    "ask": ask,
+    "evaluate": evaluate,
+}

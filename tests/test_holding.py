@@ -1,0 +1,184 @@
+"""Every way to hold a model gives what the model without its holder gives, at every door."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+from typer.testing import CliRunner
+
+import attnflow
+import holding
+from attnflow.cli.app import app
+from attnflow.errors import ModelError, UnsupportedModelError
+from attnflow.hosts.load import as_model
+from attnflow.hosts.wrappers import unwrapped
+from holding import DOORS, WAYS, Way
+
+# What PEFT, accelerate and the quantisers themselves warn of.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+RUN = CliRunner()
+SAME = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+@cache
+def held(way: Way) -> Any:
+    """Loaded once for all doors, which give it back as it was."""
+    return way.hold()
+
+
+@cache
+def expected(way: Way, door: str) -> Any:
+    """The same door of the model that the way must be equal to, by plain code of its host."""
+    assert way.equal is not None
+    return DOORS[door](reference(way.equal))
+
+
+@cache
+def reference(build: Any) -> Any:
+    return build()
+
+
+def ways() -> list[Any]:
+    def missing(way: Way) -> Any:
+        found = importlib.util.find_spec(way.needs) is not None
+        return pytest.mark.skipif(not found, reason=f"{way.needs} is not installed")
+
+    return [pytest.param(way, id=way.name, marks=missing(way)) for way in WAYS]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("way", ways())
+def test_a_held_model_is_explained_like_the_model_in_it(way: Way, door: str) -> None:
+    assert way.equal is not None
+    if door == "capture":  # the host's own weights: not one number of ours on both sides
+        with torch.no_grad():
+            model = reference(way.equal)
+            model.set_attn_implementation("eager")
+            ids = holding.tokenizer()(holding.PROMPT, return_tensors="pt")
+            theirs = [layer[0].numpy() for layer in model(**ids, output_attentions=True).attentions]
+            model.set_attn_implementation("sdpa")
+        assert np.allclose(holding.capture(held(way)), theirs, rtol=0, atol=SAME)
+        return
+    values = DOORS[door](held(way))
+    assert values.shape == expected(way, door).shape
+    assert np.abs(values).max() > 100 * SAME
+    assert np.allclose(values, expected(way, door), rtol=0, atol=SAME)
+
+
+# --- PEFT -----------------------------------------------------------------------------------------
+
+
+def test_an_adapter_changes_the_answer_so_that_the_test_above_can_fail() -> None:
+    pytest.importorskip("peft")
+    plain, adapted = (holding.capture(model) for model in (holding.plain(), holding.peft_model()))
+    assert np.abs(plain - adapted).max() > 0.1
+
+
+def test_an_adapters_folder_on_the_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    output = tmp_path / "result.json"
+    command = ["explain", holding.PROMPT, "--model", holding.adapter_folder()]
+    outcome = RUN.invoke(app, [*command, "--output", str(output)])
+    assert outcome.exit_code == 0, outcome.output
+    values = np.array(attnflow.Attribution.load(output).values)
+    merged = holding.explain(holding.merged(holding.peft_model()))
+    assert np.allclose(values, merged, rtol=0, atol=SAME)
+
+
+@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
+def test_learned_prompts_are_refused(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    with pytest.raises(UnsupportedModelError, match="learned vectors before the text"):
+        holding.explain(peft.get_peft_model(holding.plain(), config))
+
+
+def test_an_adapter_whose_base_is_gone_names_it(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    model = holding.peft_model()
+    model.peft_config["default"].base_model_name_or_path = "/nowhere/base"
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"There is no folder '/nowhere/base'"):
+        attnflow.load(str(tmp_path))
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({**settings, "base_model_name_or_path": None})
+    )
+    with pytest.raises(ModelError, match="names no base model"):
+        attnflow.load(str(tmp_path))
+
+
+# --- holders --------------------------------------------------------------------------------------
+
+
+def test_holders_are_seen_through_in_any_order() -> None:
+    model = holding.plain()
+    assert as_model(nn.DataParallel(torch.compile(model, backend="eager"))).module is model
+    assert as_model(torch.compile(nn.DataParallel(model), backend="eager")).module is model
+
+
+def test_a_compiled_model_is_given_back_compiled() -> None:
+    calls: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        calls.append(1)
+        return graph.forward
+
+    model = holding.plain()
+    mlp = model.model.layers[0].mlp
+    mlp.compile(backend=backend)
+    model.model.norm = torch.compile(model.model.norm, backend=backend)
+    before = mlp._compiled_call_impl, model.model.norm.forward
+    holding.explain(model)
+    assert not calls, "the pass was compiled under the watcher"
+    assert (mlp._compiled_call_impl, model.model.norm.forward) == before
+    with torch.no_grad():
+        model(torch.tensor([[1, 5, 6]]))
+    assert len(calls) == 2, "the model is compiled no more"
+
+
+def test_a_holder_with_parameters_of_its_own_is_refused() -> None:
+    class Trainer(holding.Holder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value_head = nn.Linear(32, 1)
+
+    with pytest.raises(UnsupportedModelError, match=r"value_head\.weight.*Pass the \.model"):
+        holding.explain(Trainer())
+    with pytest.raises(UnsupportedModelError, match="No adapter recognises"):
+        holding.explain(nn.Linear(2, 2))
+
+
+def test_shards_of_the_old_kind_are_refused() -> None:
+    class FullyShardedDataParallel(nn.Module):
+        """By its name, as the real one needs a process group."""
+
+    with pytest.raises(UnsupportedModelError, match="fully_shard"):
+        unwrapped(FullyShardedDataParallel())
+
+
+def test_a_pipeline_of_images_brings_its_processor() -> None:
+    model, processor = attnflow.testing.tiny_vision_model()
+    pipeline = transformers.pipeline("image-classification", model=model, image_processor=processor)
+    photo = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+    values = attnflow.explain(pipeline, photo).values
+    assert np.allclose(values, attnflow.explain((model, processor), photo).values, atol=SAME)
