@@ -94,5 +94,5 @@ def test_sources_of_one_length_are_left_out_in_one_batch() -> None:
 
 def test_options_are_checked() -> None:
     for count in (0, 10_001):
-        with pytest.raises(MethodError, match=f"verify is a number from 1 to 10,000; got {count}"):
+        with pytest.raises(MethodError, match=f"whole number from 1 to 10,000; got {count}"):
             Careful(verify=count)

@@ -220,9 +220,9 @@ def test_a_longer_run_begins_like_a_shorter_one() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": 0}, "samples is a number of at least 1; got 0"),
-        ({"skip": -1}, "skip=-1"),
-        ({"subject": lambda: Texts(min_words=0)}, "min_words=0"),
+        ({"samples": 0}, "samples is a whole number from 1 to 1,000,000; got 0"),
+        ({"skip": -1}, "skip is a whole number of at least 0; got -1"),
+        ({"subject": lambda: Texts(min_words=0)}, "min_words is a whole number of at least 1"),
         ({"methods": []}, "at least one is needed"),
         ({"methods": ["rollout", Rollout()]}, "each once"),
         ({"methods": ["rolout"]}, "Did you mean 'rollout'"),
@@ -710,7 +710,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     [
         (["--by", "blank"], 2, "by='blank'"),
         (["--methods", "flow:residual"], 2, "NAME:key=value,key=value"),
-        (["--samples", "0"], 2, "samples is a number of at least 1"),
+        (["--samples", "0"], 2, "samples is a whole number from 1"),
     ],
 )
 def test_bad_usage_of_the_command(

@@ -271,7 +271,7 @@ def test_a_short_prompt_has_no_sink_by_its_length_alone() -> None:
 
 
 def test_scores_are_named_and_do_not_mix() -> None:
-    with pytest.raises(MethodError, match="score='odds' is none of 'log-prob', 'log-od"):
+    with pytest.raises(MethodError, match="score='odds': Did you mean 'log-od"):
         GradientRollout(score="odds")  # type: ignore[arg-type]
     loaded = tiny_encoder(head="SequenceClassification")
     with pytest.raises(MethodError, match="different scores"):
@@ -294,7 +294,7 @@ def test_an_encoder_decoder_is_explained_by_balanced_gradients() -> None:
 
 
 def test_options_of_another_kind_are_named() -> None:
-    with pytest.raises(MethodError, match="drop_sink is True or False; got 'maybe'"):
+    with pytest.raises(MethodError, match="drop_sink is true or false; got 'maybe'"):
         GradientAttention(drop_sink="maybe")  # type: ignore[arg-type]
     with pytest.raises(MethodError, match="start_layer"):
         GradientAttention(start_layer=True)

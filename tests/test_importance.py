@@ -377,7 +377,7 @@ def test_bad_input_is_refused(embedded: Model, masked: Model, causal: Model) -> 
         BlankOut()((model, vocabulary), WORDS, answer="plurals")
     with pytest.raises(InputError, match="2 choices for 3 examples"):
         BlankOut()((model, vocabulary), WORDS, answer=[0, 1])
-    with pytest.raises(InputError, match="batch_size is a number of at least 1; got 0"):
+    with pytest.raises(InputError, match="batch_size is a whole number of at least 1; got 0"):
         BlankOut()((model, vocabulary), WORDS, batch_size=0)
     with pytest.raises(MethodError, match=r"no such token. There are 'unk', 'pad', 'delete'"):
         BlankOut(by="mask")((model, vocabulary), WORDS)
@@ -390,7 +390,7 @@ def test_bad_input_is_refused(embedded: Model, masked: Model, causal: Model) -> 
         BlankOut(by="delet")  # type: ignore[arg-type]
     with pytest.raises(MethodError, match=r"keep=\('\[EOS\]',\)"):
         BlankOut(keep="[EOS]")  # type: ignore[arg-type]
-    with pytest.raises(MethodError, match="steps is a number of at least 1"):
+    with pytest.raises(MethodError, match="steps is a whole number of at least 1"):
         IntegratedGradients(steps=0)
     with pytest.raises(MethodError, match="reduce='sum'"):
         InputGradient(reduce="sum")  # type: ignore[arg-type]
@@ -443,5 +443,5 @@ def test_the_score_itself_is_more_faithful_than_chance(embedded: Model) -> None:
         Faithfulness()((model, vocabulary), texts, {"x": [np.ones(3)] * 2})
     with pytest.raises(InputError, match="'random' is taken"):
         Faithfulness()((model, vocabulary), texts, {"random": best})
-    with pytest.raises(MethodError, match="random_orders is from 1 to"):
+    with pytest.raises(MethodError, match="random_orders is a whole number from 1 to"):
         Faithfulness(random_orders=0)

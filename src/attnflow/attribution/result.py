@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
-from attnflow.attribution import carrying, files, operations
+from attnflow.attribution import files, operations
 from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
 from attnflow.attribution.patch_maps import patch_maps
@@ -204,8 +204,6 @@ class Attribution:
     without = operations.without
     minus = operations.minus
     of_image = operations.of_image
-    carried = carrying.carried
-    follow = carrying.follow
 
     @property
     def bounds(self) -> Bounds | None:
@@ -344,11 +342,7 @@ def _check_array(name: str, array: Any, expected: tuple[int, ...], *, truth: boo
     array.flags.writeable = False
 
 
-def _check_bounds(
-    values: Values,
-    lower: Values | None,
-    upper: Values | None,
-) -> None:
+def _check_bounds(values: Values, lower: Values | None, upper: Values | None) -> None:
     """Raise an error unless every value lies between its bounds; there are both or none."""
     if lower is None and upper is None:
         return

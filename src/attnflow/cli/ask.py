@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -55,7 +55,6 @@ def ask(
     from attnflow.explainers.answers import ask as run
 
     inputs.tell_preparation(model)
-    sampling: dict[str, Any] = {} if seed is None else {"seed": seed}
     with writing.progress_bars("reading and answering"):
         answer = run(
             model,
@@ -66,7 +65,7 @@ def ask(
             chat=chat,
             check=check,
             confirm=confirm,
-            **sampling,
+            **({} if seed is None else {"seed": seed}),
         )
     if as_json:
         writing.print_json(answer.to_dict())

@@ -54,9 +54,7 @@ _WITHOUT_SMOLLM2 = (
 
 
 @options.described
-def demo(
-    output: Annotated[Path, typer.Option(metavar="FOLDER")] = Path("attnflow-demo"),
-) -> None:
+def demo(output: Annotated[Path, typer.Option(metavar="FOLDER")] = Path("attnflow-demo")) -> None:
     """Ask about five documents and write reports.
 
     A question goes to SmolLM2, and a sentence to the embedded model. The documents and a

@@ -123,9 +123,7 @@ def draw_result(result: Attribution, kind: Any = None) -> Figure | None:
 
 
 def write_result(
-    result: Attribution,
-    output: Path,
-    draw: Callable[[Attribution], Figure | None] = draw_result,
+    result: Attribution, output: Path, draw: Callable[[Attribution], Figure | None] = draw_result
 ) -> None:
     """Write a result in the format its ending says; `draw` makes the figure of a picture."""
     if output.suffix in PICTURES:

@@ -28,7 +28,7 @@ _ELEMENTS = 1_000  # elements of a long list that are looked at
 # What to do with a value that is nearly right, by the library it comes from.
 _WAYS = {
     "PIL": " An image is prepared by the model's image processor: "
-    "dict(processor(images=image, return_tensors='pt')).",
+    "dict(processor(images=image, return_tensors='pt'))."
 }
 _UNKNOWN = object()  # an annotation that names what is not imported here
 
@@ -73,37 +73,47 @@ def check_fields(value: Any) -> None:
         _check(kind.__name__, each.name, getattr(value, each.name), hint)
 
 
-def check_named(option: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise a MethodError that lists the names that an option may have, for any other."""
+def check_named(
+    option: str, value: object, allowed: Sequence[str], error: type[InputError] = MethodError
+) -> None:
+    """Raise an error that lists the names that an option may have, for any other."""
     if not isinstance(value, str) or value not in allowed:
         hint, names = did_you_mean(value, allowed), ", ".join(map(repr, allowed))
-        raise MethodError(f"{option}={shorten(value)}:{hint} Allowed: {names}.")
+        raise error(f"{option}={shorten(value)}:{hint} Allowed: {names}.")
 
 
-def check_count(name: str, value: object, least: int, error: type[InputError] = InputError) -> int:
-    """Return a whole number of at least `least` as an int, or raise an error of this kind."""
+def check_count(
+    name: str,
+    value: object,
+    least: int,
+    most: int | None = None,
+    *,
+    error: type[InputError] = InputError,
+) -> int:
+    """Return a whole number from `least` to `most` as an int, or raise an error of this kind."""
     number = whole_number(value)
-    if number is None or number < least:
-        raise error(f"{name} is a whole number of at least {least}; got {shorten(value)}.")
+    if number is None or number < least or (most is not None and number > most):
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+        raise error(f"{name} is a whole number {allowed}; got {shorten(value)}.")
     return number
 
 
-def checked_seed(seed: object, least: int = 0) -> int:
+def checked_seed(seed: object, least: int = 0, *, error: type[InputError] = InputError) -> int:
     """Return a seed that every generator of random numbers takes."""
-    number = whole_number(seed)
-    if number is None or not least <= number < 2**63:
-        raise InputError(f"seed is a whole number from {least} to 2**63 - 1; got {shorten(seed)}.")
-    return number
+    return check_count("seed", seed, least, 2**63 - 1, error=error)
 
 
 def _check(function: str, name: str, value: Any, hint: Any) -> None:
-    if hint is not _UNKNOWN and not _fits(value, hint):
-        kind = type(value)
-        way = _WAYS.get(kind.__module__.split(".")[0], "")
-        raise InputError(
-            f"{function}({name}=...): {name} is {_words(hint)}; got {shorten(value)} "
-            f"({kind.__name__}).{way}"
-        )
+    if hint is _UNKNOWN or _fits(value, hint):
+        return
+    if get_origin(hint) is Literal:
+        check_named(name, value, get_args(hint))
+    kind = type(value)
+    way = _WAYS.get(kind.__module__.split(".")[0], "")
+    raise InputError(
+        f"{function}({name}=...): {name} is {_words(hint)}; got {shorten(value)} "
+        f"({kind.__name__}).{way}"
+    )
 
 
 @functools.cache

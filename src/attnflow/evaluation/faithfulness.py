@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnflow.errors import InputError, MethodError, shorten
-from attnflow.errors.arguments import check_fields, check_named, checked_arguments, checked_seed
+from attnflow.errors.arguments import check_count, check_fields, checked_arguments, checked_seed
 from attnflow.evaluation import metrics
 from attnflow.evaluation.passes import Choices, Passes, Task, Text
 from attnflow.evaluation.records import RANDOM
@@ -108,11 +107,9 @@ class Faithfulness:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_named("by", self.by, get_args(BlankToken))
         check_fields(self)
         checked_seed(self.seed)
-        if not 1 <= self.random_orders <= _MOST:
-            raise MethodError(f"random_orders is from 1 to {_MOST:,}; got {self.random_orders!r}.")
+        check_count("random_orders", self.random_orders, 1, _MOST, error=MethodError)
 
     @checked_arguments
     def __call__(

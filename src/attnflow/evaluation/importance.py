@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attnflow.attribution import Contribution
 from attnflow.errors import InputError, MethodError, ModelError, optional_import, percent, shorten
-from attnflow.errors.arguments import check_fields, check_named, checked_arguments
+from attnflow.errors.arguments import check_count, check_fields, checked_arguments
 from attnflow.errors.progress import tell
 from attnflow.evaluation.passes import Choices, Passes, Score, Task, Text
 from attnflow.explainers.ablation import BlankToken, blank_positions, check_blank, silence_values
@@ -72,8 +72,7 @@ class Importance:
 
     def top(self, k: int = 5) -> list[Contribution]:
         """Return the k tokens that matter most, strongest first; those not measured left out."""
-        if k < 1:
-            raise InputError(f"top(k) needs k of at least 1; got {k}.")
+        check_count("k", k, 1)
         order = np.argsort(-np.abs(self.values), kind="stable")[:k].tolist()
         return [
             Contribution(self.tokens[i], self.tokens.positions[i], float(self.values[i]))
@@ -101,7 +100,6 @@ class Measure(ABC):
     score: Score = "probability"
 
     def __post_init__(self) -> None:
-        check_named("score", self.score, get_args(Score))
         check_fields(self)
 
     @checked_arguments
@@ -151,7 +149,6 @@ class BlankOut(Measure):
     signed: bool = False
 
     def __post_init__(self) -> None:
-        check_named("by", self.by, get_args(BlankToken))
         if isinstance(self.keep, str) and self.keep != "special":
             raise MethodError(
                 f"keep={shorten(self.keep)}: 'special', or a tuple of tokens: keep=('[EOS]',)."
@@ -231,11 +228,6 @@ class InputGradient(Measure):
     at: EmbeddingSite = "words"
     allow_noise: bool = False
 
-    def __post_init__(self) -> None:
-        check_named("reduce", self.reduce, get_args(Reduce))
-        check_named("at", self.at, get_args(EmbeddingSite))
-        super().__post_init__()
-
     def _measure(self, task: Task) -> list[Floats]:
         module, values = task.model.module, dict[int, Floats]()
         embedding = task.model.adapter.embedding(module, self.at)
@@ -284,10 +276,8 @@ class IntegratedGradients(Measure):
     signed: bool = False
 
     def __post_init__(self) -> None:
-        check_named("blank", self.blank, ("unk", "mask", "pad"))
         super().__post_init__()
-        if not isinstance(self.steps, int) or self.steps < 1:
-            raise MethodError(f"steps is a number of at least 1; got {self.steps!r}.")
+        check_count("steps", self.steps, 1, error=MethodError)
 
     def _measure(self, task: Task) -> list[Floats]:
         optional_import("captum", extra="evaluate", purpose="Integrated gradients")

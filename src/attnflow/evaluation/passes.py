@@ -17,14 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from attnflow.errors import (
-    InputError,
-    MethodError,
-    ModelError,
-    TokensError,
-    UnsupportedModelError,
-    shorten,
-)
+from attnflow.errors import MethodError, ModelError, TokensError, UnsupportedModelError, shorten
+from attnflow.errors.arguments import check_count
 from attnflow.errors.progress import tell
 from attnflow.explainers.ablation import Row
 from attnflow.hosts.adapter import Batch, Scores, TokenIds
@@ -78,8 +72,7 @@ class Passes:
     @classmethod
     def over(cls, model: ModelLike, batch_size: int) -> Passes:
         """Return passes over a model, checked."""
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size is a number of at least 1; got {shorten(batch_size)}.")
+        check_count("batch_size", batch_size, 1)
         loaded = as_model(model)
         if loaded.tokenizer is None:
             raise TokensError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnflow._version import __version__
 from attnflow.errors import InputError, ModelError, shorten
-from attnflow.errors.arguments import checked_arguments, checked_seed
+from attnflow.errors.arguments import check_count, checked_arguments, checked_seed
 from attnflow.errors.progress import patiently, tell
 from attnflow.evaluation.records import Journal, Record
 from attnflow.evaluation.report import Evaluation
@@ -60,8 +60,8 @@ def evaluate(
             f"data is a file, a folder, or a list of texts, prompts or images; got {shorten(data)}."
         )
     subject = guess_subject(data) if subject is None else subject
-    if samples is not None and not 1 <= samples <= _MOST:
-        raise InputError(f"samples is a number of at least 1; got {samples!r}.")
+    if samples is not None:
+        check_count("samples", samples, 1, _MOST)
     seed = checked_seed(seed)
     examples = draw_examples(subject, subject.read(data), seed=seed, skip=skip)
     judge = subject.judge(model, examples, methods, seed)
@@ -77,8 +77,7 @@ def evaluate(
 
 def draw_examples(subject: Subject, examples: Sequence[Any], *, seed: int, skip: int) -> list[Any]:
     """Return the examples that may be used, in a drawn order, so that a longer run goes on."""
-    if skip < 0:
-        raise InputError(f"skip is at least 0; got skip={skip!r}.")
+    check_count("skip", skip, 0)
     usable = [example for example in examples if subject.can_draw(example)]
     if subject.shuffled:
         random.Random(seed).shuffle(usable)

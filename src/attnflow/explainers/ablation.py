@@ -22,14 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from attnflow.errors import (
-    InputError,
-    MethodError,
-    ModelError,
-    TokensError,
-    did_you_mean,
-    shorten,
-)
+from attnflow.errors import InputError, MethodError, ModelError, TokensError, did_you_mean, shorten
 from attnflow.errors.arguments import check_fields
 from attnflow.errors.progress import tell
 from attnflow.hosts.adapter import TokenIds, device_of

@@ -7,13 +7,7 @@ from typing import Any
 
 from attnflow.hosts.capture import capture
 from attnflow.hosts.model import Model
-from attnflow.methods import (
-    BalancedGradient,
-    GradientAttention,
-    GradientRollout,
-    Method,
-    Rollout,
-)
+from attnflow.methods import BalancedGradient, GradientAttention, GradientRollout, Method, Rollout
 from attnflow.methods.gradients import attention_sink
 from attnflow.methods.mixing import ONE_STEP
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ from attnflow.trace.extras import LOG_PROB, ScoreName
 
 _MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum over layers is kept
 
+LOG_PROBS = "log_probs"
+"""Where the provenance of a result says how likely each token of the completion is, in nats."""
+
 
 @dataclass(frozen=True, eq=False)
 class CompletionRows:
@@ -59,17 +62,14 @@ class CompletionRows:
         position = find_sink(self.weights[example, :count])
         return None if position is None else position - self.padding[example]
 
-    def of(
-        self, example: int, count: int, sources: Literal["prompt", "all"] = "prompt"
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return `(layers, count, sources)` and `(layers, count)`: to the sources, and elsewhere.
+    def of(self, example: int, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return `(layers, count, prompt)` and `(layers, count)`: to the prompt, and elsewhere.
 
-        At each layer what it and all layers below it add up to. Of all sources the last is the
-        last token but one, which the last token was predicted from.
+        At each layer what it and all layers below it add up to.
         """
         rows = np.cumsum(self.rows[:, example, :count], axis=0)
-        end = self.prompt if sources == "prompt" else self.prompt + count - 1
-        return rows[..., self.padding[example] : end].copy(), rows[..., end:].sum(axis=-1)
+        on_prompt = rows[..., self.padding[example] : self.prompt]
+        return on_prompt.copy(), rows[..., self.prompt :].sum(axis=-1)
 
 
 def completion_rows(

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.passages import LOG_PROBS
 from attnflow.attribution.rescaling import SOURCE_TOKENS, Span, resolve_spans
 from attnflow.errors import InputError, shorten
 from attnflow.explainers.answer_rows import as_one, join_targets, less_identity, rows_of
 from attnflow.explainers.defaults import default_method, drop_sink
-from attnflow.explainers.gradient_rows import CompletionRows, completion_rows
+from attnflow.explainers.gradient_rows import LOG_PROBS, CompletionRows, completion_rows
 from attnflow.explainers.request import (
     ANSWER,
     Completion,
@@ -119,7 +118,7 @@ class Reader:
     def row_method(self) -> GradientAttention | None:
         """The method, where one pass over what was written explains it."""
         method = self.method
-        if not isinstance(method, GradientAttention):
+        if not isinstance(method, GradientAttention) or self.sources == "all":
             return None
         has_rows = self.model.adapter.supports_row_gradients(self.module)
         return method if has_rows and not has_images(self.extra) else None
@@ -169,7 +168,7 @@ class Reader:
     ) -> Attribution:
         count = len(completion.ids)
         sink = rows.sink(example, count)
-        values, elsewhere = method.without_sink(*rows.of(example, count, self.sources), sink)
+        values, elsewhere = method.without_sink(*rows.of(example, count), sink)
         dtype = str(self.module.dtype).removeprefix("torch.")
         likely = rows.log_probs[example, :count].tolist()
         frame = self._frame(completion, dtype, {"sink": sink, LOG_PROBS: likely})
@@ -184,7 +183,7 @@ class Reader:
         about = {**provenance_of(self.module, dtype), **self.about(prompt, ids)}
         return {
             "targets": self.names_after(prompt, resolve_targets(self.tokens(ids), None)),
-            "sources": self.tokens([*prompt, *ids[:-1]] if self.sources == "all" else prompt),
+            "sources": self.tokens(prompt),
             "provenance": {**about, **(notes or {}), **completion.notes},
         }
 

@@ -22,15 +22,7 @@ from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import surfaces
-from attnflow.tokens.units import (
-    LEVELS,
-    CharSpan,
-    Level,
-    Unit,
-    check_level,
-    split_units,
-    units,
-)
+from attnflow.tokens.units import LEVELS, CharSpan, Level, Unit, check_level, split_units, units
 
 Floats = NDArray[np.float64]
 _LONGEST_NAME = 60

@@ -320,11 +320,7 @@ def _statistic(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 
-def _attention(
-    func: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-) -> Any:
+def _attention(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     names = ("query", "key", "value")
     options = {**dict(zip(names, args, strict=False)), **kwargs}
     shares = attention_shares(*(options.pop(name) for name in names))

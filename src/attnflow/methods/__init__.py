@@ -33,12 +33,7 @@ from attnflow.methods.registry import (
     summary_of,
     trace_methods,
 )
-from attnflow.methods.reruns import (
-    AblationRegression,
-    Careful,
-    LeaveOneOut,
-    RerunMethod,
-)
+from attnflow.methods.reruns import AblationRegression, Careful, LeaveOneOut, RerunMethod
 from attnflow.methods.rollout import Raw, Rollout
 from attnflow.methods.shapley_flow import ShapleyFlow
 

@@ -18,10 +18,11 @@ from attnflow.methods.base import (
     Selection,
     attribution_of,
     check_score,
+    checked_flag,
     required,
 )
 from attnflow.methods.gradients import sink_of, without_sink
-from attnflow.methods.products import check_gradients, gradient_rows
+from attnflow.methods.products import check_gradients, recorded_rows
 from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import ANSWER_ROWS, BALANCED, BALANCED_INPUTS, LOG_PROB, ScoreName
 
@@ -68,8 +69,7 @@ class BalancedGradient(Method):
             raise MethodError(
                 f"readings={shorten(self.readings)}: join some of {', '.join(READINGS)} by '+'."
             )
-        if not isinstance(self.drop_sink, bool):
-            raise MethodError(f"drop_sink is True or False; got {shorten(self.drop_sink)}.")
+        object.__setattr__(self, "drop_sink", checked_flag("drop_sink", self.drop_sink))
 
     @property
     def requires(self) -> Requirements:
@@ -113,7 +113,7 @@ class BalancedGradient(Method):
             relevance = required(self, trace, BALANCED_INPUTS)[0].astype(np.float64)
             return np.broadcast_to(relevance / len(rows), shape)
         if name == "rows":
-            parts = [_rows_of(self, trace, index, rows) for index in indices]
+            parts = [recorded_rows(self, trace, index, rows, BALANCED) for index in indices]
         else:
             sums = [_column_sums(self, trace, index) / len(rows) for index in indices]
             parts = [np.broadcast_to(each, shape[1:]) for each in sums]
@@ -134,13 +134,6 @@ def _answer_rows(trace: AttentionTrace, rows: list[int]) -> list[int]:
     if trace.prediction is None:
         return rows
     return list(range(trace.length)) if trace.prediction.pooled else [trace.prediction.position]
-
-
-def _rows_of(method: Method, trace: AttentionTrace, index: int, rows: list[int]) -> Values:
-    if isinstance(trace, FactoredTrace):
-        check_gradients(method, trace, BALANCED)
-        return gradient_rows(trace, index, rows, "mean")
-    return required(method, trace, BALANCED)[index, rows].astype(np.float64)
 
 
 def _column_sums(method: Method, trace: AttentionTrace, index: int) -> Values:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import InputError, MethodError, shorten, whole_number
+from attnflow.errors.arguments import check_count, check_named
 from attnflow.methods.limits import warn_of_limits
 from attnflow.methods.mixing import Heads
 from attnflow.tokens import TokenRef
@@ -82,11 +83,8 @@ class Execution:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.threads is not None and (whole_number(self.threads) or 0) < 1:
-            raise MethodError(
-                "threads is a number of at least 1, or None for all cores; got "
-                f"{shorten(self.threads)}."
-            )
+        if self.threads is not None:
+            check_count("threads", self.threads, 1, error=MethodError)
 
 
 _TITLES = {
@@ -293,9 +291,7 @@ def checked_start(start: object) -> int:
 
 def check_score(score: object) -> None:
     """Raise unless gradients can be taken of this."""
-    if not isinstance(score, str) or score not in get_args(ScoreName):
-        allowed = ", ".join(map(repr, get_args(ScoreName)))
-        raise MethodError(f"score={shorten(score)} is none of {allowed}.")
+    check_named("score", score, get_args(ScoreName))
 
 
 def checked_flag(name: str, value: object) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, dependence_of
 from attnflow.errors import MethodError, shorten
-from attnflow.errors.arguments import checked_arguments
+from attnflow.errors.arguments import check_named, checked_arguments
 from attnflow.graph import Cut, CutEdge, LayeredGraph
 from attnflow.methods.base import (
     Execution,
@@ -29,13 +29,7 @@ from attnflow.methods.base import (
     layers_from,
     required,
 )
-from attnflow.methods.matrices import (
-    ATTENTION,
-    MEASUREMENTS,
-    MatrixKind,
-    MixingMethod,
-    check_kind,
-)
+from attnflow.methods.matrices import ATTENTION, MEASUREMENTS, MatrixKind, MixingMethod
 from attnflow.methods.mixing import Heads, is_number, mix_heads
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
@@ -70,7 +64,7 @@ class CapacityMethod(MixingMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_kind("capacities", self.capacities, CAPACITIES)
+        check_named("capacities", self.capacities, CAPACITIES)
         check_score(self.score)
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
 

@@ -12,13 +12,13 @@ need, its sink, where `find_sink` finds one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, spread
-from attnflow.errors import MethodError, shorten
+from attnflow.errors.arguments import check_named
 from attnflow.methods.base import (
     Compared,
     Execution,
@@ -27,6 +27,7 @@ from attnflow.methods.base import (
     Selection,
     attribution_of,
     check_score,
+    checked_flag,
     checked_start,
     required,
 )
@@ -34,17 +35,11 @@ from attnflow.methods.flow import gradient_weighted
 from attnflow.methods.mixing import Heads, checked_heads
 from attnflow.methods.products import (
     check_gradients,
-    gradient_rows,
     gradient_steps,
+    recorded_rows,
     roll_out_factors,
 )
-from attnflow.methods.towers import (
-    TowerRule,
-    carried,
-    check_tower_rule,
-    connector_index,
-    language_layers,
-)
+from attnflow.methods.towers import TowerRule, carried, connector_index, language_layers
 from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import BALANCED_ROWS, GRADIENT_ATTENTION, GRADIENTS, LOG_PROB, ScoreName
 
@@ -176,11 +171,10 @@ class GradientAttention(Method):
 
     def __post_init__(self) -> None:
         check_score(self.score)
-        check_tower_rule(self.tower)
+        check_named("tower", self.tower, get_args(TowerRule))
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
         for name in ("drop_sink", "balanced"):
-            if not isinstance(getattr(self, name), bool):
-                raise MethodError(f"{name} is True or False; got {shorten(getattr(self, name))}.")
+            object.__setattr__(self, name, checked_flag(name, getattr(self, name)))
 
     @property
     def _record(self) -> str:
@@ -209,11 +203,8 @@ class GradientAttention(Method):
     def _contributions(self, trace: AttentionTrace, selection: Selection) -> Matrix:
         """Return `(available layers, rows, n)`, as recorded or formed from the factors."""
         indices = [trace.layers.index(number) for number in selection.available]
-        if not isinstance(trace, FactoredTrace):
-            recorded = required(self, trace, self._record)
-            return recorded[indices][:, list(selection.rows)].astype(np.float64)
-        check_gradients(self, trace, self._record)
-        return np.stack([gradient_rows(trace, k, selection.rows, "mean") for k in indices])
+        rows = list(selection.rows)
+        return np.stack([recorded_rows(self, trace, k, rows, self._record) for k in indices])
 
     def without_sink(
         self, values: Matrix, elsewhere: Matrix, sink: int | None

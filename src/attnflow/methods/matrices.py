@@ -30,7 +30,6 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import MethodError, did_you_mean, shorten
 from attnflow.methods.base import Method, Requirements, required
 from attnflow.methods.mixing import Mixing, distributions, without_columns
 from attnflow.trace import AttentionTrace
@@ -59,15 +58,6 @@ MEASUREMENTS: Final[Mapping[str, str]] = {
     "value-zeroing": "value-zeroing",
 }
 """The measurement that each kind of matrix is made of."""
-
-
-def check_kind(option: str, kind: object, allowed: Sequence[str]) -> None:
-    """Raise a MethodError unless this kind of matrix is among those allowed."""
-    if not isinstance(kind, str) or kind not in allowed:
-        raise MethodError(
-            f"Unknown {option}={shorten(kind)}.{did_you_mean(str(kind), allowed)} Allowed are "
-            f"{', '.join(map(repr, allowed))}."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import MethodError, did_you_mean, shorten, whole_number
+from attnflow.errors.arguments import check_named
 from attnflow.tokens import TokenRef
 from attnflow.trace import AttentionTrace
 
@@ -57,12 +58,8 @@ class Mixing:
                 f"{shorten(self.discard)}."
             )
         object.__setattr__(self, "drop", _checked_drop(self.drop))
-        name, allowed = self.receptive_field, self.receptive_fields
-        if name is not None and not (isinstance(name, str) and name in allowed):
-            raise MethodError(
-                f"Unknown receptive_field={shorten(name)}.{did_you_mean(str(name), allowed)} "
-                f"Allowed are {', '.join(map(repr, allowed))} and None."
-            )
+        if self.receptive_field is not None:
+            check_named("receptive_field", self.receptive_field, self.receptive_fields)
 
     @property
     def receptive_fields(self) -> tuple[str, ...]:
@@ -85,30 +82,15 @@ class Mixing:
 
         Every step works row by row, so these are the rows of `layer_matrices(trace)[index]`.
         """
-        self._check_trace(trace)
-        places = np.asarray(rows, dtype=np.intp)
-        return self._finished(self.mixed_rows(trace, index, places), trace, index, places)
-
-    def _check_trace(self, trace: AttentionTrace) -> None:
         if self.receptive_field is not None and trace.kind != "causal":
             raise MethodError(
                 f"receptive_field={self.receptive_field!r} is for causal attention, where "
                 f"early tokens are seen more often; this trace is {trace.kind}."
             )
-
-    def _finished(
-        self,
-        mixed: Matrix,
-        trace: AttentionTrace,
-        index: int,
-        places: NDArray[np.intp],
-    ) -> Matrix:
-        """Return rows of one layer, which stand at these positions, after every step that follows.
-
-        A connector of two towers is no attention: nothing of a token passes it by.
-        """
+        places = np.asarray(rows, dtype=np.intp)
+        mixed = self.mixed_rows(trace, index, places)
         if trace.stages is not None and trace.stages[index] == "connector":
-            return mixed
+            return mixed  # of two towers: no attention, and nothing of a token passes it by
         if self.drop:
             columns = trace.tokens.occurrences_of(self.drop, required=True)
             mixed = without_columns(mixed, columns, places)
@@ -242,13 +224,8 @@ def is_number(value: object) -> bool:
 def checked_heads(heads: object) -> Heads:
     """Return how heads are mixed, or raise an error that says what is allowed."""
     plain = _plain(heads)
-    if isinstance(plain, str):
-        if plain in _WAYS:
-            return plain
-        raise MethodError(
-            f"Unknown heads={shorten(plain)}.{did_you_mean(plain, _WAYS)} Allowed are "
-            f"{', '.join(map(repr, _WAYS))}, the number of one head, or one weight for each head."
-        )
+    if isinstance(plain, str) and plain in _WAYS:
+        return plain
     if is_number(plain) and plain >= 0 and float(plain).is_integer():
         return int(plain)
     if isinstance(plain, list):
@@ -256,8 +233,9 @@ def checked_heads(heads: object) -> Heads:
         if usable and sum(plain) > 0:
             return tuple(map(float, plain))
     raise MethodError(
-        f"heads={shorten(heads)} is none of {', '.join(map(repr, _WAYS))}, the number of one head "
-        "(from 0), or a list of weights, one for each head, not negative and not all 0."
+        f"heads={shorten(heads)}:{did_you_mean(plain, _WAYS)} Allowed: "
+        f"{', '.join(map(repr, _WAYS))}, the number of one head (from 0), or a list of weights, "
+        "one for each head, not negative and not all 0."
     )
 
 

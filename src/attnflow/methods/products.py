@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import spread
 from attnflow.errors import MethodError
-from attnflow.methods.base import Compared, Selection
+from attnflow.methods.base import Compared, Method, Selection, required
 from attnflow.methods.mixing import Heads, Mixing, mix_heads
 from attnflow.trace import AttentionTrace, FactoredTrace, LayerMix
 
@@ -206,7 +206,17 @@ def _by_blocks(trace: FactoredTrace, rows_of: RowsOf) -> Step:
     return step
 
 
-def check_gradients(method: Any, trace: FactoredTrace, kind: str) -> None:
+def recorded_rows(
+    method: Method, trace: AttentionTrace, index: int, rows: list[int], kind: str
+) -> Matrix:
+    """Return rows of one layer's weights × gradients, as recorded or formed from the factors."""
+    if isinstance(trace, FactoredTrace):
+        check_gradients(method, trace, kind)
+        return gradient_rows(trace, index, rows, "mean")
+    return required(method, trace, kind)[index, rows].astype(np.float64)
+
+
+def check_gradients(method: Method, trace: FactoredTrace, kind: str) -> None:
     """Raise unless the factors hold the gradients that a method needs."""
     if trace.gradient_kind != kind:
         raise MethodError(

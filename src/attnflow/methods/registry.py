@@ -83,7 +83,7 @@ def _place(method: type[Method]) -> tuple[str, str]:
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 METHODS = MethodRegistry(
-    (Raw, Rollout, Flow, ShapleyFlow, BalancedGradient, GradientAttention, GradientRollout),
+    (Raw, Rollout, Flow, ShapleyFlow, BalancedGradient, GradientAttention, GradientRollout)
 )
 for _rerun in (LeaveOneOut, AblationRegression, Careful):
     METHODS.register(_rerun)

@@ -8,13 +8,13 @@ with one layer, numbered 0: the whole model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from attnflow.attribution import Attribution
 from attnflow.errors import MethodError
-from attnflow.errors.arguments import check_fields, check_named, checked_seed
+from attnflow.errors.arguments import check_count, check_fields, checked_seed
 from attnflow.methods.base import Execution, Method, Selection
-from attnflow.tokens.units import Level, check_level
+from attnflow.tokens.units import Level
 from attnflow.trace import AttentionTrace
 
 By = Literal["hide", "replace", "delete"]
@@ -44,9 +44,6 @@ class RerunMethod(Method):
     joint: bool = False
 
     def __post_init__(self) -> None:
-        check_level(self.level)
-        check_named("by", self.by, get_args(By))
-        check_named("score", self.score, get_args(RerunScore))
         check_fields(self)
 
     def _compute(
@@ -95,10 +92,7 @@ class AblationRegression(RerunMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         checked_seed(self.seed)
-        if not 2 <= self.samples <= _MOST_SAMPLES:
-            raise MethodError(
-                f"samples is a number from 2 to {_MOST_SAMPLES:,}; got {self.samples!r}."
-            )
+        check_count("samples", self.samples, 2, _MOST_SAMPLES, error=MethodError)
         if not 0 < self.hidden < 1 or not 0 <= self.alpha < float("inf"):
             raise MethodError(
                 "hidden is a share between 0 and 1, and alpha is a penalty of at least 0; got "
@@ -126,7 +120,4 @@ class Careful(RerunMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.verify <= _MOST_SOURCES:
-            raise MethodError(
-                f"verify is a number from 1 to {_MOST_SOURCES:,}; got {self.verify!r}."
-            )
+        check_count("verify", self.verify, 1, _MOST_SOURCES, error=MethodError)

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution, spread
-from attnflow.errors import MethodError, shorten, whole_number
+from attnflow.errors import MethodError, shorten
+from attnflow.errors.arguments import check_count, check_named
 from attnflow.methods.base import (
     Compared,
     Execution,
@@ -21,13 +22,7 @@ from attnflow.methods.base import (
     attribution_of,
     checked_start,
 )
-from attnflow.methods.matrices import (
-    ATTENTION,
-    MEASUREMENTS,
-    MatrixKind,
-    MixingMethod,
-    check_kind,
-)
+from attnflow.methods.matrices import ATTENTION, MEASUREMENTS, MatrixKind, MixingMethod
 from attnflow.methods.mixing import Mixing, Residual
 from attnflow.methods.products import roll_out, roll_out_factors, steps_of
 from attnflow.methods.towers import carried, language_layers
@@ -117,20 +112,16 @@ class Rollout(MixingMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_kind("matrices", self.matrices, (ATTENTION, *MEASUREMENTS))
+        check_named("matrices", self.matrices, (ATTENTION, *MEASUREMENTS))
         if self.matrices != ATTENTION:
             self._check_measured()
             variants = Rollout.variants.items()
             starts = {name: str(variant.options["matrices"]) for name, variant in variants}
             own_name = next(n for n, start in starts.items() if self.matrices.startswith(start))
             object.__setattr__(self, "name", own_name)
-        head = whole_number(self.top_head)
-        if self.top_head is not None and (head is None or head < 0):
-            raise MethodError(
-                f"top_head is the number of one head, from 0, or None; got "
-                f"{shorten(self.top_head)}."
-            )
-        object.__setattr__(self, "top_head", head)
+        if self.top_head is not None:
+            head = check_count("top_head", self.top_head, 0, error=MethodError)
+            object.__setattr__(self, "top_head", head)
         object.__setattr__(self, "start_layer", checked_start(self.start_layer))
 
     def _check_measured(self) -> None:

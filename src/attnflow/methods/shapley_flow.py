@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from attnflow.attribution import Attribution, dependence_of
-from attnflow.errors import MethodError, shorten, whole_number
+from attnflow.errors import MethodError, shorten
+from attnflow.errors.arguments import checked_seed
 from attnflow.methods.base import Execution, Selection, attribution_of
 from attnflow.methods.flow import CapacityMethod
 from attnflow.methods.mixing import is_number
@@ -55,10 +56,7 @@ class ShapleyFlow(CapacityMethod):
                     f"{shorten(number)}."
                 )
             object.__setattr__(self, name, float(number))
-        seed = whole_number(self.seed)
-        if seed is None or seed < 0:
-            raise MethodError(f"seed is a whole number of at least 0; got {shorten(self.seed)}.")
-        object.__setattr__(self, "seed", seed)
+        object.__setattr__(self, "seed", checked_seed(self.seed, error=MethodError))
 
     def players(self, trace: AttentionTrace) -> list[list[int]]:
         """Return the positions of each source."""

@@ -15,7 +15,6 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import MethodError, shorten
 from attnflow.methods.mixing import distributions
 from attnflow.trace import AttentionTrace
 
@@ -23,7 +22,6 @@ VISION: Final = "vision"
 CONNECTOR: Final = "connector"
 LANGUAGE: Final = "language"
 TowerRule = Literal["connector", "rollout", "gradients"]
-_RULES: Final = ("connector", "rollout", "gradients")
 _RESIDUAL = 0.5
 
 Matrix = NDArray[np.float64]
@@ -82,12 +80,3 @@ def carried(
 
 def _mixed(trace: AttentionTrace, index: int) -> Matrix:
     return trace.weights[index].mean(axis=0, dtype=np.float64)
-
-
-def check_tower_rule(rule: object) -> None:
-    """Raise unless there is such a rule."""
-    if not isinstance(rule, str) or rule not in _RULES:
-        raise MethodError(
-            f"tower={shorten(rule)}: what falls on an image is carried on by one of "
-            f"{', '.join(map(repr, _RULES))}."
-        )

@@ -61,10 +61,7 @@ def pack_layer(values: Numbers, *, dense: bool) -> dict[str, Any]:
     if dense or values.shape[1] <= _STRONGEST:
         scale = np.abs(values).max(axis=1) / _STEPS
         steps = np.rint(values / np.where(scale > 0, scale, 1.0)[:, None])
-        return {
-            "scale": pack_numbers(scale, np.float32),
-            "values": pack_numbers(steps, np.int16),
-        }
+        return {"scale": pack_numbers(scale, np.float32), "values": pack_numbers(steps, np.int16)}
     index = np.sort(np.argpartition(-np.abs(values), _STRONGEST, axis=1)[:, :_STRONGEST], axis=1)
     strongest = np.take_along_axis(values, index, axis=1)
     return {

@@ -34,7 +34,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         for name, size in asdict(self).items():
-            number = check_count(f"A grid's {name}", size, int(name != "prefix"), TokensError)
+            number = check_count(f"A grid's {name}", size, int(name != "prefix"), error=TokensError)
             object.__setattr__(self, name, number)
 
     @property

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import Any, ClassVar, Final, get_args
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import InputError, whole_number
-from attnflow.errors.arguments import check_fields, check_named
+from attnflow.errors import InputError
+from attnflow.errors.arguments import check_count, check_fields
 from attnflow.evaluation.faithfulness import run_curves
 from attnflow.evaluation.metrics import area, linear_datamodeling_score, rank_of
 from attnflow.evaluation.records import RANDOM, Record
@@ -32,7 +32,7 @@ from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import LeaveOneOut
 from attnflow.methods.reruns import By, RerunScore
-from attnflow.tokens.units import Level, check_level
+from attnflow.tokens.units import Level
 
 Floats = NDArray[np.float64]
 Rows = dict[str, dict[str, float]]
@@ -101,16 +101,11 @@ class Prompts(base.Subject):
     batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        check_level(self.level)
-        check_named("by", self.by, get_args(By))
-        check_named("score", self.score, get_args(RerunScore))
-        for name in ("ablations", "top", "max_new_tokens", "batch_tokens"):
-            value = getattr(self, name)
-            least = 0 if name == "ablations" else 1
-            number = least if name == "batch_tokens" and value is None else whole_number(value)
-            if number is None or not least <= number <= _MOST:
-                raise InputError(f"{name} is a number from {least} to {_MOST:,}; got {value!r}.")
         check_fields(self)
+        for name in ("ablations", "top", "max_new_tokens", "batch_tokens"):
+            value, least = getattr(self, name), int(name != "ablations")
+            if value is not None:  # that of batch_tokens is taken from the device
+                check_count(name, value, least, _MOST)
         if not 0 < self.hidden < 1:
             raise InputError(f"hidden is a share between 0 and 1; got {self.hidden!r}.")
 

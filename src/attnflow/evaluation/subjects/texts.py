@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.errors import InputError, ModelError, shorten
-from attnflow.errors.arguments import check_named
+from attnflow.errors.arguments import check_count, check_named
 from attnflow.errors.progress import patiently
 from attnflow.evaluation.faithfulness import Curves, Faithfulness
 from attnflow.evaluation.importance import BlankOut, Importance, InputGradient, Measure
@@ -79,8 +79,7 @@ class Texts(base.Subject):
     def __post_init__(self) -> None:
         if self.by is not None:
             check_named("by", self.by, get_args(BlankToken))
-        if not isinstance(self.min_words, int) or self.min_words < 1:
-            raise InputError(f"min_words is at least 1; got min_words={shorten(self.min_words)}.")
+        check_count("min_words", self.min_words, 1)
 
     @property
     def heading(self) -> str:
