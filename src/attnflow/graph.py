@@ -182,11 +182,7 @@ class Cut:
 
     @property
     def place(self) -> str:
-        """In words, where the flow is held back.
-
-        In the lowest layer only edges to the source can be cut, and in the target's layer only its
-        own. Where both are one layer, the cut is the single edge between the two.
-        """
+        """The place where the flow is held back, in words: at the source, the target or between."""
         shares = self.by_layer()
         if not shares:
             return f"no path leads from {self.target!r} at layer {self.layer} to {self.source!r}"

@@ -72,10 +72,7 @@ class RankedSource:
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence of the answer: its text, its rows, what it draws on, and whether that was checked.
-
-    verdict: what it rests on, from hiding it; None where nothing was hidden.
-    """
+    """A sentence of the answer: text, rows, sources, and the verdict where something was hidden."""
 
     text: str
     rows: tuple[int, ...]

@@ -161,10 +161,7 @@ def _names_file(text: str) -> bool:
 
 
 def names_photos(text: str, model: str | None) -> bool:
-    """Tell whether TEXT is the path of an image, or of a folder that holds some.
-
-    With a model, what reads like the name of an image is one, and a folder of them is meant.
-    """
+    """Tell whether TEXT is an image's path; with a model also a missing one's, or a folder's."""
     if names_picture(text):
         return True
     if model is None:

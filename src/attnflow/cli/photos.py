@@ -38,10 +38,7 @@ def explain_photos(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Explain one photo, or each photo of a folder; what cannot be read is said and passed over.
-
-    request: more arguments of `explain`. others: options that only texts take.
-    """
+    """Explain one photo, or each of a folder; `others` are the options that only texts take."""
     path = Path(place).expanduser()
     for name, value in others.items():
         if value:

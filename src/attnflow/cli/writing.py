@@ -188,10 +188,7 @@ def progress_bars(first: str | None = None, *, console: Console | None = None) -
 
 
 def _tell_lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Progress], None]:
-    """Return a listener that writes a line where the work takes long, with the time that is left.
-
-    clock: the seconds that have passed.
-    """
+    """Return a listener that writes a line where work takes long, with the time that is left."""
     last = clock()
     begin: dict[str, tuple[float, int]] = {}  # when a stage was first heard of, and how far it was
 

@@ -20,11 +20,7 @@ from attnflow.errors.arguments import check_count
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What every worker must know.
-
-    model: a name or a path; None is the model that ships with attnflow. paths: the files of the
-    data. output: where parts go.
-    """
+    """All that a worker must know; without a model it is the one that ships with attnflow."""
 
     model: str | None
     settings: Settings

@@ -125,10 +125,7 @@ class OutputFolder:
         return read_manifest(self.path) if (self.path / _MANIFEST).exists() else None
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse a folder that holds another run, and say in what it differs.
-
-        `settings` may be a part of all: what is known before the model is loaded.
-        """
+        """Refuse another run's folder and say how it differs; `settings` may be a part of all."""
         manifest = self.manifest
         if manifest is None:
             self._refuse_strangers()

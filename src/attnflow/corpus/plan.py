@@ -22,11 +22,7 @@ from attnflow.tokens.documents import BETWEEN
 
 @dataclass(frozen=True)
 class Shard:
-    """Some rows of a corpus that follow each other.
-
-    first: the number of the first in the corpus. file, row, offset: where it stands, by the number
-    of its file, its number in the file, and its byte where the file has lines.
-    """
+    """Some rows of a corpus that follow each other, and where the first of them stands."""
 
     number: int
     first: int
@@ -107,11 +103,7 @@ class ShardReader:
 
 @dataclass(frozen=True)
 class CorpusText:
-    """One text of a corpus.
-
-    number: counted from 0 over the whole corpus. text: with its documents before it. problem: why
-    it cannot be explained, where that is known before the model is asked.
-    """
+    """One text, its documents before it; `problem` is known before the model is asked."""
 
     number: int
     id: str | None = None

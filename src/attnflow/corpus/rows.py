@@ -90,10 +90,7 @@ def result_rows(
     flags: Sequence[str] = (),
     documents: Members | None = None,
 ) -> list[Row]:
-    """Return the rows of one text: its targets in order, and for each its methods in order.
-
-    documents: which tokens each document of the text is made of, where documents are the sources.
-    """
+    """Return the rows of one text: its targets in order, and for each its methods in order."""
     tables = [_Grouped(result, text, settings, documents) for result in results]
     targets = max(len(result.targets) for result in results)
     return [

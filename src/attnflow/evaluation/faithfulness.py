@@ -74,10 +74,7 @@ class Curves:
 def run_curves(
     orders: Sequence[Sequence[int]], run: Callable[[Sequence[Positions]], Floats]
 ) -> Curves:
-    """Return the curves of one input by several orders of its sources, a row for each order.
-
-    `run(sets)` gives the score of the input with each set of its sources hidden.
-    """
+    """Return the curves of one input by several orders; `run` scores it with sets hidden."""
     sets = [
         hidden
         for order in orders

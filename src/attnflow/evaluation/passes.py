@@ -134,10 +134,8 @@ class Passes:
     ) -> list[T]:
         """Run every row once and take something of its scores: `take(k, scores of row k)`.
 
-        `stage` is the name under which the listener is told how many rows are done.
-        `forward(inputs, rows' numbers)` runs the model in a special way; by default as it is.
-        `read_as` are rows of the same lengths by which the answer's position is found: blanked by
-        a mask, another word than the one asked about would be the first that is masked.
+        forward: runs the model in a special way. read_as: rows of the same lengths by which the
+        answer's position is found; blanked by a mask, another word would be the first masked one.
         """
         results: dict[int, T] = {}
         with at_rest(self.model.module), torch.no_grad():
@@ -224,10 +222,7 @@ class Task(Passes):
         forward: Forward | None = None,
         keeps_positions: bool = True,
     ) -> list[float]:
-        """Return the answer's score in each row, a variant of the text whose number is in `texts`.
-
-        Where a variant keeps the positions of its text, its answer is read where the text's is.
-        """
+        """Return the answer's score in each row, a variant of the text of this number."""
 
         def score(r: int, scores: Scores) -> float:
             if scores.each is not None and not keeps_positions:
@@ -254,10 +249,7 @@ class Task(Passes):
         forward: Forward | None = None,
         keeps_positions: bool = True,
     ) -> list[Floats]:
-        """Return what the change at each (text, position), a row, takes from the score.
-
-        It is nan where nothing is changed.
-        """
+        """Return what the change at each (text, position) takes from the score; nan elsewhere."""
         numbers = [k for k, _ in places]
         scores = self.scores(rows, numbers, forward=forward, keeps_positions=keeps_positions)
         values = [np.full(len(text.tokens), np.nan) for text in self.texts]

@@ -318,11 +318,7 @@ def beating(results: Results, others: Sequence[str]) -> list[str]:
 
 
 def _against_plain(results: Results) -> Iterator[str]:
-    """Say who is ahead of plain rollout and flow: in both metrics, or only by their difference.
-
-    The second is what "Trust ..." goes by, so that it is never said of a method that is trusted
-    that none beats the plain ones.
-    """
+    """Say who is ahead of plain rollout and flow: in both metrics, or in their difference."""
     plain = [name for name in _PLAIN if name in results.methods]
     others = [name for name in results.methods if name not in plain]
     if not plain or not others:

@@ -81,10 +81,7 @@ class Results:
         return summarize(self.values(row, metric))
 
     def compare(self, row: str, other: str, metric: str) -> PairedDifference:
-        """Return the mean difference on the same examples with its 95 % interval: row − other.
-
-        Kept once made: thousands of texts take a moment, and a verdict asks for the same again.
-        """
+        """Return the mean difference on the same examples with its 95 % interval: row − other."""
         key = (row, other, metric)
         if key not in self._comparisons:
             pair = self.values(row, metric), self.values(other, metric)

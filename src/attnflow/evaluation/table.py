@@ -50,13 +50,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells by row and column; `note` is a sentence that stands under them.
-
-    name: for files.
-    in_figure: whether the figure of a report draws it.
-    columns_to_print: the columns that are printed, where all are too many; CSV has all.
-    digits: how many decimals are printed. signed: whether a plus is printed too.
-    """
+    """Cells by row and column under a title; of many columns only some are printed, CSV has all."""
 
     name: str
     title: str

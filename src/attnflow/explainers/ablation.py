@@ -50,10 +50,7 @@ def log_odds(log_prob: Floats) -> Floats:
 
 
 def blank_token(tokenizer: Any) -> int:
-    """Return what stands for nothing: the unknown token, a space, or the padding token.
-
-    A token that also begins or ends a text is no blank: models take it for a new text.
-    """
+    """Return the unknown token, a space, or padding; what begins or ends a text is no blank."""
     frame = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     space = tokenizer(" ", add_special_tokens=False)["input_ids"]
     choices = [tokenizer.unk_token_id, *(space if len(space) == 1 else []), tokenizer.pad_token_id]
@@ -118,9 +115,7 @@ def ablate(
 
 
 class _Variant(NamedTuple):
-    """A text with something taken away: its tokens, where each of them stands, which are seen, and
-    the first position that is not as it was.
-    """
+    """A text with parts taken away; `first` is the first position that is not as it was."""
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]
@@ -198,10 +193,7 @@ class CompletionAblation:
         return np.asarray(self.token_log_probs(sets).sum(axis=1))
 
     def token_log_probs(self, sets: Sequence[Sequence[int]]) -> Floats:
-        """Return the log-probability of each completion token, `(sets, completion tokens)`.
-
-        Equal sets are run once.
-        """
+        """Return the log-probability of each completion token, `(sets, completion tokens)`."""
         try:
             keys = [tuple(sorted({index(position) for position in each})) for each in sets]
         except (TypeError, ValueError, RuntimeError) as error:
@@ -224,10 +216,7 @@ class CompletionAblation:
 
     @cached_property
     def takes_prefix_from_cache(self) -> bool:
-        """Whether what stands before a change is run only once: tried, not assumed.
-
-        Where no window can matter, a short text shows it.
-        """
+        """True where what stands before a change is run only once: tried, not assumed."""
         if self._two_stacks or not self._is_plain or "past_key_values" not in self._accepts:
             return False
         tried = self
@@ -241,7 +230,7 @@ class CompletionAblation:
 
     @cached_property
     def _is_plain(self) -> bool:
-        """Whether keys and values are all that a later token reads of earlier ones."""
+        """True where keys and values are all that a later token reads of earlier ones."""
         config = self.model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or _CACHEABLE)
         return kinds <= _CACHEABLE and not getattr(self.model, "_is_stateful", False)
@@ -255,10 +244,7 @@ class CompletionAblation:
 
     @cached_property
     def _skips_hidden(self) -> bool:
-        """Whether hidden tokens need not run: nobody sees them, and the others keep their places.
-
-        A window counts tokens, not places, so there must be none.
-        """
+        """True where hidden tokens need not run; a window counts tokens, so there must be none."""
         return self.by == "hide" and not (
             self._two_stacks or self._has_windows or not self._is_plain
         )
@@ -298,10 +284,7 @@ class CompletionAblation:
         return _Variant(ids, tuple(range(len(ids))), visible, first)
 
     def _batches(self, variants: Sequence[_Variant], cached: bool) -> Iterator[list[int]]:
-        """Yield variants of one length together, late changes apart from early ones.
-
-        Equal lengths need no padding, which a window would count.
-        """
+        """Yield variants of one length together, early changes first: windows would count padding."""
         device = device_of(self.model)
         budget = self.batch_tokens or (_ON_CPU if device.type == "cpu" else _ON_DEVICE)
         keys = [(len(variant.ids), variant.first) for variant in variants]

@@ -38,10 +38,7 @@ def answer_rows(
     layers: Sequence[int] | int | None = None,
     **execution: Any,
 ) -> Attribution:
-    """Apply a method to a trace, at the rows that are asked for or that the answer is read from.
-
-    execution: how it is computed, such as `threads`.
-    """
+    """Apply a method to a trace, at the rows that are asked for or that the answer is read from."""
     prediction = trace.prediction
     if targets is None and prediction is not None and prediction.pooled:
         return pooled_row(method(trace, layers=layers, **execution))
@@ -101,10 +98,7 @@ def _beside_others(
     layers: Sequence[int] | int | None,
     options: Mapping[str, Any],
 ) -> Attribution:
-    """Return the answer's row of a causal model, and each other position's of its own next token.
-
-    These come from one more pass, by balanced gradient attention, as shares like the answer's.
-    """
+    """Return a causal model's answer row, and others' own next tokens by one more balanced pass."""
     own = GradientAttention(balanced=True, score=method.score, drop_sink=method.drop_sink)
     rows = answer_rows(own, capture(model, text, methods=[own], **options), targets)
     answer = answer_rows(method, capture(model, text, methods=[method], **options), None, layers)

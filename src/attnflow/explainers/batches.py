@@ -42,10 +42,7 @@ _WEIGHTS_PER_TOKEN = 256
 
 
 def split_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Yield the numbers of the inputs in each batch, shortest first; padding counts.
-
-    An input that is too long for the budget goes alone.
-    """
+    """Yield the numbers of the inputs in each batch, shortest first; a long one goes alone."""
     order = sorted(range(len(lengths)), key=lambda number: lengths[number])
     batch: list[int] = []
     for number in order:
@@ -60,10 +57,7 @@ def split_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[in
 
 
 class Batches(ABC, Generic[Item]):
-    """A loaded model, and the methods that explain its inputs at one layer.
-
-    methods: as they are applied, the default included, in the order of the results.
-    """
+    """A loaded model, and the methods, defaults resolved, that explain its inputs at one layer."""
 
     def __init__(self, model: Model, methods: list[Method], layers: int) -> None:
         count = model.adapter.expected_layers(model.module)
@@ -93,10 +87,7 @@ class Batches(ABC, Generic[Item]):
 
 
 class TextBatches(Batches[Any]):
-    """Texts that are explained as they are: `explain` for many.
-
-    targets: as in `explain`: None for where the answer is read, "all", or positions and tokens.
-    """
+    """Texts, and the targets that `explain` would take: `explain` for many."""
 
     def __init__(
         self,
@@ -115,10 +106,7 @@ class TextBatches(Batches[Any]):
         return self._lengths_together([item])[0]
 
     def lengths(self, items: Sequence[Any]) -> list[int | Exception]:
-        """Count many at a time: asking the tokenizer and the model takes longer than counting.
-
-        Where one cannot be taken, those beside it are asked one by one.
-        """
+        """Count many at a time, which is quicker; where one cannot be taken, one by one."""
         lengths: list[int | Exception] = []
         for start in range(0, len(items), _COUNTED_AT_ONCE):
             several = items[start : start + _COUNTED_AT_ONCE]
@@ -142,10 +130,7 @@ class TextBatches(Batches[Any]):
         return [[results[method][k] for method in self.methods] for k in range(len(items))]
 
     def _divide(self) -> list[tuple[Callable[[Sequence[Any], list[Any]], Results], list[Method]]]:
-        """Return which methods share a pass, and the function that makes it.
-
-        Such a function gives the results of every method for all inputs.
-        """
+        """Return which methods share a pass, and the function that makes it for all inputs."""
         adapter = self.model.adapter
         by_rows = self._targets is None and adapter.supports_row_gradients(self.model.module)
         rows: list[Method] = [
@@ -195,10 +180,7 @@ class TextBatches(Batches[Any]):
 
 
 class ImageBatches(TextBatches):
-    """Images of a vision model: its sources are patches, its target is where the class is read.
-
-    An image is a path, the bytes of a file, or whatever else `explain` takes for one.
-    """
+    """Images of a vision model, as `explain` takes them: the sources are patches."""
 
     def _lengths_together(self, items: Sequence[Any]) -> list[int]:
         """All images have one size, and so one number of patches."""
@@ -241,11 +223,7 @@ def _sharing(methods: Sequence[Method]) -> list[list[Method]]:
 
 
 class PromptText(NamedTuple):
-    """A prompt, and what followed it; None where the model is to write that.
-
-    documents: where documents stand in the prompt, in characters. Special tokens in it are then
-    text.
-    """
+    """A prompt, what followed it (None: to be written), and where documents stand in characters."""
 
     prompt: str
     completion: str | None = None
@@ -253,11 +231,7 @@ class PromptText(NamedTuple):
 
 
 class CompletionBatches(Batches[PromptText]):
-    """Prompts whose completions are explained, given or written: `generate` for many.
-
-    max_new_tokens: how many tokens the model writes where there is no completion; 0 writes none.
-    chat: whether a prompt goes through the model's chat template.
-    """
+    """Prompts whose completions are explained, given or (`max_new_tokens`) written, for many."""
 
     def __init__(
         self,

@@ -45,9 +45,7 @@ class Comparison:
 
 
 def usual_methods(length: int, first: Method | None = None) -> tuple[Method, ...]:
-    """Return what is shown when nothing was asked for: the model's default (`first`) before all
-    others, flow only where it takes seconds.
-    """
+    """Return the usual methods behind the model's default; flow only where it takes seconds."""
     others = (Rollout(), Raw(), *((Flow(),) if length <= FLOW_TOKENS else ()))
     return (*(() if first is None or first in others else (first,)), *others)
 
@@ -122,10 +120,7 @@ def compare_completions(
     images: Sequence[Any] | None = None,
     confirm: bool = False,
 ) -> Comparison:
-    """Continue a prompt; the first method watches it being written, the others read it again.
-
-    None stands for the default of `generate`. images, confirm: as `generate` takes them.
-    """
+    """Continue a prompt by the first method (None: the default); the others read it again."""
     loaded = as_model(model, default="smollm2")
     _check_methods(methods)
     tell("writing", 0, max_new_tokens)
@@ -147,10 +142,7 @@ def compare_answers(
     chat: bool | None = None,
     confirm: bool = False,
 ) -> tuple[Answer, Comparison]:
-    """Answer a question from documents; the first method explains it, the others stand beside it.
-
-    None stands for the default of `ask`. confirm, chat: as `ask` takes them.
-    """
+    """Answer a question by the first method (None: the default); the others read it again."""
     loaded = as_model(model, default="smollm2")
     _check_methods(methods)
     tell("reading and answering", 0, 0)

@@ -34,11 +34,7 @@ DEFAULTS: dict[str, Method] = {
 
 
 def kind_of(model: Model, *, about_images: bool = False, every_token: bool = False) -> str:
-    """Return the line of the table that a model belongs to.
-
-    about_images: whether its input is a text with images. every_token: whether each token that it
-    wrote is explained, and not one answer.
-    """
+    """Return the line of the table for a model: its input, and whether every token is explained."""
     if about_images:
         return "question about images"
     module, adapter, facts = model.module, model.adapter, model.facts
@@ -56,18 +52,12 @@ def kind_of(model: Model, *, about_images: bool = False, every_token: bool = Fal
 def default_method(
     model: Model, *, about_images: bool = False, every_token: bool = False
 ) -> Method:
-    """Return what explains a model's answer when nothing is asked for.
-
-    It is what agrees best with ablations of models of this kind, at the cost of one pass.
-    """
+    """Return what agrees best with ablations of models of this kind, at the cost of one pass."""
     return DEFAULTS[kind_of(model, about_images=about_images, every_token=every_token)]
 
 
 def depends_on_text(method: Method, model: Model) -> bool:
-    """Return whether this is a default that is fitted to each text.
-
-    One drops the text's sink; a masked language model answers only where the text has a mask.
-    """
+    """Return whether a default is fitted to each text: it drops a sink, or needs a mask there."""
     masked = model.facts.answer == "mask" and method is DEFAULTS["answer of an encoder"]
     return masked or method is DEFAULTS["language model without row gradients"]
 
@@ -80,12 +70,7 @@ def without_mask(method: Method, model: Model, ids: Sequence[int]) -> Method:
 
 
 def drop_sink(method: Method, model: Model, inputs: Mapping[str, Any], first_token: int) -> Method:
-    """Return a default rollout with the sink of this prompt dropped; other methods as they are.
-
-    A start token is a sink by what the tokenizer says; elsewhere the sink is measured.
-
-    inputs: the prompt as the model takes it. first_token: the id that the prompt begins with.
-    """
+    """Return a default rollout with the prompt's sink dropped: a start token, or a measured one."""
     if method is not DEFAULTS["language model without row gradients"]:
         return method
     special = () if model.tokenizer is None else model.tokenizer.all_special_ids

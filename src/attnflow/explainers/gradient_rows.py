@@ -63,10 +63,7 @@ class CompletionRows:
         return None if position is None else position - self.padding[example]
 
     def of(self, example: int, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return `(layers, count, prompt)` and `(layers, count)`: to the prompt, and elsewhere.
-
-        At each layer what it and all layers below it add up to.
-        """
+        """Return sums up to each layer, to the prompt `(layers, count, prompt)`, and elsewhere."""
         rows = np.cumsum(self.rows[:, example, :count], axis=0)
         on_prompt = rows[..., self.padding[example] : self.prompt]
         return on_prompt.copy(), rows[..., self.prompt :].sum(axis=-1)
@@ -125,10 +122,7 @@ def completion_rows(
 
 @dataclass(frozen=True, eq=False)
 class _LastRow(PredictingRows):
-    """The last position of each text, explained by its likeliest token.
-
-    logits: what that token is read from, put here when the model has run.
-    """
+    """The last position of each text, explained by its likeliest token, read from `logits`."""
 
     logits: list[Tensor] = field(default_factory=list)
 
@@ -141,10 +135,7 @@ class _LastRow(PredictingRows):
 def explain_last_rows(
     model: Model, texts: Sequence[str], methods: Sequence[GradientAttention], layers: int
 ) -> list[list[Attribution]]:
-    """Return for each method the result of every text: its last position at one layer.
-
-    The methods take the same gradients of the same score.
-    """
+    """Return for each of these methods of one score every text's last position at one layer."""
     module, tokenizer = model
     batch = model.adapter.encode(module, tokenizer, texts)
     ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]

@@ -28,10 +28,7 @@ _CONVERGED = 1e-10
 
 @dataclass(frozen=True, eq=False)
 class AblationTask:
-    """What a method measures: which tokens of a completion, on which sources.
-
-    targets: of each row of a result the completion's tokens that it is about, by number from 0.
-    """
+    """The tokens of a completion that each row of a result is about, on which sources."""
 
     ablation: CompletionAblation
     sources: Sources

@@ -82,9 +82,7 @@ def encode_placed(
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return the tokens that are no text, by id: special ones, and those in brackets that the chat
-    template writes, such as the marks of a turn.
-    """
+    """Return the tokens that are no text: special ones, and the chat template's own in brackets."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     return {
@@ -106,10 +104,7 @@ def refuse_control(tokenizer: Any, contents: Sequence[str]) -> None:
 
 
 def token_spans(places: Sequence[CharSpan], spans: Sequence[CharSpan]) -> list[CharSpan | None]:
-    """Return the tokens of some parts of a text, from the first up to, not including, the end.
-
-    places: the characters of each token. None for a part that no token is made of.
-    """
+    """Return the tokens of parts of a text, by each token's characters; None for a part of none."""
     tokens: list[CharSpan | None] = []
     end = 0
     for start, stop in spans:

@@ -59,10 +59,7 @@ _FILLER = " thing"
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Some prompts padded to one length: ids and mask (batch, length), the mask 0 at padding.
-
-    prompts: each example alone.
-    """
+    """Some prompts padded to one length: ids and mask (batch, length), and each alone."""
 
     ids: Tensor
     mask: Tensor
@@ -89,10 +86,7 @@ class PromptBatch:
 
 
 def encode_prompts(model: Model, prompts: Prompts) -> PromptBatch:
-    """Encode texts, conversations of messages, or inputs that the user prepared.
-
-    Special tokens in a text are read as the tokenizer reads them; in a message they are text.
-    """
+    """Encode texts, messages (special tokens in them are text), or inputs the user prepared."""
     if isinstance(prompts, Mapping):
         return _wrap_prompts(model, prompts)
     checked_tokenizer(model.tokenizer)
@@ -114,9 +108,7 @@ def as_chat(text: str) -> list[Message]:
 
 
 def _padded(model: Model, prompts: Sequence[Prompt], several: bool) -> PromptBatch:
-    """Pad on the side that the model's facts name: a decoder goes on at the right, an encoder
-    reads from the left and was trained so.
-    """
+    """Pad on the side that the model's facts name: decoders on the left, encoders on the right."""
     longest = max(len(prompt.ids) for prompt in prompts)
     tokens = (model.tokenizer.pad_token_id, model.tokenizer.eos_token_id)
     pad = next((token for token in tokens if token is not None), 0)
@@ -155,10 +147,7 @@ def _encode(tokenizer: Any, prompt: object) -> Prompt:
 
 @dataclass(frozen=True)
 class _PlacedTokens:
-    """Token ids, the characters of each token, and where each message stands, by number.
-
-    characters: None where nothing says which tokens a message became.
-    """
+    """Token ids, the characters of each (None: unknown), and where each message stands."""
 
     ids: list[int]
     characters: list[CharSpan] | None
@@ -314,10 +303,7 @@ def neutral_prompt(model: ModelLike, prompt: Prompts) -> dict[str, list[list[int
 def neutral_ids(
     tokenizer: Any, ids: Sequence[int], form: Sequence[bool] | None = None
 ) -> list[int]:
-    """Return these ids with a filler in place of each word that says something.
-
-    form: True where a chat template put a token, which stays.
-    """
+    """Return ids with a filler for each word that says something; a template's `form` stays."""
     if tokenizer is None:
         raise TokensError(
             "The neutral prompt is made with the tokenizer: attnflow.load(model, tokenizer=...)."

@@ -165,10 +165,7 @@ def _listing(tokens: Tokens) -> str:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One token of a completion, and another that might have stood there: why this, not that?
-
-    number: which token of the completion. other: the id of the other token. text: both in words.
-    """
+    """One token of a completion, and another in its place: why this, not that? `text` says it."""
 
     number: int
     other: int

@@ -57,10 +57,7 @@ class Sources:
 
     @classmethod
     def of_prompt(cls, model: Model, prompt: Prompt, level: Level = "word") -> Sources:
-        """Divide a prompt as a model takes it; what a chat template put there is no source.
-
-        Without a tokenizer there are no words: then each token is a source.
-        """
+        """Divide a prompt, its chat template left out; without a tokenizer each token is a source."""
         tokens, special = prompt_tokens(model.tokenizer, prompt.ids)
         template = [k for k, is_form in enumerate(prompt.form or ()) if is_form]
         return cls.of_tokens(
@@ -170,10 +167,7 @@ class Sources:
 
 
 def prompt_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[Tokens, tuple[int, ...]]:
-    """Return the tokens of a prompt, and which of them are special to their tokenizer.
-
-    Also those that were added to its vocabulary and stand in brackets, as the signs of chats do.
-    """
+    """Return the tokens of a prompt, and which are special, those added in brackets included."""
     tokens = tokens_of(tokenizer, ids)
     if tokenizer is None:
         return tokens, ()

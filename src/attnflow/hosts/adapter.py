@@ -135,10 +135,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def run(self, model: nn.Module, inputs: Mapping[str, Tensor], recorder: Recorder) -> Any:
-        """Run one forward pass; every layer's weights go to the recorder, in order.
-
-        The model is given back as it was, also when the pass fails.
-        """
+        """Run one forward pass; each layer's weights go to the recorder. Nothing stays changed."""
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         """Run the same pass without watching: what capture must not change."""
@@ -168,10 +165,7 @@ class Adapter(ABC):
     def name_positions(
         self, model: nn.Module, tokenizer: Any, batch: Batch, example: int, length: int
     ) -> Tokens:
-        """Return the tokens of the input (of the encoder, if there are two), padding left out.
-
-        `length` is the number of positions that attention was seen over, padding included.
-        """
+        """Return the tokens of the input (of the encoder, of two); `length` counts padding too."""
         return Tokens(tuple(f"position {k}" for k in batch.positions_of(example, length)))
 
     def name_decoder_positions(
@@ -203,10 +197,7 @@ class Adapter(ABC):
     def run_with(
         self, model: nn.Module, inputs: Mapping[str, Tensor], intervention: Intervention
     ) -> Any:
-        """Run one forward pass under an intervention, watched by nobody.
-
-        Without more, only uniform attention is possible, which `run` makes for a recorder.
-        """
+        """Run one forward pass under an intervention; without more, only uniform attention."""
         self.refuse_other_kinds(model, intervention, allowed=UNIFORM.kinds)
         return self.run(model, inputs, Recorder("mean", disturb=intervention.uniform))
 

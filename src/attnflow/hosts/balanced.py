@@ -135,10 +135,7 @@ def scaled(tensor: Tensor, share: float) -> Tensor:
 
 
 def attention_shares(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the three tensors of an attention, each to pass on its share of the gradient.
-
-    Weights and values are the factors of one product, queries and keys those of another.
-    """
+    """Return query, key and value, each to pass on its share: they are factors of two products."""
     weights = _computed(query) or _computed(key)
     of_weights = 0.5 if _computed(value) else 1.0
     each = of_weights * (0.5 if _computed(query) and _computed(key) else 1.0)
@@ -404,11 +401,7 @@ _RULES: dict[str, _Rule] = {
 
 
 class InputLeaves:
-    """The embedded inputs of a model, cut off as leaves of the graph: one for each stack of layers.
-
-    Hooked to the embedding while the model runs. Gradients are taken of these; no parameter is
-    touched.
-    """
+    """The embedded inputs of a model, cut off as leaves of the graph: one for each stack."""
 
     def __init__(self) -> None:
         self.leaves: list[Tensor] = []
@@ -446,11 +439,7 @@ def balanced(model: nn.Module, changes: Changes) -> Iterator[BalancedRules]:
 
 
 def take_activations_as_one(model: nn.Module, changes: Changes) -> None:
-    """Give an activation that is a module of its own the rule of one function, until undone.
-
-    Some files write their activation out in products and powers (GPT-2's gelu); taken as a whole it
-    is a function of one number like any other.
-    """
+    """Give an activation that is a module, such as GPT-2's gelu, the rule of one function."""
     for module in model.modules():
         if type(module).__module__ == _ACTIVATIONS:
             changes.hook(module.register_forward_hook, _take_as_one, BalancedRules.are_active)

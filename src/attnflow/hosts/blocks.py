@@ -56,11 +56,7 @@ class FixedNorm:
 
 @dataclass(frozen=True, eq=False)
 class BlockState:
-    """The work of one block on one example: everything its vectors are made of.
-
-    `norms` are the LayerNorms that follow attention and that end the block, of a post-norm block;
-    a pre-norm block has none.
-    """
+    """The work of one block on one example; `norms` are the two LayerNorms of a post-norm block."""
 
     inputs: Tensor  # (n, width): the block's input, which the residual carries on
     weights: Tensor  # (heads, n, n)

@@ -50,10 +50,7 @@ def capture_in_factors(
     phrase: Sequence[TokenAt] = (),
     score: ScoreName,
 ) -> FactoredTrace:
-    """Return the trace of one example in factors.
-
-    phrase: the tokens whose scores count together, in place of the answer.
-    """
+    """Return the trace of one example in factors; of a phrase where that is asked for."""
     module, adapter = model.module, model.adapter
     length = next(iter(batch.inputs.values())).shape[1]
     with told_memory(module, length), at_rest(module), torch.set_grad_enabled(bool(gradient_kind)):

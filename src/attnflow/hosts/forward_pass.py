@@ -185,10 +185,7 @@ class ForwardPass:
         return self.model.adapter.name_positions(module, tokenizer, self.batch, example, length)
 
     def about(self, example: int, shift: int = 0) -> dict[str, Any]:
-        """Return what every trace of the pass says, by the names of its fields.
-
-        shift: how many positions stand before those that predict.
-        """
+        """Return what every trace says; `shift` positions stand before those that predict."""
         heads = self.recorder.heads
         about = provenance_of(self.model.module, self.recorder.dtype)
         if self.explained is not None:

@@ -57,10 +57,7 @@ class _ProjectionAdapter(Adapter):
 
 
 class _ProjectionHooks:
-    """Hooks on one such attention module.
-
-    Its values are seen, and changed, as they are projected; its weights are shown all at once.
-    """
+    """Hooks on one such module: it shows and changes values as projected, and shows all weights."""
 
     def __init__(self, module: nn.Module, heads: int, session: Session) -> None:
         self.module, self.heads, self.session = module, heads, session

@@ -235,10 +235,7 @@ _TINY = 160  # pixels of the longer side
 
 @dataclass(frozen=True, eq=False)
 class PreparedImage:
-    """One photo as the model takes it (`inputs`, a batch of one), and as it sees it.
-
-    picture: (height, width, 3), whole numbers to 255. name, remarks: as in `Photo`.
-    """
+    """One photo as the model takes it, a batch of one, and the picture that it sees."""
 
     inputs: Mapping[str, Tensor]
     picture: NDArray[np.uint8]
@@ -272,10 +269,7 @@ def prepare_images(model: ModelLike, sources: Sequence[Any]) -> list[PreparedIma
 
 
 def image_of(model: Model, source: Any) -> PreparedImage | None:
-    """Return the image that was handed in where a text could have been; None where it is a text.
-
-    What a vision model is handed is an image or its path, whatever its name looks like.
-    """
+    """Return the image that was handed in where a text could have been; None where it is a text."""
     if not model.adapter.reads_images(model.module) and not is_picture(source):
         if isinstance(source, os.PathLike):
             raise InputError(

@@ -75,10 +75,7 @@ def name_patches(
     length: int,
     special: Sequence[str] = ("[CLS]",),
 ) -> Tokens:
-    """Return names of `length` positions over pixels (batch, channels, height, width).
-
-    The grid follows the image, which need not be square. special: what stands before the patches.
-    """
+    """Name the `length` positions over pixels; `special` stand before the patches of the grid."""
     down, across = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
     height, width = pixels.shape[-2:]
     rows, columns = height // down, width // across

@@ -247,10 +247,7 @@ class Intervention:
     def mask(
         self, mask: Tensor | None, query: Tensor, keys: int, stage: Stage, first: int, total: int
     ) -> Tensor | None:
-        """Return the mask (batch, 1 or heads, queries, keys) that is added to the scores.
-
-        `first` is the place of the first of these queries among the layer's `total` ones.
-        """
+        """Return what is added to the scores of queries from `first` of `total` on."""
         keys_to_hide = self._mask("hide_keys", stage, keys, len(query), query.device)
         if keys_to_hide is None:
             return mask

@@ -135,10 +135,7 @@ TokenAt = tuple[int, int]
 
 @dataclass(frozen=True)
 class PhraseScores(Scores):
-    """Tokens of one text whose scores count together: the sum of their log-probabilities.
-
-    The gradient of a sum comes from one backward pass, however many tokens there are.
-    """
+    """Tokens of one text whose scores count together, so that one backward pass serves all."""
 
     phrase: tuple[TokenAt, ...] = ()
 
@@ -186,10 +183,7 @@ Choice = Answer | Sequence[Answer] | None
 
 @contextmanager
 def differentiable(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """Make a graph in one pass, also of a model with frozen parameters; their flags come back.
-
-    Only gradients of the weights are computed later: no parameter's `.grad` is touched.
-    """
+    """Make a graph in one pass, also of frozen parameters; their flags come back."""
     if not enabled:
         with torch.no_grad():
             yield
@@ -277,10 +271,7 @@ def _choice(scores: Scores | None, answer: Answer | None, model: nn.Module) -> i
 def gradients_of(
     total: Tensor, recorder: Recorder, model: nn.Module, inputs: InputLeaves | None = None
 ) -> list[NDArray[np.float32]]:
-    """Return the gradient of each layer's weights, in their shape.
-
-    inputs: where they are given, what they add to the score is measured on the way.
-    """
+    """Return the gradient of each layer's weights; that of `inputs` is measured on the way."""
     layers = recorder.layers
     parts = [*(layer.in_graph for layer in layers), *(() if inputs is None else [inputs.leaves])]
     every = weight_gradients(total, parts, model)

@@ -46,11 +46,7 @@ def measured(
     parts: Sequence[Parts],
     layers: Sequence[nn.Module],
 ) -> Iterator[None]:
-    """Measure what the recorder was asked for beside the weights.
-
-    Blocks are taken apart, and every one of the layers that attends, in this session, is replayed
-    as it ends.
-    """
+    """Measure what the recorder was asked for: blocks taken apart, attending layers replayed."""
     replay = _Replay(recorder, session)
     with watched_blocks(parts, recorder, model_name), undone() as changes:
         for layer in layers if VALUE_ZEROING in recorder.record else ():
@@ -103,10 +99,7 @@ class _Replay:
         return distances
 
     def _run(self, layer: nn.Module, example: int, batch: int, silent: list[list[int]]) -> Tensor:
-        """The layer's forward on copies of one example, without the hooks that watch the layer.
-
-        `silent` has the positions of each copy whose values are zeroed.
-        """
+        """Run the layer on copies of one example, values at `silent` positions zeroed."""
         copies = len(silent)
         with self.session.replay(Intervention(zero_values=silent)):
             arguments = [_copies(x, example, batch, copies) for x in self.arguments]

@@ -148,10 +148,7 @@ class Flow(CapacityMethod):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """One maximum flow for each target and source, each with its certificate.
-
-        Every source is a problem of its own, so asking for few sources saves the work of others.
-        """
+        """Return a certified maximum flow for each target and source, each a problem of its own."""
         from attnflow import maxflow
 
         if self.normalized and selection.columns is not None:
@@ -246,9 +243,7 @@ class Flow(CapacityMethod):
         rows: Sequence[int],
         columns: Sequence[int],
     ) -> NDArray[np.bool_]:
-        """Where a saturated flow says nothing about the target: everywhere, where all rows have the
-        same mass; of gradients, unless the flow fills its own target's row.
-        """
+        """Mark saturated flows that do not fill the target's own row: they say nothing of it."""
         if self.capacities != "gradients":
             return np.ones((len(levels), len(rows), len(columns)), np.bool_)
         incoming = capacities[0].sum(axis=0)[list(columns)]
@@ -257,10 +252,7 @@ class Flow(CapacityMethod):
 
 
 def _shares_held(layers: Sequence[int], solution: FlowResult) -> dict[str, dict[str, float]]:
-    """For each layer, the share of flows held back at the source, at the target and in between.
-
-    A flow that fills both ends counts as held at the source.
-    """
+    """Return each layer's shares of flows held at the source (first), the target, between."""
     shares: dict[str, dict[str, float]] = {}
     for place, layer in enumerate(layers):
         source, target = solution.at_source[place], solution.at_target[place]

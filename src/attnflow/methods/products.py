@@ -47,10 +47,7 @@ hold them against.
 def roll_out(
     trace: AttentionTrace, rows_of: RowsOf, selection: Selection, tops: RowsOf | None = None
 ) -> Rolled:
-    """Return the products of the matrices from the lowest available layer up.
-
-    `tops` replace the uppermost matrix of each product.
-    """
+    """Return the products of the matrices up to each level; `tops` replace the uppermost ones."""
     rows = sorted({*selection.rows, *spread(trace.length)})
     indices = [trace.layers.index(number) for number in selection.available]
     levels, places = sorted(set(selection.levels)), np.array(rows)
@@ -107,10 +104,7 @@ def _rows_from_the_top(
     step: Step,
     join: Callable[[list[Any]], Any],
 ) -> dict[int, Any]:
-    """Return the same, vector by vector: all levels go down together, so each matrix is made once.
-
-    start: the rows of the layer at an index. join: vectors below each other.
-    """
+    """Return the same, vector by vector: all levels go down together, a matrix is made once."""
     vectors: Any = None
     order: list[int] = []
     for level in range(max(levels), 0, -1):
@@ -148,10 +142,7 @@ def head_shares(heads: Heads, count: int) -> tuple[float, ...] | None:
 def roll_out_factors(
     trace: FactoredTrace, selection: Selection, step: Step, top: Step | None = None
 ) -> Rolled:
-    """Return rows of the products at the selected layers, as `roll_out` does for weights.
-
-    Many targets are held against each other, few against others spread over the text.
-    """
+    """Return the same of a trace in factors, where many targets are held against each other."""
     others = spread(trace.length)
     enough = len(set(selection.rows)) >= len(others)
     rows = sorted({*selection.rows, *(() if enough else others)})

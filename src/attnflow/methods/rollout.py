@@ -199,10 +199,7 @@ class Rollout(MixingMethod):
 def uniform_rollout(
     shares: NDArray[np.float64], length: int, rows: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Return rows of the rollout of `A[i, j] = 1/(i+1)`, j ≤ i, `(layers, rows, n)`.
-
-    One layer of it is a running mean. `shares` are the residual's, one for each layer.
-    """
+    """Return rows of the rollout of uniform causal attention, a running mean at every layer."""
     below = np.eye(length)
     visible = np.arange(1, length + 1)[:, None]
     uniform = np.empty((len(shares), len(rows), length))

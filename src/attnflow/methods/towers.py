@@ -42,10 +42,7 @@ def language_layers(trace: AttentionTrace) -> list[int]:
 
 
 def image_sources(trace: AttentionTrace) -> list[int] | None:
-    """Return the positions that can be sources: vision positions and words.
-
-    A token that hands all it has on to patches is none. None for a trace of one tower: all of them.
-    """
+    """Return the positions that can be sources, patches and words; None for one tower: all."""
     index = connector_index(trace)
     if index is None:
         return None

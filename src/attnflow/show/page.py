@@ -40,10 +40,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def render(template: str | Path, **values: Any) -> str:
-    """Return a Jinja template with these values in it, by its name here or by its path.
-
-    Every value that the template does not mark as safe is escaped.
-    """
+    """Return a Jinja template, by name or path, with these values, escaped unless marked safe."""
     return str(_compiled(_TEMPLATES / template).render(values))
 
 

@@ -199,10 +199,7 @@ def picture_sentence(result: Attribution, *, subject: str | None = None) -> str:
 
 
 def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = None) -> str:
-    """Say what one word of an answer about images came from: each image as a whole, and words.
-
-    subject: what the sentence is about, if not the target's own word.
-    """
+    """Say what the word (or `subject`) of an answer about images came from: images, and words."""
     values = np.maximum(result.layer(-1).values[0, 0], 0.0)
     name, total = subject or result.targets.text[0], float(values.sum())
     if total <= 0:
@@ -303,9 +300,7 @@ class ProbabilityBar(NamedTuple):
 
 
 def certainty_of(confirmation: Confirmation) -> tuple[str, list[ProbabilityBar]]:
-    """Say what an answer loses without its sources: a sentence, and a bar for its probability with
-    them and one without.
-    """
+    """Say what an answer loses without its sources: a sentence, and a bar with and without."""
     them = "it" if len(confirmation.sources) == 1 else "them"
     pair = {"with": confirmation.probability, "without": confirmation.probability_without}
     bars = [ProbabilityBar(f"{name} {them}", p, few_digits(p)) for name, p in pair.items()]

@@ -56,10 +56,7 @@ def layers_table(result: Attribution, *, console: Console, most: int | None = No
 
 
 def shaded_text(result: Attribution, *, console: Console) -> Text | None:
-    """Return the text, each token shaded by what the targets together draw on it at the top.
-
-    None where there would be nothing to see: without colour, or where the sources are patches.
-    """
+    """Return the text shaded by what the targets draw on; None without colour, or over patches."""
     if _is_plain(console) or result.sources.grid is not None:
         return None
     values = result.layer(-1).values[0].sum(axis=0)
@@ -87,10 +84,7 @@ def completion_table(
     words: Sequence[str] | None = None,
     hide: bool = False,
 ) -> Text:
-    """Return each generated token on a line, with the prompt tokens it draws on most.
-
-    Common tokens are dimmed, or left out with `hide`; `words` replaces the list of them.
-    """
+    """Return each generated token with its strongest sources; common ones are dim or hidden."""
     names = [_fit(token) for token in result.targets.text]
     label = max(9, *map(cell_len, names))
     text = Text("generated".rjust(label) + "  ", style="bold")

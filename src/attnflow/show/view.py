@@ -103,9 +103,7 @@ class HeadWeights:
 
     @classmethod
     def of_completion(cls, trace: AttentionTrace, prompt: int, targets: Tokens) -> HeadWeights:
-        """Take the positions that write the completion, of a trace of prompt and completion;
-        `prompt` is the length of the prompt.
-        """
+        """Take the positions that write the completion, after `prompt` tokens, of a whole trace."""
         rows = slice(prompt - 1, prompt - 1 + len(targets))
         weights = trace.weights[:, :, rows].copy()
         return cls(tuple(trace.layers), weights, targets.names, trace.tokens.names)

@@ -64,10 +64,7 @@ def _document(number: int, entry: object) -> Document:
 def compose_prompt(
     question: str, documents: Sequence[Document], *, ending: str = ""
 ) -> tuple[str, list[CharSpan]]:
-    """Return the documents and then the question, blank lines between, and the documents' places.
-
-    Names are left out: a small model takes headings for the beginning of its answer.
-    """
+    """Return the documents without names, then the question; and the documents' places."""
     text, places = join_texts([*(document.text.strip() for document in documents), question])
     return text + ending, places[:-1]
 

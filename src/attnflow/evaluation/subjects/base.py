@@ -151,11 +151,7 @@ class Subject(ABC):
 
 @dataclass(eq=False, kw_only=True)
 class Judge(ABC):
-    """A subject bound to a model, methods by their labels, and a seed.
-
-    baselines: the rows that stand beside the methods.
-    refused: why methods could not be run, filled as they are tried.
-    """
+    """A subject bound to a model, methods by their labels, and a seed."""
 
     subject: Subject
     model: Model
@@ -174,10 +170,7 @@ class Judge(ABC):
         return {**self.subject.settings(), "methods": list(self.methods), "seed": self.seed}
 
     def try_methods(self, examples: Sequence[Any]) -> None:
-        """Run every method once; those that cannot be run are refused, with the reason.
-
-        This also compiles what has to be compiled, so that no example is charged for it.
-        """
+        """Run (and compile) every method once; those that cannot be run are refused."""
         inputs = self._try_examples(examples)
         for k, (name, method) in enumerate(self.methods.items()):
             tell("trying the methods", k, len(self.methods))

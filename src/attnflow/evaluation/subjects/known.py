@@ -21,9 +21,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PromptText:
-    """A prompt as its tokens spell it: `parts` of text, one a token; `start` is where the prompt
-    itself begins, after start tokens or a chat template.
-    """
+    """A prompt as its tokens spell it, a part for each; it begins at `start`, behind its frame."""
 
     parts: tuple[str, ...]
     start: int
@@ -121,11 +119,7 @@ def _hit(name: str, scores: Floats, groups: Sequence[int], places: TrueSources) 
 
 
 def is_answered(expected: str, completion: str, *, cut_off: bool) -> bool:
-    """Return whether a completion gives the expected answer, articles and punctuation aside.
-
-    cut_off: the completion ended because it was long enough; then it may be the beginning of the
-    answer.
-    """
+    """Return whether a completion, whole or cut off, gives the answer, articles and signs aside."""
     right, reply = _plain_words(expected), _plain_words(completion)
     begins = cut_off and bool(completion.strip()) and expected.startswith(completion.strip())
     return (bool(right) and f" {right} " in f" {reply} ") or begins

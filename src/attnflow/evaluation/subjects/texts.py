@@ -126,11 +126,7 @@ class Texts(base.Subject):
     def judge(
         self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int
     ) -> TextJudge:
-        """Return what judges texts; by default all methods that need one pass are compared.
-
-        Beside them stand random orders, and the measures as rankings: what a method that knew them
-        would reach.
-        """
+        """Return what judges texts; by default all methods of one pass. Measures rank beside them."""
         loaded = as_model(model)
         blanks = Passes.over(loaded, self.batch_size).ids.blanks
         there: BlankToken = next((name for name in _BLANKS if name in blanks), "delete")

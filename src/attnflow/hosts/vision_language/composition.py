@@ -85,10 +85,7 @@ class Composition:
         return ("vision",) * len(self.vision) + ("connector",) + ("language",) * len(self.language)
 
     def stack(self, arrays: Sequence[Sequence[Array]], *, idle: float) -> Array:
-        """Return `(layers, heads, n, n)` of arrays, one for each call of each attention module.
-
-        idle: what a position that a layer does not touch gives to itself.
-        """
+        """Return `(layers, heads, n, n)` of all calls; untouched positions keep `idle`."""
         order = np.array([position for view in self.views for position in view.positions])
         seeing, reading = arrays[: len(self.vision)], arrays[len(self.vision) :]
         squares = [_diagonal(calls)[:, order[:, None], order] for calls in seeing]

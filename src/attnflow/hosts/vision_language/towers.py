@@ -157,11 +157,7 @@ def _with_places(processor: Any, question: str, count: int) -> str:
 def after_prompt(
     model: PreTrainedModel, extra: Mapping[str, Tensor], prompt: Sequence[int], ids: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Prompt and completion as one input, with the prompt's images.
-
-    What the prompt has for each token goes on over the completion as the model's own generate()
-    carries it on.
-    """
+    """Return prompt and completion as one input, carried on with images as generate() does."""
     text = torch.tensor([[*prompt, *ids]], device=model.device)
     carried: dict[str, Any] = {
         **extra,

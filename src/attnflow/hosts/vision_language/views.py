@@ -104,10 +104,7 @@ def _cut_patches(
 def _steps(
     model: Any, name: str, inputs: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, int, int, NDArray[np.intp]]]:
-    """Yield every step of every image or video: its number, rows, columns, and its patches.
-
-    Patches that are merged later are numbered block by block; their numbers come row by row.
-    """
+    """Yield each step of each image or video: number, rows, columns, and its patches row by row."""
     merge = int(getattr(model.config.vision_config, "spatial_merge_size", 1))
     start = 0
     for number, (steps, rows, columns) in enumerate(inputs[_GRIDS[name]].tolist()):
@@ -193,10 +190,7 @@ def with_pictures(
     processor: Any,
     photos: Sequence[Photo] = (),
 ) -> Attribution:
-    """Return the result with the reduced pictures behind its maps, and remarks on the photos.
-
-    Where a picture does not fit its grid there are none: a map beside its thing would mislead.
-    """
+    """Return the result with remarks, and the pictures behind its maps if all fit their grids."""
     images = result.sources.images
     pictures = pictures_of(model, inputs, processor) if images else []
     about = dict(result.provenance)
