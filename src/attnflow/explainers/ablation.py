@@ -284,7 +284,7 @@ class CompletionAblation:
         return _Variant(ids, tuple(range(len(ids))), visible, first)
 
     def _batches(self, variants: Sequence[_Variant], cached: bool) -> Iterator[list[int]]:
-        """Yield variants of one length together, early changes first: windows would count padding."""
+        """Yield variants of one length together: a window would count padding."""
         device = device_of(self.model)
         budget = self.batch_tokens or (_ON_CPU if device.type == "cpu" else _ON_DEVICE)
         keys = [(len(variant.ids), variant.first) for variant in variants]

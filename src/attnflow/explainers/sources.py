@@ -57,7 +57,7 @@ class Sources:
 
     @classmethod
     def of_prompt(cls, model: Model, prompt: Prompt, level: Level = "word") -> Sources:
-        """Divide a prompt, its chat template left out; without a tokenizer each token is a source."""
+        """Divide a prompt, its chat template left out; without a tokenizer, into tokens."""
         tokens, special = prompt_tokens(model.tokenizer, prompt.ids)
         template = [k for k, is_form in enumerate(prompt.form or ()) if is_form]
         return cls.of_tokens(

@@ -126,7 +126,7 @@ class Texts(base.Subject):
     def judge(
         self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int
     ) -> TextJudge:
-        """Return what judges texts; by default all methods of one pass. Measures rank beside them."""
+        """Return what judges texts, by default by all methods of one pass."""
         loaded = as_model(model)
         blanks = Passes.over(loaded, self.batch_size).ids.blanks
         there: BlankToken = next((name for name in _BLANKS if name in blanks), "delete")
