@@ -9,8 +9,8 @@ import pytest
 from attnflow import AttentionTrace, Flow, LayeredGraph
 from attnflow.errors import InputError, WeightsError
 from attnflow.graph import Cut, CutEdge
-from attnflow.maxflow.reference import solve_pair
 from attnflow.testing import Shape, check_flow, random_attention, random_trace
+from reference_flow import solve_pair
 
 GRAPH = Flow().graph(random_trace(layers=3, length=4, seed=2))
 

@@ -128,7 +128,7 @@ class Report:
 
     def write(self, folder: Path) -> list[Path]:
         """CSV, Markdown and the figure, if any, in a folder; the files that were written."""
-        from attnflow.show import plots
+        from attnflow_experiments.curves import layer_curves
 
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ class Report:
         if self.figure is not None:
             self.figure(paths[2])
         elif panels:
-            plots.layer_curves(panels, paths[2])
+            layer_curves(panels, paths[2])
         else:
             return paths[:2]
         return paths

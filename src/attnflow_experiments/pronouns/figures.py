@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.show.plots import curves
 from attnflow.show.plots.canvas import bare, pyplot, save_figure
+from attnflow_experiments.curves import curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,9 +2,9 @@
 
 A figure of one panel is a function that takes `ax=` and returns the Axes, so that it fits into any
 figure: `layers_map`, `pairs_map`, `source_bars`, `token_layers`, `completion_map`, `method_bars`,
-`probability_bars`, `attention_graph`, `cut_graph`, `image_overlay`, `curves`, `intervals`.
+`probability_bars`, `attention_graph`, `cut_graph`, `image_overlay`, `intervals`.
 A figure of several panels cannot stand in one Axes; its function makes and returns a Figure:
-those called `..._figure`, and `layer_curves` and `interval_panels`. `build_up` writes an animated
+those called `..._figure`, and `interval_panels`. `build_up` writes an animated
 GIF and returns nothing. `save_figure` writes any Figure, whole or not at all.
 """
 
@@ -26,7 +26,7 @@ from attnflow.show.plots.maps import (
     source_bars,
     token_layers,
 )
-from attnflow.show.plots.panels import curves, interval_panels, intervals, layer_curves
+from attnflow.show.plots.panels import interval_panels, intervals
 
 __all__ = [
     "answer_figure",
@@ -34,13 +34,11 @@ __all__ = [
     "build_up",
     "completion_figure",
     "completion_map",
-    "curves",
     "cut_graph",
     "image_overlay",
     "image_words_figure",
     "interval_panels",
     "intervals",
-    "layer_curves",
     "layers_map",
     "method_bars",
     "methods_figure",

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import csgraph
 
-from attnflow.errors import optional_import
 from attnflow.graph import LayeredGraph
 
 _LARGEST = 2**30  # scipy silently wraps integers above int32; half of it leaves room for sums
@@ -22,10 +23,7 @@ _LARGEST = 2**30  # scipy silently wraps integers above int32; half of it leaves
 
 @dataclass(frozen=True, eq=False)
 class CertifiedFlow:
-    """A feasible flow on every edge, and the target's side of a cut of the same value.
-
-    `solve_pair` has an example.
-    """
+    """A feasible flow on every edge, and the target's side of a cut of the same value."""
 
     lower: float
     upper: float
@@ -35,10 +33,6 @@ class CertifiedFlow:
 
 def solve_pair(graph: LayeredGraph, *, layer: int, target: int, source: int) -> CertifiedFlow:
     """The maximum flow from (layer, target) down to (0, source)."""
-    sparse = optional_import("scipy.sparse", extra="graphs", purpose="The reference solver")
-    csgraph = optional_import(
-        "scipy.sparse.csgraph", extra="graphs", purpose="The reference solver"
-    )
     capacities = graph.capacities[:layer]
     n = graph.length
     scale = _LARGEST / max(capacities.sum(axis=2).max(), 1.0)
