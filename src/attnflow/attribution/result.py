@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
-from attnflow.attribution import files, operations
+from attnflow.attribution import carrying, files, operations
 from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
 from attnflow.attribution.patch_maps import patch_maps
@@ -204,6 +204,8 @@ class Attribution:
     without = operations.without
     minus = operations.minus
     of_image = operations.of_image
+    carried = carrying.carried
+    follow = carrying.follow
 
     @property
     def bounds(self) -> Bounds | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -62,11 +62,16 @@ class CompletionRows:
         position = find_sink(self.weights[example, :count])
         return None if position is None else position - self.padding[example]
 
-    def of(self, example: int, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return sums up to each layer, to the prompt `(layers, count, prompt)`, and elsewhere."""
+    def of(
+        self, example: int, count: int, sources: Literal["prompt", "all"] = "prompt"
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return sums up to each layer, to the sources `(layers, count, sources)`, and elsewhere.
+
+        Of all sources the last is the last token but one, which predicted the last.
+        """
         rows = np.cumsum(self.rows[:, example, :count], axis=0)
-        on_prompt = rows[..., self.padding[example] : self.prompt]
-        return on_prompt.copy(), rows[..., self.prompt :].sum(axis=-1)
+        end = self.prompt if sources == "prompt" else self.prompt + count - 1
+        return rows[..., self.padding[example] : end].copy(), rows[..., end:].sum(axis=-1)
 
 
 def completion_rows(

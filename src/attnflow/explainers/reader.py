@@ -118,7 +118,7 @@ class Reader:
     def row_method(self) -> GradientAttention | None:
         """The method, where one pass over what was written explains it."""
         method = self.method
-        if not isinstance(method, GradientAttention) or self.sources == "all":
+        if not isinstance(method, GradientAttention):
             return None
         has_rows = self.model.adapter.supports_row_gradients(self.module)
         return method if has_rows and not has_images(self.extra) else None
@@ -168,7 +168,7 @@ class Reader:
     ) -> Attribution:
         count = len(completion.ids)
         sink = rows.sink(example, count)
-        values, elsewhere = method.without_sink(*rows.of(example, count), sink)
+        values, elsewhere = method.without_sink(*rows.of(example, count, self.sources), sink)
         dtype = str(self.module.dtype).removeprefix("torch.")
         likely = rows.log_probs[example, :count].tolist()
         frame = self._frame(completion, dtype, {"sink": sink, LOG_PROBS: likely})
@@ -183,7 +183,7 @@ class Reader:
         about = {**provenance_of(self.module, dtype), **self.about(prompt, ids)}
         return {
             "targets": self.names_after(prompt, resolve_targets(self.tokens(ids), None)),
-            "sources": self.tokens(prompt),
+            "sources": self.tokens([*prompt, *ids[:-1]] if self.sources == "all" else prompt),
             "provenance": {**about, **(notes or {}), **completion.notes},
         }
 
