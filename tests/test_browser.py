@@ -386,6 +386,36 @@ def test_the_answer_is_walked_by_keyboard(tab: Page, tmp_path: Path) -> None:
     assert tab.run("document.querySelector('.af-cards li').textContent").startswith("t")
 
 
+def test_the_way_back_is_followed_step_by_step(tab: Page, tmp_path: Path) -> None:
+    prompt = [*(f"Ġword{k}" for k in range(9)), ".", *(f"Ġmore{k}" for k in range(9)), "."]
+    answer = ["ĠIt", "Ġis", "Ġso", ".", "ĠThen", "Ġgo", "."]
+    values = np.zeros((1, 7, 26))
+    values[0, :4, 10:20] = 0.1  # the first sentence draws on the second one of the prompt
+    values[0, 4:, 20:24] = 0.25  # and the second sentence on the first
+    result = Attribution(
+        values,
+        (1,),
+        Tokens(tuple(answer), tuple(range(20, 27))),
+        Tokens.of([*prompt, *answer[:-1]]),
+        Raw(),
+        provenance={"completion": "It is so. Then go.", "prompt_length": 20},
+    )
+    tab.size(1280, 900)
+    show(tab, view(result), tmp_path)
+    tab.run("document.querySelector('.af-answer-text').focus()")
+    tab.key("ArrowRight")
+    settle(tab)
+    steps = "[...document.querySelectorAll('.af-path .af-step')]"
+    names = f"{steps}.filter(e => e.checkVisibility()).map(e => e.textContent)"
+    way = ["what it wrote, sentence 1", "sentence 2"]
+    assert tab.run(names) == way
+    shares = "[...document.querySelectorAll('.af-step-share')].map(e => e.textContent)"
+    assert tab.run(shares) == ["100 %, the model wrote", "100 %, given"]
+    tab.run("document.querySelector('.af-path details').open = false")
+    assert tab.run(names) == way[:1]
+    assert tab.errors == []
+
+
 def test_a_report_is_linked_to_what_it_shows(tab: Page, browser: Browser, tmp_path: Path) -> None:
     show(tab, answer_document(documents=True), tmp_path)
     tab.click("document.querySelector('[data-unit=word]')")

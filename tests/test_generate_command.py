@@ -85,6 +85,17 @@ def test_json_is_the_whole_result_and_nothing_else(
     np.testing.assert_array_equal(attnflow.Attribution.load(saved).values, values)
 
 
+def test_the_way_back_through_what_was_written(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, "--sources", "all") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("  ← sentence 1 (") for line in lines)
+    assert run(folder, "--sources", "all", "--json") == 0
+    (path,) = json.loads(capsys.readouterr().out)["paths"]
+    assert sum(step["share"] for step in path["steps"]) == pytest.approx(1)
+
+
 def test_spans_layers_sampling_and_common_words(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

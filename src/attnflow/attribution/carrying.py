@@ -170,9 +170,10 @@ class Step:
     """One step of a path: a sentence that was drawn on, and what it draws on in turn.
 
     place: where the sentence stands. share: of the target, along this path. is_written: whether
-    the model wrote it, so that the path goes on. rest: the share that is in none of the steps.
+    the model wrote it, so that the path goes on. columns: its sources. rest: the share that is in
+    none of the steps.
 
-    >>> print(Step("e-mail 3, sentence 2", "Send it.", 0.5, False))
+    >>> print(Step("e-mail 3, sentence 2", "Send it.", 0.5, False, (7, 8)))
     e-mail 3, sentence 2 (50 %): "Send it."
     """
 
@@ -180,6 +181,7 @@ class Step:
     text: str
     share: float
     is_written: bool
+    columns: tuple[int, ...]
     steps: tuple[Step, ...] = ()
     rest: float = 0.0
 
@@ -202,7 +204,8 @@ class Step:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {**vars(self), "steps": [step.to_dict() for step in self.steps]}
+        steps = [step.to_dict() for step in self.steps]
+        return {**vars(self), "columns": list(self.columns), "steps": steps}
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,16 @@ def follow(
     columns, others = _sides(result)
     numbers = list(range(len(result.targets)) if rows is None else rows)
     return _Path(result, columns, others).tree(numbers, start)
+
+
+def paths_of(result: Attribution) -> list[Step]:
+    """Return the path of each sentence that was generated; none where nothing can be carried on."""
+    try:
+        columns, others = _sides(result)
+    except (InputError, MethodError):
+        return []
+    path = _Path(result, columns, others)
+    return [path.tree(unit.tokens) for unit in split_units(list(result.targets), "sentence")]
 
 
 class _Path:
@@ -264,7 +277,8 @@ class _Path:
             reached[self.columns[inside]] = 0.0
             reached += self._leave(inside, direct[self.columns[inside]])
         steps, rest = self._steps(reached, 1)
-        return Step(WROTE, text, 1.0, True, steps, rest)
+        columns = tuple(k for k in self.columns[list(rows)].tolist() if k >= 0)
+        return Step(WROTE, text, 1.0, True, columns, steps, rest)
 
     def _leave(self, rows: Sequence[int], mass: Values) -> Values:
         """Return where a mass on some written tokens goes when it has left all of them."""
@@ -293,7 +307,7 @@ class _Path:
             rows = [self.row_of[column] for column in place.columns]
             onward = self._leave(rows, reached[list(place.columns)])
             steps, rest = self._steps(onward, depth + 1)
-        return Step(place.name, place.text, share, place.is_written, steps, rest)
+        return Step(place.name, place.text, share, place.is_written, place.columns, steps, rest)
 
 
 def _places(result: Attribution, columns: Sequence[int], others: Sequence[int]) -> list[_Place]:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.carrying import paths_of
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES, statements_of
 from attnflow.cli import inputs, options, writing
 from attnflow.errors import InputError
@@ -73,7 +74,8 @@ def generate(
         It is what follows the prompt, with its leading space.
     targets: Explain only this part of what is written: a token's number or text, a phrase, or
         'answer' for all of it as one. May be repeated. --table shows one target at every layer.
-    sources: 'all' lists generated tokens as sources, too. NAME=START:END or NAME=TEXT sums the
+    sources: 'all' lists generated tokens as sources, too, and shows the way back through them,
+        step by step. NAME=START:END or NAME=TEXT sums the
         values over a span of the prompt, and may be repeated. Default: prompt.
     temperature: The temperature of sampling (--seed).
     layer: The layer to show: a number, or 'mean' for the mean of all. -1 is the highest.
@@ -109,7 +111,7 @@ def generate(
         result: Attribution = run(model, conversation, explainer, **request)
     writing.tell_remarks(result)
     if as_json:
-        writing.print_json(result.to_dict())
+        writing.print_json({**result.to_dict(), "paths": [p.to_dict() for p in paths_of(result)]})
     else:
         echo.print_text(completion or "")
         _show(result, console, look)
@@ -194,6 +196,8 @@ def _show(result: Attribution, console: Console, look: _Look) -> None:
         for sentence in _sentences(one_layer, look):
             console.print(Text(sentence), soft_wrap=True)
     writing.print_confirmation(result.confirmation, console)
+    for path in paths_of(result):
+        writing.print_path(path, console)
     console.print()
     writing.print_shaded(one_layer, console)
     if look.table:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from attnflow import storage
 from attnflow.attribution import Attribution, Confirmation
+from attnflow.attribution.carrying import Step
 from attnflow.errors import FileError, InputError
 from attnflow.errors.progress import Progress, listening
 from attnflow.show import terminal
@@ -83,6 +84,14 @@ def print_confirmation(confirmation: Confirmation | None, console: Console) -> N
     """Draw what the answer loses without its sources, where that was tried."""
     for line in () if confirmation is None else terminal.certainty_lines(confirmation):
         console.print(Text(line), soft_wrap=True)
+
+
+def print_path(path: Step, console: Console) -> None:
+    """Print the way back from what was written, a line for each step, indented."""
+    console.print()
+    console.print(Text(f'"{path.text}"'), soft_wrap=True)
+    for line in path.lines:
+        console.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def print_maps(result: Attribution, console: Console) -> None:

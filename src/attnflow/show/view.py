@@ -14,14 +14,16 @@
      "results": [{"name", "title", "layers", "values", "bounds", "saturated", "elsewhere",
                  "dependence", "gap", "remarks", "unit", "caveats", "recipe", "method", "steps",
                  "prediction", "provenance", "whole_model", "confirmation",
-                 "verdicts"}, ...]; remarks
+                 "verdicts", "paths"}, ...]; remarks
                  are sentences a reader should know of, caveats those to read first; whole_model
                  says that the model was run again and no layer is meant;
                  confirmation is what the answer loses without its strongest sources, or null:
                  {"sources", "positions", "indices", "targets", "log_probs", "log_probs_without",
                  "log_prob", "log_prob_without", "probability", "probability_without", "share",
                  "by", "sentence", "verdict"}, where indices are those of each source's tokens on
-                 the axis of sources,
+                 the axis of sources; paths are those of the statements, back through what was
+                 written, or null: {"place", "text", "share", "is_written", "columns", "steps",
+                 "rest"} each, where steps are of the same form,
      "graph":   {"layers", "length", "unit", "capacities"} or null,
      "image":   {"picture", "rows", "columns", "prefix", "height", "width"} or null,
      "images":  the images among words, {"name", "start", "picture", "rows", ...} each: their
@@ -42,6 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.carrying import paths_of
 from attnflow.attribution.passages import passages_of
 from attnflow.attribution.verdict import VERDICTS, Verdict
 from attnflow.errors import InputError
@@ -311,6 +314,7 @@ def _result(result: Attribution) -> dict[str, Any]:
         "method": result.method.to_dict(),
         "confirmation": _confirmation(result),
         "verdicts": _verdicts(result),
+        "paths": [path.to_dict() for path in paths_of(result)] or None,
         "whole_model": result.method.reruns_model,
         "steps": list(result.steps),
         "prediction": _prediction(result),

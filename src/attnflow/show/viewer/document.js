@@ -30,6 +30,7 @@
       this.recipe = record.recipe ?? record.title;
       this.confirmation = record.confirmation ?? null;
       this.verdicts = record.verdicts ?? null;
+      this.paths = record.paths ?? null;
       this.wholeModel = record.whole_model ?? false;
       this.unpacked = new Map();
       this.elsewhereValues = record.elsewhere ? numbers(record.elsewhere, Float32Array) : null;

@@ -4,7 +4,7 @@
   "use strict";
 
   const { make, open, visible, format, wordsOf, namesOf, measure, quoted, listing } = attnflow;
-  const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, HowSure, Controls } = attnflow;
+  const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, HowSure, PathPanel, Controls } = attnflow;
   const { Picture, SmallMaps, contrast, photosOf } = attnflow;
   const LEAST = -0.6; // what is less than the baseline is shown, but does not outshine what is more
   const SPOKEN_AFTER = 350; // ms: a screen reader hears where one stops, not every step on the way
@@ -102,6 +102,7 @@
         this.caveats,
         this.spoken,
         (this.sure = new HowSure()).root,
+        (this.path = new PathPanel({ onStep: (step) => this.text.revealSource(step.columns[0]) })).root,
         make("div", { class: "af-panels" }, this.sidePanel(), this.textPanel()),
         this.detailsPanel(),
       );
@@ -468,9 +469,10 @@
       this.updateDetails(reckoning);
       this.legend.textContent = this.legendText(result, unit);
       this.warn();
-      const statement = this.checked ? this.answer.statements.findIndex((rows) => rows.includes(this.rows[0])) : -1;
+      const statement = this.answer ? this.answer.statements.findIndex((rows) => rows.includes(this.rows[0])) : -1;
       this.spoken[this.checked ? "before" : "after"](this.sure.root);
       this.sure.update(result.confirmation, result.verdicts?.[statement] ?? null);
+      this.path.update(result.paths?.[statement] ?? null);
       this.say(reckoning, passages);
       if (this.moved && this.state.hovered === null) this.reveal(passages, words);
     }
