@@ -14,6 +14,7 @@ and `Careful` run the model again, so they are given to `explain` and `generate`
 does, without any model. `explain` does all of it in one call; `ask` answers a question from
 documents and names those it drew on. `generate` continues a prompt and
 attributes every new token to it, or reads a completion that is there already.
+`explain_transcript` follows an agent's action back through all that it wrote.
 `evaluate` says which method to trust for a model and its texts.
 
 Nothing heavy is imported until it is used: no torch for arrays, no matplotlib without a figure.
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from attnflow.explainers.completions import generate
     from attnflow.explainers.prompts import neutral_prompt
     from attnflow.explainers.texts import explain
+    from attnflow.explainers.transcripts import Action, commanded_by, explain_transcript
     from attnflow.graph import LayeredGraph
     from attnflow.hosts.capture import capture
     from attnflow.hosts.load import load
@@ -73,6 +75,9 @@ __all__ = [
     "ask",
     "Answer",
     "explain",
+    "explain_transcript",
+    "commanded_by",
+    "Action",
     "generate",
     "neutral_prompt",
     "evaluate",
@@ -93,6 +98,7 @@ _HOME = {
     **dict.fromkeys(("AttentionTrace", "Prediction"), "trace"),
     **dict.fromkeys(("Attribution", "Confirmation"), "attribution"),
     **dict.fromkeys(("ask", "Answer"), "explainers.answers"),
+    **dict.fromkeys(("explain_transcript", "commanded_by", "Action"), "explainers.transcripts"),
     "LayeredGraph": "graph",
     "explain": "explainers.texts",
     "generate": "explainers.completions",

@@ -232,22 +232,20 @@ def follow(
     >>> round(sum(step.share for step in result.follow([0]).steps), 6)
     1.0
     """
-    columns, others = _sides(result)
     numbers = list(range(len(result.targets)) if rows is None else rows)
-    return _Path(result, columns, others).tree(numbers, start)
+    return Path.of(result).tree(numbers, start)
 
 
 def paths_of(result: Attribution) -> list[Step]:
     """Return the path of each sentence that was generated; none where nothing can be carried on."""
     try:
-        columns, others = _sides(result)
+        path = Path.of(result)
     except (InputError, MethodError):
         return []
-    path = _Path(result, columns, others)
     return [path.tree(unit.tokens) for unit in split_units(list(result.targets), "sentence")]
 
 
-class _Path:
+class Path:
     """The rows of the highest layer as shares of what falls on sentences."""
 
     def __init__(self, result: Attribution, columns: Sequence[int], others: Sequence[int]) -> None:
@@ -262,23 +260,51 @@ class _Path:
         self.row_of = {column: row for row, column in enumerate(columns)}
         self.columns = np.array([*columns, *[-1] * (len(result.targets) - len(columns))])
 
+    @classmethod
+    def of(cls, result: Attribution) -> Path:
+        """Return that of a result whose rows can be carried on; or raise."""
+        return cls(result, *_sides(result))
+
     def tree(self, rows: Sequence[int], start: Values | None = None) -> Step:
+        """Return the way back from some rows; start as in `follow`."""
         surfaces = self.result.targets.surfaces()
         text = "".join(surfaces[row] for row in rows).strip()
+        steps, rest = self._steps(self._reach(rows, start), 1)
+        columns = tuple(k for k in self.columns[list(rows)].tolist() if k >= 0)
+        return Step(WROTE, text, 1.0, True, columns, steps, rest)
+
+    def ends(self, rows: Sequence[int], start: Values | None = None) -> list[Step]:
+        """Return what the rows rest on in the end, strongest first, without steps."""
+        reached = self._reach(rows, start)
+        columns = [k for k in self.columns.tolist() if k >= 0]
+        others = [place for place in self.places if not place.is_written]
+        sums = [np.zeros((len(self.shares), 0))]
+        sums += [self.shares[:, list(p.columns)].sum(axis=1, keepdims=True) for p in others]
+        onward = carry_on([(np.concatenate(sums, axis=1), self.shares[:, columns])])
+        total = reached[columns] @ onward[: len(columns)]
+        total += [reached[list(place.columns)].sum() for place in others]
+        return [
+            Step(others[k].name, others[k].text, float(total[k]), False, others[k].columns)
+            for k in np.argsort(-total, kind="stable").tolist()
+        ]
+
+    def _reach(self, rows: Sequence[int], start: Values | None) -> Values:
+        """Return what some rows draw on outside themselves, as shares."""
         mass = self.sums[list(rows)]
         mass = mass / mass.sum() if mass.sum() > 0 else mass
         if start is None:
-            reached = self._leave(rows, mass)
-        else:
-            direct = np.maximum(start, 0.0) * self.in_sentence
-            direct = direct / direct.sum() if direct.sum() > 0 else direct
-            inside = [row for row in rows if self.columns[row] >= 0]
-            reached = direct.copy()
-            reached[self.columns[inside]] = 0.0
-            reached += self._leave(inside, direct[self.columns[inside]])
-        steps, rest = self._steps(reached, 1)
-        columns = tuple(k for k in self.columns[list(rows)].tolist() if k >= 0)
-        return Step(WROTE, text, 1.0, True, columns, steps, rest)
+            return self._leave(rows, mass)
+        direct = np.zeros_like(start)
+        for place in self.places:  # a sentence has what its tokens say together, for and against
+            values = start[list(place.columns)]
+            speaking = np.maximum(values, 0.0)
+            scale = max(values.sum(), 0.0) / speaking.sum() if speaking.any() else 0.0
+            direct[list(place.columns)] = speaking * scale
+        direct = direct / direct.sum() if direct.sum() > 0 else direct
+        inside = [row for row in rows if self.columns[row] >= 0]
+        outside = direct.copy()
+        outside[self.columns[inside]] = 0.0
+        return outside + self._leave(inside, direct[self.columns[inside]])
 
     def _leave(self, rows: Sequence[int], mass: Values) -> Values:
         """Return where a mass on some written tokens goes when it has left all of them."""

@@ -37,6 +37,7 @@ from attnflow.cli.generate import generate
 from attnflow.cli.methods import methods
 from attnflow.cli.report import report
 from attnflow.cli.serve import serve
+from attnflow.cli.trace import trace
 from attnflow.errors import (
     AttnflowError,
     AttributionWarning,
@@ -96,7 +97,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (ask, explain, generate, report, serve, evaluate, check, methods, demo, doctor):
+for _command in (
+    *(ask, explain, generate, trace, report, serve),
+    *(evaluate, check, methods, demo, doctor),
+):
     app.command()(_command)
 app.add_typer(corpus)
 add_plugins(app)

@@ -14,6 +14,7 @@ from rich.text import Text
 from attnflow.attribution import Attribution
 from attnflow.cli import inputs, options, writing
 from attnflow.cli.photos import explain_photos
+from attnflow.cli.trace import explain_transcripts
 from attnflow.errors import InputError, did_you_mean
 from attnflow.errors.arguments import check_named
 from attnflow.methods import Flow, MixingMethod, make_method, quiet_about_limits
@@ -36,7 +37,9 @@ def explain(
     images: options.Images = None,
     model: options.Model = None,
     method: options.Method = None,
-    targets: Annotated[list[str] | None, typer.Option(metavar="POSITION|TOKEN|all")] = None,
+    targets: Annotated[
+        list[str] | None, typer.Option("--targets", "--target", metavar="POSITION|TOKEN|all")
+    ] = None,
     layers: Annotated[list[int] | None, typer.Option(metavar="NUMBER")] = None,
     level: str = "token",
     answer: Annotated[str | None, typer.Option(metavar="NAME|NUMBER")] = None,
@@ -55,12 +58,14 @@ def explain(
 
     Examples: attnflow explain "the keys to the cabinet" --table;
     attnflow explain "the key to the cabinets" --method flow --cut key;
-    attnflow explain --model FOLDER photo.jpg --output overlay.png.
+    attnflow explain --model FOLDER photo.jpg --output overlay.png;
+    attnflow explain transcript.json --target "the call to send_money".
 
     text: The text to explain, or - for standard input. With a vision model: the path of a photo,
-        or of a folder of photos.
+        or of a folder of photos. Or a .json or .jsonl file with the messages of an agent.
     targets: The position or token to explain, or 'all'. Positions count from 0, negative ones from
-        the end. May be repeated. Default: where the answer is read.
+        the end. May be repeated. Default: where the answer is read. Of a transcript: 'the call to
+        NAME', 'NAME.ARGUMENT', 'the answer', or words that the assistant wrote.
     layers: Only this layer, counted from 1. May be repeated. Default: all layers.
     level: What a source is: token, or word, whose pieces are merged.
     answer: With a gradient method: the class or token to explain, by its name or its number.
@@ -79,6 +84,9 @@ def explain(
         "contrast": contrast,
     }
     check_named("--level", level, ("token", "word"))
+    if text is not None and file is None and inputs.names_transcript(text):
+        explain_transcripts(text, model, explainer, targets, as_json, output)
+        return
     if text is not None and file is None and not images and inputs.names_photos(text, model):
         others = {"--level": level != "token", "--cut": cut, "--table": table}
         explain_photos(text, model, explainer, request, others, figure, as_json, output)

@@ -85,6 +85,27 @@ def _listed_messages(file: str) -> list[object]:
     return messages
 
 
+def names_transcript(text: str) -> bool:
+    """Tell whether TEXT is the name of a file of messages that is there."""
+    return text.endswith((".json", ".jsonl")) and _names_file(text)
+
+
+def read_transcripts(file: str) -> list[object]:
+    """Read the transcripts of a .json file, one, or of a .jsonl file, one on each line.
+
+    Lines that are messages are one transcript together.
+    """
+    lines = _read(file).splitlines() if file.endswith(".jsonl") else [_read(file)]
+    records: list[object] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise InputError(f"{file!r}, line {number}, is not JSON ({error}).") from error
+    are_messages = all(isinstance(each, dict) and "role" in each for each in records)
+    return [records] if are_messages else records
+
+
 def _message(record: object) -> dict[str, str]:
     if not isinstance(record, dict) or not {"role", "content"} <= record.keys():
         raise InputError(f"A message has a role and a content; got {shorten(record)}.")

@@ -23,13 +23,14 @@ _PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))
 
 
 def render_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]]
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, verbatim: bool = False
 ) -> tuple[str, list[tuple[int, CharSpan]] | None]:
     """Return a conversation as its template writes it, and where each message stands, by number.
 
     The template is rendered once more with a sign in place of each message, the spaces around it
     left as they are. None where that shows another text around the messages: the template changed
-    them. A message stands there without the spaces around it.
+    them. A message stands there without the spaces around it. verbatim: put the messages back as
+    they are, also where the template would change them, as one does that leaves out thinking.
     """
 
     def render(turns: Sequence[Mapping[str, str]]) -> str:
@@ -49,7 +50,9 @@ def render_chat(
     numbers = [int(number) for number in pieces[1::2]]
     pieces[1::2] = [contents[number] for number in numbers]
     if "".join(pieces) != text:
-        return text, None
+        if not verbatim:
+            return text, None
+        text = "".join(pieces)
     ends = list(accumulate(map(len, pieces)))
     return text, list(zip(numbers, zip(ends[::2], ends[1::2], strict=False), strict=True))
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attnflow.errors import InputError, TokensError, shorten
+from attnflow.errors import AttnflowError, InputError, TokensError, shorten
 from attnflow.explainers.placement import (
     encode_placed,
     refuse_control,
@@ -183,13 +183,44 @@ def _encode_chat(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
     return Prompt(placed.ids, placed.form, spans)
 
 
-def _place_messages(tokenizer: Any, messages: Sequence[Message]) -> _PlacedTokens:
+def encode_transcript(
+    tokenizer: Any, messages: Sequence[Message], parts: Sequence[tuple[int, CharSpan]]
+) -> Prompt:
+    """Encode a conversation as it went; the spans are those of parts of its messages, in order.
+
+    parts: the message's number, from 0, and the characters of it. A template without a role for
+    tools gets what they return as a user's message.
+    """
+    as_user = [{**m, "role": "user"} if m["role"] == "tool" else m for m in messages]
+    for turns in (messages, as_user):
+        try:
+            placed = _place_messages(tokenizer, turns, verbatim=True)
+        except AttnflowError:
+            raise
+        except Exception as error:  # templates raise what they like about roles they do not know
+            reason = str(error)
+            continue
+        begins = [placed.place_of(number) for number in range(len(turns))]
+        if placed.characters is not None and None not in begins:
+            places = [(begins[k], span) for k, span in parts]
+            spans = placed.spans([(b[0] + s[0], b[0] + s[1]) for b, s in places if b is not None])
+            return Prompt(placed.ids, placed.form, spans)
+        reason = "it leaves messages out, or repeats them"
+    raise TokensError(
+        f"The model's chat template does not take this transcript: {reason}. Merge messages of one "
+        "role that follow each other, or leave out the role that it does not know."
+    )
+
+
+def _place_messages(
+    tokenizer: Any, messages: Sequence[Message], *, verbatim: bool = False
+) -> _PlacedTokens:
     if getattr(tokenizer, "chat_template", None) is None:
         raise TokensError(
             "This model's tokenizer has no chat template; pass the prompt as one text."
         )
     contents = [checked_text(m.get("content"), "continue", "message") for m in messages]
-    text, places = render_chat(tokenizer, messages)
+    text, places = render_chat(tokenizer, messages, verbatim=verbatim)
     is_fast = getattr(tokenizer, "is_fast", False)
     if places is None or not is_fast:
         refuse_control(tokenizer, contents)
