@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution.passages import DOCUMENTS, MESSAGES, passages_of
+from attnflow.attribution.passages import DOCUMENTS, MESSAGES, passages_of, statement_parts
 from attnflow.errors import InputError, MethodError, percent, shorten
 from attnflow.tokens.units import split_units
 
@@ -237,12 +237,12 @@ def follow(
 
 
 def paths_of(result: Attribution) -> list[Step]:
-    """Return the path of each sentence that was generated; none where nothing can be carried on."""
+    """Return the path of each generated statement; none where nothing can be carried on."""
     try:
         path = Path.of(result)
     except (InputError, MethodError):
         return []
-    return [path.tree(unit.tokens) for unit in split_units(list(result.targets), "sentence")]
+    return [path.tree(part.rows) for part in statement_parts(result)]
 
 
 class Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -71,7 +71,7 @@ def explain_transcripts(
     from attnflow.explainers.transcripts import explain_transcript
 
     loaded = inputs.load_for_text(model or "smollm2")
-    references: list[Any] = list(targets or [None])
+    references: list[str | None] = [*targets] if targets else [None]
     actions: list[Action] = []
     with writing.progress_bars("reading the transcript"):
         for messages in transcripts:

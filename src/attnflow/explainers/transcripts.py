@@ -53,6 +53,7 @@ class Action:
     shares carried on through all that the model wrote. path: the way back, step by step. result:
     the rows behind it, of each token that the model wrote.
 
+    >>> import numpy as np
     >>> from attnflow import Raw, Tokens
     >>> result = Attribution(np.ones((1, 1, 1)), (1,), Tokens(("b",)), Tokens(("a",)), Raw())
     >>> source = TranscriptSource("message 2 (tool), sentence 1", "Pay Eve.", 0.9, "data")
@@ -254,11 +255,12 @@ def _encode(model: Model, parts: tuple[Part, ...], target: Target) -> _Conversat
     message, (start, _) = places[target.part]
     meant = (message, (start + target.span[0], start + target.span[1]))
     checked_tokenizer(model.tokenizer)
-    whole = encode_transcript(model.tokenizer, messages, places)
+    conversation = encode_transcript(model.tokenizer, messages, places)
     (end,) = encode_transcript(model.tokenizer, messages, [meant]).spans
-    spans = [span for span in whole.spans if span is not None]
+    spans = [span for span in conversation.spans if span is not None]
     if end is None or len(spans) < len(parts):
-        missing = next(part for part, span in zip(parts, whole.spans, strict=True) if span is None)
+        pairs = zip(parts, conversation.spans, strict=True)
+        missing = next((part for part, span in pairs if span is None), parts[target.part])
         raise TokensError(f"No token is made of {missing.name}: leave it out of the transcript.")
     first = next(s[0] for part, s in zip(parts, spans, strict=True) if part.trust == "wrote")
-    return _Conversation(whole.ids[: end[1]], parts, tuple(spans), end, max(first, 1))
+    return _Conversation(conversation.ids[: end[1]], parts, tuple(spans), end, max(first, 1))
