@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution.passages import DOCUMENTS, MESSAGES, passages_of, statement_parts
+from attnflow.attribution.passages import DOCUMENTS, MESSAGES, passages_of, statements_of
 from attnflow.errors import InputError, MethodError, percent, shorten
 from attnflow.tokens.units import split_units
 
@@ -242,7 +242,7 @@ def paths_of(result: Attribution) -> list[Step]:
         path = Path.of(result)
     except (InputError, MethodError):
         return []
-    return [path.tree(part.rows) for part in statement_parts(result)]
+    return [path.tree(statement.rows) for statement in statements_of(result)]
 
 
 class Path:
