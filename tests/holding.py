@@ -151,6 +151,27 @@ def pipeline() -> Any:
     return transformers.pipeline("text-generation", model=plain(), tokenizer=tokenizer())
 
 
+# --- split and offloaded --------------------------------------------------------------------------
+
+
+def offloaded(place: str) -> Any:
+    import accelerate
+
+    model, device = plain(), torch.device("cpu")
+    if place == "cpu":
+        return accelerate.cpu_offload(model, execution_device=device)
+    accelerate.disk_offload(model, tempfile.mkdtemp(), execution_device=device)
+    return model
+
+
+def split() -> Any:
+    """Embedding, one layer and head in memory, the other layers on the disk."""
+    parts = ("embed_tokens", "norm", "rotary_emb")
+    layers = {f"model.layers.{k}": "disk" if k else "cpu" for k in range(3)}
+    places = {**{f"model.{part}": "cpu" for part in parts}, **layers, "lm_head": "cpu"}
+    return loaded(device_map=places, offload_folder=tempfile.mkdtemp())
+
+
 WAYS = [
     Way("PEFT: LoRA", peft_model, lambda: merged(peft_model()), needs="peft"),
     Way("PEFT: DoRA", lambda: peft_model("dora"), lambda: merged(peft_model("dora")), needs="peft"),
@@ -177,6 +198,10 @@ WAYS = [
     Way("`DataParallel`", lambda: nn.DataParallel(plain()), note="on the model's own device"),
     Way("a pipeline of transformers", pipeline),
     Way("a module that holds it as `.model`", Holder, note="refused where it has other parameters"),
+    Way('`device_map="auto"`', lambda: loaded(device_map="auto"), needs="accelerate"),
+    Way("`device_map` with parts on the disk", split, needs="accelerate"),
+    Way("accelerate's `cpu_offload`", lambda: offloaded("cpu"), needs="accelerate"),
+    Way("accelerate's `disk_offload`", lambda: offloaded("disk"), needs="accelerate"),
 ]
 
 

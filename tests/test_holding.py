@@ -19,8 +19,10 @@ import attnflow
 import holding
 from attnflow.cli.app import app
 from attnflow.errors import ModelError, UnsupportedModelError
+from attnflow.hosts.check import model_state
 from attnflow.hosts.load import as_model
 from attnflow.hosts.wrappers import unwrapped
+from attnflow.methods import make_method
 from holding import DOORS, WAYS, Way
 
 # What PEFT, accelerate and the quantisers themselves warn of.
@@ -104,6 +106,32 @@ def test_an_adapters_folder_on_the_command_line(tmp_path: Path) -> None:
     assert np.allclose(values, merged, rtol=0, atol=SAME)
 
 
+def test_an_adapter_in_the_projection_counts_where_blocks_are_taken_apart() -> None:
+    """Its weights stand beside those of the layer that it adapts."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["o_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(holding.plain(), config).eval()
+    values = holding.explain(model, "alti")
+    assert np.abs(values - holding.explain(holding.plain(), "alti")).max() > 0.01
+    expected = holding.explain(model.merge_and_unload(), "alti")
+    assert np.allclose(values, expected, rtol=0, atol=SAME)
+
+
+def test_an_adapter_in_the_norms_counts_where_blocks_are_taken_apart() -> None:
+    peft = pytest.importorskip("peft")
+    encoder, tokens = attnflow.testing.tiny_encoder(head="SequenceClassification")
+    config = peft.LNTuningConfig(target_modules=["LayerNorm"])
+    model = peft.get_peft_model(encoder, config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "ln_tuning_layers" in name:
+                parameter.add_(0.5)
+    values = attnflow.explain((model, tokens), "the key to the cabinets", "alti").values
+    merged = model.merge_and_unload()
+    expected = attnflow.explain((merged, tokens), "the key to the cabinets", "alti").values
+    assert np.allclose(values, expected, rtol=0, atol=SAME)
+
+
 @pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
 def test_learned_prompts_are_refused(kind: str) -> None:
     peft = pytest.importorskip("peft")
@@ -125,6 +153,39 @@ def test_an_adapter_whose_base_is_gone_names_it(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelError, match="names no base model"):
         attnflow.load(str(tmp_path))
+
+
+# --- split and offloaded --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["gradient-rollout", "alti", "value-zeroing", "careful"])
+def test_other_methods_on_an_offloaded_model(method: str) -> None:
+    pytest.importorskip("accelerate")
+    plain, offloaded = holding.plain(), holding.offloaded("disk")
+    expected = holding.explain(plain, method)
+    assert np.allclose(holding.explain(offloaded, method), expected, rtol=0, atol=SAME)
+
+
+@pytest.mark.parametrize("method", ["balanced", "gradient-attention"])
+def test_an_offloaded_model_is_given_back_offloaded(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where blocks are computed a second time, as for long texts."""
+    pytest.importorskip("accelerate")
+    expected = attnflow.capture(
+        (holding.plain(), holding.tokenizer()), holding.PROMPT, methods=[make_method(method)]
+    )
+    monkeypatch.setattr("attnflow.hosts.factored._exceeds_memory", lambda *_: True)
+    model = holding.offloaded("disk")
+    before = model_state(model), [vars(module).get("forward") for module in model.modules()]
+    trace = attnflow.capture(
+        (model, holding.tokenizer()), holding.PROMPT, methods=[make_method(method)], form="factors"
+    )
+    values = make_method(method)(trace).values
+    assert np.allclose(values, make_method(method)(expected).values, rtol=0, atol=SAME)
+    assert all(parameter.device.type == "meta" for parameter in model.parameters())
+    after = model_state(model), [vars(module).get("forward") for module in model.modules()]
+    assert before == after
 
 
 # --- holders --------------------------------------------------------------------------------------

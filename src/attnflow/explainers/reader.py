@@ -29,6 +29,7 @@ from attnflow.explainers.request import (
     takes_gradients,
 )
 from attnflow.explainers.rollout_cache import RolloutCache, streams
+from attnflow.hosts.adapter import device_of
 from attnflow.hosts.capture import capture, capture_phrase
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.inputs import tokens_of
@@ -135,7 +136,7 @@ class Reader:
             for pad, each in zip(padding, completions, strict=True)
         ]
         mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
-        device = self.module.device
+        device = device_of(self.module)
         return self.read_rows(
             completions, torch.tensor(sequences, device=device), torch.tensor(mask, device=device)
         )
@@ -269,7 +270,7 @@ class Reader:
             return self._from_phrases(method, completion)
         if not self.streams:
             return self._from_trace(method, completion)
-        text = torch.tensor([[*prompt, *ids[:-1]]], device=self.module.device)
+        text = torch.tensor([[*prompt, *ids[:-1]]], device=device_of(self.module))
         cache = self.cache([method], text[:, : len(prompt)], [0], text.shape[1])
         with at_rest(self.module):
             run_once(self.module, text, cache)

@@ -300,9 +300,21 @@ def on_device(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Tens
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where the model's weights are; inputs go there too.
+    """Return where the model's weights are when it runs; inputs go there too.
+
+    Offloaded weights are placeholders till then, and accelerate says where it will run them.
 
     >>> device_of(nn.Linear(2, 2))
     device(type='cpu')
     """
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    single = (one for hook in hooks if hook is not None for one in getattr(hook, "hooks", (hook,)))
+    device = next((one.execution_device for one in single if _runs_somewhere(one)), None)
+    if device is not None:
+        return torch.device(device)
+    places = (parameter.device for parameter in model.parameters())
+    return next((place for place in places if place.type != "meta"), torch.device("cpu"))
+
+
+def _runs_somewhere(hook: Any) -> bool:
+    return getattr(hook, "execution_device", None) is not None

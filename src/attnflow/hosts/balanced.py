@@ -179,9 +179,9 @@ class BalancedRules(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if not torch.is_grad_enabled():  # so does whatever brings offloaded parameters in
+            return func(*args, **(kwargs or {}))
         args, kwargs = _constants(args), {k: _constant(v) for k, v in (kwargs or {}).items()}
-        if not torch.is_grad_enabled():
-            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name.endswith("_") and not name.endswith("__") and name.rstrip("_") in _RULES:
             return self._in_place(name.rstrip("_"), func, args, kwargs)

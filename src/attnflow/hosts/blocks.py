@@ -45,13 +45,29 @@ class FixedNorm:
     @classmethod
     def of(cls, norm: nn.LayerNorm, inputs: Tensor, output: Tensor) -> FixedNorm:
         """From what the module was given and gave, (n, width) each."""
-        spread = (inputs.float().var(dim=-1, unbiased=False) + norm.eps).sqrt()
-        return cls(spread, norm.weight.float(), output.float())
+        plain = next(m for m in norm.modules() if isinstance(m, nn.LayerNorm))  # in an adapter
+        spread = (inputs.float().var(dim=-1, unbiased=False) + plain.eps).sqrt()
+        return cls(spread, _norm_scale(norm, plain.eps, inputs).float(), output.float())
 
     def __call__(self, vectors: Tensor, rows: Tensor) -> Tensor:
         """The linear part, on (targets, sources, width)."""
         centred = vectors - vectors.mean(dim=-1, keepdim=True)
         return centred / self.spread[rows, None, None] * self.scale
+
+
+def _norm_scale(norm: nn.LayerNorm, eps: float, inputs: Tensor) -> Tensor:
+    """Return (width,): what a LayerNorm multiplies by.
+
+    Where it is no plain one, or its weights are elsewhere, that is seen in what it makes of a
+    vector of mean 0 and of one of zeros.
+    """
+    if type(norm) is nn.LayerNorm and norm.weight.device.type != "meta":
+        return norm.weight
+    vector = torch.arange(inputs.shape[-1], device=inputs.device).to(inputs)
+    vector = vector - vector.mean()
+    unit = vector / (vector.var(unbiased=False) + eps).sqrt()
+    outputs = norm.forward(torch.stack([vector, torch.zeros_like(vector)]))
+    return (outputs[0] - outputs[1]) / unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +145,7 @@ BLOCK_MEASURES = (
     *("norms", "norms-residual", "norms-layernorm", "norms-encoder"),
     *("residual-share", "alti"),
 )
+_CONV1D = "transformers.pytorch_utils"
 _AFTER_A_NORM = ("norms-layernorm", "norms-encoder")  # these exist only in post-norm blocks
 
 
@@ -181,14 +198,29 @@ class Parts:
     norms: tuple[nn.LayerNorm, ...] = ()
     scale: Tensor | None = None
 
-    def output_map(self) -> tuple[Tensor, Tensor]:
-        """W_O (inputs, outputs) and b_O, times what the output of attention is multiplied by."""
-        matrix = cast(Tensor, self.projection.weight)
-        if isinstance(self.projection, nn.Linear):  # which keeps it turned over, unlike Conv1D
-            matrix = matrix.T
-        bias = cast("Tensor | None", self.projection.bias)
-        bias = torch.zeros_like(matrix[0]) if bias is None else bias
+    def output_map(self, like: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return W_O (inputs, outputs) and b_O, times what attention's output is multiplied by.
+
+        like: a tensor of the kind that the block computes with. width: the number of inputs.
+        """
+        matrix, bias = self._declared_map() or self._probed_map(like, width)
         return (matrix, bias) if self.scale is None else (matrix * self.scale, bias * self.scale)
+
+    def _declared_map(self) -> tuple[Tensor, Tensor] | None:
+        """The parameters of a plain layer; None where others add to them, or they are elsewhere."""
+        kind, matrix = type(self.projection), cast(Tensor, getattr(self.projection, "weight", None))
+        is_plain = kind is nn.Linear or kind.__module__ == _CONV1D
+        if not is_plain or matrix.device.type == "meta" or not matrix.is_floating_point():
+            return None
+        matrix = matrix.T if kind is nn.Linear else matrix  # which keeps it turned over
+        bias = cast("Tensor | None", self.projection.bias)
+        return matrix, torch.zeros_like(matrix[0]) if bias is None else bias
+
+    def _probed_map(self, like: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """What the layer makes of each input alone: its adapters and quantised weights included."""
+        bias = self.projection.forward(like.new_zeros(1, width))
+        basis = torch.eye(width, dtype=like.dtype, device=like.device)
+        return self.projection.forward(basis) - bias, bias[0]
 
 
 def declared_parts(base: nn.Module, model_type: str, model_name: str) -> list[Parts]:
@@ -276,7 +308,8 @@ class _Watch:
         """Return one example's; heads that share a value get a copy of it each."""
         weights, values = (part[example].float() for part in self.attention[0])
         values = values.repeat_interleave(len(weights) // len(values), dim=0)
-        projection, bias = parts.output_map()
+        width = len(weights) * values.shape[-1]
+        projection, bias = parts.output_map(self.stream, width)
         by_head = projection.float().reshape(len(weights), values.shape[-1], -1)
         norms = tuple(
             FixedNorm.of(norm, stream[example], output[example])

@@ -22,7 +22,7 @@ from attnflow.errors import (
     UnsupportedModelError,
     shorten,
 )
-from attnflow.hosts.adapter import Batch, Scores
+from attnflow.hosts.adapter import Batch, Scores, device_of
 from attnflow.hosts.forward_pass import check_layers, layer_numbers, provenance_of
 from attnflow.hosts.load import free_memory
 from attnflow.hosts.model import Model
@@ -104,10 +104,9 @@ def _exceeds_memory(model: nn.Module, length: int) -> bool:
     text = config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     numbers = length * text.num_hidden_layers * (12 * text.hidden_size + 5 * inner)
-    weight = next(model.parameters())
-    on_device = weight.device.type == "cuda"
-    free = torch.cuda.mem_get_info(weight.device)[0] if on_device else free_memory()
-    return numbers * weight.element_size() > free / 2
+    device, size = device_of(model), next(model.parameters()).element_size()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    return numbers * size > free / 2
 
 
 def _scores(

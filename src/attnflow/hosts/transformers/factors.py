@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -243,12 +243,30 @@ def _holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iter
         if recording.computes_again:
             for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):
-                    changes.add(partial(module.__dict__.pop, "forward", None))
-                    again = partial(checkpoint, context_fn=recording.contexts, use_reentrant=False)
-                    module.__dict__["forward"] = partial(again, module.forward)
+                    changes.add(partial(_give_back_forward, module, vars(module).get("forward")))
+                    again = partial(_compute_again, recording, module.forward)
+                    module.__dict__["forward"] = again
         if recording.balanced:
             take_activations_as_one(model, changes)
         yield changes
+
+
+def _compute_again(recording: FactorRecording, forward: Any, *args: Any, **options: Any) -> Any:
+    """Run a block of which only its inputs are kept.
+
+    On the way back it runs to its end: what brings offloaded parameters in takes them out there.
+    """
+    with set_checkpoint_early_stop(False):
+        return checkpoint(
+            forward, *args, **options, context_fn=recording.contexts, use_reentrant=False
+        )
+
+
+def _give_back_forward(module: nn.Module, before: Any) -> None:
+    """Put back what a block ran with: its class's own, or what accelerate or a compiler set."""
+    module.__dict__.pop("forward", None)
+    if before is not None:
+        module.__dict__["forward"] = before
 
 
 @dataclass(eq=False)

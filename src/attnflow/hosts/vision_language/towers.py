@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from attnflow.errors import InputError, ModelError, TokensError, UnsupportedModelError, shorten
+from attnflow.hosts.adapter import device_of
 from attnflow.hosts.images import Photo, read_photo
 from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.model import processor_of
@@ -158,10 +159,10 @@ def after_prompt(
     model: PreTrainedModel, extra: Mapping[str, Tensor], prompt: Sequence[int], ids: Sequence[int]
 ) -> dict[str, Tensor]:
     """Return prompt and completion as one input, carried on with images as generate() does."""
-    text = torch.tensor([[*prompt, *ids]], device=model.device)
+    text = torch.tensor([[*prompt, *ids]], device=device_of(model))
     carried: dict[str, Any] = {
         **extra,
-        "attention_mask": torch.ones(1, len(prompt), dtype=torch.long, device=model.device),
+        "attention_mask": torch.ones(1, len(prompt), dtype=torch.long, device=device_of(model)),
     }
     carry_on: Any = model._update_model_kwargs_for_generation
     for _ in ids:
