@@ -25,7 +25,7 @@ from peer_rankings import PEERS, AttnLrp, trained_at2
 
 from attnflow.evaluation import CompletionPrompt, Evaluation, Prompts, evaluate
 from attnflow.evaluation.subjects.rankings import CompletionCase
-from attnflow.explainers.answers import question_text
+from attnflow.explainers.questions import question_text
 from attnflow.hosts.load import as_model
 from attnflow.hosts.model import Model
 from attnflow.storage import write_text

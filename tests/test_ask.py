@@ -16,7 +16,7 @@ from attnflow.attribution.passages import passages_of, rank_passages, statements
 from attnflow.cli.app import _run
 from attnflow.cli.inputs import read_documents, read_text
 from attnflow.errors import FileError, InputError
-from attnflow.explainers.answers import question_text
+from attnflow.explainers.questions import question_text
 from attnflow.testing import tiny_decoder
 from attnflow.tokens.documents import Document, compose_prompt, named_documents
 

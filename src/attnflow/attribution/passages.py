@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from math import exp
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,15 @@ DOCUMENTS = "documents"
 """Where the provenance of a result names its documents: [name, first token, one after the last]."""
 MESSAGES = "messages"
 """Where it names the messages of a conversation, in the same way."""
+SENTENCES = "sentences"
+"""Where it has the sentences of each document: [first source, one after the last, where the
+sentence begins in the document, its characters].
+"""
+STATEMENTS = "statements"
+"""Where it has those of the answer, in the same way, by the numbers of the answer's tokens."""
+LOG_PROBS = "log_probs"
+"""Where it says how likely each token of the completion is, in nats."""
+_UNLIKELY = 0.02  # of a token, in the mean: below, a model would hardly have written a statement
 
 _ROLES = re.compile(r"^(system|user|assistant|tool)\s*\n")
 _HEADING = re.compile(
@@ -40,12 +50,16 @@ _MARKED: dict[str, Kind] = {DOCUMENTS: "document", MESSAGES: "message"}
 
 @dataclass(frozen=True)
 class Passage:
-    """A document, message or sentence of a prompt: its columns, and those of its sentences."""
+    """A document, message or sentence of a prompt: its columns, and those of its sentences.
+
+    is_placed: whether the spans of its sentences are characters of the document as it was given.
+    """
 
     name: str
     kind: Kind
     columns: tuple[int, ...]
     sentences: tuple[Unit, ...]
+    is_placed: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,7 @@ class RankedSource:
     """A passage, its share of what was drawn from all passages, and its strongest sentence.
 
     sentence: its number within the passage, from 1; None where the passage is a sentence itself.
+    text: its characters. start: where it begins in its document; None where that is not known.
     """
 
     name: str
@@ -60,6 +75,7 @@ class RankedSource:
     sentence: int | None
     text: str
     passage: int
+    start: int | None = None
 
     @property
     def place(self) -> str:
@@ -72,12 +88,25 @@ class RankedSource:
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence of the answer: text, rows, sources, and the verdict where something was hidden."""
+    """A sentence of the answer: its text, its rows, what it draws on, and whether that was checked.
+
+    verdict: what it rests on, from hiding it; None where nothing was hidden. start: where it begins
+    in the answer. tokens: the numbers of the answer's tokens that it is made of. likelihood: how
+    likely the model finds each of them, in the geometric mean. None where that is not known.
+    """
 
     text: str
     rows: tuple[int, ...]
     sources: tuple[RankedSource, ...]
     verdict: Verdict | None = None
+    start: int | None = None
+    tokens: tuple[int, ...] = ()
+    likelihood: float | None = None
+
+    @property
+    def is_unlikely(self) -> bool:
+        """Whether the model would hardly have written it: what it says of its sources is weak."""
+        return self.likelihood is not None and self.likelihood < _UNLIKELY
 
     def __str__(self) -> str:
         if not self.sources:
@@ -102,6 +131,9 @@ def passages_of(result: Attribution) -> tuple[Passage, ...]:
         return ()
     for key, kind in _MARKED.items():
         if marks := result.provenance.get(key):
+            known = result.provenance.get(SENTENCES) if kind == "document" else None
+            if known is not None:
+                return tuple(map(_known_passage, marks, known))
             return tuple(_marked(list(result.sources), mark, kind) for mark in marks)
     texts = list(result.sources)
     framing = [k for k, token in enumerate(texts) if is_special(token)]
@@ -148,17 +180,60 @@ def rank_passages(
 
 def statements_of(result: Attribution) -> tuple[Statement, ...]:
     """Return the sentences of what was generated, each with its ranked passages."""
-    passages, units = passages_of(result), split_units(list(result.targets), "sentence")
-    records = result.provenance.get(VERDICTS) or [None] * len(units)
+    passages, parts = passages_of(result), statement_parts(result)
+    records = result.provenance.get(VERDICTS) or [None] * len(parts)
+    likely = result.provenance.get(LOG_PROBS)
     return tuple(
         Statement(
+            part.text,
+            part.rows,
+            rank_passages(result, part.rows, passages),
+            None if record is None else Verdict.from_dict(record),
+            part.start,
+            part.tokens,
+            None if likely is None else exp(float(np.mean([likely[k] for k in part.tokens]))),
+        )
+        for part, record in zip(parts, records, strict=True)
+    )
+
+
+class StatementPart(NamedTuple):
+    """A statement in its answer: its text, rows of the result, first character, tokens."""
+
+    text: str
+    rows: tuple[int, ...]
+    start: int | None
+    tokens: tuple[int, ...]
+
+
+def statement_parts(result: Attribution) -> list[StatementPart]:
+    """Return the statements as they were noted; otherwise the sentences that the rows spell.
+
+    A row is a token or several: it begins at its position, and ends where the next one begins.
+    """
+    first = int(result.provenance.get("prompt_length", len(result.sources)))
+    starts = [position - first for position in result.targets.positions]
+    noted = result.provenance.get(STATEMENTS)
+    if noted is not None:
+        return [
+            StatementPart(
+                text,
+                tuple(row for row, number in enumerate(starts) if begin <= number < end),
+                start,
+                tuple(range(begin, end)),
+            )
+            for begin, end, start, text in noted
+        ]
+    ends = [*starts[1:], len(result.provenance.get("completion_ids", result.targets))]
+    return [
+        StatementPart(
             unit.text,
             unit.tokens,
-            rank_passages(result, unit.tokens, passages),
-            None if record is None else Verdict.from_dict(record),
+            None,
+            tuple(range(starts[unit.tokens[0]], ends[unit.tokens[-1]])),
         )
-        for unit, record in zip(units, records, strict=True)
-    )
+        for unit in split_units(list(result.targets), "sentence")
+    ]
 
 
 def _ranked(
@@ -169,7 +244,19 @@ def _ranked(
         return RankedSource(passage.name, share, None, text, number)
     sums = [values[list(sentence.tokens)].sum() for sentence in passage.sentences]
     best = int(np.argmax(sums))
-    return RankedSource(passage.name, share, best + 1, passage.sentences[best].text, number)
+    sentence = passage.sentences[best]
+    start = sentence.span[0] if passage.is_placed else None
+    return RankedSource(passage.name, share, best + 1, sentence.text, number, start)
+
+
+def _known_passage(mark: Sequence[Any], sentences: Sequence[Sequence[Any]]) -> Passage:
+    """Return a document whose sentences were noted with their places in it."""
+    name, first, end = mark
+    units = tuple(
+        Unit(text, (start, start + len(text)), tuple(range(begin, stop)))
+        for begin, stop, start, text in sentences
+    )
+    return Passage(str(name), "document", tuple(range(int(first), int(end))), units, True)
 
 
 def _marked(texts: list[str], mark: Sequence[str | int], kind: Kind) -> Passage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -55,6 +55,7 @@ def ask(
     from attnflow.explainers.answers import ask as run
 
     inputs.tell_preparation(model)
+    sampling: dict[str, Any] = {} if seed is None else {"seed": seed}
     with writing.progress_bars("reading and answering"):
         answer = run(
             model,
@@ -65,7 +66,7 @@ def ask(
             chat=chat,
             check=check,
             confirm=confirm,
-            **({} if seed is None else {"seed": seed}),
+            **sampling,
         )
     if as_json:
         writing.print_json(answer.to_dict())

@@ -32,12 +32,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.passages import LOG_PROBS
 from attnflow.corpus.plan import CorpusText
 from attnflow.corpus.settings import Settings
 from attnflow.explainers.sources import Sources
 
 Values = NDArray[np.float64]
-_LOG_PROBS = "log_probs"  # in the provenance of a completion that gradients explain
 _MOSTLY = 0.5  # the share of saturated sources from which a row is flagged
 
 SOURCE = pa.struct(
@@ -131,7 +131,7 @@ class _Grouped:
         answer, probability = result.provenance.get("completion"), None
         if prediction is not None:
             answer, probability = prediction.label, prediction.probability
-        elif (likely := result.provenance.get(_LOG_PROBS)) is not None:
+        elif (likely := result.provenance.get(LOG_PROBS)) is not None:
             probability = math.exp(likely[target])
         return {
             "tokens": int(result.provenance.get("prompt_length", len(result.sources))),

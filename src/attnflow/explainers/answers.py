@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,35 +14,43 @@ import numpy as np
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import (
     DOCUMENTS,
+    LOG_PROBS,
+    STATEMENTS,
     Statement,
     positions_of,
     statements_of,
 )
 from attnflow.attribution.verdict import VERDICTS
-from attnflow.errors import InputError, shorten
+from attnflow.errors import AttributionWarning, InputError, shorten
 from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers.ablation import ablate
-from attnflow.explainers.completions import generate, mark_documents, write_completions
+from attnflow.explainers.completions import generate, mark_documents
 from attnflow.explainers.defaults import default_method
-from attnflow.explainers.prompts import Prompt, encode_parts, encode_prompts
+from attnflow.explainers.prompts import Prompt
+from attnflow.explainers.questions import (
+    Question,
+    WrittenAnswer,
+    check_question,
+    given_answer,
+    question_prompt,
+    question_title,
+    uses_chat,
+    write_answer,
+)
 from attnflow.explainers.verdicts import judge_statements
-from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
-from attnflow.hosts.transformers.generate import checked_generator
 from attnflow.methods import BalancedGradient, Method, RerunMethod, make_method
 from attnflow.tokens.documents import (
     Document,
     Documents,
-    compose_prompt,
     named_documents,
 )
-from attnflow.tokens.units import CharSpan, split_units
+from attnflow.tokens.units import Unit
 
 if TYPE_CHECKING:
     from attnflow.show.page import InteractiveView
 
-_CHAT_ENDING = "\nAnswer in a few words."
 _MOST_CONFIRMED = 5  # documents that are left out, one run each
 
 
@@ -66,7 +75,7 @@ class Omission:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a model answers, and for each statement of it the documents it drew on.
+    """An answer, and for each statement of it the documents that the model draws on.
 
     `result` is the attribution behind it: layer × statement × prompt token, or a row for each token
     where the method explains tokens. `str()` gives the answer and a line for each statement; a
@@ -89,8 +98,8 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The answer."""
-        return str(self.result.provenance["completion"]).strip()
+        """The answer, as it was given or, without spaces around it, as it was written."""
+        return str(self.result.provenance["completion"])
 
     @cached_property
     def statements(self) -> tuple[Statement, ...]:
@@ -114,6 +123,8 @@ class Answer:
                 {
                     "text": statement.text,
                     "tokens": list(statement.rows),
+                    "likelihood": statement.likelihood,
+                    "is_unlikely": statement.is_unlikely,
                     "sources": [vars(source) for source in statement.sources],
                     "verdict": statement.verdict and statement.verdict.to_dict(),
                 }
@@ -140,10 +151,11 @@ class Answer:
 @checked_arguments
 def ask(
     model: ModelLike,
-    question: str,
+    question: Question,
     documents: Documents,
     method: str | Method | None = None,
     *,
+    answer: str | None = None,
     max_new_tokens: int = 64,
     chat: bool | None = None,
     check: bool = True,
@@ -154,8 +166,12 @@ def ask(
 
     model: a name, a path, what `attnflow.load` gives, a loaded module with its tokenizer as a pair,
         or None for SmolLM2.
+    question: a text; or a conversation of messages, where the documents stand before the last
+        message of the user; or None for an answer whose question nobody knows.
     documents: texts, or texts by name: ["...", "..."] or {"contract.txt": "..."}. Special tokens
         in them, and in the question, are text.
+    answer: an answer that is there already, whoever wrote it. `answer.statements[0].likelihood`
+        says how likely the model finds it; a warning tells where it would hardly have written it.
     chat: whether the model's chat template is used; None uses it where there is one. Without it
         the answer is the first line that the model writes.
     check: have the model read each statement again without the sentence that is named, with only
@@ -170,35 +186,72 @@ def ask(
     >>> answer = ask(tiny_decoder(), "the keys", texts, max_new_tokens=3)
     >>> sorted(source.name for source in answer.statements[0].sources)
     ['a.txt', 'b.txt']
+    >>> ask(tiny_decoder(), "the keys", texts, answer="the author").text
+    'the author'
     """
-    if not question.strip():
-        raise InputError(f"A question is a text that is not empty; got {shorten(question)}.")
     collection = named_documents(documents)
     loaded = as_model(model, default="smollm2")
     templated = uses_chat(loaded.tokenizer, chat)
-    writing = {"min_new_tokens": 1, **generate_kwargs}
+    check_question(question, answer, templated)
     prompt = question_prompt(loaded, question, collection, templated)
-    applied = default_method(loaded) if method is None else make_method(method)
-    ids = _write(loaded, prompt, templated, max_new_tokens, writing)
-    targets = None
-    if explains_statements(applied):  # once for each statement, not for each token
-        targets = statement_slices(list(tokens_of(loaded.tokenizer, ids))) or None
-    result = generate(loaded, prompt, applied, completion=ids, targets=targets)
-    result = mark_documents(result, collection, prompt)
-    if check:
-        verdicts = judge_statements(result, loaded, prompt.ids)
-        records = [None if each is None else each.to_dict() for each in verdicts]
-        result = replace(result, provenance={**result.provenance, VERDICTS: records})
-    answer = Answer(question, collection, result)
+    if answer is not None:
+        _check_given(confirm, generate_kwargs)
+        text = given_answer(loaded, answer, templated)
+        result = read_answer(loaded, prompt, collection, text, method, check=check)
+        _warn_of_unlikely(result)
+        return Answer(question_title(question), collection, result)
+
+    def write(prompt: Prompt) -> WrittenAnswer:
+        return write_answer(loaded, prompt, templated, max_new_tokens, generate_kwargs)
+
+    result = read_answer(loaded, prompt, collection, write(prompt), method, check=check)
+    first = Answer(question_title(question), collection, result)
     if not confirm:
-        return answer
+        return first
 
     def again(others: Sequence[Document]) -> str:
-        shorter = question_prompt(loaded, question, others, templated)
-        ids = _write(loaded, shorter, templated, max_new_tokens, writing)
-        return "".join(tokens_of(loaded.tokenizer, ids).surfaces()).strip()
+        return write(question_prompt(loaded, question, others, templated)).text
 
-    return replace(answer, omissions=_omissions(loaded, answer, prompt.ids, again))
+    return replace(first, omissions=_omissions(loaded, first, prompt.ids, again))
+
+
+def read_answer(
+    model: Model,
+    prompt: Prompt,
+    documents: Sequence[Document],
+    answer: WrittenAnswer,
+    method: str | Method | None = None,
+    *,
+    check: bool = True,
+) -> Attribution:
+    """Return what each statement of an answer draws on in the documents of its prompt.
+
+    check: add a verdict for each. The result says how likely each token is to the model.
+    """
+    applied = default_method(model) if method is None else make_method(method)
+    targets = None
+    if explains_statements(applied):  # once for each statement, not for each token
+        targets = statement_slices(answer.statements) or None
+    result = generate(model, prompt, applied, completion=answer.ids, targets=targets)
+    result = mark_documents(result, documents, prompt)
+    notes: dict[str, Any] = {"completion": answer.text, STATEMENTS: _marks_of(answer)}
+    if LOG_PROBS not in result.provenance:
+        likely = ablate(model, prompt.ids, answer.ids, by=None).token_log_probs([()])[0]
+        notes[LOG_PROBS] = likely.tolist()
+    result = replace(result, provenance={**result.provenance, **notes})
+    if not check:
+        return result
+    verdicts = judge_statements(result, model, prompt.ids)
+    records = [None if each is None else each.to_dict() for each in verdicts]
+    return replace(result, provenance={**result.provenance, VERDICTS: records})
+
+
+def _marks_of(answer: WrittenAnswer) -> list[list[int | str]]:
+    """Return the tokens of each statement, where it begins in the answer, and its characters."""
+    return [
+        [unit.tokens[0], unit.tokens[-1] + 1, unit.span[0], answer.text[slice(*unit.span)]]
+        for unit in answer.statements
+    ]
 
 
 def explains_statements(method: Method) -> bool:
@@ -206,54 +259,36 @@ def explains_statements(method: Method) -> bool:
     return isinstance(method, RerunMethod | BalancedGradient)
 
 
-def statement_slices(tokens: list[str]) -> list[slice]:
-    """Return the tokens of each sentence of an answer."""
-    units = split_units(tokens, "sentence")
-    return [slice(unit.tokens[0], unit.tokens[-1] + 1) for unit in units]
+def statement_slices(statements: Sequence[Unit]) -> list[slice]:
+    """Return the tokens of each statement of an answer."""
+    return [slice(unit.tokens[0], unit.tokens[-1] + 1) for unit in statements]
 
 
-def uses_chat(tokenizer: Any, chat: bool | None) -> bool:
-    """Return whether the chat template is used: as asked, otherwise if there is one."""
-    return bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
+def _check_given(confirm: bool, options: Mapping[str, Any]) -> None:
+    """Refuse what only an answer that is still to be written can have."""
+    if confirm:
+        raise InputError(
+            "confirm=True lets the model answer again; answer= was written elsewhere. Its verdicts "
+            "(check=True) come from hiding documents."
+        )
+    if options:
+        raise InputError(
+            f"{', '.join(options)}: options of the model's generate() say how an answer is "
+            "written; answer= is written already."
+        )
 
 
-def question_text(
-    question: str, documents: Sequence[Document], chat: bool
-) -> tuple[str, list[CharSpan]]:
-    """Return the documents and the question as one text, and where each document stands in it."""
-    ending = _CHAT_ENDING if chat else "\nAnswer:"
-    return compose_prompt(f"Question: {question.strip()}", documents, ending=ending)
-
-
-def question_prompt(
-    model: Model, question: str, documents: Sequence[Document], chat: bool
-) -> Prompt:
-    """Return the documents and the question, as the model is asked; spans are the documents'.
-
-    Special tokens in them are text.
-    """
-    text, places = question_text(question, documents, chat)
-    return encode_parts(model.tokenizer, text, places, chat=chat)
-
-
-def first_line(surfaces: Sequence[str]) -> int:
-    """Return how many tokens there are up to the end of the first line that says something."""
-    begin = next((k for k, surface in enumerate(surfaces) if surface.strip()), len(surfaces))
-    ends = (k for k, surface in enumerate(surfaces) if k > begin and "\n" in surface)
-    return next(ends, len(surfaces))
-
-
-def _write(
-    model: Model, prompt: Prompt, chat: bool, max_new_tokens: int, options: dict[str, Any]
-) -> list[int]:
-    """Let the model answer. Without a chat template it writes on, another question next: there
-    the first line is the answer.
-    """
-    checked_generator(model.module)
-    batch = encode_prompts(model, prompt)
-    (completion,) = write_completions(model, batch, max_new_tokens, options)
-    ids = list(completion.ids)
-    return ids if chat else ids[: first_line(tokens_of(model.tokenizer, ids).surfaces())]
+def _warn_of_unlikely(result: Attribution) -> None:
+    """Say which statements the model would hardly have written itself."""
+    for statement in statements_of(result):
+        if statement.is_unlikely:
+            warnings.warn(
+                f"This model would hardly have written {shorten(statement.text)}: it gives each "
+                f"token {statement.likelihood:.1%} in the mean. Its sources are what makes it a "
+                "little less unlikely; ask a larger model, or the one that wrote it.",
+                AttributionWarning,
+                stacklevel=3,
+            )
 
 
 def _omissions(

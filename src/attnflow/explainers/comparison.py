@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.passages import STATEMENTS
 from attnflow.errors import InputError
 from attnflow.errors.progress import tell
 from attnflow.explainers.answer_rows import ALL, apply_method, needs_own_gradients
-from attnflow.explainers.answers import Answer, ask, question_prompt, statement_slices, uses_chat
+from attnflow.explainers.answers import Answer, ask
 from attnflow.explainers.completions import generate, mark_documents
 from attnflow.explainers.prompts import encode_prompts
+from attnflow.explainers.questions import question_prompt, uses_chat
 from attnflow.explainers.texts import default_for, explain, next_token, with_confirmation
 from attnflow.graph import LayeredGraph
 from attnflow.hosts.capture import capture
@@ -153,7 +155,8 @@ def compare_answers(
     ids = answer.result.provenance["completion_ids"]
     targets = None  # beside a method that explains statements the others explain them too
     if isinstance(answer.result.method, BalancedGradient):
-        targets = statement_slices(list(tokens_of(loaded.tokenizer, ids))) or None
+        marks = answer.result.provenance[STATEMENTS]
+        targets = [slice(first, end) for first, end, *_ in marks] or None
     others = [
         mark_documents(result, answer.documents, prompt)
         for result in _read_again(loaded, prompt, ids, methods[1:], targets=targets)

@@ -7,6 +7,7 @@ generated tokens is kept in `elsewhere`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
@@ -14,7 +15,7 @@ from typing import Any, overload
 import torch
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.passages import DOCUMENTS, MESSAGES
+from attnflow.attribution.passages import DOCUMENTS, MESSAGES, SENTENCES
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.explainers.defaults import default_method
@@ -37,6 +38,7 @@ from attnflow.hosts.vision_language.towers import has_images, image_prompt, read
 from attnflow.hosts.vision_language.views import with_pictures
 from attnflow.methods import Method, RerunMethod, make_method
 from attnflow.tokens.documents import Document
+from attnflow.tokens.units import text_spans, units
 
 
 @overload  # a text is a sequence of texts too; it is the first of the two that fits
@@ -273,15 +275,49 @@ def mark_messages(result: Attribution, messages: Sequence[Message], prompt: Prom
 def mark_documents(
     result: Attribution, documents: Sequence[Document], prompt: Prompt
 ) -> Attribution:
-    """Return the result with a note of where each document stands among its sources."""
-    return _mark(result, DOCUMENTS, [document.name for document in documents], prompt)
+    """Return the result with a note of where each document and its sentences stand among its
+    sources.
+    """
+    marked = _mark(result, DOCUMENTS, [document.name for document in documents], prompt)
+    names = [mark[0] for mark in marked.provenance[DOCUMENTS]]
+    sentences = [
+        _mark_sentences(result, document.text, pieces, first)
+        for document, (first, _), pieces in zip(
+            documents, filter(None, prompt.spans), prompt.pieces, strict=True
+        )
+        if document.name in names
+    ]
+    return replace(marked, provenance={**marked.provenance, SENTENCES: sentences})
+
+
+def _mark_sentences(
+    result: Attribution, text: str, pieces: Sequence[str], first: int
+) -> list[list[int | str]]:
+    """Return the sources of each sentence of a document, where it begins, and its characters.
+
+    first: the position of the document's first token. A sentence whose tokens are no sources, such
+    as unknown words, is left out.
+    """
+    offset = len(text) - len(text.lstrip())  # in the prompt it stands without the spaces around it
+    marks: list[list[int | str]] = []
+    for unit in units(pieces, text_spans(text.strip(), "sentence")):
+        within = range(first + unit.tokens[0], first + unit.tokens[-1] + 1)
+        if columns := _columns(result, within):
+            start, end = (offset + place for place in unit.span)
+            marks.append([columns[0], columns[-1] + 1, start, text[start:end]])
+    return marks
 
 
 def _mark(result: Attribution, key: str, names: Sequence[str], prompt: Prompt) -> Attribution:
     marks = []
     for name, span in zip(names, prompt.spans, strict=True):
-        within = range(*span) if span is not None else range(0)
-        columns = [k for k, position in enumerate(result.sources.positions) if position in within]
+        columns = _columns(result, range(*span) if span is not None else range(0))
         if columns:
             marks.append([name, columns[0], columns[-1] + 1])
     return replace(result, provenance={**result.provenance, key: marks})
+
+
+def _columns(result: Attribution, positions: range) -> range:
+    """Return the sources that stand at some positions; sources are in the order of theirs."""
+    places = result.sources.positions
+    return range(bisect_left(places, positions.start), bisect_left(places, positions.stop))

@@ -38,9 +38,6 @@ from attnflow.trace.extras import LOG_PROB, ScoreName
 
 _MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum over layers is kept
 
-LOG_PROBS = "log_probs"
-"""Where the provenance of a result says how likely each token of the completion is, in nats."""
-
 
 @dataclass(frozen=True, eq=False)
 class CompletionRows:

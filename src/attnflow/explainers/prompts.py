@@ -28,7 +28,7 @@ from attnflow.hosts.inputs import (
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
 from attnflow.tokens.text import common_tokens
-from attnflow.tokens.units import CharSpan
+from attnflow.tokens.units import CharSpan, pieces_at
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,14 @@ class Prompt:
     """One prompt without padding: token ids, and which of them a chat template put there.
 
     spans: the tokens of each message, or of each document, where it is known which they are; None
-    for one that a template leaves out or repeats.
+    for one that a template leaves out or repeats. pieces: of each document, the text of each of its
+    tokens; together they are the document.
     """
 
     ids: list[int]
     form: tuple[bool, ...] | None = None
     spans: tuple[CharSpan | None, ...] = ()
+    pieces: tuple[tuple[str, ...], ...] = ()
 
 
 Message = Mapping[str, str]
@@ -175,6 +177,13 @@ class _PlacedTokens:
         spans = iter(token_spans(self.characters, known))
         return tuple(None if part is None else next(spans) for part in parts)
 
+    def pieces(self, text: str, place: CharSpan | None, tokens: CharSpan | None) -> tuple[str, ...]:
+        """Return the text of each token of a part of the text, which stands in this place."""
+        if self.characters is None or place is None or tokens is None:
+            return ()
+        starts = [start - place[0] for start, _ in self.characters[slice(*tokens)]]
+        return tuple(pieces_at(text, starts))
+
 
 def _encode_chat(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
     """Encode a conversation; the spans are those of its messages."""
@@ -242,17 +251,19 @@ def encode_parts(
     *,
     chat: bool = False,
     special: bool = False,
+    around: tuple[Sequence[Message], Sequence[Message]] = ((), ()),
 ) -> Prompt:
     """Encode a text of several parts, such as documents; the spans are those of the parts.
 
     parts: in characters of the text, which begins with a visible one. chat: whether it is a
     message, for the chat template. special: whether special tokens in it are read as such, where
-    it is no message; otherwise they are text.
+    it is no message; otherwise they are text. around: the messages before it, and those after it.
     """
     checked_tokenizer(tokenizer)
     if chat:
-        placed = _place_messages(tokenizer, as_chat(text))
-        place = placed.place_of(0)
+        before, after = around
+        placed = _place_messages(tokenizer, [*before, *as_chat(text), *after])
+        place = placed.place_of(len(before))
     else:
         place = (0, len(checked_text(text, "continue", "prompt")))
         ids, characters = encode_placed(tokenizer, text, [] if special else [place], frame=True)
@@ -266,7 +277,11 @@ def encode_parts(
             "become: the chat template or the tokenizer changes it. Leave the template out "
             "(chat=False, --no-chat), or explain a prompt of your own with generate()."
         )
-    return Prompt(placed.ids, placed.form if chat else None, spans)
+    pieces = tuple(
+        placed.pieces(text[slice(*part)], place, tokens)
+        for part, place, tokens in zip(parts, shifted, spans, strict=True)
+    )
+    return Prompt(placed.ids, placed.form if chat else None, spans, pieces)
 
 
 def _wrap_prompts(model: Model, inputs: Mapping[str, Tensor]) -> PromptBatch:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.passages import LOG_PROBS
 from attnflow.attribution.rescaling import SOURCE_TOKENS, Span, resolve_spans
 from attnflow.errors import InputError, shorten
 from attnflow.explainers.answer_rows import as_one, join_targets, less_identity, rows_of
 from attnflow.explainers.defaults import default_method, drop_sink
-from attnflow.explainers.gradient_rows import LOG_PROBS, CompletionRows, completion_rows
+from attnflow.explainers.gradient_rows import CompletionRows, completion_rows
 from attnflow.explainers.request import (
     ANSWER,
     Completion,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnflow.attribution import Attribution, Confirmation
+from attnflow.attribution.passages import LOG_PROBS
 from attnflow.attribution.rescaling import SOURCE_TOKENS
 from attnflow.explainers.ablation import CompletionAblation, ablate
-from attnflow.explainers.gradient_rows import LOG_PROBS
 from attnflow.explainers.leave_out import AblationTask, function_of
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion, CompletionTarget, resolve_targets

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import (
+    LOG_PROBS,
     Passage,
     RankedSource,
     Statement,
@@ -19,9 +20,7 @@ from attnflow.attribution.passages import (
 )
 from attnflow.attribution.verdict import Kind, Verdict, is_unsupported, support_of, takes_away
 from attnflow.explainers.ablation import CompletionAblation, ablate
-from attnflow.explainers.gradient_rows import LOG_PROBS
 from attnflow.hosts.model import Model
-from attnflow.tokens.units import split_units
 
 _MOST_HIDDEN = 3  # documents that are hidden together before it is said that none stands out
 
@@ -60,10 +59,9 @@ def judge_statements(
     reading = _Reading(ablate(model, prompt_ids, ids, by=None), result.provenance.get(LOG_PROBS))
     passages = passages_of(result)
     every = frozenset(p for each in passages for p in positions_of(result, each.columns))
-    numbers = _token_numbers(result, len(ids))
     judged = [
-        _Judged(statement, tokens, passages, result) if statement.sources else None
-        for statement, tokens in zip(statements_of(result), numbers, strict=True)
+        _Judged(statement, passages, result) if statement.sources else None
+        for statement in statements_of(result)
     ]
     present = [each for each in judged if each is not None]
     reading.read(
@@ -78,28 +76,13 @@ def judge_statements(
     return [None if each is None else each.verdict(reading, every) for each in judged]
 
 
-def _token_numbers(result: Attribution, count: int) -> list[tuple[int, ...]]:
-    """The answer's tokens of each statement; a row of the result may be one statement, or token."""
-    first = int(result.provenance["prompt_length"])
-    starts = [position - first for position in result.targets.positions]
-    ends = [*starts[1:], count]
-    return [
-        tuple(range(starts[unit.tokens[0]], ends[unit.tokens[-1]]))
-        for unit in split_units(list(result.targets), "sentence")
-    ]
-
-
 class _Judged:
     """One statement: its tokens, the sentence that is named, its documents, strongest first."""
 
     def __init__(
-        self,
-        statement: Statement,
-        tokens: tuple[int, ...],
-        passages: Sequence[Passage],
-        result: Attribution,
+        self, statement: Statement, passages: Sequence[Passage], result: Attribution
     ) -> None:
-        self.tokens = tokens
+        self.tokens = statement.tokens
         self.sources = [each for each in statement.sources if each.share > 0][:_MOST_HIDDEN]
         self.documents = [
             frozenset(positions_of(result, passages[each.passage].columns)) for each in self.sources

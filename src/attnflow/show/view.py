@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.carrying import paths_of
-from attnflow.attribution.passages import passages_of
+from attnflow.attribution.passages import passages_of, statement_parts
 from attnflow.attribution.verdict import VERDICTS, Verdict
 from attnflow.errors import InputError
 from attnflow.graph import LayeredGraph
@@ -63,7 +63,6 @@ from attnflow.show.packing import (
 from attnflow.show.sentences import caveats, prediction_rows, remarks, unit_of, verdict_bars
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import common_tokens
-from attnflow.tokens.units import split_units
 from attnflow.trace import AttentionTrace
 
 __all__ = ["FORMAT", "VERSION", "HeadWeights", "View", "results_of", "unpack_values", "view"]
@@ -200,8 +199,8 @@ def _prediction(result: Attribution) -> dict[str, Any] | None:
 def _answer(result: Attribution) -> dict[str, Any] | None:
     """Return what the reader asks about: a completion, by its sentences, or a prediction."""
     if "completion" in result.provenance:
-        statements = split_units(list(result.targets), "sentence")
-        return {"kind": "completion", "statements": [list(unit.tokens) for unit in statements]}
+        statements = [list(part.rows) for part in statement_parts(result)]
+        return {"kind": "completion", "statements": statements}
     return None if result.prediction is None else {"kind": "prediction"}
 
 

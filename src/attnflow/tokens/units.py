@@ -86,6 +86,20 @@ def units(surfaces: Sequence[str], spans: Sequence[CharSpan]) -> list[Unit]:
     ]
 
 
+def pieces_at(text: str, starts: Sequence[int]) -> list[str]:
+    """Return the part of a text that each token stands for; together they are the text.
+
+    starts: where each token begins. Of tokens that share a character the last one has it.
+
+    >>> pieces_at("45 days", [0, 3])
+    ['45 ', 'days']
+    """
+    if not starts:
+        return []
+    places = [0, *accumulate((min(max(start, 0), len(text)) for start in starts[1:]), max)]
+    return [text[a:b] for a, b in pairwise([*places, len(text)])]
+
+
 def tokens_in(surfaces: Sequence[str], span: CharSpan) -> list[int]:
     """Return the tokens whose last visible character stands in a span of characters."""
     ends = list(accumulate(map(len, surfaces)))

@@ -14,16 +14,11 @@ import numpy as np
 from attnflow.attribution.passages import rank_passages
 from attnflow.evaluation.subjects.known import is_answered
 from attnflow.explainers.ablation import ablate
-from attnflow.explainers.answers import (
-    explains_statements,
-    first_line,
-    question_prompt,
-    statement_slices,
-    uses_chat,
-)
+from attnflow.explainers.answers import explains_statements, statement_slices
 from attnflow.explainers.completions import generate, mark_documents
 from attnflow.explainers.defaults import default_method
 from attnflow.explainers.prompts import Prompt, encode_prompts
+from attnflow.explainers.questions import first_line, question_prompt, uses_chat
 from attnflow.explainers.request import completion_ids
 from attnflow.explainers.writer import write_texts
 from attnflow.hosts.model import Model
@@ -31,6 +26,7 @@ from attnflow.methods import make_method
 from attnflow.tokens import Tokens
 from attnflow.tokens.documents import named_documents
 from attnflow.tokens.text import parts_in
+from attnflow.tokens.units import split_units
 from attnflow_experiments.documents.data import SourcedQuestion
 
 DEFAULT = "default"
@@ -68,7 +64,8 @@ class AnswerReading:
         if not uses_chat(model.tokenizer, None):
             ids = ids[: first_line(_surfaces(model, prompt, ids))]
         surfaces = _surfaces(model, prompt, ids)
-        statements = statement_slices(_names(model, ids)) or [slice(0, len(ids))]
+        statements = statement_slices(split_units(_names(model, ids), "sentence"))
+        statements = statements or [slice(0, len(ids))]
         telling = (each for each in statements if _answers(case, "".join(surfaces[each])))
         return cls(model, case, ids, next(telling, statements[0]))
 
