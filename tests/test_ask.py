@@ -59,8 +59,9 @@ def pieces(text: str) -> tuple[str, ...]:
 
 
 def test_documents_have_names_and_are_checked() -> None:
-    names = [document.name for document in named_documents(["One.", Document("x", "Two.")])]
-    assert names == ["document 1", "x"]
+    texts = ["One.", Document("x", "Two."), {"title": "y", "text": "Three."}, {"text": "Four."}]
+    names = [document.name for document in named_documents(texts)]
+    assert names == ["document 1", "x", "y", "document 4"]
     with pytest.raises(InputError, match="documents is a list of texts"):
         named_documents("one text")
     with pytest.raises(InputError, match="documents is empty"):
@@ -69,7 +70,7 @@ def test_documents_have_names_and_are_checked() -> None:
         named_documents([("a", "One."), ("a", "Two.")])
     with pytest.raises(InputError, match=r"A document's text is a text that is not empty; got ' '"):
         named_documents({"a": " "})
-    with pytest.raises(InputError, match=r"a pair \(name, text\); got 3"):
+    with pytest.raises(InputError, match=r"a pair \(name, text\), or .*; got 3"):
         named_documents([3])  # type: ignore[list-item]
 
 
@@ -263,7 +264,7 @@ def test_files_patterns_and_standard_input(
                 return b"from a pipe\n"
 
     monkeypatch.setattr("sys.stdin", Input)
-    assert read_documents(["-"])[0] == Document("standard input", "from a pipe")
+    assert read_documents(["-"])[0] == Document("standard input", "from a pipe\n")
     assert read_text("-", None) == "from a pipe"
     assert read_text(None, tmp_path / "a.txt") == "another"
     with pytest.raises(InputError, match="there is no such file"):
@@ -342,6 +343,6 @@ def test_a_conversation_on_the_command_line(
 
 def test_the_command_checks_before_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["ask", "why?"]) == 2
-    assert "There is no document: name files behind the question" in capsys.readouterr().err
+    assert "There is no document: name files" in capsys.readouterr().err
     assert _run(["ask", "why?", "nowhere.txt"]) == 2
     assert "there is no such file" in capsys.readouterr().err

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnflow
+from attnflow import Attribution, Raw, Tokens
+from attnflow.attribution.citations import citations_of
 from attnflow.attribution.passages import passages_of, statements_of
+from attnflow.attribution.verdict import Verdict
+from attnflow.cli.app import _run
 from attnflow.errors import AttributionWarning, InputError
 from attnflow.explainers.answers import read_answer
 from attnflow.explainers.questions import given_answer, question_prompt
@@ -105,6 +113,95 @@ def test_no_question_and_a_conversation(model: Model) -> None:
     for document, span in zip(asked.documents, prompt.spans, strict=True):
         assert span is not None
         assert model.tokenizer.decode(prompt.ids[slice(*span)]).strip() == document.text.strip()
+
+
+@pytest.fixture(scope="module")
+def folder(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model, the documents and an answer as files."""
+    place = tmp_path_factory.mktemp("cited")
+    model.module.save_pretrained(place / "model")
+    model.tokenizer.save_pretrained(place / "model")
+    for name, text in TEXTS.items():
+        (place / name).write_text(f"\n  {text}", encoding="utf-8", newline="")
+    (place / "answer.txt").write_text("It takes 45 days. See you.\n", encoding="utf-8")
+    return place
+
+
+def test_the_command_cites_files_and_standard_input(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    arguments = ["cite", "--document", "*.md", "--document", "mail.txt", "--model", "model"]
+    assert _run([*arguments, "--answer", "answer.txt", "--question", "How long?", "--json"]) == 0
+    output = capsys.readouterr()
+    record = json.loads(output.out)
+    assert "would hardly have written 'It takes 45 days.'" in output.err
+    assert record["answer"] == (folder / "answer.txt").read_text(encoding="utf-8")
+    for citation in record["citations"]:
+        document = (folder / citation["document"]).read_text(encoding="utf-8")
+        span = slice(citation["cited_start"], citation["cited_end"])
+        assert document[span] == citation["cited_text"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"It takes 45 days. See you.\n")))
+    assert _run([*arguments, "--answer", "-", "--question", "How long?", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["citations"] == record["citations"]
+    assert _run([*arguments, "--answer", "answer.txt"]) == 0
+    assert '"See you." ' in capsys.readouterr().out
+    assert _run(arguments) == 2
+    assert "There is no answer: --answer FILE" in capsys.readouterr().err
+
+
+def test_the_command_cites_rows(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    documents = [{"title": name, "text": text} for name, text in TEXTS.items()]
+    rows = [
+        {"question": QUESTION, "answer": "It takes 45 days.", "documents": documents},
+        {"answer": " ", "documents": documents},
+        {"answer": "See you. 😀", "documents": list(TEXTS.values())},
+    ]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    (folder / "rows.jsonl").write_text(lines, encoding="utf-8")
+    assert _run(["cite", "rows.jsonl", "--model", "model"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["row"] for record in records] == [0, 1, 2]
+    assert "nothing to explain" in records[1]["error"]
+    alone = attnflow.ask(str(folder / "model"), QUESTION, TEXTS, answer="It takes 45 days.")
+    assert records[0]["citations"] == [citation.to_dict() for citation in alone.citations]
+    assert records[2]["answer"] == "See you. 😀"
+
+
+VERDICTS: dict[str, tuple[str, tuple[str, ...], list[str]]] = {
+    "one source": ("rests", ("b.txt, sentence 1",), ["b.txt"]),
+    "a copy": ("either", ("b.txt", "a.txt"), ["b.txt", "a.txt"]),
+    "two parts": ("together", ("b.txt", "a.txt"), ["b.txt", "a.txt"]),
+    "memory": ("none", ("b.txt",), []),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_what_the_verdict_names_is_cited(name: str) -> None:
+    kind, sources, cited = VERDICTS[name]
+    verdict = Verdict(kind, sources, 1, -0.1, -5.0, -0.2, -6.0)  # type: ignore[arg-type]
+    provenance: dict[str, Any] = {
+        "completion": "Yes.", "completion_ids": [1], "prompt_length": 2, "log_probs": [-0.1],
+        "documents": [["a.txt", 0, 1], ["b.txt", 1, 2]],
+        "sentences": [[[0, 1, 2, "It is."]], [[1, 2, 0, "So it is."]]],
+        "statements": [[0, 1, 0, "Yes."]], "verdicts": [verdict.to_dict()],
+    }  # fmt: skip
+    result = Attribution(
+        np.array([[[0.25, 0.75]]]), (1,), Tokens(("Yes.",), (2,)), Tokens(("a", "b")), Raw(),
+        provenance=provenance,
+    )  # fmt: skip
+    found = citations_of(result)
+    assert [citation.document for citation in found] == cited
+    for citation in found:
+        assert (citation.start, citation.end, citation.text) == (0, 4, "Yes.")
+        assert citation.cited_end - citation.cited_start == len(citation.cited_text)
+        assert (citation.verdict, citation.left) == (kind, verdict.left)
+        assert citation.share == (0.75 if citation.document == "b.txt" else 0.25)
+    bare = replace(result, provenance={**provenance, "verdicts": None})
+    assert [(c.document, c.verdict, c.left) for c in citations_of(bare)] == [("b.txt", None, None)]
 
 
 def test_what_a_given_answer_cannot_have_is_said(model: Model) -> None:

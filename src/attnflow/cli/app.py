@@ -28,6 +28,7 @@ import typer
 from attnflow._version import __version__
 from attnflow.cli.ask import ask
 from attnflow.cli.check import check
+from attnflow.cli.cite import cite
 from attnflow.cli.corpus import app as corpus
 from attnflow.cli.demo import demo
 from attnflow.cli.doctor import doctor
@@ -98,7 +99,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _command in (
-    *(ask, explain, generate, trace, report, serve),
+    *(ask, cite, explain, generate, trace, report, serve),
     *(evaluate, check, methods, demo, doctor),
 ):
     app.command()(_command)

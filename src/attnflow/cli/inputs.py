@@ -31,11 +31,11 @@ def read_documents(places: Sequence[str]) -> tuple[Document, ...]:
     """Read the documents that are named: files, patterns such as 'notes/*.txt', or - ."""
     if not places:
         raise InputError(
-            "There is no document: name files behind the question (a pattern such as 'docs/*.txt', "
-            "or - for standard input)."
+            "There is no document: name files (a pattern such as 'docs/*.txt', or - for standard "
+            "input)."
         )
     files = [file for place in places for file in _files(place)]
-    return named_documents([(_name_document(file, files), _read(file)) for file in files])
+    return named_documents([(_name_document(file, files), read_file(file)) for file in files])
 
 
 def _name_document(file: str, files: Sequence[str]) -> str:
@@ -51,8 +51,8 @@ def read_text(text: str | None, file: Path | None, name: str = "TEXT") -> str:
     if (text is None) == (file is None):
         raise InputError(f"Give {name} or --file, and only one of them; - reads standard input.")
     if file is not None:
-        return _read(str(file))
-    return _read(STANDARD_INPUT) if text == STANDARD_INPUT else str(text)
+        return read_file(str(file)).strip()
+    return read_file(STANDARD_INPUT).strip() if text == STANDARD_INPUT else str(text)
 
 
 def read_messages(turns: Sequence[str]) -> list[dict[str, str]]:
@@ -73,7 +73,7 @@ def read_messages(turns: Sequence[str]) -> list[dict[str, str]]:
 
 def _listed_messages(file: str) -> list[object]:
     try:
-        record = json.loads(_read(file))
+        record = json.loads(read_file(file))
     except ValueError as error:
         raise InputError(f"{file!r} is not JSON ({error}).") from error
     messages = record.get("messages") if isinstance(record, dict) else record
@@ -130,7 +130,8 @@ def _files(place: str) -> list[str]:
     return matches
 
 
-def _read(place: str) -> str:
+def read_file(place: str) -> str:
+    """Read a file, or standard input (-), as its own characters."""
     label, path = repr(place), Path(place)
     if place == STANDARD_INPUT:
         label, data = "Standard input", sys.stdin.buffer.read()
@@ -152,7 +153,7 @@ def _read(place: str) -> str:
         ) from error
     if not text.strip():
         raise InputError(f"{label} is empty.")
-    return text.strip()
+    return text
 
 
 def check_text(text: str, purpose: str = "explain") -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.citations import Citation, citations_of
 from attnflow.attribution.passages import (
     DOCUMENTS,
     LOG_PROBS,
@@ -106,6 +107,11 @@ class Answer:
         """The sentences of the answer, each with its documents, strongest first."""
         return statements_of(self.result)
 
+    @cached_property
+    def citations(self) -> tuple[Citation, ...]:
+        """The places in the documents that the statements rest on, in the answer's order."""
+        return citations_of(self.result)
+
     @property
     def lines(self) -> list[str]:
         """A line for each statement, then one for each document that was left out."""
@@ -130,6 +136,7 @@ class Answer:
                 }
                 for statement in self.statements
             ],
+            "citations": [citation.to_dict() for citation in self.citations],
             "omissions": [vars(omission) for omission in self.omissions],
             "result": self.result.to_dict(),
         }

@@ -29,8 +29,8 @@ class Document:
                 )
 
 
-Documents = Sequence[str | Document | tuple[str, str]] | Mapping[str, str]
-"""Texts, texts with names (as a mapping or as pairs), or `Document`s."""
+Documents = Sequence[str | Document | tuple[str, str] | Mapping[str, str]] | Mapping[str, str]
+"""Texts, texts with names (as a mapping, as pairs, or each with a title), or `Document`s."""
 
 
 def named_documents(documents: Documents) -> tuple[Document, ...]:
@@ -58,7 +58,13 @@ def _document(number: int, entry: object) -> Document:
         return Document(f"document {number}", entry)
     if isinstance(entry, tuple) and len(entry) == 2:
         return Document(*entry)
-    raise InputError(f"A document is a text, or a pair (name, text); got {shorten(entry)}.")
+    if isinstance(entry, Mapping) and "text" in entry:
+        names = (entry.get(key) for key in ("name", "title", "id"))
+        return Document(next(filter(None, names), f"document {number}"), entry["text"])
+    raise InputError(
+        f"A document is a text, a pair (name, text), or {{'title': ..., 'text': ...}}; got "
+        f"{shorten(entry)}."
+    )
 
 
 def compose_prompt(

@@ -1,0 +1,119 @@
+"""`attnflow cite`: the places in documents that an answer rests on, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from attnflow import data, storage
+from attnflow.cli import inputs, options, writing
+from attnflow.cli.ask import show_answer
+from attnflow.errors import InputError, shorten
+from attnflow.methods import make_method
+
+if TYPE_CHECKING:
+    from attnflow.explainers.answers import Answer
+
+_ROLES = ("question", "answer", "documents")
+
+
+@options.described
+def cite(
+    rows: Annotated[Path | None, typer.Argument(metavar="[ROWS.jsonl]")] = None,
+    answer: Annotated[str | None, typer.Option(metavar="FILE")] = None,
+    document: Annotated[list[str] | None, typer.Option(metavar="FILE")] = None,
+    question: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
+    model: options.Model = None,
+    method: options.Method = None,
+    chat: Annotated[bool | None, typer.Option("--chat/--no-chat")] = None,
+    check: Annotated[bool, typer.Option("--check/--no-check")] = True,
+    as_json: options.Json = False,
+    output: options.Output = None,
+) -> None:
+    """Say which documents an answer rests on, whoever wrote it.
+
+    Each statement of the answer has a line: what it rests on, from hiding that. The model that
+    reads it need not be the one that wrote it; a statement that it would hardly have written
+    itself is told. With ROWS every row is an answer of its own, and a line of JSON is printed for
+    each: its citations, with their characters in the answer and in the document.
+
+    Example: attnflow cite --answer answer.txt --document '*.md' --question "How long?".
+
+    rows: A table of answers, such as .jsonl or .parquet, with the columns answer, documents (a list
+        of texts, or texts by name) and, if it is known, question.
+    answer: The file with the answer, or - for standard input.
+    document: A document: a file, a pattern such as '*.md', or - for standard input. May be
+        repeated.
+    question: The question that the answer was given to. It makes the reading surer.
+    chat: Use the chat template, or do not. Default: use it if there is one.
+    check: Read each statement again without the sentence that is named and without any document,
+        and say what it rests on. This takes about as long as reading the documents.
+    """
+    reading: dict[str, Any] = {"chat": chat, "check": check}
+    reading["method"] = None if method is None else make_method(method)
+    if rows is not None:
+        if answer is not None or document:
+            raise InputError(
+                "A table has answers and documents: leave --answer and --document out."
+            )
+        _cite_rows(rows, model, {**reading, "check": check})
+        return
+    if answer is None:
+        raise InputError("There is no answer: --answer FILE names it, or - for standard input.")
+    if answer == inputs.STANDARD_INPUT and inputs.STANDARD_INPUT in (document or []):
+        raise InputError("Standard input (-) is the answer or a document, not both.")
+    texts = inputs.read_documents(document or [])
+    text = inputs.read_file(answer)
+    writing.check_output(output, as_json=as_json)
+    options.prepare_models()
+    from attnflow.explainers.answers import ask
+
+    inputs.tell_preparation(model)
+    with writing.progress_bars("reading"):
+        result = ask(model, question, texts, answer=text, **reading)
+    if as_json:
+        writing.print_json(result.to_dict())
+    else:
+        show_answer(result, Console(highlight=False))
+    if output is not None and output.suffix == ".html":
+        storage.write_text(output, result.to_html(title=question or "Answer"))
+        writing.tell_written(output)
+    elif output is not None:
+        writing.write_result(result.result, output)
+
+
+def _cite_rows(rows: Path, model: str | None, reading: Mapping[str, Any]) -> None:
+    """Print a line of JSON for each row; one that cannot be used has an error, and others go on."""
+    options.prepare_models()
+    from attnflow.explainers.answers import ask
+    from attnflow.hosts.load import as_model
+
+    inputs.tell_preparation(model)
+    loaded = as_model(model, default="smollm2")
+    for number, (question, answer, documents) in _read_rows(rows):
+        try:
+            result = ask(loaded, question, documents, answer=answer, **reading)
+        except InputError as error:
+            writing.print_json({"row": number, "error": str(error)})
+        else:
+            writing.print_json({"row": number, **_record(result)})
+
+
+def _read_rows(place: Path) -> Iterator[tuple[int, tuple[Any, Any, Any]]]:
+    for row in data.rows(place):
+        if "answer" not in row.values or not row.values.get("documents"):
+            raise InputError(
+                f"{row.place} has the columns {', '.join(map(shorten, row.values))}; a row to cite "
+                f"has {', '.join(_ROLES[1:])} and, if it is known, question."
+            )
+        yield row.number, tuple(row.values.get(role) for role in _ROLES)  # type: ignore[misc]
+
+
+def _record(answer: Answer) -> dict[str, Any]:
+    """Return what a program needs of an answer: no values of single tokens."""
+    record = answer.to_dict()
+    return {name: record[name] for name in ("question", "answer", "statements", "citations")}
