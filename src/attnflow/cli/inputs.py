@@ -95,7 +95,7 @@ def read_transcripts(file: str) -> list[object]:
 
     Lines that are messages are one transcript together.
     """
-    lines = _read(file).splitlines() if file.endswith(".jsonl") else [_read(file)]
+    lines = read_file(file).splitlines() if file.endswith(".jsonl") else [read_file(file)]
     records: list[object] = []
     for number, line in enumerate(lines, 1):
         try:
