@@ -297,8 +297,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build(name: str) -> nn.Module:
-    config = getattr(transformers, name)(**{**SIZES, **FAMILIES[name]})
+def build(name: str, **sizes: int) -> nn.Module:
+    config = getattr(transformers, name)(**{**SIZES, **FAMILIES[name], **sizes})
     torch.manual_seed(0)
     auto = transformers.AutoModelForCausalLM
     if type(config) not in auto._model_mapping or "Bert" in name or "berta" in name:
@@ -342,10 +342,11 @@ def test_the_forward_pass_of_a_model_is_the_same_to_the_last_bit(name: str) -> N
 TEXT = "the keys to the cabinets are"
 
 
-def by_autograd(model: nn.Module, ids: Tensor, choice: int) -> tuple[Tensor, Tensor]:
-    """R of every token and, for each layer, the mean over heads of relu(A ⊙ ∂y/∂A).
+def by_autograd(model: nn.Module, ids: Tensor, choice: int) -> tuple[Tensor, Tensor, Tensor]:
+    """R of every token and, for each layer, the mean over heads of relu(A ⊙ ∂y/∂A), of relu(∂y/∂S).
 
-    The weights are those the model itself returns, and the gradients are autograd's.
+    The weights are those the model itself returns, and the gradients are autograd's, through the
+    softmax too.
     """
     leaves = InputLeaves()
     with undone() as changes:
@@ -356,12 +357,21 @@ def by_autograd(model: nn.Module, ids: Tensor, choice: int) -> tuple[Tensor, Ten
     score = logits.log_softmax(-1)[choice]
     weights = outputs.attentions
     gradients = torch.autograd.grad(score, [*leaves.leaves, *weights])
-    raised = [(a * g).relu().mean(dim=1)[0] for a, g in zip(weights, gradients[1:], strict=True)]
-    return leaves.relevance(gradients[:1])[0].detach(), torch.stack(raised).detach()
+    pairs = list(zip(weights, gradients[1:], strict=True))
+    raised = [(a * g).relu().mean(dim=1)[0] for a, g in pairs]
+    scores = [gradient_of_scores(a.detach(), g).relu().mean(dim=1)[0] for a, g in pairs]
+    inputs = leaves.relevance(gradients[:1])[0][0].detach()
+    return inputs, torch.stack(raised).detach(), torch.stack(scores)
 
 
-def shares_of(values: Tensor, keep: Tensor) -> Tensor:
-    return values / values[keep].abs().sum()
+def gradient_of_scores(weights: Tensor, gradient: Tensor) -> Tensor:
+    """The softmax of the weights' logarithms are the weights."""
+    scores = weights.log().requires_grad_()
+    return torch.autograd.grad(scores.softmax(dim=-1), scores, gradient)[0].nan_to_num()
+
+
+def shares_of(values: Tensor) -> Tensor:
+    return values / values.abs().sum()
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
@@ -377,16 +387,42 @@ def test_its_readings_are_those_of_autograd(kind: str, form: str) -> None:
     with torch.no_grad():
         logits = model.module(input_ids=ids).logits
     choice = int((logits[0, -1] if logits.ndim == 3 else logits[0]).argmax())
-    inputs, raised = by_autograd(model.module, ids, choice)
-    keep = torch.ones(len(inputs), dtype=torch.bool)
-    readings = [raised.sum(0)[row], raised.sum((0, 1)), inputs]
-    pairs = zip((0.25, 0.25, 0.5), readings, strict=True)
-    expected = sum(share * shares_of(each, keep) for share, each in pairs)
-    torch.testing.assert_close(torch.tensor(found).float(), expected, rtol=1e-4, atol=1e-6)
-    only = BalancedGradient(readings="inputs", drop_sink=False)(trace, targets=row, layers=-1)
-    torch.testing.assert_close(
-        torch.tensor(only.values[0, 0]).float(), shares_of(inputs, keep), rtol=1e-4, atol=1e-6
-    )
+    inputs, raised, scores = by_autograd(model.module, ids, choice)
+    expected = {
+        "rows": shares_of(scores.sum(0)[row]),
+        "keys": shares_of(raised.sum((0, 1))),
+        "inputs": shares_of(inputs),
+    }
+    half = (expected["rows"] + expected["inputs"]) / 2
+    torch.testing.assert_close(torch.tensor(found).float(), half, rtol=1e-4, atol=1e-6)
+    for name, values in expected.items():
+        only = BalancedGradient(readings=name, drop_sink=False)(trace, targets=row, layers=-1)
+        found = torch.tensor(only.values[0, 0]).float()
+        torch.testing.assert_close(found, values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["weights", "factors"])
+def test_inputs_are_read_again_behind_the_first_tenth_of_the_blocks(form: str) -> None:
+    model, ids = build("LlamaConfig", num_hidden_layers=6), torch.arange(3, 15)[None]
+    method = BalancedGradient(readings="inputs", drop_sink=False)
+    trace = capture(model, {"input_ids": ids}, methods=[method], form=form)
+    found = torch.tensor(method(trace, targets=-1, layers=-1).values[0, 0]).float()
+    streams: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        streams.append(output.detach().requires_grad_() if not streams else output)
+        return streams[-1].clone()
+
+    with undone() as changes:
+        changes.hook(model.get_input_embeddings().register_forward_hook, keep)
+        changes.hook(model.model.layers[0].register_forward_hook, keep)
+        with balanced(model, changes):
+            logits = model(input_ids=ids).logits[0, -1]
+    gradients = torch.autograd.grad(logits.log_softmax(-1).max(), streams)
+    parts = [(x * g).sum(-1)[0].detach() for x, g in zip(streams, gradients, strict=True)]
+    expected = shares_of(sum(shares_of(part) for part in parts))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert (found - shares_of(parts[0])).abs().max() > 1e-3  # the second stream counts
 
 
 @pytest.mark.parametrize("method", [BalancedGradient(), attnflow.GradientRollout()])
@@ -419,10 +455,12 @@ def test_rows_of_every_token_at_once_are_those_of_single_passes() -> None:
         part = attnflow.capture(
             model,
             " ".join(words[:length]),
-            methods=[method := BalancedGradient(readings="rows", drop_sink=False)],
+            methods=[BalancedGradient()],
             answer=words[length],
+            form="weights",
         )
-        expected = method(part, layers=-1, targets=-1).values[0, 0]
+        expected = part.measured["balanced"][:, -1].sum(axis=0)
+        expected = expected / expected.sum()
         found = rows.values[-1, length - 1, :length] + 0
         found[0] += rows.elsewhere[-1, length - 1] if rows.elsewhere is not None else 0
         assert found / found.sum() == pytest.approx(expected, abs=1e-5)

@@ -17,7 +17,13 @@ from attnflow.attribution import Attribution
 from attnflow.graph import LayeredGraph
 from attnflow.methods import METHODS, Method, method_from_dict, quiet_about_limits
 from attnflow.trace import AttentionTrace, FactoredTrace
-from attnflow.trace.extras import BALANCED, BALANCED_INPUTS, GRADIENTS, checked_record
+from attnflow.trace.extras import (
+    BALANCED,
+    BALANCED_INPUTS,
+    BALANCED_SCORES,
+    GRADIENTS,
+    checked_record,
+)
 
 if TYPE_CHECKING:
     from attnflow.hosts.load import ModelLike
@@ -88,6 +94,7 @@ def random_trace(
     }
     if BALANCED in measured:
         measured[BALANCED_INPUTS] = rng.normal(size=(layers, length))
+        measured[BALANCED_SCORES] = rng.uniform(size=visible.shape) * visible
     gradients = rng.normal(size=weights.shape) if GRADIENTS in record else None
     return AttentionTrace.from_arrays(weights, tokens, gradients=gradients, measured=measured)
 

@@ -36,6 +36,9 @@ def _names(*lines: str) -> frozenset[str]:
     return frozenset(" ".join(lines).split())
 
 
+_BLOCK = "GradientCheckpointingLayer"  # what a file of transformers calls one block of a stack
+_BLOCKS_TO_A_STREAM = 10
+
 # Functions of one number. Those of two arguments take a constant second one here.
 _UNARY = _names(
     "silu gelu relu relu6 leaky_relu elu selu celu mish hardswish hardsigmoid hardtanh sigmoid",
@@ -401,10 +404,16 @@ _RULES: dict[str, _Rule] = {
 
 
 class InputLeaves:
-    """The embedded inputs of a model, cut off as leaves of the graph: one for each stack."""
+    """The embedded inputs of a model, cut off as leaves of the graph: one for each stack.
+
+    What stands in their places behind the first tenth of the blocks is watched beside them: little
+    has moved there from one position to another.
+    """
 
     def __init__(self) -> None:
         self.leaves: list[Tensor] = []
+        self.streams: dict[int, Tensor] = {}
+        self._begun = 0
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """Keep the output as a leaf, and give the model a copy, which it may change in place."""
@@ -422,12 +431,39 @@ class InputLeaves:
         embeddings = [holders.get(m, m) for m in shared if isinstance(m, nn.Embedding)]
         for module in dict.fromkeys(embeddings or [words]):
             changes.hook(module.register_forward_hook, self)
+        blocks = [m for m in model.modules() if _BLOCK in map(_name, type(m).__mro__)]
+        for block in blocks[: round(len(blocks) / _BLOCKS_TO_A_STREAM)]:
+            changes.hook(block.register_forward_hook, self._watch_stream)
 
-    def relevance(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Return `(batch, positions)`: input × gradient, the stacks one after the other."""
+    def _watch_stream(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        stream = output[0] if isinstance(output, tuple) else output
+        if not self.leaves or stream.shape != self.leaves[-1].shape or not stream.requires_grad:
+            return
+        number, values = self._begun, stream.detach().clone()
+        self._begun += 1
+
+        def keep(gradient: Tensor) -> None:
+            self.streams[number] = _summed_product(values, gradient)
+
+        stream.register_hook(keep)
+
+    def relevance(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return `(batch, positions)` each: value × gradient of the inputs, then of each stream.
+
+        Inputs of several stacks stand one after the other, and have no streams.
+        """
         pairs = zip(self.leaves, gradients, strict=True)
-        parts = [(leaf.detach() * gradient).float().sum(dim=-1) for leaf, gradient in pairs]
-        return torch.cat(parts, dim=1)
+        inputs = torch.cat([_summed_product(*pair) for pair in pairs], dim=1)
+        streams = self.streams if len(self.leaves) == 1 else {}
+        return [inputs, *(streams[number] for number in sorted(streams))]
+
+
+def _summed_product(values: Tensor, gradient: Tensor) -> Tensor:
+    return (values.detach() * gradient).float().sum(dim=-1)
+
+
+def _name(kind: type) -> str:
+    return kind.__name__
 
 
 @contextmanager

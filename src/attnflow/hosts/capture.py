@@ -36,11 +36,13 @@ from attnflow.hosts.vision_language.composition import run_both_towers, two_towe
 from attnflow.hosts.vision_language.towers import reads_images
 from attnflow.methods import Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
+from attnflow.methods.products import score_gradients
 from attnflow.tokens.patches import Picture
 from attnflow.trace import AttentionTrace
 from attnflow.trace.extras import (
     BALANCED,
     BALANCED_ROWS,
+    BALANCED_SCORES,
     GRADIENT_ATTENTION,
     GRADIENTS,
     LOG_PROB,
@@ -370,10 +372,12 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
         recorder.measured[name] = _own_rows(watched, request.score, balanced=name == BALANCED_ROWS)
     for name in rest:
         if name != GRADIENTS and gradients is not None:
-            recorder.measured[name] = [
-                np.maximum(layer.weights * gradient, 0).mean(axis=1)
-                for layer, gradient in zip(recorder.layers, gradients, strict=True)
-            ]
+            pairs = list(zip((layer.weights for layer in recorder.layers), gradients, strict=True))
+            recorder.measured[name] = [np.maximum(w * g, 0).mean(axis=1) for w, g in pairs]
+            if name == BALANCED:
+                recorder.measured[BALANCED_SCORES] = [
+                    np.maximum(score_gradients(w, w * g), 0).mean(axis=1) for w, g in pairs
+                ]
     return replace(watched, gradients=gradients if GRADIENTS in rest else None).traces()
 
 

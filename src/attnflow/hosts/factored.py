@@ -81,10 +81,11 @@ def capture_in_factors(
     if recording.uncovered:
         about["plain_gradients"] = sorted(recording.uncovered)
     measured = None
-    if gradient_kind == BALANCED and recording.relevance is not None:
-        inputs_first = np.zeros((len(recording.numbers), length))
-        inputs_first[0] = recording.relevance.double().cpu().numpy()
-        measured = {BALANCED_INPUTS: inputs_first}
+    if gradient_kind == BALANCED and recording.relevance:
+        streams = np.zeros((len(recording.numbers), length))
+        for row, relevance in zip(streams, recording.relevance, strict=False):
+            row[:] = relevance.double().cpu().numpy()
+        measured = {BALANCED_INPUTS: streams}
     with torch.no_grad():
         return FactoredTrace(
             recording.layers(),

@@ -35,6 +35,7 @@ from attnflow.trace.extras import (
     BALANCED,
     BALANCED_INPUTS,
     BALANCED_ROWS,
+    BALANCED_SCORES,
     GRADIENT_ATTENTION,
 )
 
@@ -151,7 +152,7 @@ class ForwardPass:
         measured = {
             name: squares([array[:, None] for array in arrays], 0.0)[:, 0]
             for name, arrays in self.recorder.measured.items()
-            if name in (GRADIENT_ATTENTION, BALANCED, BALANCED_ROWS)
+            if name in (GRADIENT_ATTENTION, BALANCED, BALANCED_ROWS, BALANCED_SCORES)
         }
         if (inputs := self.recorder.measured.get(BALANCED_INPUTS)) is not None:
             sides = [*encoder, *(lengths["encoder"] + decoder)]

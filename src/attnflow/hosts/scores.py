@@ -277,9 +277,10 @@ def gradients_of(
     every = weight_gradients(total, parts, model)
     if inputs is not None:
         relevance = inputs.relevance(every[-len(inputs.leaves) :])
-        nothing = torch.zeros_like(relevance)
+        nothing = torch.zeros_like(relevance[0])
         for number in range(len(layers)):
-            recorder.measure(BALANCED_INPUTS, nothing if number else relevance)
+            values = relevance[number] if number < len(relevance) else nothing
+            recorder.measure(BALANCED_INPUTS, values)
     gradients = iter(every)
     return [
         torch.cat([next(gradients) for _ in layer.in_graph], dim=-2)

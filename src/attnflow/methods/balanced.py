@@ -22,9 +22,16 @@ from attnflow.methods.base import (
     required,
 )
 from attnflow.methods.gradients import sink_of, without_sink
-from attnflow.methods.products import check_gradients, recorded_rows
+from attnflow.methods.products import check_gradients, score_rows
 from attnflow.trace import AttentionTrace, FactoredTrace
-from attnflow.trace.extras import ANSWER_ROWS, BALANCED, BALANCED_INPUTS, LOG_PROB, ScoreName
+from attnflow.trace.extras import (
+    ANSWER_ROWS,
+    BALANCED,
+    BALANCED_INPUTS,
+    BALANCED_SCORES,
+    LOG_PROB,
+    ScoreName,
+)
 
 Values = NDArray[np.float64]
 READINGS = ("rows", "keys", "inputs")
@@ -35,13 +42,14 @@ class BalancedGradient(Method):
     """Balanced gradients: what speaks for an answer, and what against it, in one backward pass.
 
     Every operation of the model hands on what it got in fair shares (see docs/how/balanced.md), and
-    the pass is read in up to three ways, each scaled to shares. What is read at the weights and
-    what is read at the inputs count the same:
+    the pass is read in up to three ways, each scaled to shares. What is read in attention and what
+    is read at the inputs count the same:
 
-    - "rows": weights × gradients of the positions that predict, as far as they are positive;
-    - "keys": the same of all positions, summed into what they attend to;
+    - "rows": gradients of the scores (before the softmax) of the positions that predict, as far as
+      they are positive;
+    - "keys": weights × gradients of all positions where positive, summed into what they attend to;
     - "inputs": embedded token × gradient, which is negative where a token speaks against the
-      answer.
+      answer; and what stands in its place after the first tenth of the blocks, the mean of all.
 
     The gradient is that of one answer. Its own row has all readings; where it is read from several
     positions, their rows share them, and other rows have only "rows": what they contribute to this
@@ -58,7 +66,7 @@ class BalancedGradient(Method):
     """
 
     name: ClassVar[str] = "balanced"
-    readings: str = "+".join(READINGS)
+    readings: str = "rows+inputs"
     score: ScoreName = LOG_PROB
     drop_sink: bool = True
 
@@ -87,12 +95,12 @@ class BalancedGradient(Method):
         total = np.zeros((len(selection.layers), len(rows), trace.length))
         own = [k for k, row in enumerate(rows) if row in answer]
         for name in names:
-            values = self._read(trace, selection.available, answer, name)
+            values = self._read(trace, selection.available, answer, name, keep)
             size = np.abs(values[-1].sum(axis=0)[keep]).sum() / _weight_of(name, names)
             if size == 0:
                 continue
             if name == "rows":
-                values = self._read(trace, selection.available, rows, name)
+                values = self._read(trace, selection.available, rows, name, keep)
                 total += values[[level - 1 for level in selection.levels]] / size
             elif own:
                 shared = values[[level - 1 for level in selection.levels]][:, :1] / size
@@ -104,16 +112,23 @@ class BalancedGradient(Method):
         return replace(result, elsewhere=elsewhere) if sink is not None else result
 
     def _read(
-        self, trace: AttentionTrace, layers: Sequence[int], rows: list[int], name: str
+        self,
+        trace: AttentionTrace,
+        layers: Sequence[int],
+        rows: list[int],
+        name: str,
+        keep: NDArray[np.intp],
     ) -> Values:
         """Return `(layers, rows, n)`: one reading, summed up to each layer."""
         indices = [trace.layers.index(number) for number in layers]
         shape = (len(indices), len(rows), trace.length)
         if name == "inputs":
-            relevance = required(self, trace, BALANCED_INPUTS)[0].astype(np.float64)
+            streams = required(self, trace, BALANCED_INPUTS).astype(np.float64)
+            sizes = np.abs(streams[:, keep]).sum(axis=1, keepdims=True)
+            relevance = (streams / np.where(sizes == 0, 1.0, sizes)).sum(axis=0)
             return np.broadcast_to(relevance / len(rows), shape)
         if name == "rows":
-            parts = [recorded_rows(self, trace, index, rows, BALANCED) for index in indices]
+            parts = [_rows_of(self, trace, index, rows) for index in indices]
         else:
             sums = [_column_sums(self, trace, index) / len(rows) for index in indices]
             parts = [np.broadcast_to(each, shape[1:]) for each in sums]
@@ -134,6 +149,13 @@ def _answer_rows(trace: AttentionTrace, rows: list[int]) -> list[int]:
     if trace.prediction is None:
         return rows
     return list(range(trace.length)) if trace.prediction.pooled else [trace.prediction.position]
+
+
+def _rows_of(method: Method, trace: AttentionTrace, index: int, rows: list[int]) -> Values:
+    if isinstance(trace, FactoredTrace):
+        check_gradients(method, trace, BALANCED)
+        return score_rows(trace, index, rows)
+    return required(method, trace, BALANCED_SCORES)[index, rows].astype(np.float64)
 
 
 def _column_sums(method: Method, trace: AttentionTrace, index: int) -> Values:

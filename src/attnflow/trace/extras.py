@@ -23,6 +23,7 @@ __all__ = [
     "BALANCED",
     "BALANCED_INPUTS",
     "BALANCED_ROWS",
+    "BALANCED_SCORES",
     "GRADIENTS",
     "GRADIENT_ATTENTION",
     "LOG_PROB",
@@ -37,7 +38,9 @@ GRADIENT_ATTENTION = "gradient-attention"
 BALANCED = "balanced"
 BALANCED_ROWS = "balanced-rows"
 BALANCED_INPUTS = "balanced-inputs"
-"""Measured beside BALANCED, in the row of the lowest layer: input × gradient, signed."""
+"""Measured beside BALANCED: what enters a layer × its gradient, signed; of the first few only."""
+BALANCED_SCORES = "balanced-scores"
+"""Measured beside BALANCED: the gradient of the scores before the softmax, where positive."""
 
 ANSWER_ROWS = "answer_rows"
 """Where the provenance names the positions that predict tokens which are explained together."""

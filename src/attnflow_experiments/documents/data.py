@@ -177,6 +177,8 @@ def paragraph_questions(
 ) -> tuple[list[SourcedQuestion], list[str]]:
     """Return questions over paragraphs, one more of them of the same article; and all paragraphs.
 
+    No paragraph but its own holds an answer: of two that do, neither is the only right one.
+
     folder: it holds questions.jsonl, as for the ablation experiment.
     """
     records = [dict(row.values) for row in rows(folder / "questions.jsonl")]
@@ -187,15 +189,17 @@ def paragraph_questions(
             continue
         rng = random.Random(f"{_SEED}:{record['question']}")
         own, article = str(record["context"]), str(record["article"])
-        same = [text for text, name in articles.items() if name == article and text != own]
-        other = [text for text, name in articles.items() if name != article]
+        answer = str(record["answer"])
+        silent = [text for text in articles if not is_answered(answer, text, cut_off=False)]
+        same = [text for text in silent if articles[text] == article and text != own]
+        other = [text for text in silent if articles[text] != article]
         order = [own, *rng.sample(same, _OF_ONE_ARTICLE - 1)]
         order += rng.sample(other, documents - len(order))
         rng.shuffle(order)
         questions.append(
             SourcedQuestion(
                 str(record["question"]),
-                (str(record["answer"]),),
+                (answer,),
                 tuple((f"paragraph {k + 1}", text) for k, text in enumerate(order)),
                 (order.index(own),),
                 (_sentence_at(own, int(record["start"])),),

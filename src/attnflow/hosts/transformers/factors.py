@@ -69,7 +69,7 @@ class FactorRecording(AttentionHandler):
     bands: dict[tuple[int, bool], Band] = field(default_factory=dict)
     differences: list[tuple[str, Tensor]] = field(default_factory=list)
     inputs: InputLeaves = field(default_factory=InputLeaves)
-    relevance: Tensor | None = None
+    relevance: list[Tensor] = field(default_factory=list)
     uncovered: set[str] = field(default_factory=set)
     dtype: torch.dtype = torch.float32
     causal: bool = False
@@ -302,7 +302,7 @@ class FactoredRun:
         leaves = self.recording.inputs
         with _holding_factors(self.model, replace(self.recording, going_back=True)):
             gradients = torch.autograd.grad(root, leaves.leaves, gradient)
-        self.recording.relevance = leaves.relevance(gradients)[0]
+        self.recording.relevance = [each[0] for each in leaves.relevance(gradients)]
 
     def go_back_by_rows(self, ids: Tensor, last: int) -> None:
         """Return the gradient of each position's own answer, which is the token that follows it."""
