@@ -183,18 +183,27 @@ def statements_of(result: Attribution) -> tuple[Statement, ...]:
     passages, parts = passages_of(result), statement_parts(result)
     records = result.provenance.get(VERDICTS) or [None] * len(parts)
     likely = result.provenance.get(LOG_PROBS)
-    return tuple(
-        Statement(
-            part.text,
-            part.rows,
-            rank_passages(result, part.rows, passages),
-            None if record is None else Verdict.from_dict(record),
-            part.start,
-            part.tokens,
-            None if likely is None else exp(float(np.mean([likely[k] for k in part.tokens]))),
+    statements = []
+    for part, record in zip(parts, records, strict=True):
+        verdict = None if record is None else Verdict.from_dict(record)
+        likelihood = None
+        if likely is not None:
+            likelihood = exp(float(np.mean([likely[k] for k in part.tokens])))
+        sources = _checked_first(rank_passages(result, part.rows, passages), verdict)
+        statement = Statement(
+            part.text, part.rows, sources, verdict, part.start, part.tokens, likelihood
         )
-        for part, record in zip(parts, records, strict=True)
-    )
+        statements.append(statement)
+    return tuple(statements)
+
+
+def _checked_first(
+    sources: tuple[RankedSource, ...], verdict: Verdict | None
+) -> tuple[RankedSource, ...]:
+    """Return sources by their shares, but before all those that a verdict says it rests on."""
+    if verdict is None or verdict.kind not in ("rests", "either", "together"):
+        return sources
+    return tuple(sorted(sources, key=lambda source: source.passage not in verdict.passages))
 
 
 class StatementPart(NamedTuple):

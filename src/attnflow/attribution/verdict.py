@@ -28,7 +28,8 @@ class Verdict:
     sources: the names of what the kind speaks of, strongest first. tokens: how many the statement
     has. The log-probabilities of the whole statement, in nats: as the prompt is; without what it
     took to lose it (the sources, and of "either" what ranks between them); with the sources'
-    documents and no other; with no document at all.
+    documents and no other; with no document at all. passages: the numbers of the sources among
+    the prompt's documents.
 
     >>> verdict = Verdict("rests", ("a.txt, sentence 1",), 2, -0.2, -6.0, -0.4, -7.0)
     >>> print(verdict)
@@ -44,6 +45,7 @@ class Verdict:
     without: float
     alone: float
     prior: float
+    passages: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -114,12 +116,14 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {**asdict(self), "sources": list(self.sources)}
+        record = asdict(self)
+        return {**record, "sources": list(self.sources), "passages": list(self.passages)}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Verdict:
         """The inverse of `to_dict`."""
-        return cls(**{**record, "sources": tuple(map(str, record["sources"]))})
+        names, numbers = map(str, record["sources"]), map(int, record["passages"])
+        return cls(**{**record, "sources": tuple(names), "passages": tuple(numbers)})
 
 
 def support_of(log_prob: float, without: float, alone: float, prior: float) -> float:

@@ -52,8 +52,9 @@ def judge_statements(
 
     result: explains the answer, and says where the documents stand. What is hidden keeps its
     place; the question and the template stay. A first round hides the sentence that is named, all
-    other documents, and all of them; only where that does not decide a second one hides the
-    strongest documents one after the other.
+    other documents, and all of them; only where that does not decide a second one hides each of
+    the strongest documents, by itself and with those before it: shares are near one another at
+    times, and what the answer loses says which of them it rests on.
     """
     ids = list(result.provenance["completion_ids"])
     reading = _Reading(ablate(model, prompt_ids, ids, by=None), result.provenance.get(LOG_PROBS))
@@ -68,7 +69,7 @@ def judge_statements(
         [
             hidden
             for each in present
-            for hidden in (frozenset[int](), every, each.sentence, every - each.documents[0])
+            for hidden in (frozenset[int](), every, each.sentences[0], every - each.documents[0])
         ]
     )
     undecided = [each for each in present if each.decide(reading, every) is None]
@@ -87,31 +88,32 @@ class _Judged:
         self.documents = [
             frozenset(positions_of(result, passages[each.passage].columns)) for each in self.sources
         ]
-        self.sentence = self.documents[0]
-        first: RankedSource = self.sources[0]
-        if first.sentence is not None:
-            unit = passages[first.passage].sentences[first.sentence - 1]
-            self.sentence = frozenset(positions_of(result, unit.tokens))
+        self.sentences = [
+            frozenset(positions_of(result, _strongest_tokens(source, passages)))
+            for source in self.sources
+        ]
 
     def decide(self, reading: _Reading, every: frozenset[int]) -> Verdict | None:
         """Return the verdict of the first round, if it is enough for one."""
-        hidden = (frozenset[int](), self.sentence, every - self.documents[0], every)
+        hidden = (frozenset[int](), self.sentences[0], every - self.documents[0], every)
         base, without, alone, prior = (reading.of(self.tokens, each) for each in hidden)
         if is_unsupported(support_of(base, without, alone, prior), base - prior):
-            return self._said("none", [0], self.sentence, reading, every)
+            return self._said("none", [0], self.sentences[0], reading, every)
         if takes_away(base - without, base - prior):
-            place = self.sources[0].place
-            return replace(
-                self._said("rests", [0], self.sentence, reading, every), sources=(place,)
-            )
+            return self._rests_on_sentence(0, reading, every)
         return None
 
     def further(self, every: frozenset[int]) -> list[frozenset[int]]:
-        """Return what a second round hides: the strongest documents together, all but one."""
+        """Return what a second round hides: the strongest documents, each, together, all but it."""
         together = [
             frozenset[int]().union(*self.documents[: k + 1]) for k in range(len(self.documents))
         ]
-        return [*together, *(every - one for one in self.documents)]
+        return [
+            *together,
+            *self.documents[1:],
+            *self.sentences[1:],
+            *(every - one for one in self.documents),
+        ]
 
     def verdict(self, reading: _Reading, every: frozenset[int]) -> Verdict:
         """Return what may be said, after both rounds."""
@@ -120,7 +122,21 @@ class _Judged:
             return decided
         base, prior = reading.of(self.tokens, frozenset()), reading.of(self.tokens, every)
         gain = base - prior
-        for count in range(1, len(self.documents) + 1):
+        needed = [
+            number
+            for number, document in enumerate(self.documents)
+            if takes_away(base - reading.of(self.tokens, document), gain)
+        ]
+        if len(needed) == 1:
+            (only,) = needed
+            if takes_away(base - reading.of(self.tokens, self.sentences[only]), gain):
+                return self._rests_on_sentence(only, reading, every)
+            return self._said("rests", needed, self.documents[only], reading, every)
+        if needed:
+            hidden = frozenset[int]().union(*(self.documents[k] for k in needed))
+            reading.read([hidden])
+            return self._said("together", needed, hidden, reading, every)
+        for count in range(2, len(self.documents) + 1):
             hidden = frozenset[int]().union(*self.documents[:count])
             if not takes_away(base - reading.of(self.tokens, hidden), gain):
                 continue
@@ -129,12 +145,14 @@ class _Judged:
                 for k, document in enumerate(self.documents[:count])
                 if takes_away(reading.of(self.tokens, every - document) - prior, gain)
             ]
-            if count == 1:
-                return self._said("rests", [0], hidden, reading, every)
             if len(enough) > 1:
                 return self._said("either", enough, hidden, reading, every)
             return self._said("together", list(range(count)), hidden, reading, every)
         return self._said("partly", [0], self.documents[0], reading, every)
+
+    def _rests_on_sentence(self, number: int, reading: _Reading, every: frozenset[int]) -> Verdict:
+        verdict = self._said("rests", [number], self.sentences[number], reading, every)
+        return replace(verdict, sources=(self.sources[number].place,))
 
     def _said(
         self,
@@ -155,4 +173,13 @@ class _Judged:
             reading.of(self.tokens, hidden),
             reading.of(self.tokens, alone),
             reading.of(self.tokens, every),
+            tuple(self.sources[k].passage for k in numbers),
         )
+
+
+def _strongest_tokens(source: RankedSource, passages: Sequence[Passage]) -> Sequence[int]:
+    """Return the sources of a passage's strongest sentence, or of all of it where it has none."""
+    passage = passages[source.passage]
+    if source.sentence is None:
+        return passage.columns
+    return passage.sentences[source.sentence - 1].tokens

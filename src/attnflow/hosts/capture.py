@@ -372,11 +372,11 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
         recorder.measured[name] = _own_rows(watched, request.score, balanced=name == BALANCED_ROWS)
     for name in rest:
         if name != GRADIENTS and gradients is not None:
-            pairs = list(zip((layer.weights for layer in recorder.layers), gradients, strict=True))
-            recorder.measured[name] = [np.maximum(w * g, 0).mean(axis=1) for w, g in pairs]
+            both = list(zip((layer.weights for layer in recorder.layers), gradients, strict=True))
+            recorder.measured[name] = [np.maximum(w * g, 0).mean(axis=1) for w, g in both]
             if name == BALANCED:
                 recorder.measured[BALANCED_SCORES] = [
-                    np.maximum(score_gradients(w, w * g), 0).mean(axis=1) for w, g in pairs
+                    np.maximum(score_gradients(w, w * g), 0).mean(axis=1) for w, g in both
                 ]
     return replace(watched, gradients=gradients if GRADIENTS in rest else None).traces()
 
