@@ -186,7 +186,7 @@ def test_measured_methods_are_frozen_and_checked() -> None:
     assert replace(method, by="delete") != method
     with pytest.raises(MethodError, match="Did you mean 'hide'"):
         LeaveOneOut(by="hid")  # type: ignore[arg-type]
-    with pytest.raises(MethodError, match="a number from 2 to"):
+    with pytest.raises(MethodError, match="a whole number from 2 to"):
         AblationRegression(samples=1)
     with pytest.raises(TokensError, match="nothing to explain"):
         attnflow.generate((language_model(), tokenizer()), TEXT, LeaveOneOut(), completion=[])
@@ -451,7 +451,7 @@ def test_names_are_checked_before_anything_runs() -> None:
         named_rankings(["ablation-regression:sample=3"])
     with pytest.raises(InputError, match="each once"):
         named_rankings(["raw", "raw"])
-    with pytest.raises(InputError, match="top is a number from 1 to"):
+    with pytest.raises(InputError, match="top is a whole number from 1 to"):
         evaluate(top=0)
     result = evaluate()
     with pytest.raises(InputError, match="Did you mean 'raw-mean'"):

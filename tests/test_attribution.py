@@ -86,7 +86,7 @@ def test_normalize_keeps_bounds_around_the_value() -> None:
         assert how in result.recipe
     assert np.allclose(FLOW.normalize("sum").values.sum(axis=-1), 1)
     assert np.allclose(FLOW.normalize("max").values.max(axis=-1), 1)
-    with pytest.raises(MethodError, match=r"Unknown normalization 'summ'\. Did you mean 'sum'"):
+    with pytest.raises(MethodError, match=r"normalize='summ': Did you mean 'sum'"):
         FLOW.normalize("summ")  # type: ignore[arg-type]
 
 

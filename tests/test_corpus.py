@@ -539,7 +539,7 @@ def test_an_engine_checks_its_numbers(make: Callable[[], object], message: str) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--engine", "rai"], "engine is 'local' or 'ray'; got 'rai'. Did you mean 'ray'"),
+        (["--engine", "rai"], "engine='rai': Did you mean 'ray'"),
         (["--address", "head:6379"], "--address 'head:6379' is for --engine ray"),
         (["--engine", "ray", "--processes", "2"], "--processes 2 is for --engine local"),
     ],

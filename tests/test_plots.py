@@ -311,7 +311,7 @@ def test_results_name_their_kinds() -> None:
     np.testing.assert_array_equal(pairs, result.values[0])
     bars = result.plot("bars", target="key", layer=2)
     assert [bar.get_width() for bar in bars.patches] == result.values[1, 2].tolist()
-    with pytest.raises(InputError, match=r"Unknown kind 'pair'\. Did you mean 'pairs'"):
+    with pytest.raises(InputError, match=r"kind='pair': Did you mean 'pairs'"):
         result.plot("pair")  # type: ignore[arg-type]
     with pytest.raises(TargetError, match="shows one target and this result has 5"):
         result.plot("bars")

@@ -52,7 +52,7 @@ CHANGED: list[tuple[Any, dict[str, Any], str]] = [
     (TRACE, {"weights__dtype": "S2000000000"}, "an array is of type"),
     (TRACE, {"weights__shape": [2, 3, 3]}, "not four axes"),
     (TRACE, {"kind": "causal"}, "gives .* of its attention to later ones"),
-    (TRACE, {"kind": "zzz"}, "Unknown kind"),
+    (TRACE, {"kind": "zzz"}, "kind='zzz'"),
     (TRACE, {"layers": [2, 1]}, "increasing numbers"),
     (TRACE, {"layers": [1, 10**400]}, "layers|too large|digits"),
     (FLOW, {"values__data": [9.0] * 18}, "outside their bounds"),

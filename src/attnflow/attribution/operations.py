@@ -16,13 +16,11 @@ from attnflow.attribution import rescaling
 from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
 from attnflow.errors import (
     InputError,
-    MethodError,
     TargetError,
-    did_you_mean,
     shorten,
     whole_number,
 )
-from attnflow.errors.arguments import checked_arguments
+from attnflow.errors.arguments import check_named, checked_arguments
 from attnflow.tokens import TokenRef, Tokens
 
 if TYPE_CHECKING:
@@ -39,9 +37,7 @@ def normalize(result: Attribution, how: Normalization = "sum") -> Attribution:
     a difference from a baseline, keeps its signs and is never divided by its sum, which may be
     near zero. `elsewhere` is in the same unit. A row of zeros stays as it is.
     """
-    if not isinstance(how, str) or how not in ("sum", "max"):
-        hint = did_you_mean(str(how), ("sum", "max"))
-        raise MethodError(f"Unknown normalization {shorten(how)}.{hint} Allowed: 'sum', 'max'.")
+    check_named("normalize", how, ("sum", "max"))
     fields: dict[str, Any] = {"values": rescaling.shares(result.values, how)}
     if result.elsewhere is not None:
         sizes = rescaling.row_sizes(result.values, how)

@@ -22,8 +22,8 @@ from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
 from attnflow.attribution.patch_maps import patch_maps
 from attnflow.attribution.rescaling import Bounds, Values
-from attnflow.errors import InputError, TargetError, did_you_mean, shorten, whole_number
-from attnflow.errors.arguments import checked_arguments
+from attnflow.errors import InputError, TargetError, shorten, whole_number
+from attnflow.errors.arguments import check_count, check_named, checked_arguments
 from attnflow.tokens import TokenRef, Tokens
 from attnflow.tokens.patches import enlarge
 from attnflow.tokens.text import common_tokens
@@ -146,8 +146,7 @@ class Attribution:
         `common=False` leaves out punctuation, line ends and function words; a list of words
         leaves out those instead.
         """
-        if (whole_number(k) or 0) < 1:
-            raise InputError(f"top(k) needs k of at least 1; got {shorten(k)}.")
+        check_count("k", k, 1)
         if target is None and len(self.targets) > 1:
             raise TargetError(
                 "top() lists the sources of one target and this result has "
@@ -256,9 +255,7 @@ class Attribution:
             "pairs": plots.pairs_map,
             "bars": plots.source_bars,
         }
-        if not isinstance(kind, str) or kind not in kinds:
-            hint, names = did_you_mean(kind, kinds), ", ".join(map(repr, kinds))
-            raise InputError(f"Unknown kind {shorten(kind)}.{hint} Allowed: {names}.")
+        check_named("kind", kind, list(kinds), InputError)
         result = self if target is None else self.row(target)
         return kinds[kind](result if layer is None else result.layer(layer), ax=ax)
 

@@ -18,7 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from attnflow import storage
 from attnflow.cli import options, writing
-from attnflow.errors import InputError, did_you_mean, optional_import, percent, shorten
+from attnflow.errors import InputError, optional_import, percent, shorten
+from attnflow.errors.arguments import check_named
 from attnflow.errors.progress import Progress as StageProgress
 from attnflow.errors.progress import listening
 
@@ -133,9 +134,7 @@ def _make_engine(name: str, **choices: Any) -> Local | Ray:
     from attnflow import corpus
 
     engines: dict[str, Any] = {"local": corpus.Local, "ray": corpus.Ray}
-    if name not in engines:
-        hint = did_you_mean(name, list(engines))
-        raise InputError(f"engine is 'local' or 'ray'; got {shorten(name)}.{hint}")
+    check_named("engine", name, list(engines), InputError)
     choices = {option: value for option, value in choices.items() if value is not None}
     known = [field.name for field in fields(engines[name])]
     for option, value in choices.items():

@@ -3,8 +3,8 @@
 `run` explains every text of some files with a model and writes rows of Parquet, shard by shard. A
 run that was stopped or killed goes on with the same call. `Settings` say what is asked of each
 text, `Local` and `Ray` where the work is done. `read` gives the rows back, and `summarize` answers
-the usual questions about them on one page. docs/corpora.md shows the way from a file to an answer;
-`attnflow.corpus.rows` says what the columns mean.
+the usual questions about them on one page. docs/corpora.md shows the way from a file to an answer,
+and what the columns mean.
 """
 
 from __future__ import annotations

@@ -1,25 +1,4 @@
-"""The rows of a result: one for each text, target and method, and what their columns mean.
-
-text             the number of the text in the corpus, from 0
-id               what the data call it, where they have a column for that
-tokens           how many tokens the text has
-method           as the command line writes it: rollout:residual=0.4
-target           the token that is explained, as people read it
-target_position  its position in the text, from 0
-layer            the layer that is read
-level            what a source is: token, word, sentence, document
-prediction       what the model says at the target; of a completion, the completion
-probability      of the prediction, from 0 to 1; of a completion that of the target, if it is known
-sources          the strongest, strongest first: text, number (among all sources, from 0),
-                 position (of its first token), value, share (of the row's absolute sum), and where
-                 a solver certifies them lower and upper bounds of the value, and whether it is
-                 saturated
-source_count     how many sources there are
-elsewhere        what falls on no source, in the unit of the values; null where it is not known
-flags            what limits the row: collapsed, saturated, alone (see docs/corpora.md)
-source_texts, values   every source and its value, where they are asked for
-error            why there is no result; then only text, id and this are set
-"""
+"""The rows of a result: one for each text, target and method (docs/corpora.md: their columns)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.errors import InputError, did_you_mean
+from attnflow.errors import InputError
+from attnflow.errors.arguments import check_named
 from attnflow.evaluation.metrics import (
     PairedDifference,
     Summary,
@@ -71,8 +72,8 @@ class Results:
         if metric == FAITHFULNESS:
             return self.values(row, "comprehensiveness") - self.values(row, "sufficiency")
         present = dict.fromkeys([*self.rows, *(name for r in self.used for name in r.scores)])
-        _check_name("row", row, list(present))
-        _check_name("metric", metric, [each.name for each in self.subject.metrics])
+        check_named("row", row, list(present), InputError)
+        check_named("metric", metric, [each.name for each in self.subject.metrics], InputError)
         scores = [record.scores.get(row, {}).get(metric, math.nan) for record in self.used]
         return np.array(scores, dtype=np.float64)
 
@@ -143,9 +144,3 @@ class Results:
         known = [(r, label) for r in self.used if (label := self.labels[r.number]) is not None]
         right = [label in (r.answer, str(r.choice)) for r, label in known]
         return float(np.mean(right)) if any(right) else None
-
-
-def _check_name(kind: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        hint = did_you_mean(value, allowed)
-        raise InputError(f"No {kind} {value!r}.{hint} There are {', '.join(allowed)}.")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from attnflow.errors import InputError, MethodError, ModelError, TokensError, did_you_mean, shorten
-from attnflow.errors.arguments import check_fields
+from attnflow.errors import InputError, MethodError, ModelError, TokensError, shorten
+from attnflow.errors.arguments import check_count, check_fields
 from attnflow.errors.progress import tell
 from attnflow.hosts.adapter import TokenIds, device_of
 from attnflow.hosts.inputs import check_vocabulary
@@ -144,18 +144,14 @@ class CompletionAblation:
     batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.by, str) or self.by not in get_args(By):
-            hint = did_you_mean(str(self.by), get_args(By)) if isinstance(self.by, str) else ""
-            allowed = ", ".join(get_args(By))
-            raise InputError(f"Unknown by={shorten(self.by)}.{hint} Allowed: {allowed}.")
+        check_fields(self)
         if not isinstance(self.model, nn.Module) or not hasattr(self.model, "config"):
             raise ModelError(
                 f"A completion is run again by a transformers language model; got "
                 f"{shorten(self.model)}."
             )
-        check_fields(self)
-        if self.batch_tokens is not None and self.batch_tokens < 1:
-            raise InputError(f"batch_tokens is at least 1; got {self.batch_tokens!r}.")
+        if self.batch_tokens is not None:
+            check_count("batch_tokens", self.batch_tokens, 1)
         if not len(self.prompt_ids) or not len(self.completion_ids):
             raise TokensError(
                 f"{len(self.prompt_ids)} tokens of prompt and {len(self.completion_ids)} of "

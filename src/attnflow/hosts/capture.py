@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,36 +57,25 @@ _ROWS = (GRADIENT_ATTENTION, BALANCED_ROWS)
 _FAIR = (BALANCED, BALANCED_ROWS)
 
 
+class _Options(TypedDict, total=False):
+    methods: Sequence[Method]
+    heads: Heads | None
+    record: Sequence[str]
+    answer: Choice
+    contrast: int | str | None
+    position: int | None
+    form: Form
+    decoder_text: str | Sequence[str] | None
+
+
 @overload
 def capture(
-    model: ModelLike,
-    inputs: Several,
-    *,
-    methods: Sequence[Method] = (),
-    heads: Heads | None = None,
-    record: Sequence[str] = (),
-    answer: Choice = None,
-    contrast: int | str | None = None,
-    position: int | None = None,
-    form: Form = "auto",
-    decoder_text: Sequence[str] | None = None,
+    model: ModelLike, inputs: Several, **options: Unpack[_Options]
 ) -> list[AttentionTrace]: ...
 
 
 @overload
-def capture(
-    model: ModelLike,
-    inputs: OneInput,
-    *,
-    methods: Sequence[Method] = (),
-    heads: Heads | None = None,
-    record: Sequence[str] = (),
-    answer: int | str | None = None,
-    contrast: int | str | None = None,
-    position: int | None = None,
-    form: Form = "auto",
-    decoder_text: str | None = None,
-) -> AttentionTrace: ...
+def capture(model: ModelLike, inputs: OneInput, **options: Unpack[_Options]) -> AttentionTrace: ...
 
 
 @checked_arguments

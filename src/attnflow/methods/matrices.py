@@ -3,22 +3,7 @@
 Attention weights leave out the vectors they weigh, the residual stream and the LayerNorm. A
 measured matrix is made at capture, inside the block, and every row of it is scaled to sum to 1. The
 residual is inside the measurement: none is added. A row of zeros, a position that nothing was
-measured to reach, stays with itself.
-
-- "measured-residual": attention with a residual share that is measured, not one half,
-  `(1 - r) W + r I`. It is GlobEnc's W-Res (Modarressi et al. 2022): r differs from position to
-  position, `‖own‖ / (‖own‖ + ‖others‖)`, where own is the vector a position's output has from
-  itself, its residual included, and others the sum of the vectors it has from all other positions.
-  As published, attention's own diagonal counts beside r; "measured-residual-others" spreads 1 - r
-  over the other positions alone, so that the diagonal is exactly r.
-- "norms": how long the vector is that each source adds to each target, after the residual is added
-  (N-Res, Kobayashi et al. 2020, 2021); "norms-layernorm" after the LayerNorm that follows
-  (N-ResLN), "norms-encoder" after the one that ends the block (N-Enc, Modarressi et al. 2022). The
-  last two exist only in post-norm models such as BERT.
-- "alti": how much nearer each source brings the attention block's output, in the L1 norm
-  (Ferrando, Gállego & Costa-jussà 2022).
-- "value-zeroing": how far each position's output turns, by the cosine distance, when a source's
-  value is zeroed (Mohebbi et al. 2023).
+measured to reach, stays with itself. docs/relatives.md says what each kind is, and whose.
 """
 
 from __future__ import annotations

@@ -1,36 +1,6 @@
 """A view: results as one versioned JSON document, which is all that the viewer needs.
 
-    {"format": "attnflow-view", "version": 1, "title", "model", "prediction",
-     "items":   what is read, in order: {"text", "source", "target", "common"}; source and target
-                are indices into the axes of the values, or null,
-     "targets", "sources": {"texts", "positions", "words", "grid"},
-     "start":   the index of the target to open with,
-     "answer":  {"kind": "completion", "statements": [[target, ...], ...]} or
-                {"kind": "prediction"} or null; statements are the sentences of a completion,
-     "passages": the parts of the prompt: {"name", "kind", "columns": [first, end],
-                "sentences": [[first, end], ...]}, in sources,
-     "heads":   {"layers", "heads", "rows", "columns", "weights"} or null: every head's weights, a
-                byte each; rows and columns are the names of who looks and of what is looked at,
-     "results": [{"name", "title", "layers", "values", "bounds", "saturated", "elsewhere",
-                 "dependence", "gap", "remarks", "unit", "caveats", "recipe", "method", "steps",
-                 "prediction", "provenance", "whole_model", "confirmation",
-                 "verdicts", "paths"}, ...]; remarks
-                 are sentences a reader should know of, caveats those to read first; whole_model
-                 says that the model was run again and no layer is meant;
-                 confirmation is what the answer loses without its strongest sources, or null:
-                 {"sources", "positions", "indices", "targets", "log_probs", "log_probs_without",
-                 "log_prob", "log_prob_without", "probability", "probability_without", "share",
-                 "by", "sentence", "verdict"}, where indices are those of each source's tokens on
-                 the axis of sources; paths are those of the statements, back through what was
-                 written, or null: {"place", "text", "share", "is_written", "columns", "steps",
-                 "rest"} each, where steps are of the same form,
-     "graph":   {"layers", "length", "unit", "capacities"} or null,
-     "image":   {"picture", "rows", "columns", "prefix", "height", "width"} or null,
-     "images":  the images among words, {"name", "start", "picture", "rows", ...} each: their
-                patches and class tokens are sources from `start` on}
-
-`values` has one entry for each layer, so that a reader can unpack one at a time; `packing` has the
-bytes, and reads a document back into results.
+`viewer/FORMAT.md` says what stands in it; `packing` has the bytes, and reads it back into results.
 """
 
 from __future__ import annotations

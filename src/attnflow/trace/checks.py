@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnflow.errors import InputError, WeightsError, did_you_mean, shorten, whole_number
+from attnflow.errors import InputError, WeightsError, shorten, whole_number
+from attnflow.errors.arguments import check_named
 from attnflow.trace.extras import BALANCED_INPUTS, Prediction
 
 Floats = NDArray[np.floating[Any]]
 Kind = Literal["bidirectional", "causal", "cross"]
-_KINDS = ("bidirectional", "causal", "cross")
 _STAGES = ("encoder", "decoder", "cross", "vision", "connector", "language")
 
 # How far a row may be from a distribution before we refuse it: rounding of the dtype it was
@@ -207,11 +207,7 @@ def checked_kind(kind: object, weights: Floats, tolerance: float) -> Kind:
     if kind is None:
         forward = (np.triu(head, k=1).any() for layer in weights for head in layer)
         return "bidirectional" if weights.shape[-1] == 1 or any(forward) else "causal"
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise InputError(
-            f"Unknown kind={shorten(kind)}.{did_you_mean(str(kind), _KINDS)} Allowed are "
-            f"{', '.join(map(repr, _KINDS))}, or None to recognise it."
-        )
+    check_named("kind", kind, get_args(Kind), InputError)
     if kind == "causal":
         ahead = max(float(np.triu(h, k=1).sum(axis=-1).max()) for layer in weights for h in layer)
         if ahead > tolerance:

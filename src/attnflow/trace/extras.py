@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attnflow.errors import InputError, did_you_mean, percent, shorten, whole_number
+from attnflow.errors import InputError, did_you_mean, percent, shorten
+from attnflow.errors.arguments import check_count
 
 __all__ = [
     "ANSWER_ROWS",
@@ -107,11 +108,7 @@ class Prediction:
                 raise InputError(
                     f"A prediction's probability is from 0 to 1; got {shorten(probability)}."
                 )
-        position = whole_number(self.position)
-        if position is None or position < 0:
-            raise InputError(
-                f"A prediction's position is a whole number from 0; got {shorten(self.position)}."
-            )
+        check_count("A prediction's position", self.position, 0)
 
     def __str__(self) -> str:
         return f"{self.label} ({percent(self.probability, 1)})"

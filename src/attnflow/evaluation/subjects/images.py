@@ -88,9 +88,7 @@ class Images(base.Subject):
         """The areas under two curves, and what boxes say."""
         return (MetricGroup("Maps against hidden patches", _METRICS, _NOTE),)
 
-    def read_file(self, path: base.PathLike) -> list[ImageExample]:
-        """Return the images of a table or a folder."""
-        return read_images(path)
+    read_file = staticmethod(read_images)
 
     def judge(
         self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int

@@ -114,9 +114,7 @@ class Prompts(base.Subject):
         """Agreement with ablations, and known answers."""
         return (MetricGroup("Against ablations", _ABLATED), MetricGroup("Known answers", _KNOWN))
 
-    def read_file(self, path: base.PathLike) -> list[CompletionPrompt]:
-        """Return the prompts of a table."""
-        return read_prompts(path)
+    read_file = staticmethod(read_prompts)
 
     def judge(
         self, model: ModelLike, examples: Sequence[Any], methods: Any, seed: int

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attnflow.attribution import Attribution
-from attnflow.errors import InputError, MethodError, did_you_mean
+from attnflow.errors import InputError, MethodError
+from attnflow.errors.arguments import check_named
 from attnflow.evaluation.records import RANDOM
 from attnflow.explainers.ablation import CompletionAblation, ablate
 from attnflow.explainers.defaults import default_method
@@ -94,11 +95,7 @@ def _make_ranking(method: Any, by: By, score: RerunScore) -> tuple[str, Ranking]
         if method in _FUNCTIONS:
             return method, _FUNCTIONS[method]
         name, options = parse_method(method)
-        known = [*_FUNCTIONS, *METHODS]
-        if name not in known:
-            raise MethodError(
-                f"Unknown method {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
-            )
+        check_named("method", name, [*_FUNCTIONS, *METHODS])
         method = make_method(method)
         if isinstance(method, RerunMethod):
             usual = {"by": by, "score": score, "joint": True}
