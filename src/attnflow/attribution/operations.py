@@ -14,12 +14,7 @@ import numpy as np
 
 from attnflow.attribution import rescaling
 from attnflow.attribution.rescaling import Bounds, Normalization, Span, Values
-from attnflow.errors import (
-    InputError,
-    TargetError,
-    shorten,
-    whole_number,
-)
+from attnflow.errors import InputError, TargetError, shorten, whole_number
 from attnflow.errors.arguments import check_named, checked_arguments
 from attnflow.tokens import TokenRef, Tokens
 
@@ -218,8 +213,7 @@ def _elsewhere_without(result: Attribution, rest: Sequence[int]) -> Values | Non
 def _check_baseline(result: Attribution, baseline: Attribution, match: str) -> None:
     if not isinstance(baseline, type(result)):
         raise InputError(f"A baseline is an Attribution; got {type(baseline).__name__}.")
-    if match not in ("tokens", "positions"):
-        raise InputError(f"match is 'tokens' or 'positions'; got {shorten(match)}.")
+    check_named("match", match, ("tokens", "positions"), InputError)
     if baseline.layers != result.layers:
         raise InputError(
             f"A baseline must have the same layers: {shorten(list(baseline.layers))} are not "

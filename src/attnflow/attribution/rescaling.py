@@ -125,11 +125,7 @@ def merge(
 
 
 def linear_bounds(values: Values, ends: Bounds, sizes: Bounds, terms: int) -> Bounds:
-    """Bounds of a sum or a mean: that of the lower and that of the upper bounds.
-
-    `sizes` are the same sum or mean of the bounds' absolute values, since an error of rounding is
-    a share of those, and `terms` is how many numbers were added.
-    """
+    """Bounds of a sum or mean of `terms`: rounding is a share of that of the absolute `sizes`."""
     return ends.around(values, _rounding(sizes, terms))
 
 

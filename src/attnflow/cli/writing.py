@@ -212,11 +212,8 @@ def _tell_lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Progre
         line = f"attnflow: {stage}, {done:,} of {total:,}"
         if done > before:
             seconds = (now - start) / (done - before) * (total - done)
-            line += f", about {_duration(seconds)} left"
+            left = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+            line += f", about {left} left"
         typer.echo(f"{line}.", err=True)
 
     return show
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"

@@ -75,13 +75,17 @@ def compare(
     applicable = None
     if methods is not None:
         applicable = tuple(dict.fromkeys(first if m is None else make_method(m) for m in methods))
-    shared = [m for m in applicable or usual_methods(0, first) if not _is_apart(loaded, m)]
+
+    def is_apart(method: Method) -> bool:  # it needs a pass for each target and shares none
+        return needs_own_gradients(loaded, method, ALL)
+
+    shared = [m for m in applicable or usual_methods(0, first) if not is_apart(m)]
     trace = capture(loaded, text, methods=shared, decoder_text=decoder_text)
     applied = usual_methods(trace.length, first) if applicable is None else applicable
     results: tuple[Attribution, ...] = ()
     for method in applied:
         tell(method.name, 0, 1)
-        apart = _is_apart(loaded, method)
+        apart = is_apart(method)
         result = apply_method(method, loaded, text, targets=ALL) if apart else method(trace)
         results = (*results, result)
     if confirm and loaded.adapter.supports_row_gradients(loaded.module):
@@ -89,7 +93,7 @@ def compare(
         token, _ = next_token(loaded, text)
         results = (with_confirmation(results[0], loaded, token), *results[1:])
     heads = _all_heads(loaded, text, trace) if decoder_text is None else None
-    one_graph = not any(isinstance(m, Flow) and _is_apart(loaded, m) for m in applied)
+    one_graph = not any(isinstance(m, Flow) and is_apart(m) for m in applied)
     graph = _graph(trace, applied, results[0]) if one_graph else None  # else one for each target
     return Comparison(results, graph, HeadWeights.of_trace(heads))
 
@@ -106,11 +110,6 @@ def _check_methods(methods: Sequence[str | Method | None] | None) -> None:
         raise InputError(
             f"The method {reruns[0]!r} explains words: ask for it alone, without other methods."
         )
-
-
-def _is_apart(model: Model, method: Method) -> bool:
-    """Return whether a method needs a pass for each target, so that it shares none."""
-    return needs_own_gradients(model, method, ALL)
 
 
 def compare_completions(

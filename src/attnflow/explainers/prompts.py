@@ -135,7 +135,9 @@ def _encode(tokenizer: Any, prompt: object) -> Prompt:
     if isinstance(prompt, Prompt):
         return prompt
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
-        return _encode_chat(tokenizer, prompt)
+        placed = _place_messages(tokenizer, prompt)
+        spans = placed.spans([placed.place_of(number) for number in range(len(prompt))])
+        return Prompt(placed.ids, placed.form, spans)
     if isinstance(prompt, Mapping):
         raise TokensError(
             "A list of prompts holds either texts or the messages of one conversation; this one "
@@ -183,13 +185,6 @@ class _PlacedTokens:
             return ()
         starts = [start - place[0] for start, _ in self.characters[slice(*tokens)]]
         return tuple(pieces_at(text, starts))
-
-
-def _encode_chat(tokenizer: Any, messages: Sequence[Message]) -> Prompt:
-    """Encode a conversation; the spans are those of its messages."""
-    placed = _place_messages(tokenizer, messages)
-    spans = placed.spans([placed.place_of(number) for number in range(len(messages))])
-    return Prompt(placed.ids, placed.form, spans)
 
 
 def encode_transcript(

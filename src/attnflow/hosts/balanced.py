@@ -22,7 +22,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -92,10 +92,7 @@ class _Carry(torch.autograd.Function):
 
 
 class _Secant(torch.autograd.Function):
-    """The value of f(x); its gradient goes to x by the secant, which is computed on the way back:
-
-    what a normaliser squares has none.
-    """
+    """The value of f(x); its gradient goes to x by the secant, which is computed on the way back."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -184,7 +181,8 @@ class BalancedRules(TorchFunctionMode):
     ) -> Any:
         if not torch.is_grad_enabled():  # so does whatever brings offloaded parameters in
             return func(*args, **(kwargs or {}))
-        args, kwargs = _constants(args), {k: _constant(v) for k, v in (kwargs or {}).items()}
+        args = [_constant(one) for one in args]
+        kwargs = {name: _constant(one) for name, one in (kwargs or {}).items()}
         name = getattr(func, "__name__", "")
         if name.endswith("_") and not name.endswith("__") and name.rstrip("_") in _RULES:
             return self._in_place(name.rstrip("_"), func, args, kwargs)
@@ -206,10 +204,6 @@ class BalancedRules(TorchFunctionMode):
 
 
 FUNCTION = types.FunctionType
-
-
-def _constants(args: Sequence[Any]) -> list[Any]:
-    return [_constant(one) for one in args]
 
 
 def _constant(value: Any) -> Any:
@@ -234,14 +228,8 @@ def _opened(func: Any) -> Any:
     These functions ask first whether a mode wants the call as a whole; in a copy with other globals
     the answer is no.
     """
-    deaf = {
-        name: lambda *_, **__: False
-        for name in (
-            "has_torch_function",
-            "has_torch_function_unary",
-            "has_torch_function_variadic",
-        )
-    }
+    asking = ("", "_unary", "_variadic")
+    deaf = {f"has_torch_function{kind}": lambda *_, **__: False for kind in asking}
     copy = types.FunctionType(
         func.__code__, {**func.__globals__, **deaf}, func.__name__, func.__defaults__
     )
@@ -250,6 +238,8 @@ def _opened(func: Any) -> Any:
 
 
 # -- the rules ------------------------------------------------------------------------------------
+
+_Rule = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 
 def _unary(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -327,21 +317,22 @@ def _attention(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return func(*shares, *args[3:], **options)
 
 
-def _layer_norm(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _normalised(func, args, kwargs, centred=True)
+def _with_surrogate(surrogate: Callable[..., Tensor]) -> _Rule:
+    """Return the rule of an operation whose gradient goes to a surrogate of its value."""
+
+    def rule(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if not _computed(args[0]):
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            value = func(*args, **kwargs)
+        return _carry(value, surrogate(args, kwargs))
+
+    return rule
 
 
-def _rms_norm(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _normalised(func, args, kwargs, centred=False)
-
-
-def _normalised(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, centred: bool) -> Any:
+def _normalised(args: Sequence[Any], kwargs: dict[str, Any], *, centred: bool) -> Tensor:
     """Layer norm and RMS norm: the mean is computed, the scale is a constant."""
     x = args[0]
-    if not _computed(x):
-        return func(*args, **kwargs)
-    with torch.no_grad():
-        value = func(*args, **kwargs)
     shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
     weight = args[2] if len(args) > 2 else kwargs.get("weight")
     place = 4 if centred else 3
@@ -353,15 +344,11 @@ def _normalised(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, centr
         eps = torch.finfo(x.dtype).eps if eps is None else eps
         scale = (wide.square().mean(dim=dims, keepdim=True) + eps).rsqrt()
         scale = (scale if weight is None else scale * weight.float()).to(x.dtype)
-    return _carry(value, shifted * scale)
+    return shifted * scale
 
 
-def _group_norm(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _group_normalised(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     x = args[0]
-    if not _computed(x):
-        return func(*args, **kwargs)
-    with torch.no_grad():
-        value = func(*args, **kwargs)
     groups = args[1] if len(args) > 1 else kwargs["num_groups"]
     weight = args[2] if len(args) > 2 else kwargs.get("weight")
     eps = args[4] if len(args) > 4 else kwargs.get("eps", 1e-5)
@@ -370,25 +357,19 @@ def _group_norm(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     with torch.no_grad():
         scale = (shifted.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
     surrogate = (shifted * scale).reshape(x.shape)
-    if weight is not None:
-        surrogate = surrogate * weight.view(1, -1, *(1,) * (x.ndim - 2))
-    return _carry(value, surrogate)
+    if weight is None:
+        return surrogate
+    return surrogate * weight.view(1, -1, *(1,) * (x.ndim - 2))
 
 
-def _glu(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _gated(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     """A half of the channels times the sigmoid of the other half: a product of two."""
-    x = args[0]
-    if not _computed(x):
-        return func(*args, **kwargs)
-    with torch.no_grad():
-        value = func(*args, **kwargs)
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-    straight, gate = x.chunk(2, dim=dim)
+    straight, gate = args[0].chunk(2, dim=dim)
     gate = by_secant(torch.sigmoid, gate)
-    return _carry(value, scaled(straight, 0.5) * scaled(gate, 0.5))
+    return scaled(straight, 0.5) * scaled(gate, 0.5)
 
 
-_Rule = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_UNARY, _unary),
     **dict.fromkeys(_PRODUCTS, _product),
@@ -396,10 +377,10 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_QUOTIENTS, _quotient),
     **dict.fromkeys(_STATISTICS, _statistic),
     "scaled_dot_product_attention": _attention,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
-    "group_norm": _group_norm,
-    "glu": _glu,
+    "layer_norm": _with_surrogate(partial(_normalised, centred=True)),
+    "rms_norm": _with_surrogate(partial(_normalised, centred=False)),
+    "group_norm": _with_surrogate(_group_normalised),
+    "glu": _with_surrogate(_gated),
 }
 
 

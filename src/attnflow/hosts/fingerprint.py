@@ -40,14 +40,10 @@ def digest_weights(model: nn.Module) -> str | None:
     total = hashlib.sha256()
     for k, (name, tensor) in enumerate(tensors.items(), start=1):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(_bytes(tensor))
+        flat = tensor.detach().cpu().contiguous().flatten()
+        total.update(flat.view(torch.uint8).numpy())
         tell("fingerprint of the weights", k, len(tensors))
     return total.hexdigest()[:_DIGITS]
-
-
-def _bytes(tensor: Tensor) -> Any:
-    flat = tensor.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy()
 
 
 def digest_tokenizer(tokenizer: Any) -> str:

@@ -28,10 +28,6 @@ class Band:
         end = length if self.after is None else min(length, last + self.after)
         return begin, max(begin, end)
 
-    def queries_of(self, first: int, last: int, length: int) -> tuple[int, int]:
-        """The range of queries that see some of the keys from `first` up to `last`."""
-        return Band(self.after, self.before).keys_of(first, last, length)
-
     def covers(self, first: int, last: int, begin: int, end: int) -> bool:
         """Whether each of these queries sees each of these keys."""
         early = self.before is None or begin >= last - 1 - self.before

@@ -74,11 +74,6 @@ class FactoredLayer:
         return WAYS[self._way]
 
     @property
-    def has_gradients(self) -> bool:
-        """Whether values and the output's gradient are there."""
-        return self.factors.gradient is not None
-
-    @property
     def sums(self) -> Tensor:
         """`(heads, n)`: the log-sum-exp of each row."""
         if self._sums is None:

@@ -188,10 +188,6 @@ class LayerFactors(Protocol):
     def way(self) -> str:
         """How products are formed, in words for a result's provenance."""
 
-    @property
-    def has_gradients(self) -> bool:
-        """Whether gradient-weighted products can be formed."""
-
     def weight_rows(self, rows: Rows, *, with_gradient: bool = False) -> NDArray[np.float32]:
         """`(heads, rows, n)`: the weights of these rows, each times its gradient where asked."""
 

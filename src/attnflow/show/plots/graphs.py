@@ -119,7 +119,8 @@ def cut_graph(
     # side, for flow crosses a minimum cut once.
     _shade(axes, _reached(capacities * ~crossing, ends[0]), _TARGET_SIDE)
     reachable = _reached(capacities, ends[0])
-    _shade(axes, reachable & _leading(capacities * ~crossing, ends[1]), _SOURCE_SIDE)
+    upside_down = (capacities * ~crossing).transpose(0, 2, 1)[::-1]
+    _shade(axes, reachable & _reached(upside_down, ends[1])[::-1], _SOURCE_SIDE)
     strongest = float(capacities.max())
     _draw_arrows(axes, _strongest(capacities * ~crossing, top), strongest, canvas.GREY, faint=0.35)
     _draw_arrows(axes, capacities * crossing, strongest, canvas.VERMILLION, least=0.0, floor=0.9)
@@ -201,11 +202,6 @@ def _reached(edges: Matrix, target: int) -> NDArray[np.bool_]:
     for k in range(len(edges) - 1, -1, -1):
         reached[k] = (edges[k][reached[k + 1]] > 0).any(axis=0)
     return reached
-
-
-def _leading(edges: Matrix, source: int) -> NDArray[np.bool_]:
-    """Mark the nodes that edges lead from to a source of the lowest layer, (layers + 1, n)."""
-    return _reached(edges.transpose(0, 2, 1)[::-1], source)[::-1]  # the graph upside down
 
 
 # -- drawing ----------------------------------------------------------------------------------
