@@ -169,7 +169,7 @@ def check_flow(
 
 
 def _check_conservation(flow: NDArray[np.float64], target: int, source: int) -> None:
-    """What flows into a node flows out; only the target gives and only the source takes."""
+    """Check that what flows in flows out; only the target gives and only the source takes."""
     top = flow[-1].sum(axis=1)
     top[target] = 0
     assert (top <= 1e-12).all(), "flow leaves a node of the top layer that is not the target"

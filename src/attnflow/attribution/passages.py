@@ -120,7 +120,7 @@ class Statement:
 
     @property
     def shares(self) -> str:
-        """What the statement draws on, by the shares of the first documents."""
+        """The sources that the statement draws on, by the shares of the first documents."""
         names = [f"{each.name} ({percent(each.share)})" for each in self.sources[:2]]
         return f"It draws on {', '.join(names)}."
 

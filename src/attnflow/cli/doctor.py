@@ -67,7 +67,7 @@ class Requirement(NamedTuple):
 
 @dataclass(frozen=True)
 class PackageState:
-    """What is known of one package on this machine: `ok`, `missing`, `too old` or `broken`."""
+    """The state of one package on this machine: `ok`, `missing`, `too old` or `broken`."""
 
     package: str
     state: str

@@ -174,7 +174,7 @@ class _Echo:
 
 
 class _Look(NamedTuple):
-    """What is shown of a completion; `layer` None is the mean of all, `words` the common ones."""
+    """The look of a completion; `layer` None is the mean of all, `words` the common ones."""
 
     layer: int | None
     top: int

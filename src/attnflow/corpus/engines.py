@@ -61,7 +61,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run depends on beside settings and data, and what its result says of the model."""
+    """The facts of a model that a run depends on, and those that its result names."""
 
     settings: dict[str, Any]
     provenance: dict[str, Any]

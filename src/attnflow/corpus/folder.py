@@ -40,7 +40,7 @@ _PARTS = "part-*.parquet"
 
 @dataclass(frozen=True)
 class PartNotes:
-    """What a part says of itself in its metadata."""
+    """The counts that a part has in its metadata."""
 
     shard: int
     texts: int
@@ -188,7 +188,7 @@ class OutputFolder:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a run wrote. `settings` and `provenance` are those of its manifest.
+    """The result of a run. `settings` and `provenance` are those of its manifest.
 
     >>> Corpus(Path("nowhere"), {}, {}).parts
     []

@@ -26,7 +26,7 @@ _MOST_BLOCKS = 2000  # of shards; a block is what Ray repeats when an actor dies
 
 
 class ShardActor:
-    """What runs in an actor: one model, one shard at a time."""
+    """The work of an actor: one model, one shard at a time."""
 
     def __init__(self, job: dict[str, Any], about: dict[str, Any], threads: int) -> None:
         import torch

@@ -74,7 +74,7 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is asked of every text of a corpus.
+    """The request that is made of every text of a corpus.
 
     methods: methods or their names; none stands for the default of `explain` or `generate`.
     columns: the names of columns that are not called like their part: {"text": "body"}. The parts

@@ -101,7 +101,7 @@ class AttnflowError(Exception):
 
 
 class InputError(AttnflowError, ValueError):
-    """What was handed in cannot be used as it is."""
+    """An input that cannot be used as it is."""
 
 
 class WeightsError(InputError):
@@ -137,7 +137,7 @@ class UnsupportedModelError(ModelError):
 
 
 class CaptureError(ModelError):
-    """What was recorded during the forward pass failed its own check."""
+    """A recording of the forward pass that failed its own check."""
 
 
 class FileError(AttnflowError):

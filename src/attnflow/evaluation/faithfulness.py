@@ -33,7 +33,7 @@ Positions = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """What one ranking does to each text: `deletion[text, step]` and `insertion[text, step]`.
+    """The effects of one ranking on each text: `deletion[text, step]` and `insertion[text, step]`.
 
     Step k of ten: the strongest k tenths of the words are blanked (deletion), or all others are
     (insertion). `score[text]` is that of the text as it is.

@@ -87,7 +87,7 @@ class Importance:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(ABC):
-    """What all measures share: the score they are about, and being callable.
+    """The parts that all measures share: the score they are about, and being callable.
 
     score: "probability" of the choice, or its "logit".
 

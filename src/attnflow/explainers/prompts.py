@@ -83,7 +83,7 @@ class PromptBatch:
         return len(self.ids)
 
     def inputs(self) -> dict[str, Tensor]:
-        """What the model's generate() takes."""
+        """Return the arguments of the model's generate()."""
         return {"input_ids": self.ids, "attention_mask": self.mask, **self.extra}
 
 

@@ -193,14 +193,14 @@ class Reader:
 
     @property
     def streams(self) -> bool:
-        """Whether rows can be had while the model runs; otherwise a whole trace is needed."""
+        """True where rows can be had while the model runs; otherwise a whole trace is needed."""
         if self.sources == "all" or has_images(self.extra) or not can_stream(self.module):
             return False
         return isinstance(self.method, Rollout) and streams(self.method)
 
     @property
     def _sums_early(self) -> bool:
-        """Whether rows beside the cache hold spans alone."""
+        """True where rows beside the cache hold spans alone."""
         linear = isinstance(self.method, Rollout) and self.method.receptive_field is None
         return self.spans is not None and linear and self.streams
 

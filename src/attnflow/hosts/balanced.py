@@ -92,7 +92,7 @@ class _Carry(torch.autograd.Function):
 
 
 class _Secant(torch.autograd.Function):
-    """The value of f(x); its gradient goes to x by the secant, which is computed on the way back."""
+    """The value of f(x); its gradient goes to x by the secant, computed on the way back."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from attnflow.trace.extras import GRADIENTS, ScoreName
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a method requires of a trace.
+    """The requirements of a method on a trace.
 
     heads: how capture may mix the heads of each layer as it is seen; None where every head counts.
     record: what must be recorded beside the weights: "gradients", or names of measurements.
@@ -43,7 +43,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a call asks for, resolved against a trace.
+    """The rows and layers of a call, resolved against a trace.
 
     rows: the indices of the targets. layers: the model's numbers of the layers to give, out of
     `available`, those the method computes. columns: the indices of the sources, None for all.
@@ -173,7 +173,7 @@ class Method(ABC):
 
     @property
     def requires(self) -> Requirements:
-        """What a trace must hold: `capture(model, text, methods=[...])` records it."""
+        """The contents that a trace must have: `capture(model, text, methods=[...])` records it."""
         return Requirements()
 
     @property

@@ -86,13 +86,13 @@ class CapacityMethod(MixingMethod):
 
     @property
     def requires(self) -> Requirements:
-        """What the capacities are made of; a gradient belongs to one head."""
+        """The material of the capacities; a gradient belongs to one head."""
         if self.capacities == "gradients":
             return Requirements(heads=None, record=(GRADIENTS,), score=self.score)
         return super().requires
 
     def unit(self, capacities: Matrix) -> float:
-        """What the solver counts as 1.
+        """The amount that the solver counts as 1.
 
         Attention's rows sum to at most 1 as they are. Of gradients it is the power of two at or
         below the largest sum of a row: dividing every capacity by u divides every flow and every

@@ -214,7 +214,7 @@ class GradientAttention(Method):
 
 
 def without_sink(values: Matrix, elsewhere: Matrix, sink: int | None) -> tuple[Matrix, Matrix]:
-    """What falls on the sink goes elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
+    """Move what falls on the sink elsewhere: `(layers, targets, sources)`, `(layers, targets)`.
 
     A sink among generated tokens is no column here and is elsewhere already. The only source
     there is stays, whatever it is.

@@ -235,7 +235,7 @@ class VerbNumberConfig:
 
 
 class VerbNumberOutput(NamedTuple):
-    """What a forward pass returns.
+    """The output of a forward pass.
 
     >>> VerbNumberOutput(torch.zeros(1, 2), ()).logits.shape
     torch.Size([1, 2])

@@ -30,7 +30,7 @@ _STAGE_KINDS: Mapping[str, Kind] = {
 
 
 class TraceStructure(TypedDict, total=False):
-    """What few arrays have: heads that were mixed, several stacks, memory that need not be copied.
+    """The structure that few arrays have: mixed heads, several stacks, memory that is not copied.
 
     mixed_heads: how the heads were mixed to one.
     stages, encoder_length: of an encoder–decoder or of two towers the stage of each layer, and how

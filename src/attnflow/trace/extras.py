@@ -84,7 +84,7 @@ def checked_record(record: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model said in this forward pass, and the position it was read from.
+    """The answer of the model in this forward pass, and the position it was read from.
 
     probability: from 0 to 1. alternatives: pairs of a label and its probability, likeliest first.
     pooled: it was read from the mean of all positions; then `position` is only the first of them.

@@ -70,7 +70,7 @@ class LeftOutError(InputError):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject(ABC):
-    """What is evaluated, and the settings of it that few people change.
+    """The kind of examples that are evaluated, and the settings of it that few people change.
 
     name: one example, in tables and messages. example_type: the class of an example. shuffled:
     whether the order of the examples is drawn; where it is not, `samples` counts only examples that
