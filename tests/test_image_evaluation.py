@@ -16,10 +16,15 @@ from attnflow.cli.app import main
 from attnflow.data import name_subject
 from attnflow.errors import FileError, InputError, ModelError
 from attnflow.evaluation import ImageExample, Images, evaluate
-from attnflow.evaluation.patches import PatchAblation
 from attnflow.evaluation.records import RANDOM
 from attnflow.evaluation.subjects.examples import read_images
-from attnflow.evaluation.subjects.images import CENTRE, LEAVE_ONE_OUT, ImageJudge, centre_map
+from attnflow.evaluation.subjects.images import (
+    CENTRE,
+    LEAVE_ONE_OUT,
+    ImageJudge,
+    PatchAblation,
+    centre_map,
+)
 from attnflow.hosts.images import read_photo
 from attnflow.hosts.model import Model
 from attnflow.hosts.vision_language.towers import image_prompt

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnflow.show.plots.canvas import pyplot, save_figure
-from attnflow.show.plots.panels import finish_panel, side_by_side
+from attnflow.show.plots.maps import finish_panel, side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -39,7 +39,7 @@ from attnflow.hosts.restore import at_rest
 from attnflow.hosts.transformers.generate import can_stream, run_once
 from attnflow.hosts.vision_language.towers import after_prompt, has_images
 from attnflow.methods import Flow, GradientAttention, Method, Rollout, make_method
-from attnflow.methods.limits import warn_of_limits
+from attnflow.methods.base import warn_of_limits
 from attnflow.methods.towers import image_sources
 from attnflow.tokens import Tokens
 from attnflow.trace import AttentionTrace

@@ -15,11 +15,11 @@ from attnflow.methods.base import (
     Selection,
     Variant,
     attribution_of,
+    quiet_about_limits,
     requirements_of,
 )
 from attnflow.methods.flow import Flow
 from attnflow.methods.gradients import GradientAttention, GradientRollout
-from attnflow.methods.limits import quiet_about_limits
 from attnflow.methods.matrices import MixingMethod
 from attnflow.methods.registry import (
     METHODS,

@@ -18,6 +18,8 @@ from attnflow.show.plots.maps import (
     answer_figure,
     completion_figure,
     completion_map,
+    interval_panels,
+    intervals,
     layers_map,
     method_bars,
     methods_figure,
@@ -26,7 +28,6 @@ from attnflow.show.plots.maps import (
     source_bars,
     token_layers,
 )
-from attnflow.show.plots.panels import interval_panels, intervals
 
 __all__ = [
     "answer_figure",

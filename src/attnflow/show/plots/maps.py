@@ -1,4 +1,4 @@
-"""Results as heat maps and bars: what one target, a whole completion or an answer came from."""
+"""Results as heat maps, bars and intervals: what a target, a completion or an answer came from."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ from attnflow.trace import Prediction
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 _NUMBERED_UP_TO = 260  # cells; beyond that numbers would only be noise
 _BARS = 15  # sources a bar chart names; the map beside it has all of them
@@ -282,3 +290,57 @@ def method_bars(
     axes.set_ylim(top=1.15)  # room for the legend
     axes.legend(fontsize=canvas.SMALL + 1, frameon=False, ncols=len(rows), loc="upper center")
     return canvas.bare(axes)
+
+
+# -- intervals --------------------------------------------------------------------------------
+
+
+def intervals(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
+    """Draw a dot for each row's mean and a bar for its interval; what is undefined is left out.
+
+    >>> panel = {"title": "compr.", "names": ["rollout"], "cells": [(0.3, 0.2, 0.4)]}
+    >>> intervals(panel, ax=pyplot().subplots()[1]).get_title()
+    'compr.'
+    """
+    values = np.array(panel["cells"], dtype=np.float64).reshape(-1, 3)
+    places = np.arange(len(values))
+    known = np.isfinite(values).all(axis=1)
+    mean, low, high = values[known].T
+    ax.hlines(places[known], low, high, color=canvas.BLUE, linewidth=2, alpha=0.5)
+    ax.plot(mean, places[known], "o", color=canvas.BLUE, markersize=4)
+    ax.set_yticks(places, panel["names"])
+    ax.set_ylim(len(values) - 0.5, -0.5)
+    ax.grid(axis="x", linewidth=0.4)
+    return finish_panel(panel, ax, "top", "right", "left")
+
+
+def interval_panels(panels: Sequence[Mapping[str, Any]], path: Path | None = None) -> Figure:
+    """Draw panels side by side over the same rows; with a path, write them there too.
+
+    >>> panel = {"title": "compr.", "names": ["rollout"], "cells": [(0.3, 0.2, 0.4)]}
+    >>> len(interval_panels([panel, panel]).axes)
+    2
+    """
+    size = (2.2 + 2.6 * len(panels), 0.9 + 0.27 * len(panels[0]["names"]))
+    figure = side_by_side(panels, intervals, size)
+    if path is not None:
+        canvas.save_figure(figure, path)
+    return figure
+
+
+def finish_panel(panel: Mapping[str, Any], ax: Axes, *bare_sides: str) -> Axes:
+    """Write a panel's title, and take the frame away on these sides."""
+    ax.set_title(panel["title"], fontsize=10)
+    for side in bare_sides:
+        ax.spines[side].set_visible(False)
+    return ax
+
+
+def side_by_side(
+    panels: Sequence[Mapping[str, Any]], draw: Callable[..., Axes], size: tuple[float, float]
+) -> Figure:
+    """Draw panels beside each other in a new figure of this size."""
+    figure, axes = canvas.new_panels(size, 1, len(panels), sharey=True)
+    for panel, ax in zip(panels, axes[0], strict=True):
+        draw(panel, ax=ax)
+    return figure
