@@ -299,7 +299,7 @@ def intervals(panel: Mapping[str, Any], *, ax: Axes) -> Axes:
     """Draw a dot for each row's mean and a bar for its interval; what is undefined is left out.
 
     >>> panel = {"title": "compr.", "names": ["rollout"], "cells": [(0.3, 0.2, 0.4)]}
-    >>> intervals(panel, ax=pyplot().subplots()[1]).get_title()
+    >>> intervals(panel, ax=canvas.pyplot().subplots()[1]).get_title()
     'compr.'
     """
     values = np.array(panel["cells"], dtype=np.float64).reshape(-1, 3)
