@@ -17,6 +17,8 @@ EXPERIMENTS: Mapping[str, str] = {
     "text and documents",
     "documents": "Questions over documents: is the one that states the answer named, wherever it "
     "stands among the others",
+    "orders": "Transcripts: is the sentence named that gave an order, injected or not; passages "
+    "that poison an answer, and supports of several hops",
     "scenes": "Drawn scenes: does the answer of a vision-language model point at the object it is "
     "about, and does hiding that object matter",
     "sst2": "Table 3: the same against input gradients, on any sequence classifier and GLUE data",

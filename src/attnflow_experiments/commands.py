@@ -423,6 +423,56 @@ def documents(
     finish(report, output, context)
 
 
+@app.command(name="orders")
+def orders(
+    context: typer.Context,
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="A folder with injections.jsonl, emails.jsonl, poisoned-rag.jsonl, nq.jsonl, "
+            "hotpot.jsonl and 2wiki.jsonl.",
+        ),
+    ],
+    model: LanguageModelOption = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:KEY=VALUE,...]", help="A method, or 'default'. May be repeated."
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this data: injections, poison, hotpot, 2wiki. May be repeated."),
+    ] = None,
+    cases: Annotated[int | None, typer.Option(help="How many cases of each, at most.")] = None,
+    reads_answers: Annotated[
+        bool, typer.Option("--given", help="Read the answer to each order; all orders count.")
+    ] = False,
+    device: DeviceOption = "cpu",
+    output: KeptFolderOption = None,
+) -> None:
+    """Is the sentence named that gave the order?
+
+    Injected instructions, poisoned passages, and the supports of questions of several hops.
+    """
+    options.prepare_models()
+    from attnflow_experiments.orders.experiment import KINDS, METHODS, OrdersExperiment
+    from attnflow_experiments.report import finish
+
+    experiment = OrdersExperiment(
+        methods=tuple(methods or METHODS),
+        kinds=tuple(kind or KINDS),
+        cases=cases,
+        reads_answers=reads_answers,
+    )
+    loaded = _load_on(device, model)
+    journal = None if output is None else output / "orders.jsonl"
+    with _keeping(output):
+        report = experiment(loaded, data=data, journal=journal)
+    finish(report, output, context)
+
+
 @app.command(name="ablation")
 def ablation(
     context: typer.Context,

@@ -84,14 +84,14 @@ class SourcesExperiment:
     def __call__(self, model: Model, *, data: Path | None, journal: Path | None) -> Report:
         """Ask, count, and keep each question in the journal as it is done."""
         cases = list(self._cases(model, data))
-        done = _read_journal(journal)
+        done = read_journal(journal)
         records = []
         for number, (about, case) in enumerate(cases):
             tell("documents", number, len(cases))
             record = done.get(about["name"])
             if record is None or not set(self.methods) <= set(record["named"]):
                 record = {**about, **self._try(model, case)}
-                _append(journal, record)
+                append_record(journal, record)
             records.append(record)
         tell("documents", len(cases), len(cases))
         return self._report(records)
@@ -210,7 +210,8 @@ def _row(
     return (*headings, *(share("named", place) for place in places))
 
 
-def _read_journal(path: Path | None) -> dict[str, dict[str, Any]]:
+def read_journal(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Return what was kept of an earlier run, by name; a line that was torn is left out."""
     if path is None or not path.is_file():
         return {}
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -218,7 +219,8 @@ def _read_journal(path: Path | None) -> dict[str, dict[str, Any]]:
     return {record["name"]: record for record in records}
 
 
-def _append(path: Path | None, record: Mapping[str, Any]) -> None:
+def append_record(path: Path | None, record: Mapping[str, Any]) -> None:
+    """Keep one case of a run."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,18 +11,20 @@ from functools import cached_property
 
 import numpy as np
 
-from attnflow.attribution.passages import rank_passages
+from attnflow.attribution.passages import RankedSource, rank_passages
 from attnflow.evaluation.subjects.known import is_answered
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.answers import explains_statements, statement_slices
 from attnflow.explainers.completions import generate, mark_documents
 from attnflow.explainers.defaults import default_method
+from attnflow.explainers.leave_out import AblationTask, function_of
 from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.questions import first_line, question_prompt, uses_chat
 from attnflow.explainers.request import completion_ids
+from attnflow.explainers.sources import Sources
 from attnflow.explainers.writer import write_texts
 from attnflow.hosts.model import Model
-from attnflow.methods import make_method
+from attnflow.methods import Method, RerunMethod, make_method
 from attnflow.tokens import Tokens
 from attnflow.tokens.documents import named_documents
 from attnflow.tokens.text import parts_in
@@ -81,14 +83,33 @@ class AnswerReading:
 
     def named(self, name: str) -> tuple[int | None, str]:
         """Return the document that a method names first, and its strongest sentence."""
+        sources = self._ranked(default_method(self.model) if name == DEFAULT else make_method(name))
+        return (sources[0].passage, sources[0].text.strip()) if sources else (None, "")
+
+    def ranking(self, name: str) -> list[int]:
+        """Return all documents as a method ranks them, strongest first.
+
+        One that runs the model again takes whole documents away.
+        """
         method = default_method(self.model) if name == DEFAULT else make_method(name)
+        if not isinstance(method, RerunMethod):
+            return [source.passage for source in self._ranked(method)]
+        prompt = self._prompt
+        places = [tuple(range(*span)) for span in prompt.spans if span is not None]
+        names = tuple(document for document, _ in self.case.documents)
+        sources = Sources(names, tuple(places), len(prompt.ids), "document")
+        ablation = ablate(self.model, prompt.ids, self.ids)
+        target = tuple(range(len(self.ids))[self.target])
+        values, _ = function_of(method)(method, AblationTask(ablation, sources, (target,)))
+        return np.argsort(-values[0], kind="stable").tolist()
+
+    def _ranked(self, method: Method) -> tuple[RankedSource, ...]:
         by_statement = explains_statements(method)
         targets = [self.target] if by_statement else None
         result = generate(self.model, self._prompt, method, completion=self.ids, targets=targets)
         result = mark_documents(result, named_documents(self.case.documents), self._prompt)
         rows = [0] if by_statement else range(len(self.ids))[self.target]
-        sources = rank_passages(result, rows)
-        return (sources[0].passage, sources[0].text.strip()) if sources else (None, "")
+        return rank_passages(result, rows)
 
     def most_needed(self) -> int:
         """Return the document whose hiding costs the target most."""

@@ -1,0 +1,1 @@
+"""Who gave the order? Injected instructions, poisoned passages, supports of several hops."""
