@@ -195,6 +195,13 @@ def _write_data(folder: Path) -> None:
     (folder / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
     messages = [{"role": "user", "content": "the keys to the cabinets"}]
     (folder / "chat.json").write_text(json.dumps(messages), encoding="utf-8")
+    call = {"function": {"name": "forward_file", "arguments": '{"to": "sara"}'}}
+    turns = [
+        *messages,
+        {"role": "tool", "content": "the author is here"},
+        {"role": "assistant", "content": "the keys", "tool_calls": [call]},
+    ]
+    (folder / "transcript.json").write_text(json.dumps(turns), encoding="utf-8")
 
 
 def test_every_command_is_understood() -> None:

@@ -57,7 +57,7 @@ def test_an_order_stands_in_the_data_or_is_the_user_s(folder: Path) -> None:
         assert order.instruction in texts["data"]["tool"]
         assert order.instruction not in texts["data"]["user"]
         assert order.instruction in texts["user"]["user"]
-        assert texts["user"]["tool"] == " ".join(order.mail)
+        assert texts["user"]["tool"] == "\n".join(order.mail)
 
 
 def _parts(order: Order, giver: Any) -> Any:

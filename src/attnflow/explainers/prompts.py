@@ -171,6 +171,12 @@ class _PlacedTokens:
         places = [span for other, span in self.places if other == number]
         return places[0] if len(places) == 1 else None
 
+    def within(self, parts: Sequence[tuple[int, CharSpan]]) -> list[CharSpan | None]:
+        """Return where parts of messages stand, each a message's number and characters of it."""
+        begins = {number: self.place_of(number) for number, _ in parts}
+        places = [(begins[number], span) for number, span in parts]
+        return [None if b is None else (b[0] + s[0], b[0] + s[1]) for b, s in places]
+
     def spans(self, parts: Sequence[CharSpan | None]) -> tuple[CharSpan | None, ...]:
         """Return the tokens of parts of the text."""
         if self.characters is None:
@@ -193,8 +199,12 @@ def encode_transcript(
     """Encode a conversation as it went; the spans are those of parts of its messages, in order.
 
     parts: the message's number, from 0, and the characters of it. A template without a role for
-    tools gets what they return as a user's message.
+    tools gets what they return as a user's message; without a template each message follows its
+    role.
     """
+    if getattr(tokenizer, "chat_template", None) is None:
+        placed = _place_plainly(tokenizer, messages)
+        return Prompt(placed.ids, placed.form, placed.spans(placed.within(parts)))
     as_user = [{**m, "role": "user"} if m["role"] == "tool" else m for m in messages]
     for turns in (messages, as_user):
         try:
@@ -204,16 +214,24 @@ def encode_transcript(
         except Exception as error:  # templates raise what they like about roles they do not know
             reason = str(error)
             continue
-        begins = [placed.place_of(number) for number in range(len(turns))]
-        if placed.characters is not None and None not in begins:
-            places = [(begins[k], span) for k, span in parts]
-            spans = placed.spans([(b[0] + s[0], b[0] + s[1]) for b, s in places if b is not None])
-            return Prompt(placed.ids, placed.form, spans)
+        places = placed.within(parts)
+        if placed.characters is not None and None not in places:
+            return Prompt(placed.ids, placed.form, placed.spans(places))
         reason = "it leaves messages out, or repeats them"
     raise TokensError(
         f"The model's chat template does not take this transcript: {reason}. Merge messages of one "
         "role that follow each other, or leave out the role that it does not know."
     )
+
+
+def _place_plainly(tokenizer: Any, messages: Sequence[Message]) -> _PlacedTokens:
+    text, places = "", []
+    for number, message in enumerate(messages):
+        text += f"{chr(10) * 2 if text else ''}{message['role']}: "
+        places.append((number, (len(text), len(text) + len(message["content"]))))
+        text += message["content"]
+    ids, characters = encode_placed(tokenizer, text, [span for _, span in places], frame=True)
+    return _PlacedTokens(ids, characters, places)
 
 
 def _place_messages(

@@ -40,7 +40,7 @@ class Order:
         return [
             {"role": "user", "content": request},
             {"role": "assistant", "content": None, "tool_calls": [_READ]},
-            {"role": "tool", "name": "read_email", "content": " ".join(mail)},
+            {"role": "tool", "name": "read_email", "content": "\n".join(mail)},
         ]
 
     def is_followed(self, answer: str) -> bool:
