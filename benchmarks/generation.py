@@ -91,9 +91,9 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "default, confirmed": {"confirm": True},
-    "rollout": {"method": "rollout"},
+    "default": {"check": False},
+    "default, checked": {},
+    "rollout": {"method": "rollout", "check": False},
 }
 
 
@@ -138,8 +138,10 @@ def time_smollm2(rounds: int) -> dict[str, float] | None:
     new: dict[str, Any] = {"max_new_tokens": 32, "min_new_tokens": 32}
     ways: dict[str, Callable[[], Any]] = {
         "plain": lambda: model.generate(**inputs, do_sample=False, **new),
-        "rollout": lambda: attnflow.generate((model, tokenizer), inputs, method="rollout", **new),
-        "default": lambda: attnflow.generate((model, tokenizer), inputs, **new),
+        "rollout": lambda: attnflow.generate(
+            (model, tokenizer), inputs, method="rollout", check=False, **new
+        ),
+        "default": lambda: attnflow.generate((model, tokenizer), inputs, check=False, **new),
     }
     for run in ways.values():
         run()

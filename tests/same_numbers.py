@@ -285,8 +285,8 @@ def on_decoders() -> Iterator[tuple[str, Array]]:
     for method in (None, "rollout", "gradient-rollout", "leave-one-out", "careful"):
         result = explain(loaded, "the keys to the cabinets of sara", method)
         yield from arrays_of(f"decoder/{method or 'default'}", result)
-    result = explain(loaded, "the keys to the cabinets of sara", confirm=True)
-    yield from leaves("decoder/confirm", result.to_dict()["confirmation"])
+    result = explain(loaded, "the keys to the cabinets of sara")
+    yield from leaves("decoder/check", result.to_dict()["verdicts"])
 
 
 def on_images() -> Iterator[tuple[str, Array]]:
@@ -367,8 +367,8 @@ def on_texts_written() -> Iterator[tuple[str, Array]]:
     for name, options in cases.items():
         result = generate(loaded, prompt, max_new_tokens=5, **options)
         yield from arrays_of(f"written/{name}", result)
-    result = generate(loaded, prompt, max_new_tokens=5, confirm=True)
-    yield from leaves("written/confirm", result.to_dict()["confirmation"])
+    result = generate(loaded, prompt, max_new_tokens=5)
+    yield from leaves("written/check", result.to_dict()["verdicts"])
     several = generate(loaded, [prompt, "the author"], max_new_tokens=4)
     for k, result in enumerate(several):
         yield from arrays_of(f"written/several{k}", result)
@@ -378,7 +378,7 @@ def on_answers() -> Iterator[tuple[str, Array]]:
     """ask(), with and without leaving documents out."""
     loaded = writer()
     for name, options in {
-        "default": {"confirm": True},
+        "default": {},
         "rollout": {"method": "rollout"},
         "leave-one-out": {"method": "leave-one-out"},
     }.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_shares_are_of_what_the_passages_get() -> None:
     ranked = rank_passages(result, [0, 1])
     assert [source.name for source in ranked] == ["b", "a"]
     assert [source.share for source in ranked] == pytest.approx([0.8, 0.2])
-    assert str(statements_of(result)[0]) == '"Two days" ← b, sentence 1 (80 %; next: a, 20 %)'
+    assert str(statements_of(result)[0]) == '"Two days" draws on b, sentence 1 (80 %).'
 
 
 def test_what_speaks_against_counts_as_nothing() -> None:
@@ -92,7 +93,7 @@ def test_what_speaks_against_counts_as_nothing() -> None:
     result = result_of("A B C", "x", values, documents=[["a", 0, 1], ["b", 1, 2], ["c", 2, 3]])
     assert [source.share for source in rank_passages(result, [0])] == [0.5, 0.5, 0.0]
     nothing = result_of("A B C", "x", [[[0.0, -1.0, 0.0]]], documents=[["a", 0, 3]])
-    assert str(statements_of(nothing)[0]) == '"x" ← nothing in the prompt'
+    assert str(statements_of(nothing)[0]) == '"x" draws on nothing in the prompt.'
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_verdicts_are_what_the_model_says_without_the_documents(writer: tuple[An
     expected = [read(hidden) for hidden in ((), sentence, alone, every)]
     assert found == pytest.approx(expected, abs=1e-4)
     assert verdict.tokens == 4
-    assert verdict.claim in answer._repr_html_()
+    assert verdict.claim[1:] in answer._repr_html_()
     unchecked = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4, check=False)
     assert unchecked.statements[0].verdict is None
     assert unchecked.statements[0].sources == statement.sources
@@ -283,7 +284,7 @@ def test_the_command_answers_first(folder: Path, capsys: pytest.CaptureFixture[s
     options = ["--model", str(folder / "model"), "--max-new-tokens", "4"]
     assert _run(["ask", "the keys", *files, *options, "--confirm"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith(f'"{lines[0]}" – no source found')  # a model of random numbers
+    assert lines[2].startswith(f"“{lines[0]}” – no source found")  # a model of random numbers
     assert any(line.startswith("without ") for line in lines)
     page = folder / "answer.html"
     assert _run(["ask", "the keys", *files, *options, "--output", str(page)]) == 0
@@ -303,9 +304,8 @@ def test_the_command_says_how_sure_and_takes_methods(
     assert any("does not need the documents" in line for line in lines)
     assert _run(["ask", "the keys", *files, *options, "--no-check"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith(f'"{lines[0]}" ← ')
+    assert lines[2].startswith(f"“{lines[0]}” draws on ")
     assert "sentence" in lines[2]
-    assert "next: " in lines[2]
     assert _run(["ask", "the keys", *files, *options, "--method", "careful"]) == 0
     assert "the whole model" in capsys.readouterr().out
     assert _run(["ask", "the keys", *files, *options, "--method", "rollout"]) == 0
@@ -325,9 +325,8 @@ def test_a_conversation_on_the_command_line(
     turns = ["--message", "system=the book is old", "--message", "user=the keys"]
     options = ["--model", str(chatty), "--max-new-tokens", "4"]
     assert _run(["generate", *turns, *options]) == 0
-    assert "← message 1 (system)" in (said := capsys.readouterr().out) or (
-        "← message 2 (user)" in said
-    )
+    said = capsys.readouterr().out
+    assert re.search(r"draws on (message \d \((system|user)\)|all alike: no message)", said)
     chat = tmp_path / "chat.json"
     chat.write_text('[{"role": "user", "content": "the keys"}]', encoding="utf-8")
     assert _run(["generate", "--message", str(chat), *options]) == 0

@@ -370,14 +370,14 @@ def test_answer_source_and_share_are_seen_without_scrolling(
 def test_the_answer_is_walked_by_keyboard(tab: Page, tmp_path: Path) -> None:
     show(tab, answer_document(documents=True), tmp_path)
     spoken = "document.querySelector('.af-spoken').textContent"
-    assert tab.run(spoken).startswith("“It is 45 days.” came from two.txt, sentence 7 (")
+    assert tab.run(spoken).startswith("“It is 45 days.” draws on two.txt, sentence 7 (")
     tab.run("document.querySelector('.af-answer-text').focus()")
     tab.key("ArrowRight")
     settle(tab)
-    assert tab.run(spoken).startswith("“Write soon.” came from")
+    assert tab.run(spoken).startswith("“Write soon.” draws on")
     tab.key("u")
     settle(tab)
-    assert tab.run(spoken).startswith("“It is 45 days. Write soon.” came from")
+    assert tab.run(spoken).startswith("“It is 45 days. Write soon.” draws on")
     tab.key("u")
     tab.key("End")
     settle(tab)

@@ -58,7 +58,7 @@ def test_explain_shows_prediction_target_and_layers(
     assert _run(["explain", "--model", folder, TEXT, "--method", "flow", "--table"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"The model says \S+ \(\d+\.\d %\)\.", shown)
-    assert re.search(r"^“\S+” came from “\S+” \(flow \d\.\d\d\)", shown, re.MULTILINE)
+    assert re.search(r"^“\S+” draws on “\S+” \(flow \d\.\d\d\)", shown, re.MULTILINE)
     assert "Attention flow, layer 3, read at [MASK], position 7" in shown
     assert re.search(r"layer +1 +2 +3", shown)
     assert len(re.findall(r"^ *author +\S+ +\S+ +\S+$", shown, re.MULTILINE)) == 1
@@ -368,7 +368,7 @@ def test_a_model_without_an_answer_has_a_sentence_for_each_position(
     assert _run(["explain", "--model", str(tmp_path), TEXT]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("No single answer is read here: every target is explained by itself.")
-    assert shown.count("” came from “") == 8
+    assert shown.count("” draws on “") == 8
     assert "… and 2 more; --json prints all." in shown
     assert "--targets chooses one." in shown
 

@@ -1,4 +1,4 @@
-"""The default, its confirmation and the careful method on a GPU, in the precisions people use."""
+"""The default, its check and the careful method on a GPU, in the precisions people use."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ def shares(values: Any) -> Any:
 def test_the_default_is_that_of_the_processor(family: str, dtype: torch.dtype) -> None:
     expected = attnflow.generate(model_of(family), PROMPT, completion=ANSWER, targets="answer")
     model = on_gpu(family, dtype)
-    result = attnflow.generate(
-        model, PROMPT, completion=ANSWER, targets=["answer", slice(1, 3)], confirm=True
-    )
+    result = attnflow.generate(model, PROMPT, completion=ANSWER, targets=["answer", slice(1, 3)])
     near = np.abs(shares(result.values[-1, 0]) - shares(expected.values[-1, 0])).max()
     assert near < TOLERANCE[dtype]
-    assert result.confirmation is not None
-    assert np.isfinite(result.confirmation.log_probs_without).all()
+    (verdict,) = result.verdicts
+    assert verdict is not None
+    assert np.isfinite(verdict.without)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -58,7 +57,7 @@ def test_methods_that_run_the_model_again(dtype: torch.dtype) -> None:
 
 def test_text_is_written_and_explained_on_the_gpu() -> None:
     model = on_gpu("llama", torch.float32)
-    result = attnflow.generate(model, PROMPT, max_new_tokens=4, confirm=True, contrast=None)
+    result = attnflow.generate(model, PROMPT, max_new_tokens=4, contrast=None)
     assert result.values.shape[1:] == (4, START)
     careful = attnflow.generate(model, PROMPT, max_new_tokens=4, targets="answer", method="careful")
     assert np.isfinite(careful.values).all()

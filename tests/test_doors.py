@@ -181,7 +181,7 @@ def page_rows(case: Case, client: Client) -> Rows:
     if ":" in str(case.method):
         pytest.skip("the page offers methods without options")
     methods = [case.method or "default"]
-    fields = {"model": case.model, "text": case.text, "methods": methods, "confirm": False}
+    fields = {"model": case.model, "text": case.text, "methods": methods, "check": False}
     sent = client.post("/api/explain", fields)
     assert sent.status == 202, sent.body
     job = client.finished(sent.json["id"])

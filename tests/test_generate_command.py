@@ -68,7 +68,7 @@ def test_the_completion_and_what_each_token_drew_on(
     assert shown.startswith(TEXT)
     assert "Gradient attention, balanced, layer 2" in shown  # the default
     assert "draws on, at layer 2" in shown
-    assert " came from “" in shown
+    assert " draws on “" in shown
     assert shown.count("\n") >= 6
 
 
@@ -105,7 +105,7 @@ def test_spans_layers_sampling_and_common_words(
     assert "the mean of layers" in shown
     assert "outside these spans" in shown
     assert run(folder, "--seed", "3", "--temperature", "2", "--hide-common", "--table") == 0
-    table = capsys.readouterr().out.split("draws on")[1].splitlines()[1:4]
+    table = capsys.readouterr().out.split("draws on, at")[1].splitlines()[1:4]
     drawn = [line.split("  ", 1)[-1] for line in (row.strip() for row in table)]
     assert any("cabinets ." in row or "key ." in row for row in drawn)
     assert not any("the ." in row or "to ." in row for row in drawn)

@@ -133,7 +133,7 @@ def test_smollm2_on_the_command_line(
     assert _run([*prompt, "--targets", "Russia", "--output", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "My name is Putin, I am from Russia" in shown
-    assert "“Russia” came from “Putin,”" in shown
+    assert "“Russia” draws on “Putin,”" in shown
     assert picture.stat().st_size > 10_000
 
 

@@ -45,7 +45,7 @@ def test_the_public_names() -> None:
         "capture",
         "load",
         "Model",
-        "Confirmation",
+        "Verdict",
         "Tokens",
         "Prediction",
         "AttnflowError",

@@ -163,7 +163,7 @@ def test_the_command_line_takes_an_image(tmp_path: Path) -> None:
         ],
     )
     assert run.exit_code == 0, run.output
-    assert "“red” came from" in run.output
+    assert "“red” draws on" in run.output
     assert "the image (" in run.output
     assert "most from its lower left)" in run.output or "most from its middle left)" in run.output
     assert "patch" not in run.output  # people see places, not numbers of patches
@@ -227,7 +227,7 @@ def test_explain_takes_a_question_about_an_image(
     shown = capsys.readouterr().out
     answer = re.search(r"The model says (\S+) ", shown)
     assert answer is not None
-    assert f"“{answer[1]}” came from the image (" in shown
+    assert f"“{answer[1]}” draws on the image (" in shown
 
 
 def test_a_report_holds_the_image_and_its_maps(tmp_path: Path) -> None:
@@ -246,7 +246,6 @@ def test_a_report_holds_the_image_and_its_maps(tmp_path: Path) -> None:
     [
         ({"images": []}, "images is empty"),
         ({"images": "scene.png"}, "images is a list"),
-        ({"images": [PAIR.image()], "confirm": True}, "confirm=True hides words"),
     ],
 )
 def test_wrong_images_get_a_sentence(

@@ -114,17 +114,17 @@ def test_answer_source_and_share_are_in_sight_without_scrolling(
     assert tab.run("document.documentElement.scrollWidth") <= width
 
 
-def test_how_sure_is_drawn(tab: Page, server: Client) -> None:
+def test_what_the_answer_rests_on_is_drawn(tab: Page, server: Client) -> None:
     result = opened(tab, server, "generate", prompt="a b c d", tokens=3)
-    record = server.get(f"/api/results/{result}.json").json["results"][0]["confirmation"]
-    said = tab.run("document.querySelector('.af-sure').innerText")
-    assert record["sentence"] in said
-    assert record["verdict"] in said
+    record = server.get(f"/api/results/{result}.json").json["results"][0]["verdicts"][0]
+    said = tab.run("document.querySelector('.af-verdict').innerText")
+    assert record["claim"][1:] in said
+    assert record["reason"][1:] in said
     bars = tab.run(
-        "[...document.querySelectorAll('.af-sure-bar')].map(e => "
+        "[...document.querySelectorAll('.af-verdict-bar')].map(e => "
         "Number(e.style.getPropertyValue('--share')))"
     )
-    assert bars == pytest.approx([record["probability"], record["probability_without"]], abs=1e-4)
+    assert bars == pytest.approx([bar["share"] for bar in record["bars"]], abs=1e-4)
 
 
 # -- the keyboard ---------------------------------------------------------------------------------

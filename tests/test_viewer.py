@@ -25,7 +25,7 @@ from attnflow import (
     Rollout,
     Tokens,
 )
-from attnflow.attribution import Confirmation
+from attnflow.attribution import Verdict
 from attnflow.cli.app import _run
 from attnflow.errors import FileError, InputError
 from attnflow.show.packing import png
@@ -158,7 +158,7 @@ def check_round_trip(original: Attribution, folder: Path) -> Attribution:
         assert (one is None) == (other is None)
         assert one is None or other == pytest.approx(one, rel=1e-6, abs=1e-9)
     assert original.saturated is None or (back.saturated == original.saturated).all()
-    same = ("layers", "targets", "sources", "method", "steps", "prediction", "confirmation")
+    same = ("layers", "targets", "sources", "method", "steps", "prediction", "verdicts")
     for name in same:
         assert getattr(back, name) == getattr(original, name), name
     assert dict(back.provenance) == dict(original.provenance)
@@ -183,8 +183,8 @@ def test_the_json_of_a_page_is_the_result_again(tmp_path: Path) -> None:
     check_round_trip(rollout.spans({"start": (0, 2)}), tmp_path)
     assert check_round_trip(explain("verb-number", "the key"), tmp_path).prediction is not None
     model, tokenizer = tiny_decoder()
-    written = generate((model, tokenizer), "the keys to", max_new_tokens=3, confirm=True)
-    assert check_round_trip(written, tmp_path).confirmation is not None
+    written = generate((model, tokenizer), "the keys to", max_new_tokens=3)
+    assert len(check_round_trip(written, tmp_path).verdicts) == 1
     texts = {"a": "the author .", "b": "is old ."}
     answer = ask((model, tokenizer), "the keys", texts, max_new_tokens=4)
     assert check_round_trip(answer.result, tmp_path).provenance["documents"]
@@ -405,13 +405,13 @@ def test_the_viewer_never_writes_markup() -> None:
 def test_no_text_of_a_result_can_leave_its_place_in_a_notebook() -> None:
     hostile = "</div><script>alert(1)</script><b title='\"'>"
     tokens = Tokens.of([hostile, "key"])
-    certain = Confirmation((hostile,), ((0,),), (hostile,), (-0.1,), (-4.6,))
+    certain = Verdict("rests", (hostile,), 1, -0.1, -4.6, part="word")
     for about in (
         {"prediction": Prediction(hostile, 0.9, 0)},
         {"provenance": {"completion": hostile}},
     ):
         shown = Attribution(
-            np.ones((1, 2, 2)), (1,), tokens, tokens, Raw(), confirmation=certain, **about
+            np.ones((1, 2, 2)), (1,), tokens, tokens, Raw(), verdicts=(certain,), **about
         )
         for text in (shown._repr_html_(), answer_html(shown, question=hostile, lines=[hostile])):
             reader = Reader(text)

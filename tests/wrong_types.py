@@ -163,7 +163,7 @@ def _writing(folder: Path) -> Iterator[_Call]:
     pair = {"model": (model, tokenizer), "prompt": "the keys to"}
     how = {"method": None, "sources": "prompt", "max_new_tokens": 1, "completion": None}
     yield _Call("generate", attnflow.generate, {**pair, **how})
-    how = {"completion": " are", "targets": None, "confirm": False}
+    how = {"completion": " are", "targets": None, "check": False}
     for method in (LeaveOneOut(), AblationRegression(samples=4), Careful()):
         run = partial(attnflow.generate, method=method)
         yield _Call(f"{method.name}()", run, {**pair, **how})

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from attnflow._version import __version__
 
 if TYPE_CHECKING:
-    from attnflow.attribution import Attribution
+    from attnflow.attribution import Attribution, Verdict
     from attnflow.errors import AttnflowError
     from attnflow.evaluation import evaluate
     from attnflow.explainers.answers import Answer, ask
@@ -84,7 +84,7 @@ __all__ = [
     "load",
     "Model",
     "capture",
-    "Confirmation",
+    "Verdict",
     "Tokens",
     "Prediction",
     "AttnflowError",
@@ -96,7 +96,7 @@ __all__ = [
 _HOME = {
     **dict.fromkeys(__all__, "methods"),
     **dict.fromkeys(("AttentionTrace", "Prediction"), "trace"),
-    **dict.fromkeys(("Attribution", "Confirmation"), "attribution"),
+    **dict.fromkeys(("Attribution", "Verdict"), "attribution"),
     **dict.fromkeys(("ask", "Answer"), "explainers.answers"),
     **dict.fromkeys(("explain_transcript", "commanded_by", "Action"), "explainers.transcripts"),
     "LayeredGraph": "graph",

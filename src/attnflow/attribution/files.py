@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow import storage
-from attnflow.attribution.confirmation import Confirmation
+from attnflow.attribution.verdict import Verdict
 from attnflow.errors import FileError, InputError, did_you_mean, optional_import, shorten
 from attnflow.tokens import Tokens
 from attnflow.trace import Prediction
@@ -37,7 +37,7 @@ def header_of(result: Attribution) -> dict[str, Any]:
         "prediction": result.prediction.to_dict() if result.prediction else None,
         "steps": list(result.steps),
         "provenance": dict(result.provenance),
-        "confirmation": result.confirmation.to_dict() if result.confirmation else None,
+        "verdicts": [None if one is None else one.to_dict() for one in result.verdicts],
     }
 
 
@@ -45,14 +45,14 @@ def fields_of(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that `header_of` has written, not checked yet."""
     from attnflow.methods import method_from_dict
 
-    prediction, confirmation = header["prediction"], header["confirmation"]
+    prediction, verdicts = header["prediction"], header["verdicts"]
     return {
         **{name: header[name] for name in ("layers", "steps", "provenance")},
         "targets": Tokens.from_dict(header["targets"]),
         "sources": Tokens.from_dict(header["sources"]),
         "method": method_from_dict(header["method"]),
         "prediction": None if prediction is None else Prediction.from_dict(prediction),
-        "confirmation": None if confirmation is None else Confirmation.from_dict(confirmation),
+        "verdicts": tuple(None if one is None else Verdict.from_dict(one) for one in verdicts),
     }
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution.verdict import VERDICTS, Verdict
+from attnflow.attribution.verdict import Verdict
 from attnflow.errors import percent
 from attnflow.tokens import is_special
 from attnflow.tokens.units import Unit, split_units
@@ -44,6 +44,7 @@ _HEADING = re.compile(
     r"(?:\s*\(([^)\n]{1,80})\))?\s*[:.]?",
     re.IGNORECASE,
 )
+_FLAT = 0.1  # by how much a share must be above the mean of all to stand out
 Kind = Literal["document", "message", "sentence"]
 _MARKED: dict[str, Kind] = {DOCUMENTS: "document", MESSAGES: "message"}
 
@@ -64,7 +65,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class RankedSource:
-    """A passage, its share of what was drawn from all passages, and its strongest sentence.
+    """A passage, its share of what was drawn from all passages, its kind, its strongest sentence.
 
     sentence: its number within the passage, from 1; None where the passage is a sentence itself.
     text: its characters. start: where it begins in its document; None where that is not known.
@@ -76,6 +77,7 @@ class RankedSource:
     text: str
     passage: int
     start: int | None = None
+    kind: Kind = "document"
 
     @property
     def place(self) -> str:
@@ -109,20 +111,25 @@ class Statement:
         return self.likelihood is not None and self.likelihood < _UNLIKELY
 
     def __str__(self) -> str:
-        if not self.sources:
-            return f'"{self.text}" ← nothing in the prompt'
-        first, *others = self.sources
-        rest = f"; next: {others[0].name}, {percent(others[0].share)}" if others else ""
         if self.verdict is None:
-            return f'"{self.text}" ← {first.place} ({percent(first.share)}{rest})'
-        shares = "" if self.verdict.kind == "none" else f" {self.shares}"
-        return f'"{self.text}" {self.verdict.linked}.{shares}'
+            return f'"{self.text}" {self.shares}.'
+        claim = f'"{self.text}" {self.verdict.linked_claim}: {self.verdict.reason}.'
+        return claim if self.verdict.kind == "none" else f"{claim} It {self.shares}."
 
     @property
     def shares(self) -> str:
-        """The sources that the statement draws on, by the shares of the first documents."""
-        names = [f"{each.name} ({percent(each.share)})" for each in self.sources[:2]]
-        return f"It draws on {', '.join(names)}."
+        """What the statement draws on, by the shares of those that stand out, two at most.
+
+        One stands out whose share is above what all would have if they were alike.
+        """
+        if not self.sources:
+            return "draws on nothing in the prompt"
+        mean = 1 / len(self.sources)
+        if len(self.sources) > 1 and max(each.share for each in self.sources) < mean + _FLAT:
+            return f"draws on all alike: no {self.sources[0].kind} stands out"
+        first, *others = [each for each in self.sources if each.share >= mean]
+        rest = "".join(f", then {each.name} ({percent(each.share)})" for each in others[:1])
+        return f"draws on {first}{rest}"
 
 
 def passages_of(result: Attribution) -> tuple[Passage, ...]:
@@ -181,11 +188,10 @@ def rank_passages(
 def statements_of(result: Attribution) -> tuple[Statement, ...]:
     """Return the sentences of what was generated, each with its ranked passages."""
     passages, parts = passages_of(result), statement_parts(result)
-    records = result.provenance.get(VERDICTS) or [None] * len(parts)
+    verdicts = result.verdicts if len(result.verdicts) == len(parts) else [None] * len(parts)
     likely = result.provenance.get(LOG_PROBS)
     statements = []
-    for part, record in zip(parts, records, strict=True):
-        verdict = None if record is None else Verdict.from_dict(record)
+    for part, verdict in zip(parts, verdicts, strict=True):
         likelihood = None
         if likely is not None:
             likelihood = exp(float(np.mean([likely[k] for k in part.tokens])))
@@ -250,12 +256,13 @@ def _ranked(
 ) -> RankedSource:
     if passage.kind == "sentence" or not passage.sentences:
         text = passage.sentences[0].text if passage.sentences else ""
-        return RankedSource(passage.name, share, None, text, number)
+        return RankedSource(passage.name, share, None, text, number, kind=passage.kind)
     sums = [values[list(sentence.tokens)].sum() for sentence in passage.sentences]
     best = int(np.argmax(sums))
     sentence = passage.sentences[best]
     start = sentence.span[0] if passage.is_placed else None
-    return RankedSource(passage.name, share, best + 1, sentence.text, number, start)
+    place = (sentence.text, number, start, passage.kind)
+    return RankedSource(passage.name, share, best + 1, *place)
 
 
 def _known_passage(mark: Sequence[Any], sentences: Sequence[Sequence[Any]]) -> Passage:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from attnflow import storage
 from attnflow.attribution import carrying, files, operations
-from attnflow.attribution.confirmation import Confirmation
 from attnflow.attribution.dependence import COLLAPSED
 from attnflow.attribution.patch_maps import patch_maps
 from attnflow.attribution.rescaling import Bounds, Values
+from attnflow.attribution.verdict import Verdict
 from attnflow.errors import InputError, TargetError, shorten, whole_number
 from attnflow.errors.arguments import check_count, check_named, checked_arguments
 from attnflow.tokens import TokenRef, Tokens
@@ -58,8 +58,9 @@ class Attribution:
     `elsewhere[layer, target]` is what falls on positions that are not among the sources, such as
     the generated tokens when the sources are a prompt's. `dependence[layer, target]`, from 0 to 1,
     is how far the target's row differs from the rows of other targets; see `collapsed`.
-    `confirmation` says what the answer loses when the strongest sources are hidden, where that was
-    measured; it stays as it is whatever is done to the values.
+    `verdicts` say what the answer rests on, where that was measured by hiding it: one for the whole
+    answer, or one for each statement of an answer over documents (None where it names no source).
+    They stay as they are whatever is done to the values.
 
     >>> from attnflow import AttentionTrace, Rollout
     >>> trace = AttentionTrace.from_arrays([[[1.0, 0.0], [0.5, 0.5]]], ["the", "key"])
@@ -83,7 +84,7 @@ class Attribution:
     steps: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     dependence: Values | None = None
-    confirmation: Confirmation | None = None
+    verdicts: tuple[Verdict | None, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _checked_layers(self.layers))
@@ -93,8 +94,8 @@ class Attribution:
             _check_array(name, array, shape, truth=name == "saturated")
         _check_bounds(self.values, self.lower, self.upper)
         object.__setattr__(self, "steps", _checked_steps(self.steps))
-        if not isinstance(self.confirmation, Confirmation | None):
-            raise InputError(f"confirmation is a Confirmation; got {shorten(self.confirmation)}.")
+        if not all(isinstance(verdict, Verdict | None) for verdict in self.verdicts):
+            raise InputError(f"verdicts are a tuple of Verdict; got {shorten(self.verdicts)}.")
         if not isinstance(self.provenance, Mapping):
             raise InputError(f"provenance gives values by name; got {shorten(self.provenance)}.")
         object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))

@@ -1,41 +1,49 @@
-"""Does a statement rest on the documents? What was measured, the verdict, and its one wording."""
+"""What does an answer rest on? The measured probabilities, the verdict, and its one wording."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from math import exp, log
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import exp, isfinite, log
 from typing import Any, Literal, get_args
 
 from attnflow.errors import InputError, percent, shorten
 
-VERDICTS = "verdicts"
-"""Where the provenance of a result has one verdict for each statement."""
+UNCHECKED = "unchecked"
+"""Where the provenance of a result says why nothing could be hidden."""
 
 Kind = Literal["rests", "either", "together", "partly", "none"]
+Part = Literal["document", "word", "region"]
 # Of SmolLM2's development answers 6 % of those that have a source have less support than this many
 # nats, and 17 % of those that have none have more. How steep it is was set, not fitted.
 _MIDDLE, _SLOPE = 2.0, 1.5
 _HALF = log(2)  # a probability that is halved, in nats
+_LITTLE = -log(0.9)  # one that has lost a tenth
+_LEAST = 0.01  # a part of a probability below which no digit is told
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a statement's probability rests on, from passes in which the model reads it again.
+    """What an answer's probability rests on, from passes in which the model reads it again.
 
-    kind: "rests" on the one source that is named; on "either" of several, each enough alone; on
-    several "together"; "partly" on the documents; or "none": as likely without any document.
-    sources: the names of what the kind speaks of, strongest first. tokens: how many the statement
-    has. The log-probabilities of the whole statement, in nats: as the prompt is; without what it
-    took to lose it (the sources, and of "either" what ranks between them); with the sources'
-    documents and no other; with no document at all. passages: the numbers of the sources among
-    the prompt's documents.
+    kind: the answer "rests" on the one source that is named; on "either" of several, each enough
+    alone; on several "together"; "partly" on them; or "none": as likely without.
+    sources: the names of what the kind speaks of, strongest first. tokens: how many the answer, or
+    the statement of it, has; a class has 1. part: what a source is a part of: a "document" or a
+    sentence of one, a "word" of the text, a "region" of the image.
+
+    The log-probabilities of the whole statement, in nats: as it was asked (log_prob); without
+    what it took to lose it (without: the sources, and of "either" what ranks between them). Over
+    documents also with the sources' documents and no other (alone), and with no document (prior).
+    passages: the numbers of the sources among the prompt's documents.
 
     >>> verdict = Verdict("rests", ("a.txt, sentence 1",), 2, -0.2, -6.0, -0.4, -7.0)
     >>> print(verdict)
     rests on a.txt, sentence 1: without it less than 1 % of its probability is left
     >>> verdict.rests_on_documents > 0.9
     True
+    >>> print(Verdict("none", ("the",), 1, -0.1, -0.15, part="word"))
+    no source found, it does not need “the”: without it its probability goes from 90 % to 86 %
     """
 
     kind: Kind
@@ -43,20 +51,24 @@ class Verdict:
     tokens: int
     log_prob: float
     without: float
-    alone: float
-    prior: float
+    alone: float | None = None
+    prior: float | None = None
     passages: tuple[int, ...] = ()
+    part: Part = "document"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise InputError(f"kind={shorten(self.kind)}: choose from {', '.join(get_args(Kind))}.")
+        for name, value, allowed in (("kind", self.kind, Kind), ("part", self.part, Part)):
+            if value not in get_args(allowed):
+                raise InputError(
+                    f"{name}={shorten(value)}: choose from {', '.join(get_args(allowed))}."
+                )
         if self.tokens < 1 or not self.sources:
             raise InputError("A verdict is of a statement with tokens, and names what was hidden.")
-
-    @property
-    def gain(self) -> float:
-        """What the documents add to the statement's log-probability, in nats."""
-        return self.log_prob - self.prior
+        measured = (self.log_prob, self.without, self.alone, self.prior)
+        if not all(isfinite(each) for each in measured if each is not None):
+            raise InputError(f"Log-probabilities are finite; got {shorten(measured)}.")
+        if (self.alone is None) is not (self.prior is None):
+            raise InputError("alone and prior are measured over documents; give both, or none.")
 
     @property
     def support(self) -> float:
@@ -64,8 +76,13 @@ class Verdict:
         return support_of(self.log_prob, self.without, self.alone, self.prior)
 
     @property
-    def rests_on_documents(self) -> float:
-        """How likely the statement is to come from the documents, not from memory: 0 to 1."""
+    def rests_on_documents(self) -> float | None:
+        """How likely the statement is to come from the documents, not from memory: 0 to 1.
+
+        None where there were no documents to hide.
+        """
+        if self.prior is None:
+            return None
         return 1 / (1 + exp(-max(-60.0, min(60.0, _SLOPE * (self.support - _MIDDLE)))))
 
     @property
@@ -74,45 +91,80 @@ class Verdict:
 
         That is all documents where none is needed by itself; at most 1.
         """
-        hidden = self.prior if self.kind in ("none", "either") else self.without
-        return exp(min(0.0, hidden - self.log_prob))
+        return exp(min(0.0, self._hidden - self.log_prob))
+
+    @property
+    def bars(self) -> dict[str, tuple[float, str]]:
+        """The probability as it was asked and without what is hidden, by label, and in words.
+
+        Of a class or a single word they are probabilities; of more they are parts of its own, as a
+        longer text is never likely.
+        """
+        pair = (exp(min(self.log_prob, 0.0)), exp(min(self._hidden, 0.0)))
+        if not self._is_plain:
+            pair = (1.0, self.left)
+        return {
+            label: (each, _percent(each))
+            for label, each in zip(("as asked", f"without {self._missing}"), pair, strict=True)
+        }
 
     @property
     def claim(self) -> str:
         """What may be said of the statement, before any share."""
-        first, names = self.sources[0], _listed(self.sources)
+        quoted = (
+            tuple(f"“{name}”" for name in self.sources) if self.part == "word" else self.sources
+        )
+        names, of_documents = _listed(quoted), self.part == "document"
         return {
-            "rests": f"rests on {first}",
+            "rests": f"rests on {quoted[0]}",
             "either": f"rests on either of {names}",
             "together": f"rests on {names} together",
-            "partly": f"partly from the documents, {first} first",
-            "none": "no source found, it does not need the documents",
+            "partly": f"partly from the documents, {quoted[0]} first"
+            if of_documents
+            else f"rests in part on {names}",
+            "none": "no source found, it does not need "
+            + ("the documents" if of_documents else names),
         }[self.kind]
 
     @property
-    def left_text(self) -> str:
-        """The same as people read it."""
-        return "less than 1 %" if self.left < 0.01 else percent(self.left)
-
-    @property
-    def missing(self) -> str:
-        """What was hidden for `left`."""
-        if self.kind in ("none", "either"):
-            return "any document"
-        return "it" if len(self.sources) == 1 else "them"
-
-    @property
     def reason(self) -> str:
-        """The number behind the claim."""
-        return f"without {self.missing} {self.left_text} of its probability is left"
+        """The number behind the claim: the same that the bars show."""
+        (_, before), (_, after) = self.bars.values()
+        if not self._is_plain:
+            return f"without {self._missing} {after} of its probability is left"
+        verb = "stays at" if before == after else f"goes from {before} to"
+        return f"without {self._missing} its probability {verb} {after}"
 
     def __str__(self) -> str:
         return f"{self.claim}: {self.reason}"
 
     @property
-    def linked(self) -> str:
-        """The same, to follow the words of the statement."""
-        return f"– {self}" if self.kind in ("partly", "none") else str(self)
+    def linked_claim(self) -> str:
+        """The claim, to follow the words of the statement."""
+        return f"– {self.claim}" if self.is_verbless else self.claim
+
+    @property
+    def is_verbless(self) -> bool:
+        """Whether the claim stands by itself, and is not said of a subject."""
+        return self.kind == "none" or (self.kind == "partly" and self.part == "document")
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether people read its probability as it is: a class, or one word."""
+        return self.tokens == 1 and self.part != "document"
+
+    @property
+    def _hidden(self) -> float:
+        """The log-probability without what the claim speaks of."""
+        if self.prior is not None and self.kind in ("none", "either"):
+            return self.prior
+        return self.without
+
+    @property
+    def _missing(self) -> str:
+        if self.kind in ("none", "either") and self.part == "document":
+            return "any document"
+        return "it" if len(self.sources) == 1 else "them"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -121,18 +173,22 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Verdict:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`; what else a record holds is left."""
+        values = {field.name: record[field.name] for field in fields(cls)}
         names, numbers = map(str, record["sources"]), map(int, record["passages"])
-        return cls(**{**record, "sources": tuple(names), "passages": tuple(numbers)})
+        return cls(**{**values, "sources": tuple(names), "passages": tuple(numbers)})
 
 
-def support_of(log_prob: float, without: float, alone: float, prior: float) -> float:
+def support_of(
+    log_prob: float, without: float, alone: float | None = None, prior: float | None = None
+) -> float:
     """Return what some sources account for: what is lost without them, or what they hold alone.
 
     A document beside a question helps a little whatever it says, so neither is asked of all
     documents at once.
     """
-    return max(log_prob - without, min(alone, log_prob) - prior)
+    from_alone = -float("inf") if alone is None or prior is None else min(alone, log_prob) - prior
+    return max(log_prob - without, from_alone)
 
 
 def is_unsupported(support: float, gain: float) -> bool:
@@ -143,7 +199,7 @@ def is_unsupported(support: float, gain: float) -> bool:
     return support < _MIDDLE and gain < 2 * _MIDDLE
 
 
-def takes_away(loss: float, gain: float) -> bool:
+def takes_away(loss: float, gain: float = 0.0) -> bool:
     """Return whether hiding some sources takes away what the documents gave.
 
     At least half of the probability, and half of what all documents add to it in nats.
@@ -151,5 +207,14 @@ def takes_away(loss: float, gain: float) -> bool:
     return loss >= max(_HALF, gain / 2)
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def is_little(loss: float) -> bool:
+    """Return whether less than a tenth of a probability is lost."""
+    return loss < _LITTLE
+
+
+def _percent(share: float) -> str:
+    return "less than 1 %" if share < _LEAST else percent(share)
+
+
+def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,4 +1,4 @@
-"""`attnflow ask`: the answer to a question, and under it the documents it came from."""
+"""`attnflow ask`: the answer to a question, and under it the documents it rests on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.text import Text
 from attnflow import storage
 from attnflow.cli import inputs, options, writing
 from attnflow.methods import make_method
+from attnflow.show import terminal
 from attnflow.show.sentences import reading_place
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def ask(
     method: options.Method = None,
     max_new_tokens: options.MaxNewTokens = 64,
     chat: Annotated[bool | None, typer.Option("--chat/--no-chat")] = None,
-    check: Annotated[bool, typer.Option("--check/--no-check")] = True,
+    check: options.Check = True,
     confirm: Annotated[bool, typer.Option("--confirm")] = False,
     seed: options.SamplingSeed = None,
     as_json: options.Json = False,
@@ -80,17 +81,19 @@ def ask(
 
 
 def show_answer(answer: Answer, console: Console) -> None:
-    """Print the answer, then a line for each statement with the sentence it came from."""
+    """Print the answer, then for each statement what it rests on, the sentence, and its shares."""
     console.print(Text(answer.text, style="bold"))
     console.print()
     for statement in answer.statements:
-        verdict = statement.verdict
-        line = str(statement) if verdict is None else f'"{statement.text}" {verdict.linked}'
-        console.print(Text(line), soft_wrap=True)
+        verdict, quoted = statement.verdict, f"“{statement.text}”"
+        shares = f"{quoted} {statement.shares}."
+        lines = [shares] if verdict is None else terminal.verdict_lines(verdict, quoted)
+        for line in lines:
+            console.print(Text(line), soft_wrap=True)
+        if verdict is not None and verdict.kind != "none":
+            console.print(Text(shares), soft_wrap=True)
         if statement.sources and (verdict is None or verdict.kind != "none"):
             console.print(Text(f"    {statement.sources[0].text}", style="dim"), soft_wrap=True)
-            if verdict is not None:
-                console.print(Text(f"    {statement.shares}", style="dim"), soft_wrap=True)
     for omission in answer.omissions:
         console.print(Text(str(omission)), soft_wrap=True)
     result = answer.result

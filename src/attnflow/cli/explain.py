@@ -44,7 +44,7 @@ def explain(
     level: str = "token",
     answer: Annotated[str | None, typer.Option(metavar="NAME|NUMBER")] = None,
     contrast: options.Contrast = None,
-    confirm: options.Confirm = None,
+    check: options.Check = True,
     cut: Annotated[str | None, typer.Option(metavar="SOURCE")] = None,
     table: options.Table = False,
     as_json: options.Json = False,
@@ -101,13 +101,10 @@ def explain(
     if cut is not None or figure == "graph":
         _show_graph(loaded, text, explainer, request, cut, output)
         return
-    if confirm is None:
-        can_confirm = loaded.adapter.supports_row_gradients(loaded.module)
-        confirm = can_confirm and not (images or request["targets"] or contrast is not None)
     reads_trace = explainer is None or not explainer.reruns_model
     if output is not None and output.suffix == ".html" and reads_trace and not images:
         request["targets"] = request["targets"] or _ALL  # a reader chooses there
-    request |= {"level": level, "images": images or None, "confirm": confirm}
+    request |= {"level": level, "images": images or None, "check": check}
     from attnflow.explainers.texts import explain as run
 
     on_screen = output is None and not as_json  # the caveats are shown there
@@ -240,6 +237,7 @@ def _show(result: Attribution, *, table: bool, every_layer: bool) -> None:
         console.print(note, style="yellow", soft_wrap=True)
     if result.prediction is not None:
         console.print(f"The model says [bold]{escape(str(result.prediction))}[/bold].")
+    writing.print_verdict(result, console)
     if result.sources.images:
         writing.print_maps(result, console)
     elif len(result.targets) == 1:
@@ -248,7 +246,6 @@ def _show(result: Attribution, *, table: bool, every_layer: bool) -> None:
         _show_targets(result, console, table=table)
     for remark in sentences.remarks(result):
         writing.print_dim(f"{remark[0].upper()}{remark[1:]}.", console)
-    writing.print_confirmation(result.confirmation, console)
 
 
 def _show_target(result: Attribution, console: Console, *, table: bool, every_layer: bool) -> None:

@@ -47,7 +47,7 @@ def generate(
     ] = None,
     sources: Annotated[list[str] | None, typer.Option(metavar="prompt|all|NAME=START:END")] = None,
     contrast: options.Contrast = None,
-    confirm: options.Confirm = None,
+    check: options.Check = True,
     seed: options.SamplingSeed = None,
     temperature: float | None = None,
     layer: str = "-1",
@@ -95,7 +95,7 @@ def generate(
         "sources": _parse_sources(sources),
         "contrast": contrast,
         "images": images or None,
-        "confirm": not images if confirm is None else confirm,
+        "check": check,
         **{name: value for name, value in sampling.items() if value is not None},
     }
     words = None if common is None else common.split()
@@ -189,13 +189,13 @@ def _show(result: Attribution, console: Console, look: _Look) -> None:
     if look.hide and common_tokens(result.sources, look.words).all():
         console.print(f"All {len(result.sources)} sources are common words: none is left to show.")
         return
+    writing.print_verdict(result, console)
     one_layer = result.mean_over_layers() if look.layer is None else result.layer(look.layer)
     if one_layer.sources.images:
         writing.print_maps(one_layer, console)
     else:
         for sentence in _sentences(one_layer, look):
             console.print(Text(sentence), soft_wrap=True)
-    writing.print_confirmation(result.confirmation, console)
     for path in paths_of(result):
         writing.print_path(path, console)
     console.print()
@@ -211,7 +211,7 @@ def _sentences(result: Attribution, look: _Look) -> list[str]:
     marked = result.provenance.get(DOCUMENTS) or result.provenance.get(MESSAGES)
     statements = statements_of(result) if marked else ()
     if statements:
-        return [str(statement) for statement in statements]
+        return [f"“{statement.text}” {statement.shares}." for statement in statements]
     targets = result.targets
     words = [list(group) for group in targets.groups()] if len(targets) > 1 else [[0]]
     is_common = common_tokens(targets, look.words)

@@ -8,8 +8,8 @@ file: Read the text from this file instead.
 images: An image that the text asks about, for a vision-language model. May be repeated.
 table: Show the numbers, too, with a column for each layer.
 max_new_tokens: How many tokens the model writes, at most.
-confirm: Hide the strongest three words together and say what the answer loses. This costs one more
-    pass. Default: do so for a language model.
+check: Hide what the answer draws on most, and say what it rests on. This takes one or two more
+    passes.
 contrast: With a gradient method: explain why the model gives its answer rather than this.
 chat: Put the prompt into the model's chat template, as one message of a user.
 as_json: Print the result as JSON, and nothing else.
@@ -79,7 +79,7 @@ File = Annotated[Path | None, typer.Option(metavar="FILE")]
 Images = Annotated[list[Path] | None, typer.Option(metavar="FILE")]
 Table = Annotated[bool, typer.Option("--table")]
 MaxNewTokens = Annotated[int, typer.Option()]
-Confirm = Annotated[bool | None, typer.Option("--confirm/--no-confirm")]
+Check = Annotated[bool, typer.Option("--check/--no-check")]
 Contrast = Annotated[str | None, typer.Option(metavar="TEXT")]
 Chat = Annotated[bool, typer.Option("--chat")]
 Json = Annotated[bool, typer.Option("--json")]

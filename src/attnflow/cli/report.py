@@ -50,7 +50,7 @@ def report(
         is_photo = names_picture(text)
         loaded = inputs.load_for_photo(model, text) if is_photo else inputs.load_for_text(model)
         with writing.progress_bars("running the model"):
-            comparison = compare(loaded, text, method_list or None, confirm=not is_photo)
+            comparison = compare(loaded, text, method_list or None)
     else:
         inputs.tell_preparation(model)
         with writing.progress_bars("loading the model"):
@@ -60,7 +60,6 @@ def report(
                 method_list or [None],
                 max_new_tokens=max_new_tokens,
                 images=images or None,
-                confirm=not images,
             )
     storage.write_text(output, page(comparison.view(title=title)))
     writing.tell_written(output)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnflow import storage
-from attnflow.attribution import Attribution, Confirmation
+from attnflow.attribution import Attribution
 from attnflow.attribution.carrying import Step
 from attnflow.errors import FileError, InputError
 from attnflow.errors.progress import Progress, listening
@@ -80,10 +80,11 @@ def print_json(record: Any) -> None:
     typer.echo(text)
 
 
-def print_confirmation(confirmation: Confirmation | None, console: Console) -> None:
-    """Draw what the answer loses without its sources, where that was tried."""
-    for line in () if confirmation is None else terminal.certainty_lines(confirmation):
-        console.print(Text(line), soft_wrap=True)
+def print_verdict(result: Attribution, console: Console) -> None:
+    """Say what the answer rests on, and draw its probability, where something was hidden."""
+    for verdict in result.verdicts:
+        for line in () if verdict is None else terminal.verdict_lines(verdict):
+            console.print(Text(line), soft_wrap=True)
 
 
 def print_path(path: Step, console: Console) -> None:

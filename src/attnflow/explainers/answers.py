@@ -21,7 +21,6 @@ from attnflow.attribution.passages import (
     positions_of,
     statements_of,
 )
-from attnflow.attribution.verdict import VERDICTS
 from attnflow.errors import AttributionWarning, InputError, shorten
 from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers.ablation import ablate
@@ -89,7 +88,7 @@ class Answer:
     ...     provenance={"completion": "45", "documents": [["a.txt", 0, 2]]},
     ... )
     >>> print(Answer("How long?", (Document("a.txt", "45 days"),), result).lines[0])
-    "45" ← a.txt, sentence 1 (100 %)
+    "45" draws on a.txt, sentence 1 (100 %).
     """
 
     question: str
@@ -152,7 +151,9 @@ class Answer:
     def _repr_html_(self) -> str:
         from attnflow.show.static_html import answer_html
 
-        return answer_html(self.result, question=self.question, lines=self.lines)
+        shares = [f"“{each.text}” {each.shares}." for each in self.statements]
+        lines = [*shares, *map(str, self.omissions)]
+        return answer_html(self.result, question=self.question, lines=lines)
 
 
 @checked_arguments
@@ -239,7 +240,7 @@ def read_answer(
     targets = None
     if explains_statements(applied):  # once for each statement, not for each token
         targets = statement_slices(answer.statements) or None
-    result = generate(model, prompt, applied, completion=answer.ids, targets=targets)
+    result = generate(model, prompt, applied, completion=answer.ids, targets=targets, check=False)
     result = mark_documents(result, documents, prompt)
     notes: dict[str, Any] = {"completion": answer.text, STATEMENTS: _marks_of(answer)}
     if LOG_PROBS not in result.provenance:
@@ -248,9 +249,7 @@ def read_answer(
     result = replace(result, provenance={**result.provenance, **notes})
     if not check:
         return result
-    verdicts = judge_statements(result, model, prompt.ids)
-    records = [None if each is None else each.to_dict() for each in verdicts]
-    return replace(result, provenance={**result.provenance, VERDICTS: records})
+    return replace(result, verdicts=judge_statements(result, model, prompt.ids))
 
 
 def _marks_of(answer: WrittenAnswer) -> list[list[int | str]]:

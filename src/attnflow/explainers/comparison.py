@@ -17,7 +17,7 @@ from attnflow.explainers.answers import Answer, ask
 from attnflow.explainers.completions import generate, mark_documents
 from attnflow.explainers.prompts import encode_prompts
 from attnflow.explainers.questions import question_prompt, uses_chat
-from attnflow.explainers.texts import default_for, explain, next_token, with_confirmation
+from attnflow.explainers.texts import check_answer, default_for, explain
 from attnflow.graph import LayeredGraph
 from attnflow.hosts.capture import capture
 from attnflow.hosts.inputs import tokens_of
@@ -58,19 +58,18 @@ def compare(
     methods: Sequence[str | Method | None] | None = None,
     *,
     decoder_text: str | None = None,
-    confirm: bool = False,
+    check: bool = True,
 ) -> Comparison:
     """Run the model once, with all that these methods need, and apply each to every target.
 
     Among the methods None stands for the model's default. A method that runs the model again
-    explains words, so it stands alone. confirm: as `explain` takes it; a model that is no causal
-    language model is not confirmed.
+    explains words, so it stands alone. check: as `explain` takes it, of the first method.
     """
     loaded = as_model(model)
     _check_methods(methods)
     tell("running the model", 0, 1)
     if methods and methods[0] is not None and isinstance(make_method(methods[0]), RerunMethod):
-        return Comparison((explain(loaded, text, methods[0], confirm=confirm),))
+        return Comparison((explain(loaded, text, methods[0], check=check),))
     first = default_for(loaded, text)
     applicable = None
     if methods is not None:
@@ -88,10 +87,8 @@ def compare(
         apart = is_apart(method)
         result = apply_method(method, loaded, text, targets=ALL) if apart else method(trace)
         results = (*results, result)
-    if confirm and loaded.adapter.supports_row_gradients(loaded.module):
-        tell("hiding the strongest sources", 0, 1)
-        token, _ = next_token(loaded, text)
-        results = (with_confirmation(results[0], loaded, token), *results[1:])
+    if check and decoder_text is None:
+        results = (check_answer(results[0], loaded, text), *results[1:])
     heads = _all_heads(loaded, text, trace) if decoder_text is None else None
     one_graph = not any(isinstance(m, Flow) and is_apart(m) for m in applied)
     graph = _graph(trace, applied, results[0]) if one_graph else None  # else one for each target
@@ -119,13 +116,13 @@ def compare_completions(
     *,
     max_new_tokens: int = 20,
     images: Sequence[Any] | None = None,
-    confirm: bool = False,
+    check: bool = True,
 ) -> Comparison:
     """Continue a prompt by the first method (None: the default); the others read it again."""
     loaded = as_model(model, default="smollm2")
     _check_methods(methods)
     tell("writing", 0, max_new_tokens)
-    writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "confirm": confirm}
+    writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "check": check}
     first = generate(loaded, prompt, methods[0], images=images, **writing)
     ids = first.provenance["completion_ids"]  # not by name: names of tokens may be ambiguous
     others = _read_again(loaded, prompt, ids, methods[1:], images=images)
@@ -171,7 +168,7 @@ def _read_again(
     results = []
     for method in methods:
         tell("default" if method is None else str(method), 0, 1)
-        results.append(generate(model, prompt, method, completion=ids, **options))
+        results.append(generate(model, prompt, method, completion=ids, check=False, **options))
     return results
 
 

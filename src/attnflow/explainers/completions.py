@@ -28,7 +28,8 @@ from attnflow.explainers.request import (
     check_room,
     completion_ids,
 )
-from attnflow.explainers.reruns import confirm_completion, measure_completion
+from attnflow.explainers.reruns import measure_completion
+from attnflow.explainers.verdicts import judge_completion, with_verdict
 from attnflow.explainers.writer import write, write_texts
 from attnflow.hosts.inputs import check_vocabulary, checked_tokenizer
 from attnflow.hosts.load import ModelLike, as_model
@@ -76,7 +77,7 @@ def generate(
     sources: SourceRefs = "prompt",
     contrast: str | None = None,
     images: Sequence[Any] | None = None,
-    confirm: bool = False,
+    check: bool = True,
     **generate_kwargs: Any,
 ) -> Attribution | list[Attribution]:
     """Continue a prompt, or read a completion that exists, and attribute every token of it.
@@ -106,7 +107,8 @@ def generate(
     images: for a vision-language model, the images that the prompt is about: PIL images, paths or
         arrays. The sources are then patches and words together, and `result.of_image(0)` is the
         part on the first image.
-    confirm: hide the strongest three words together, in one more pass: `result.confirmation`.
+    check: hide the strongest three words in one or two more passes: `result.verdicts[0]` says what
+        the answer rests on. There is none with images, or with a contrast.
     generate_kwargs: more for the model's own generate(), such as temperature=0.7, and `seed`:
         sample with this seed; without one the search is greedy.
 
@@ -138,7 +140,8 @@ def generate(
     if rerun is not None:
         _check_rerun(rerun, sources, contrast, has_images(batch.extra))
     pairs = _explain(reader, rerun, batch, completion, max_new_tokens, generate_kwargs)
-    results = [_confirmed(reader, *pair) if confirm else pair[1] for pair in pairs]
+    checks = check and contrast is None and not has_images(batch.extra)
+    results = [_checked(reader, *pair) if checks else pair[1] for pair in pairs]
     if images is not None:
         processor = loaded.question_processor
         return with_pictures(results[0], loaded.module, inputs, processor, photos)
@@ -248,16 +251,12 @@ def _measure(reader: Reader, rerun: RerunMethod, completion: Completion) -> Attr
     return replace(result, provenance={**result.provenance, **text})
 
 
-def _confirmed(reader: Reader, completion: Completion, result: Attribution) -> Attribution:
-    """Return the result with what the completion loses without its strongest sources."""
-    if result.sources.images:
-        raise InputError(
-            "confirm=True hides words of a prompt; it does not hide patches. Leave it out for "
-            "a prompt with images."
-        )
+def _checked(reader: Reader, completion: Completion, result: Attribution) -> Attribution:
+    """Return the result with what the tokens that are explained rest on."""
     tokens = sorted({k for target in reader.targets(completion.ids) for k in target.tokens})
-    confirmation = confirm_completion(result, reader.model, completion, tokens=tokens)
-    return replace(result, confirmation=confirmation)
+    return with_verdict(
+        result, lambda: judge_completion(result, reader.model, completion, tokens=tokens)
+    )
 
 
 def messages_of(prompt: Any) -> list[Message]:

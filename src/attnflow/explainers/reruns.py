@@ -1,4 +1,4 @@
-"""A model run again without parts of a prompt: by a method, or to confirm an explanation.
+"""A model run again without parts of a prompt, by a method.
 
 `methods.reruns` says what the methods are; here a description is the first argument.
 """
@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from attnflow.attribution import Attribution, Confirmation
-from attnflow.attribution.passages import LOG_PROBS
+from attnflow.attribution import Attribution
 from attnflow.attribution.rescaling import SOURCE_TOKENS
 from attnflow.explainers.ablation import CompletionAblation, ablate
 from attnflow.explainers.leave_out import AblationTask, function_of
-from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion, CompletionTarget, resolve_targets
-from attnflow.explainers.sources import Sources, strongest
+from attnflow.explainers.sources import Sources
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
@@ -24,8 +20,6 @@ from attnflow.methods.reruns import RerunMethod
 from attnflow.tokens import Tokens
 
 _WHOLE_MODEL = 0  # the number of the one layer
-_CONFIRMED = 3  # sources that are hidden together
-_SIGNS = ".,;:!?\"'()[]{}«»“”‘’"
 
 
 def measure_completion(
@@ -77,61 +71,3 @@ def measure(
             SOURCE_TOKENS: [list(each) for each in sources.positions],
         },
     )
-
-
-def confirm_completion(
-    result: Attribution,
-    model: Model,
-    completion: Completion,
-    *,
-    tokens: Sequence[int] | None = None,
-    passages: Sequence[tuple[str, Sequence[int]]] | None = None,
-) -> Confirmation:
-    """Measure what a completion loses without the words that a result finds it to draw on most.
-
-    result: over the prompt's tokens, or over sources that were measured. tokens: which tokens of
-    the completion it is about, by number; default: all. passages: names with positions of the
-    prompt, to be hidden in place of the strongest words.
-
-    Where the log-probabilities of the completion are known from the explanation itself, this is
-    one forward pass. Sources are ranked by the sum over the result's targets at its highest layer.
-    """
-    prompt, ids = completion.prompt.ids, completion.ids
-    hidden_sources = passages or _strongest_words(result, model, prompt)
-    hidden = sorted({position for _, positions in hidden_sources for position in positions})
-    ablation = ablate(model, prompt, ids, by=None)
-    known = result.provenance.get(LOG_PROBS)
-    if known is not None and len(known) == len(ids):
-        rows = np.stack([np.array(known), ablation.token_log_probs([hidden])[0]])
-    else:
-        rows = ablation.token_log_probs([(), hidden])
-    numbers = list(range(len(ids)) if tokens is None else tokens)
-    before, after = (tuple(row[numbers].clip(max=0.0).tolist()) for row in rows)
-    return Confirmation(
-        sources=tuple(name for name, _ in hidden_sources),
-        positions=tuple(tuple(positions) for _, positions in hidden_sources),
-        targets=tokens_of(model.tokenizer, [ids[k] for k in numbers]).text,
-        log_probs=before,
-        log_probs_without=after,
-        by=ablation.by,
-    )
-
-
-def _strongest_words(
-    result: Attribution, model: Model, prompt: list[int]
-) -> list[tuple[str, Sequence[int]]]:
-    """Return the strongest of the sources that were measured, or of the prompt's words."""
-    measured = result.provenance.get(SOURCE_TOKENS)
-    if measured is None:
-        sources = Sources.of_prompt(model, Prompt(prompt))
-    else:
-        positions = tuple(tuple(each) for each in measured)
-        sources = Sources(tuple(result.sources), positions, len(prompt))
-    ranked = strongest(sources.scores(result), _CONFIRMED)
-    return [(_readable(sources.names[k]), sources.positions[k]) for k in ranked]
-
-
-def _readable(name: str) -> str:
-    """Return a name as people read it, without the signs around a word."""
-    text = Tokens((name,)).text[0]
-    return text.strip(_SIGNS) or text

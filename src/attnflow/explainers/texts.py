@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from attnflow.attribution import Attribution
+from attnflow.attribution import Attribution, Verdict
 from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.arguments import check_named, checked_arguments
-from attnflow.explainers.answer_rows import ALL, Targets, apply_method, less_identity
+from attnflow.explainers.answer_rows import Targets, apply_method, less_identity
 from attnflow.explainers.defaults import default_method, drop_sink, without_mask
 from attnflow.explainers.prompts import Prompt
 from attnflow.explainers.request import Completion
-from attnflow.explainers.reruns import confirm_completion, measure_completion
+from attnflow.explainers.reruns import measure_completion
+from attnflow.explainers.verdicts import judge_completion, with_verdict
 from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
@@ -41,7 +42,7 @@ def explain(
     images: Sequence[Any] | None = None,
     answer: int | str | None = None,
     contrast: int | str | None = None,
-    confirm: bool = False,
+    check: bool = True,
 ) -> Attribution:
     """Say which input tokens a model's answer, or these targets, draw on.
 
@@ -62,8 +63,8 @@ def explain(
     answer: for gradient methods, the class or token to explain, by number or by name; default: the
         model's answer. Where a model answers for each token, each target has its own gradient.
     contrast: for gradient methods, another class or token: why the answer rather than this one?
-    confirm: for causal language models, hide the strongest three words together, in one more pass:
-        `result.confirmation` says what the answer loses.
+    check: hide the strongest three words in one or two more passes: `result.verdicts[0]` says what
+        the answer rests on. Only the answer's own row is checked, and none with a contrast.
 
     >>> result = explain(None, "the keys to the cabinet")
     >>> result.values.shape  # layers, targets, sources
@@ -82,14 +83,13 @@ def explain(
         "contrast": contrast,
     }
     token, prediction = None, None
-    if confirm or rerun is not None:
+    if rerun is not None:
         if images is not None:
             raise InputError(
-                "confirm=True and methods that run the model again leave out words of a text; "
-                "they cannot say what a patch is worth. Methods that read attention do."
+                "Methods that run the model again leave out words of a text; they cannot say what "
+                "a patch is worth. Methods that read attention do."
             )
-        includes_answer = rerun is None and isinstance(targets, str) and targets == ALL
-        token, prediction = next_token(loaded, text, answer, None if includes_answer else targets)
+        token, prediction = next_token(loaded, text, answer, targets)
     if images is not None:
         result = _explain_question(loaded, text, images, applied, request)
     elif rerun is not None and token is not None:
@@ -98,8 +98,8 @@ def explain(
         result = replace(measure_completion(rerun, loaded, token), prediction=prediction)
     else:
         result = apply_method(applied or default_for(loaded, text), loaded, text, **request)
-    if confirm and token is not None:
-        result = with_confirmation(result, loaded, token)
+    if check and contrast is None and images is None:
+        result = check_answer(result, loaded, text, answer)
     return result.merge_words() if level == "word" else result
 
 
@@ -150,14 +150,14 @@ def next_token(
     module, adapter = model.module, model.adapter
     if not adapter.supports_row_gradients(module):
         raise ModelError(
-            "method='careful' and confirm=True run a causal language model again without parts of "
-            f"its text; {type(module).__name__} is not one. `attnflow evaluate` holds methods "
-            "against ablations of any model."
+            "method='careful' runs a causal language model again without parts of its text; "
+            f"{type(module).__name__} is not one. `attnflow evaluate` holds methods against "
+            "ablations of any model."
         )
     if targets is not None:
         raise InputError(
-            f"targets={targets!r}: method='careful' and confirm=True explain what follows the "
-            "text; leave targets out, or cut the text before the token you mean."
+            f"targets={targets!r}: method='careful' explains what follows the text; leave targets "
+            "out, or cut the text before the token you mean."
         )
     if isinstance(text, Mapping):
         batch = adapter.wrap(module, text)
@@ -175,8 +175,20 @@ def next_token(
     return Completion(Prompt(ids), [scores.choice(answer)]), scores.prediction()
 
 
-def with_confirmation(result: Attribution, model: Model, token: Completion) -> Attribution:
-    """Return the result with what the next token loses without the strongest sources."""
-    position = len(token.prompt.ids) - 1
-    row = result.row(position) if position in result.targets.positions else result
-    return replace(result, confirmation=confirm_completion(row, model, token))
+def check_answer(
+    result: Attribution, model: Model, text: Any, answer: int | str | None = None
+) -> Attribution:
+    """Return the result with what the answer rests on, where its own row is there."""
+    if not model.adapter.supports_row_gradients(model.module):
+        return result
+
+    def judge() -> Verdict | None:
+        token, _ = next_token(model, text, answer)
+        position = len(token.prompt.ids) - 1
+        if result.method.reruns_model:
+            return judge_completion(result, model, token)
+        if position not in result.targets.positions:
+            return None
+        return judge_completion(result.row(position), model, token)
+
+    return with_verdict(result, judge)

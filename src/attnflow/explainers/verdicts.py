@@ -1,8 +1,12 @@
-"""Is a statement grounded in the documents? The model reads it again without them."""
+"""What does an answer rest on? The model reads it again without what its explanation names.
+
+Of an answer over documents each statement has a verdict: its sentence, its documents and all of
+them are hidden. Of any other answer the strongest words, or a region of the image, are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +22,27 @@ from attnflow.attribution.passages import (
     positions_of,
     statements_of,
 )
-from attnflow.attribution.verdict import Kind, Verdict, is_unsupported, support_of, takes_away
+from attnflow.attribution.rescaling import SOURCE_TOKENS
+from attnflow.attribution.verdict import (
+    UNCHECKED,
+    Kind,
+    Part,
+    Verdict,
+    is_little,
+    is_unsupported,
+    support_of,
+    takes_away,
+)
+from attnflow.errors import AttnflowError
+from attnflow.errors.progress import tell
 from attnflow.explainers.ablation import CompletionAblation, ablate
+from attnflow.explainers.request import Completion
+from attnflow.explainers.sources import Sources, strongest
 from attnflow.hosts.model import Model
+from attnflow.tokens import Tokens
 
-_MOST_HIDDEN = 3  # documents that are hidden together before it is said that none stands out
+_MOST_HIDDEN = 3  # sources that are hidden together before it is said that none stands out
+_SIGNS = ".,;:!?\"'()[]{}«»“”‘’"
 
 
 class _Reading:
@@ -47,7 +67,7 @@ class _Reading:
 
 def judge_statements(
     result: Attribution, model: Model, prompt_ids: Sequence[int]
-) -> list[Verdict | None]:
+) -> tuple[Verdict | None, ...]:
     """Return a verdict for each statement of an answer over documents; None where none is named.
 
     result: explains the answer, and says where the documents stand. What is hidden keeps its
@@ -74,7 +94,7 @@ def judge_statements(
     )
     undecided = [each for each in present if each.decide(reading, every) is None]
     reading.read([hidden for each in undecided for hidden in each.further(every)])
-    return [None if each is None else each.verdict(reading, every) for each in judged]
+    return tuple(None if each is None else each.verdict(reading, every) for each in judged)
 
 
 class _Judged:
@@ -183,3 +203,91 @@ def _strongest_tokens(source: RankedSource, passages: Sequence[Passage]) -> Sequ
     if source.sentence is None:
         return passage.columns
     return passage.sentences[source.sentence - 1].tokens
+
+
+# -- words and regions ------------------------------------------------------------------------
+
+NamePositions = tuple[str, frozenset[int]]
+"""What may be hidden: its name, and its positions."""
+
+
+def with_verdict(result: Attribution, judge: Callable[[], Verdict | None]) -> Attribution:
+    """Return the result with its verdict, or with the reason why there can be none."""
+    tell("hiding the strongest sources", 0, 1)
+    try:
+        verdict = judge()
+    except AttnflowError as error:  # what was explained stays, and is not called checked
+        return replace(result, provenance={**result.provenance, UNCHECKED: str(error)})
+    return result if verdict is None else replace(result, verdicts=(verdict,))
+
+
+def judge_completion(
+    result: Attribution,
+    model: Model,
+    completion: Completion,
+    *,
+    tokens: Sequence[int] | None = None,
+) -> Verdict | None:
+    """Return what some tokens of a completion rest on, together; None where no word speaks for it.
+
+    result: over the prompt's tokens, or over sources that were measured; words are ranked by the
+    sum over its targets at its highest layer. tokens: by number; default: all.
+    """
+    ids = completion.ids
+    numbers = range(len(ids)) if tokens is None else tokens
+    sources = _sources_of(result, model, completion)
+    ablation = ablate(model, completion.prompt.ids, ids, by=None)
+    reading = _Reading(ablation, result.provenance.get(LOG_PROBS))
+
+    def read(sets: Sequence[frozenset[int]]) -> list[float]:
+        reading.read(sets)
+        return [reading.of(numbers, each) for each in sets]
+
+    return judge_sources(strongest_words(sources, result), read, len(numbers))
+
+
+def judge_sources(
+    sources: Sequence[NamePositions],
+    read: Callable[[Sequence[frozenset[int]]], list[float]],
+    tokens: int = 1,
+    part: Part = "word",
+) -> Verdict | None:
+    """Hide some sources together and, where that takes the answer away, the first of them alone.
+
+    read: gives the log-probability of the answer without each of some sets of positions.
+    """
+    if not sources:
+        return None
+    names = tuple(name for name, _ in sources)
+    base, without = read([frozenset(), frozenset[int]().union(*(each for _, each in sources))])
+    kind: Kind = "none" if is_little(base - without) else "partly"
+    if takes_away(base - without):
+        (alone,) = read([sources[0][1]])
+        kind = "rests" if takes_away(base - alone) else "together"
+        names, without = (names[:1], alone) if kind == "rests" else (names, without)
+    return Verdict(kind, names, tokens, base, without, part=part)
+
+
+def strongest_words(sources: Sources, result: Attribution) -> list[NamePositions]:
+    """Return the sources that speak most for all targets of a result, few of them."""
+    scores = sources.scores(result)
+    return [
+        (_readable(sources.names[k]), frozenset(sources.positions[k]))
+        for k in strongest(scores, _MOST_HIDDEN)
+        if scores[k] > 0
+    ]
+
+
+def _sources_of(result: Attribution, model: Model, completion: Completion) -> Sources:
+    """Return the sources that were measured, or the prompt's words."""
+    measured = result.provenance.get(SOURCE_TOKENS)
+    if measured is None:
+        return Sources.of_prompt(model, completion.prompt)
+    positions = tuple(tuple(each) for each in measured)
+    return Sources(tuple(result.sources), positions, len(completion.prompt.ids))
+
+
+def _readable(name: str) -> str:
+    """Return a name as people read it, without the signs around a word."""
+    text = Tokens((name,)).text[0]
+    return text.strip(_SIGNS) or text

@@ -29,7 +29,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 # In the order they need each other.
 SCRIPTS = (
     *("elements.js", "document.js", "words.js", "lines.js", "text.js", "answer.js", "map.js"),
-    *("ranking.js", "heads.js", "cut.js", "graph.js", "picture.js", "sure.js", "paths.js"),
+    *("ranking.js", "heads.js", "cut.js", "graph.js", "picture.js", "verdict.js", "paths.js"),
     *("controls.js", "viewer.js"),
 )
 STYLES = ("viewer.css",)

@@ -1,4 +1,4 @@
-"""A result in sentences: what came from where, and what a reader must know first.
+"""A result in sentences: what draws on what, and what a reader must know first.
 
 Every sentence about a result is written here once; the terminal, the notebook and the view document
 show it.
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution import MEAN_OVER_LAYERS, Attribution, Confirmation
-from attnflow.attribution.confirmation import few_digits
+from attnflow.attribution import MEAN_OVER_LAYERS, Attribution, Verdict
+from attnflow.attribution.passages import statements_of
 from attnflow.attribution.patch_maps import patch_maps
-from attnflow.attribution.verdict import Verdict
+from attnflow.attribution.verdict import UNCHECKED
 from attnflow.errors import TokensError, percent
 from attnflow.tokens import Tokens
 from attnflow.tokens.text import common_tokens, join, visible
@@ -70,7 +69,7 @@ def unit_of(result: Attribution) -> str:
     return "flow" if "flow" in result.method.name else "share"
 
 
-# -- what came from where ---------------------------------------------------------------------
+# -- what draws on what -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def sources_sentence(
     subject: str | None = None,
     common: bool | Collection[str] = True,
 ) -> str:
-    """Say what these targets came from: "*Russia* came from *Putin* (71 %)".
+    """Say what these targets draw on: "*Russia* draws on *Putin* (71 %)".
 
     subject: what the sentence is about, if not the targets' own words, such as a prediction.
     common: False leaves out punctuation and function words, a list leaves out its words.
@@ -146,9 +145,9 @@ def sources_sentence(
     lowering = [n for n in order if row.values[n] < 0][: max(1, k - 1)]
     parts = []
     if raising:
-        parts.append(f"“{name}” came from {row.listing(raising)}")
+        parts.append(f"“{name}” draws on {row.listing(raising)}")
     if lowering and row.unit == "difference":
-        verb = "and was held back by" if parts else f"“{name}” was held back by"
+        verb = "and is held back by" if parts else f"“{name}” is held back by"
         parts.append(f"{verb} {row.listing(lowering)}")
     return f"{' '.join(parts) or f'“{name}” draws on nothing here'}."
 
@@ -199,7 +198,7 @@ def picture_sentence(result: Attribution, *, subject: str | None = None) -> str:
 
 
 def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = None) -> str:
-    """Say what the word (or `subject`) of an answer about images came from: images, and words."""
+    """Say what the word (or `subject`) of an answer about images draws on: images, and words."""
     values = np.maximum(result.layer(-1).values[0, 0], 0.0)
     name, total = subject or result.targets.text[0], float(values.sum())
     if total <= 0:
@@ -217,7 +216,7 @@ def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = No
         share = float(words[index]) / total
         phrases.append((share, f"“{result.sources.text[index]}” ({percent(share)})"))
     strongest = sorted(phrases, key=lambda phrase: -phrase[0])[:k]
-    return f"“{name}” came from {_listing([t for share, t in strongest if share >= _NO_NEWS])}."
+    return f"“{name}” draws on {_listing([t for share, t in strongest if share >= _NO_NEWS])}."
 
 
 def _ninths(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -263,13 +262,16 @@ def caveats(result: Attribution) -> list[str]:
 
 def remarks(result: Attribution) -> list[str]:
     """Say what a reader should know beside the numbers, after the caveats."""
+    reason = result.provenance.get(UNCHECKED)
+    unchecked = [] if reason is None else [f"nothing was hidden to check this: {reason}"]
     if result.prediction is None:
-        return []
+        return unchecked
     if not result.prediction.pooled:
-        return _other_answers(result, result.prediction.position)
+        return [*unchecked, *_other_answers(result, result.prediction.position)]
     return [
+        *unchecked,
         "the answer is read from the mean of all positions: no row of one position is its "
-        "explanation"
+        "explanation",
     ]
 
 
@@ -291,25 +293,19 @@ def _other_answers(result: Attribution, place: int) -> list[str]:
     ]
 
 
-class ProbabilityBar(NamedTuple):
-    """One probability with its label, and as people read it."""
-
-    label: str
-    probability: float
-    number: str
-
-
-def certainty_of(confirmation: Confirmation) -> tuple[str, list[ProbabilityBar]]:
-    """Say what an answer loses without its sources: a sentence, and a bar with and without."""
-    them = "it" if len(confirmation.sources) == 1 else "them"
-    pair = {"with": confirmation.probability, "without": confirmation.probability_without}
-    bars = [ProbabilityBar(f"{name} {them}", p, few_digits(p)) for name, p in pair.items()]
-    return f"How sure? {confirmation} {confirmation.verdict}", bars
+def sentence_of(verdict: Verdict, subject: str = "the answer") -> str:
+    """Say what the answer, or a statement of it, rests on, and the number behind it."""
+    stands_alone = subject == "the answer" and verdict.is_verbless
+    claim = verdict.claim if stands_alone else f"{subject} {verdict.linked_claim}"
+    return " ".join(f"{text[0].upper()}{text[1:]}." for text in (claim, verdict.reason))
 
 
-def verdict_bars(verdict: Verdict) -> list[ProbabilityBar]:
-    """Return what is left of a statement's probability without what its claim speaks of."""
+def verdict_sentences(result: Attribution) -> list[tuple[str, Verdict]]:
+    """Say what each statement of an answer over documents rests on, or else the whole answer."""
+    if len(result.verdicts) == 1:
+        return [(sentence_of(verdict), verdict) for verdict in result.verdicts if verdict]
     return [
-        ProbabilityBar("as asked", 1.0, percent(1.0)),
-        ProbabilityBar(f"without {verdict.missing}", verdict.left, verdict.left_text),
+        (sentence_of(statement.verdict, f"“{statement.text}”"), statement.verdict)
+        for statement in statements_of(result)
+        if statement.verdict is not None
     ]

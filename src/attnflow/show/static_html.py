@@ -50,9 +50,9 @@ def answer_html(result: Attribution, *, question: str, lines: Sequence[str]) -> 
 
 
 def _html(result: Attribution, **heading: Any) -> str:
-    """Fill the template: the heading, how sure it is, the image or the shaded text, the legend."""
+    """Fill the template: the heading, what it rests on, the image or shaded text, the legend."""
     rows = sentences.prediction_rows(result) or list(range(len(result.targets)))
-    legend, confirmation = sentences.UNIT_LEGENDS[sentences.unit_of(result)], result.confirmation
+    legend = sentences.UNIT_LEGENDS[sentences.unit_of(result)]
     values: dict[str, Any] = {"maps": [], "words": None}
     if result.sources.grid is not None:
         values["maps"] = _maps(result, rows[0])
@@ -65,7 +65,7 @@ def _html(result: Attribution, **heading: Any) -> str:
         "static.html.j2",
         prediction=result.prediction,
         completion=_completion(result),
-        certainty=None if confirmation is None else sentences.certainty_of(confirmation),
+        verdicts=sentences.verdict_sentences(result),
         about=f"{result.title}, {sentences.reading_place(result)}. {legend} "
         "The interactive view: result.viewer().",
         **values,
@@ -83,7 +83,7 @@ def _sentences(result: Attribution) -> list[str]:
     if "completion" in result.provenance:
         statements = statements_of(result)
         if any(len(statement.sources) > 1 for statement in statements):
-            return [str(statement) for statement in statements[:_SENTENCES]]
+            return [f"“{each.text}” {each.shares}." for each in statements[:_SENTENCES]]
     rows, more = range(min(count, _SENTENCES)), count - _SENTENCES
     lines = [sentences.sources_sentence(result, [row], k=2) for row in rows]
     return [*lines, *([f"… and {more} more targets: result.row(...)."] if more > 0 else [])]

@@ -18,10 +18,10 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attnflow.attribution import Attribution, Confirmation
+from attnflow.attribution import Attribution, Verdict
 from attnflow.attribution.patch_maps import contrast, patch_maps
 from attnflow.graph import Cut
-from attnflow.show.sentences import certainty_of, place_of, short_number
+from attnflow.show.sentences import place_of, sentence_of, short_number
 from attnflow.show.static_html import shade
 from attnflow.tokens.text import common_tokens
 
@@ -30,7 +30,7 @@ MOST_LAYERS = 12
 _TOKEN_WIDTH = 16
 _CELL = 4  # " .37", " 1.0"
 _GAP = 2
-_BAR = 30  # characters of a bar that stands for certainty
+_BAR = 30  # characters of a bar that stands for a probability
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _INKS = " .:-=+*#%@"  # of a map where there is no colour
 
@@ -138,15 +138,15 @@ def _order(
     return order[~common_tokens(result.sources, words)[order]] if hide else order
 
 
-def certainty_lines(confirmation: Confirmation) -> list[str]:
-    """Draw what an answer loses without its sources: a sentence and a bar for each probability."""
-    sentence, bars = certainty_of(confirmation)
-    width = max(len(label) for label, _, _ in bars)
-    lines = [sentence]
-    for label, probability, number in bars:
-        eighths = round(8 * _BAR * min(max(probability, 0.0), 1.0))
+def verdict_lines(verdict: Verdict, subject: str = "the answer") -> list[str]:
+    """Draw what an answer rests on: a sentence, and a bar for its probability with and without."""
+    bars = verdict.bars
+    width = max(map(len, bars))
+    lines = [sentence_of(verdict, subject)]
+    for label, (share, number) in bars.items():
+        eighths = round(8 * _BAR * min(max(share, 0.0), 1.0))
         bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-        lines.append(f"  {label:{width}}  {bar:{_BAR}} p {number}")
+        lines.append(f"  {label:{width}}  {bar:{_BAR}} {number}")
     return lines
 
 

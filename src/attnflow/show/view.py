@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnflow.attribution import Attribution
+from attnflow.attribution import Attribution, Verdict
 from attnflow.attribution.carrying import paths_of
 from attnflow.attribution.passages import passages_of, statement_parts
-from attnflow.attribution.verdict import VERDICTS, Verdict
 from attnflow.errors import InputError
 from attnflow.graph import LayeredGraph
 from attnflow.show.packing import (
@@ -30,7 +29,7 @@ from attnflow.show.packing import (
     results_of,
     unpack_values,
 )
-from attnflow.show.sentences import caveats, prediction_rows, remarks, unit_of, verdict_bars
+from attnflow.show.sentences import caveats, prediction_rows, remarks, unit_of
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import common_tokens
 from attnflow.trace import AttentionTrace
@@ -281,8 +280,7 @@ def _result(result: Attribution) -> dict[str, Any]:
         "caveats": caveats(result),
         "recipe": result.recipe,
         "method": result.method.to_dict(),
-        "confirmation": _confirmation(result),
-        "verdicts": _verdicts(result),
+        "verdicts": [_verdict(verdict) for verdict in result.verdicts],
         "paths": [path.to_dict() for path in paths_of(result)] or None,
         "whole_model": result.method.reruns_model,
         "steps": list(result.steps),
@@ -299,37 +297,12 @@ def _row_array(array: NDArray[np.floating[Any]] | None) -> str | None:
     return None if array is None else pack_numbers(array, np.float32)
 
 
-def _verdicts(result: Attribution) -> list[dict[str, Any] | None] | None:
-    """Return what each statement rests on, as the page says it; None where nothing was checked."""
-    if VERDICTS not in result.provenance:
+def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
+    """Return what a statement rests on, as the page says it."""
+    if verdict is None:
         return None
-    return [
-        None if record is None else _verdict(Verdict.from_dict(record))
-        for record in result.provenance[VERDICTS]
-    ]
-
-
-def _verdict(verdict: Verdict) -> dict[str, Any]:
-    bars = [bar._asdict() for bar in verdict_bars(verdict)]
-    return {"kind": verdict.kind, "claim": verdict.claim, "reason": verdict.reason, "bars": bars}
-
-
-def _confirmation(result: Attribution) -> dict[str, Any] | None:
-    confirmation = result.confirmation
-    if confirmation is None:
-        return None
-    columns = {position: k for k, position in enumerate(result.sources.positions)}
-    numbers = ("log_prob", "log_prob_without", "probability", "probability_without", "share")
-    return {
-        **confirmation.to_dict(),
-        "indices": [
-            [columns[place] for place in places if place in columns]
-            for places in confirmation.positions
-        ],
-        **{name: getattr(confirmation, name) for name in numbers},
-        "sentence": str(confirmation),
-        "verdict": confirmation.verdict,
-    }
+    bars = [{"label": k, "share": share, "number": n} for k, (share, n) in verdict.bars.items()]
+    return {**verdict.to_dict(), "claim": verdict.claim, "reason": verdict.reason, "bars": bars}
 
 
 def _graph(graph: LayeredGraph | None, result: Attribution) -> dict[str, Any] | None:

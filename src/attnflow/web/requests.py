@@ -155,11 +155,11 @@ class ExplainRequest(BaseRequest):
     subject = "text"
 
     text: str = ""
-    confirm: bool = True
+    check: bool = True
 
     def carry_out(self, model: Model) -> tuple[Comparison, View]:
         """Apply every method to the text."""
-        comparison = compare(model, self.text, self.chosen() or None, confirm=self.confirm)
+        comparison = compare(model, self.text, self.chosen() or None, check=self.check)
         return comparison, comparison.view()
 
 
@@ -175,12 +175,12 @@ class GenerateRequest(BaseRequest):
     prompt: str = ""
     tokens: int
     chat: bool = False
-    confirm: bool = True
+    check: bool = True
 
     def carry_out(self, model: Model) -> tuple[Comparison, View]:
         """Continue the prompt and explain every token; the heading is the prompt, which goes on."""
         prompt = as_chat(self.prompt) if self.chat else self.prompt
-        return _continue(self, model, prompt, f"{self.prompt.strip()} …", confirm=self.confirm)
+        return _continue(self, model, prompt, f"{self.prompt.strip()} …", check=self.check)
 
 
 class ChatRequest(BaseRequest):
@@ -199,7 +199,7 @@ class ChatRequest(BaseRequest):
 
     messages: list[Message] = []
     tokens: int
-    confirm: bool = True
+    check: bool = True
 
     @field_validator("messages")
     @classmethod
@@ -225,7 +225,7 @@ class ChatRequest(BaseRequest):
         """Answer the last message, which is the heading, and explain every token."""
         messages = [message.model_dump() for message in self.messages]
         title = self.messages[-1].content.strip()
-        return _continue(self, model, messages, title, confirm=self.confirm)
+        return _continue(self, model, messages, title, check=self.check)
 
 
 class AskRequest(BaseRequest):

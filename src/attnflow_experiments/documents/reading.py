@@ -106,7 +106,9 @@ class AnswerReading:
     def _ranked(self, method: Method) -> tuple[RankedSource, ...]:
         by_statement = explains_statements(method)
         targets = [self.target] if by_statement else None
-        result = generate(self.model, self._prompt, method, completion=self.ids, targets=targets)
+        result = generate(
+            self.model, self._prompt, method, completion=self.ids, targets=targets, check=False
+        )
         result = mark_documents(result, named_documents(self.case.documents), self._prompt)
         rows = [0] if by_statement else range(len(self.ids))[self.target]
         return rank_passages(result, rows)

@@ -28,8 +28,7 @@
       this.caveats = record.caveats ?? [];
       this.unit = record.unit ?? "share";
       this.recipe = record.recipe ?? record.title;
-      this.confirmation = record.confirmation ?? null;
-      this.verdicts = record.verdicts ?? null;
+      this.verdicts = record.verdicts ?? [];
       this.paths = record.paths ?? null;
       this.wholeModel = record.whole_model ?? false;
       this.unpacked = new Map();

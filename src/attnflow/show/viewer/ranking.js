@@ -1,4 +1,4 @@
-// Where it came from: documents as cards with their share and strongest sentence, then words.
+// What it draws on: documents as cards with their share and strongest sentence, then words.
 (function (attnflow) {
   "use strict";
 

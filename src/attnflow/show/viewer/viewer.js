@@ -1,10 +1,10 @@
-// The viewer: the answer first, then where it came from. `attnflow.show(element, record)` draws a
+// The viewer: the answer first, what it rests on, then what it draws on. `attnflow.show(element, record)` draws a
 // view document; the same record and state always give the same page.
 (function (attnflow) {
   "use strict";
 
   const { make, open, visible, format, wordsOf, namesOf, measure, quoted, listing } = attnflow;
-  const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, HowSure, PathPanel, Controls } = attnflow;
+  const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, VerdictPanel, PathPanel, Controls } = attnflow;
   const { Picture, SmallMaps, contrast, photosOf } = attnflow;
   const LEAST = -0.6; // what is less than the baseline is shown, but does not outshine what is more
   const SPOKEN_AFTER = 350; // ms: a screen reader hears where one stops, not every step on the way
@@ -100,8 +100,8 @@
         this.head(),
         this.answerBlock(),
         this.caveats,
+        (this.verdict = new VerdictPanel()).root,
         this.spoken,
-        (this.sure = new HowSure()).root,
         (this.path = new PathPanel({ onStep: (step) => this.text.revealSource(step.columns[0]) })).root,
         make("div", { class: "af-panels" }, this.sidePanel(), this.textPanel()),
         this.detailsPanel(),
@@ -189,7 +189,7 @@
     }
 
     sidePanel() {
-      this.heading = make("h3", {}, "Where it came from");
+      this.heading = make("h3", {});
       this.besideHeading = make("h3", {});
       this.besideBlock = make("div", { hidden: true }, this.besideHeading, this.beside.root);
       return make(
@@ -462,19 +462,25 @@
       this.root.classList.toggle("af-comparing", comparing);
       const common = { cuttable: Boolean(this.graph) && !comparing, source: this.state.source };
       this.ranking.update({ passages, words: this.measured(words, total, unit, peak), total, unit, ...common });
-      this.checked = result.verdicts !== null; // then the claim is the verdict's, and shares are shares
-      const heading = this.checked ? "What it draws on" : "Where it came from";
-      this.heading.textContent = this.passages.length ? heading : `What ${quoted(this.subject())} draws on`;
+      this.heading.textContent = this.passages.length ? "What it draws on" : `What ${quoted(this.subject())} draws on`;
       this.updateBeside();
       this.updateDetails(reckoning);
       this.legend.textContent = this.legendText(result, unit);
       this.warn();
-      const statement = this.answer ? this.answer.statements.findIndex((rows) => rows.includes(this.rows[0])) : -1;
-      this.spoken[this.checked ? "before" : "after"](this.sure.root);
-      this.sure.update(result.confirmation, result.verdicts?.[statement] ?? null);
-      this.path.update(result.paths?.[statement] ?? null);
+      this.verdict.update(this.verdictInSight(result));
+      this.path.update(result.paths?.[this.statementInSight()] ?? null);
       this.say(reckoning, passages);
       if (this.moved && this.state.hovered === null) this.reveal(passages, words);
+    }
+
+    // Of the statement in sight, where each has one; else of the whole answer, or the prediction.
+    verdictInSight({ verdicts }) {
+      if (!this.completion) return (this.rows[0] === this.view.start && verdicts[0]) || null;
+      return verdicts[verdicts.length === this.answer.statements.length ? this.statementInSight() : 0] ?? null;
+    }
+
+    statementInSight() {
+      return this.answer ? this.answer.statements.findIndex((rows) => rows.includes(this.rows[0])) : -1;
     }
 
     updatePictures(row, { hidden, rows }) {
@@ -605,10 +611,9 @@
       this.speaking = setTimeout(() => this.spoken.setAttribute("data-said", lead.text), SPOKEN_AFTER);
     }
 
-    // “Russia” came from “Putin” (71 %): the sentence above the picture.
+    // “Russia” draws on “Putin” (71 %): the sentence above the picture.
     sentence({ words, total, unit, peak }, passages) {
       const strong = (text) => make("strong", {}, text);
-      const verb = this.completion && !this.checked ? "came from" : "draws on";
       const name = this.subject();
       const raising = words.filter((word) => word.value > NO_NEWS * total && /[\p{L}\p{N}]/u.test(word.name)).slice(0, 3);
       const against = words.filter((word) => word.value < 0).slice(0, 2);
@@ -616,11 +621,11 @@
       const parts = [strong(quoted(shortened(name)))];
       if (passages.length) {
         const [first, next] = passages;
-        parts.push(` ${verb} `, strong(`${first.name}, sentence ${first.sentence}`), ` (${measure(first.share, 1, "share")}`);
+        parts.push(" draws on ", strong(`${first.name}, sentence ${first.sentence}`), ` (${measure(first.share, 1, "share")}`);
         parts.push(next ? `; next: ${next.name}, ${measure(next.share, 1, "share")}).` : ").");
         if (raising.length) parts.push(` Strongest words: ${told(raising)}.`);
       } else if (raising.length) {
-        parts.push(` ${verb} `, strong(told(raising.slice(0, 1))));
+        parts.push(" draws on ", strong(told(raising.slice(0, 1))));
         if (raising.length > 1) parts.push(`, then ${told(raising.slice(1))}`);
         parts.push(unit === "difference" && against.length ? `, and is held back by ${told(against)}.` : ".");
       } else {

@@ -1,0 +1,218 @@
+"""What an answer rests on: the strongest sources hidden together, against plain masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import attnflow
+from attnflow import Attribution, Verdict
+from attnflow.errors import FileError, MethodError, ModelError
+from attnflow.methods import Careful, LeaveOneOut
+from attnflow.show.sentences import remarks
+from attnflow.show.view import view
+from attnflow.testing import tiny_decoder, tiny_encoder
+from test_gradient_attention import TEXT, model_of
+from test_targets import encoder_decoder
+
+START = 11
+PROMPT = {"input_ids": TEXT[:, :START]}
+ANSWER = TEXT[0, START:15].tolist()
+
+
+def log_probs(model: Any, hidden: list[int]) -> list[float]:
+    """Of the answer's tokens with the keys of some positions masked, positions as they were."""
+    ids = TEXT[:, :14]
+    mask = torch.ones_like(ids)
+    mask[:, hidden] = 0
+    with torch.no_grad():
+        logits = model(
+            input_ids=ids, attention_mask=mask, position_ids=torch.arange(14)[None]
+        ).logits
+    rows = logits[0, START - 1 :].log_softmax(-1)
+    return [float(rows[k, token]) for k, token in enumerate(ANSWER)]
+
+
+def verdict_of(result: Attribution) -> Verdict:
+    (verdict,) = result.verdicts
+    assert verdict is not None
+    return verdict
+
+
+def expected_verdict(
+    read: Callable[[list[int]], float], best: list[int]
+) -> tuple[str, list[int], float]:
+    """The kind, the tokens that are named, and what is left without them, by plain passes."""
+    base = read([])
+    together, first = base - read(best), base - read(best[:1])
+    if together >= math.log(2):
+        named = best[:1] if first >= math.log(2) else best
+        return ("rests" if len(named) == 1 else "together"), named, read(named)
+    return ("partly" if together >= -math.log(0.9) else "none"), best, read(best)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("method", [None, "rollout"])
+def test_the_strongest_sources_are_hidden_together(family: str, method: str | None) -> None:
+    model = model_of(family)
+    result = attnflow.generate(model, PROMPT, completion=ANSWER, method=method)
+    scores = result.values[-1].sum(axis=0)
+    scores[0] = -1.0  # the first token is no source
+    best = [k for k in np.argsort(-scores)[:3].tolist() if scores[k] > 0]
+    kind, named, without = expected_verdict(lambda hidden: sum(log_probs(model, hidden)), best)
+    verdict = verdict_of(result)
+    assert (verdict.kind, verdict.tokens, verdict.part) == (kind, len(ANSWER), "word")
+    assert verdict.sources == tuple(str(TEXT[0, k].item()) for k in named)
+    assert verdict.log_prob == pytest.approx(sum(log_probs(model, [])), abs=1e-3)
+    assert verdict.without == pytest.approx(without, abs=1e-3)
+    assert verdict.prior is None
+
+
+def test_a_target_has_a_verdict_of_its_own() -> None:
+    model = model_of("llama")
+    result = attnflow.generate(model, PROMPT, completion=ANSWER, targets=2)
+    verdict = verdict_of(result)
+    assert verdict.tokens == 1
+    assert verdict.log_prob == pytest.approx(log_probs(model, [])[2], abs=1e-4)
+
+
+def test_generate_and_explain_check_unless_told_not_to(tmp_path: Path) -> None:
+    model, tokenizer = tiny_decoder()
+    plain = attnflow.generate((model, tokenizer), "the keys to", max_new_tokens=3, check=False)
+    assert plain.verdicts == ()
+    assert attnflow.explain((model, tokenizer), "the keys to", check=False).verdicts == ()
+    both = attnflow.generate((model, tokenizer), ["the keys to", "the key"], max_new_tokens=3)
+    assert all(len(result.verdicts) == 1 for result in both)
+    result = attnflow.explain((model, tokenizer), "the keys to the")
+    verdict = verdict_of(result)
+    assert result.prediction is not None
+    assert math.exp(verdict.log_prob) == pytest.approx(result.prediction.probability, rel=1e-4)
+    assert set(verdict.sources) <= {"keys", "to", "the"}
+    assert verdict.reason in result._repr_html_().replace("Without", "without")
+    for name in ("result.json", "result.safetensors"):
+        result.save(tmp_path / name)
+        assert Attribution.load(tmp_path / name).verdicts == result.verdicts
+    assert result.normalize().merge_words().verdicts == result.verdicts
+
+
+def test_another_position_is_not_checked() -> None:
+    assert attnflow.explain(tiny_decoder(), "the keys to", targets=1).verdicts == ()
+    assert len(attnflow.explain(tiny_decoder(), "the keys to", targets="all").verdicts) == 1
+
+
+def test_the_view_shows_what_is_hidden() -> None:
+    result = attnflow.explain(tiny_decoder(), "the keys to the")
+    (shown,) = view(result)["results"][0]["verdicts"]
+    verdict = verdict_of(result)
+    assert (shown["claim"], shown["reason"]) == (verdict.claim, verdict.reason)
+    assert [bar["share"] for bar in shown["bars"]] == pytest.approx(
+        [math.exp(verdict.log_prob), math.exp(verdict.without)]
+    )
+    assert all(bar["number"] in verdict.reason for bar in shown["bars"])  # one number everywhere
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_encoder_decoders_hide_what_the_encoder_reads(name: str) -> None:
+    model = encoder_decoder(name)
+    result = attnflow.generate(model, PROMPT, completion=ANSWER, method="rollout")
+    start = int(model.config.decoder_start_token_id)
+    written = torch.tensor([[start, *ANSWER[:-1]]])
+
+    def read(hidden: list[int]) -> float:
+        mask = torch.ones_like(TEXT[:, :START])
+        mask[:, hidden] = 0
+        with torch.no_grad():
+            logits = model(
+                input_ids=TEXT[:, :START], attention_mask=mask, decoder_input_ids=written
+            ).logits
+        rows = logits[0].log_softmax(-1)
+        return sum(float(rows[k, token]) for k, token in enumerate(ANSWER))
+
+    best = np.argsort(-result.values[-1].sum(axis=0))[:3].tolist()
+    kind, _, without = expected_verdict(read, best)
+    verdict = verdict_of(result)
+    assert verdict.kind == kind
+    assert verdict.log_prob == pytest.approx(read([]), abs=1e-3)
+    assert verdict.without == pytest.approx(without, abs=1e-3)
+
+
+def test_wording() -> None:
+    word = Verdict("together", ("a", "b"), 1, math.log(0.71), math.log(0.0031), part="word")
+    reason = "without them its probability goes from 71 % to less than 1 %"
+    assert str(word) == f"rests on “a” and “b” together: {reason}"
+    assert [number for _, number in word.bars.values()] == ["71 %", "less than 1 %"]
+    phrase = Verdict("partly", ("a",), 2, -4.0, -4.5, part="word")
+    assert str(phrase) == "rests in part on “a”: without it 61 % of its probability is left"
+    assert [number for _, number in phrase.bars.values()] == ["100 %", "61 %"]
+    unmoved = Verdict("none", ("the left half",), 1, -0.01, -0.01, part="region")
+    assert unmoved.claim == "no source found, it does not need the left half"
+    assert unmoved.reason == "without it its probability stays at 99 %"
+    for verdict in (word, phrase, unmoved):
+        assert verdict.rests_on_documents is None
+        assert Verdict.from_dict(verdict.to_dict()) == verdict
+
+
+def test_what_cannot_be_checked_says_why() -> None:
+    config = transformers.BloomConfig(vocab_size=97, hidden_size=16, n_layer=2, n_head=2)
+    bloom = transformers.BloomForCausalLM(config).eval()  # without a tokenizer there is no blank
+    result = attnflow.generate(bloom, PROMPT, completion=ANSWER)
+    assert result.verdicts == ()
+    assert "counts positions by its attention mask" in result.provenance["unchecked"]
+    assert any("counts positions" in remark for remark in remarks(result))
+    with pytest.raises(ModelError, match="is not one"):
+        attnflow.explain(tiny_encoder(), "the keys", method="careful")
+
+
+# -- methods that run the model again ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [Careful(), LeaveOneOut(), "careful:verify=2"])
+def test_measured_methods_are_methods_like_others(method: Any, tmp_path: Path) -> None:
+    model, tokenizer = tiny_decoder()
+    text: dict[str, Any] = {"prompt": "the keys to the", "completion": "cabinets are"}
+    result = attnflow.generate((model, tokenizer), **text, method=method, targets=["answer", 1])
+    assert list(result.targets) == ["cabinets are", "are"]
+    assert list(result.sources) == ["keys", "to", "the"]
+    assert len(result.verdicts) == 1
+    result.save(tmp_path / "result.json")
+    loaded = Attribution.load(tmp_path / "result.json")
+    assert loaded.method == result.method
+    np.testing.assert_array_equal(loaded.values, result.values)
+
+
+def test_careful_everywhere_the_default_is() -> None:
+    model, tokenizer = tiny_decoder()
+    written = attnflow.generate(
+        (model, tokenizer), "the keys to", max_new_tokens=3, targets="answer", method="careful"
+    )
+    assert written.method.name == "careful"
+    assert written.values.shape == (1, 1, 2)
+    assert written.provenance["passes"] <= 10
+    result = attnflow.explain((model, tokenizer), "the keys to the", method="careful")
+    assert result.prediction is not None
+    expected = attnflow.generate(
+        (model, tokenizer),
+        "the keys to the",
+        Careful(),
+        completion=tokenizer.convert_tokens_to_ids([result.prediction.label]),
+    )
+    np.testing.assert_allclose(result.values, expected.values, rtol=1e-5)
+    with pytest.raises(MethodError, match="sources= is for methods that read attention"):
+        attnflow.generate((model, tokenizer), "the keys to", "careful", sources="all")
+
+
+def test_an_unknown_method_in_a_file_is_named(tmp_path: Path) -> None:
+    model, tokenizer = tiny_decoder()
+    result = attnflow.explain((model, tokenizer), "the keys to the", method="careful")
+    path = tmp_path / "result.json"
+    result.save(path)
+    path.write_text(path.read_text().replace('"careful"', '"carefull"'))
+    with pytest.raises(FileError, match="Did you mean 'careful'"):
+        Attribution.load(path)
