@@ -18,6 +18,7 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES, SENTENCES
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
+from attnflow.explainers.answer_checks import judge_image_completion
 from attnflow.explainers.defaults import default_method
 from attnflow.explainers.prompts import Message, Prompt, PromptBatch, Prompts, encode_prompts
 from attnflow.explainers.reader import Reader
@@ -108,7 +109,7 @@ def generate(
         arrays. The sources are then patches and words together, and `result.of_image(0)` is the
         part on the first image.
     check: hide the strongest three words in one or two more passes: `result.verdicts[0]` says what
-        the answer rests on. There is none with images, or with a contrast.
+        the answer rests on; of an image, the region it draws on most. None with a contrast.
     generate_kwargs: more for the model's own generate(), such as temperature=0.7, and `seed`:
         sample with this seed; without one the search is greedy.
 
@@ -140,7 +141,7 @@ def generate(
     if rerun is not None:
         _check_rerun(rerun, sources, contrast, has_images(batch.extra))
     pairs = _explain(reader, rerun, batch, completion, max_new_tokens, generate_kwargs)
-    checks = check and contrast is None and not has_images(batch.extra)
+    checks = check and contrast is None
     results = [_checked(reader, *pair) if checks else pair[1] for pair in pairs]
     if images is not None:
         processor = loaded.question_processor
@@ -253,6 +254,11 @@ def _measure(reader: Reader, rerun: RerunMethod, completion: Completion) -> Attr
 
 def _checked(reader: Reader, completion: Completion, result: Attribution) -> Attribution:
     """Return the result with what the tokens that are explained rest on."""
+    if has_images(reader.extra):
+        return with_verdict(
+            result,
+            lambda: judge_image_completion(result, reader.model, completion, reader.extra),
+        )
     tokens = sorted({k for target in reader.targets(completion.ids) for k in target.tokens})
     return with_verdict(
         result, lambda: judge_completion(result, reader.model, completion, tokens=tokens)

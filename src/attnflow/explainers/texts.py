@@ -11,6 +11,7 @@ import torch
 from attnflow.attribution import Attribution, Verdict
 from attnflow.errors import InputError, ModelError, TokensError
 from attnflow.errors.arguments import check_named, checked_arguments
+from attnflow.explainers.answer_checks import judge_answer
 from attnflow.explainers.answer_rows import Targets, apply_method, less_identity
 from attnflow.explainers.defaults import default_method, drop_sink, without_mask
 from attnflow.explainers.prompts import Prompt
@@ -91,8 +92,8 @@ def explain(
             )
         token, prediction = next_token(loaded, text, answer, targets)
     if images is not None:
-        result = _explain_question(loaded, text, images, applied, request)
-    elif rerun is not None and token is not None:
+        result = _explain_question(loaded, text, images, applied, request, check)
+    if rerun is not None and token is not None:
         if contrast is not None:
             raise InputError(f"contrast= is about a gradient; {rerun.name!r} has none.")
         result = replace(measure_completion(rerun, loaded, token), prediction=prediction)
@@ -125,6 +126,7 @@ def _explain_question(
     images: Sequence[Any],
     method: Method | None,
     request: Mapping[str, Any],
+    check: bool,
 ) -> Attribution:
     """Explain the first word of a vision-language model's answer by patches and words."""
     processor = model.question_processor
@@ -134,10 +136,12 @@ def _explain_question(
     default = default_method(model, about_images=True)
     result = apply_method(method or default, model, inputs, **request)
     result = with_pictures(result, model.module, inputs, processor, photos)
-    if method is not None:
+    if method is None:  # that a word is itself explains nothing
+        place = result.targets.positions[0]
+        result = less_identity(result, [result.sources.positions.index(place)])
+    if not check or request["contrast"] is not None:
         return result
-    place = result.targets.positions[0]  # that a word is itself explains nothing
-    return less_identity(result, [result.sources.positions.index(place)])
+    return check_answer(result, model, inputs, request["answer"])
 
 
 def next_token(
@@ -179,10 +183,10 @@ def check_answer(
     result: Attribution, model: Model, text: Any, answer: int | str | None = None
 ) -> Attribution:
     """Return the result with what the answer rests on, where its own row is there."""
-    if not model.adapter.supports_row_gradients(model.module):
-        return result
 
     def judge() -> Verdict | None:
+        if result.sources.images or not model.adapter.supports_row_gradients(model.module):
+            return judge_answer(result, model, text, answer)
         token, _ = next_token(model, text, answer)
         position = len(token.prompt.ids) - 1
         if result.method.reruns_model:

@@ -7,13 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Any, ClassVar, Final, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from attnflow.attribution.patch_maps import grids_of, patch_maps
 from attnflow.errors import InputError, ModelError, optional_import
@@ -24,6 +23,7 @@ from attnflow.evaluation.records import RANDOM, Record
 from attnflow.evaluation.subjects import base
 from attnflow.evaluation.subjects.base import RANDOM_ORDERS, Metric, MetricGroup
 from attnflow.evaluation.subjects.examples import ImageExample, read_images
+from attnflow.explainers.pixels import Hiding, cover_patches, filling_of
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.fingerprint import digest_bytes
 from attnflow.hosts.images import Photo, PreparedImage, prepare_images, read_photo
@@ -36,7 +36,6 @@ from attnflow.tokens import Grid
 
 Floats = NDArray[np.float64]
 Cover = tuple[Floats, NDArray[np.bool_]]
-Hiding = Literal["mean", "blur", "zero"]
 Patches = tuple[int, ...]
 CENTRE: Final = "centre"
 LEAVE_ONE_OUT: Final = "(leave one patch out)"
@@ -62,7 +61,6 @@ _NOTE = (
     "of the image. In brackets: each patch hidden alone, as a ranking of its own."
 )
 _IMAGE_AXES = 4  # (1, channels, height, width)
-_BLURRED = 4  # patches that a blurred pixel is the mean of, along each side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +283,7 @@ class PatchAblation:
         self.model, self.grid, self.batch_size = model, grid, batch_size
         self.inputs = model.adapter.wrap(model.module, inputs).inputs
         self.pixels = self.inputs["pixel_values"]
-        self.filling = _filling(self.pixels, grid, by)
+        self.filling = filling_of(self.pixels, grid, by)
         self._known: dict[Patches, float] = {}
         scores = self._scores(self.pixels)[0]
         self.choice = int(scores.logits.argmax())
@@ -302,7 +300,7 @@ class PatchAblation:
         missing = [patches for patches in dict.fromkeys(hidden) if patches not in self._known]
         for start in range(0, len(missing), self.batch_size):
             batch = missing[start : start + self.batch_size]
-            scores = self._scores(torch.cat([self._without(patches) for patches in batch]))
+            scores = self._scores(torch.cat([self._cover(patches) for patches in batch]))
             for patches, each in zip(batch, scores, strict=True):
                 self._known[patches] = float(each.probabilities()[self.choice])
         return np.array([self._known[patches] for patches in hidden])
@@ -318,16 +316,8 @@ class PatchAblation:
         without = self.probabilities([(k,) for k in range(self.count)])
         return (self.probability - without).reshape(self.grid.rows, self.grid.columns)
 
-    def _without(self, patches: Patches) -> Tensor:
-        """Return the pixels with patches filled; what no patch covers stays."""
-        (height, width), grid = self.pixels.shape[-2:], self.grid
-        mask = torch.zeros(self.count, dtype=torch.bool, device=self.pixels.device)
-        mask[list(patches)] = True
-        mask = mask.reshape(grid.rows, grid.columns)
-        mask = mask.repeat_interleave(height // grid.rows, 0)
-        mask = mask.repeat_interleave(width // grid.columns, 1)
-        mask = functional.pad(mask, (0, width - mask.shape[1], 0, height - mask.shape[0]))
-        return torch.where(mask, self.filling, self.pixels)
+    def _cover(self, patches: Patches) -> Tensor:
+        return cover_patches(self.pixels, self.grid, patches, self.filling)
 
     def _scores(self, pixels: Tensor) -> list[Scores]:
         (module, tokenizer), adapter = self.model, self.model.adapter
@@ -344,15 +334,3 @@ class PatchAblation:
                 "there is nothing to lose when patches are hidden."
             )
         return answers
-
-
-def _filling(pixels: Tensor, grid: Grid, by: Hiding) -> Tensor:
-    if by == "zero":
-        return torch.zeros_like(pixels)
-    if by == "mean":
-        return pixels.mean(dim=(-2, -1), keepdim=True).expand_as(pixels)
-    height, width = pixels.shape[-2:]
-    sides = (max(1, grid.rows // _BLURRED), max(1, grid.columns // _BLURRED))
-    small = functional.adaptive_avg_pool2d(pixels.float(), sides)
-    blurred = functional.interpolate(small, (height, width), mode="bilinear", align_corners=False)
-    return blurred.to(pixels.dtype)

@@ -1,0 +1,177 @@
+"""What does a model's one answer rest on? The strongest words, or a region of the image, hidden.
+
+A causal language model reads its text again without the words, as a completion does. In the text of
+any other model a blank token stands in their place; the region of an image gets its mean colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnflow.attribution import Attribution, Verdict
+from attnflow.attribution.patch_maps import patch_maps
+from attnflow.attribution.regions import region_of
+from attnflow.errors import ModelError, TokensError
+from attnflow.explainers.answer_rows import ALL_POSITIONS, as_one, pooled_row
+from attnflow.explainers.pixels import cover_patches, filling_of
+from attnflow.explainers.request import Completion
+from attnflow.explainers.sources import Sources
+from attnflow.explainers.verdicts import judge_sources, strongest_words
+from attnflow.hosts.adapter import Batch, Scores
+from attnflow.hosts.capture import batch_of
+from attnflow.hosts.images import image_of
+from attnflow.hosts.model import Model
+from attnflow.hosts.restore import at_rest
+from attnflow.hosts.vision_language.towers import after_prompt
+from attnflow.tokens import is_special
+from attnflow.trace.extras import LOG_PROB
+
+Inputs = Mapping[str, Tensor]
+Change = Callable[[frozenset[int]], Inputs]
+"""Gives the inputs that are others when some positions, or patches, are hidden."""
+
+_PIXELS = "pixel_values"
+_BLANKS = ("unk", "mask")  # padding would move where an answer is read
+_IMAGE_AXES = 4  # (1, channels, height, width)
+
+
+def judge_answer(
+    result: Attribution, model: Model, text: Any, answer: int | str | None = None
+) -> Verdict | None:
+    """Return what the answer to a text, a pair or an image rests on; None without its own row.
+
+    text: as `explain` takes it. answer: the class or token that is explained.
+    """
+    row = _answer_row(result, model)
+    if row is None:
+        return None
+    image = None if isinstance(text, Mapping) else image_of(model, text)
+    batch = batch_of(model, [text if image is None else image.inputs])
+    if batch.size != 1:
+        raise TokensError(f"One example is checked at a time; got a batch of {batch.size}.")
+    prediction = result.prediction
+    position = row.targets.positions[0] if prediction is None else prediction.position
+    if row.sources.grid is not None or row.sources.images:
+        read = _reader(model, batch, _cover(row, batch.inputs), position, answer)
+        return _judge_region(row, read)
+    tokens = list(row.sources)
+    change, count = _blank(model, batch)
+    words = Sources.of_tokens(
+        tokens,
+        level="token" if model.tokenizer is None else "word",
+        special=[k for k, token in enumerate(tokens) if is_special(token) or k >= count],
+        exclude_first=False,
+    )
+    read = _reader(model, batch, change, position, answer)
+    return judge_sources(strongest_words(words, row), read)
+
+
+def judge_image_completion(
+    result: Attribution, model: Model, completion: Completion, extra: Inputs
+) -> Verdict | None:
+    """Return what an answer about an image rests on: the region that all its words draw on most.
+
+    extra: the inputs of the prompt beside its tokens, the pixels among them.
+    """
+    ids = completion.ids
+    inputs = after_prompt(model.module, extra, completion.prompt.ids, ids[:-1])
+    row = as_one(result)
+    change = _cover(row, inputs)
+
+    def read(sets: Sequence[frozenset[int]]) -> list[float]:
+        log_probs = []
+        for hidden in sets:
+            with at_rest(model.module), torch.no_grad():
+                logits = model.module(**{**inputs, **change(hidden)}).logits[0, -len(ids) :]
+            tokens = torch.tensor(ids, device=logits.device)[:, None]
+            log_probs.append(float(logits.float().log_softmax(-1).gather(-1, tokens).sum()))
+        return log_probs
+
+    return _judge_region(row, read, len(ids))
+
+
+def _answer_row(result: Attribution, model: Model) -> Attribution | None:
+    """Return the row that explains the answer: where it is read, or of all positions together."""
+    prediction, targets = result.prediction, result.targets
+    if prediction is None:  # a token classifier answers for each
+        return result if model.facts.answer == "each" and len(targets) == 1 else None
+    if prediction.pooled:
+        if targets.texts == (ALL_POSITIONS,):
+            return result
+        return pooled_row(result) if len(targets) == len(result.sources) else None
+    return result.row(prediction.position) if prediction.position in targets.positions else None
+
+
+def _judge_region(
+    row: Attribution, read: Callable[[Sequence[frozenset[int]]], list[float]], tokens: int = 1
+) -> Verdict | None:
+    region = region_of(patch_maps(row)[0].values)
+    if region is None:
+        return None
+    return judge_sources([(region.name, frozenset(region.patches))], read, tokens, "region")
+
+
+def _cover(row: Attribution, inputs: Inputs) -> Change:
+    """Return how patches are hidden in the pixels of a model that sees one image whole."""
+    maps, pixels = patch_maps(row), inputs.get(_PIXELS)
+    if len(maps) != 1 or pixels is None or pixels.ndim != _IMAGE_AXES or len(pixels) != 1:
+        raise ModelError(
+            "A region is hidden in the pixels of one image that the model sees whole, not in "
+            f"{len(maps)} images, parts of one or rows of patches."
+        )
+    grid = maps[0].grid
+    filling = filling_of(pixels, grid)
+    return lambda hidden: {_PIXELS: cover_patches(pixels, grid, hidden, filling)}
+
+
+def _blank(model: Model, batch: Batch) -> tuple[Change, int]:
+    """Return how words are hidden, a blank token in their place, and how many tokens can be.
+
+    What the decoder of an encoder–decoder has read is no source.
+    """
+    blanks = model.adapter.token_ids(model.module, model.tokenizer).blanks
+    name = next((name for name in _BLANKS if name in blanks), None)
+    ids = batch.inputs.get("input_ids")
+    if name is None or ids is None:
+        raise TokensError("This tokenizer has no unknown token and no mask to hide a word with.")
+    places = batch.positions_of(0, ids.shape[1])
+
+    def change(hidden: frozenset[int]) -> Inputs:
+        changed = ids.clone()
+        changed[0, [places[position] for position in sorted(hidden)]] = blanks[name]
+        return {"input_ids": changed}
+
+    return change, len(places)
+
+
+def _reader(
+    model: Model, batch: Batch, change: Change, position: int, answer: int | str | None
+) -> Callable[[Sequence[frozenset[int]]], list[float]]:
+    """Return what gives the answer's log-probability without each of some sets, in one pass."""
+    module, tokenizer, adapter = model.module, model.tokenizer, model.adapter
+    choices: list[int] = []
+
+    def scores_of(sets: Sequence[frozenset[int]]) -> list[Scores]:
+        rows = [{**batch.inputs, **change(hidden)} for hidden in sets]
+        inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        plain = {name: torch.cat([values] * len(sets)) for name, values in batch.inputs.items()}
+        with at_rest(module), torch.no_grad():
+            outputs = adapter.forward(module, inputs)
+        # where the answer is read follows from the text as it is: a blank may be a mask
+        answers = adapter.scores(module, tokenizer, outputs, adapter.wrap(module, plain))
+        present = [scores for scores in answers if scores is not None]
+        return [one if one.each is None else one.at(position) for one in present]
+
+    def read(sets: Sequence[frozenset[int]]) -> list[float]:
+        scores = scores_of(sets)
+        if len(scores) < len(sets):
+            raise ModelError(f"{type(module).__name__} gives no answer that could be lost.")
+        if not choices:  # the first set is empty: the text as it is
+            choices.append(scores[0].choice(answer))
+        return [min(0.0, float(one.score(choices[0], LOG_PROB))) for one in scores]
+
+    return read
