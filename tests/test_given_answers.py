@@ -145,7 +145,7 @@ def test_the_command_cites_files_and_standard_input(
     assert _run([*arguments, "--answer", "-", "--question", "How long?", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["citations"] == record["citations"]
     assert _run([*arguments, "--answer", "answer.txt"]) == 0
-    assert '"See you." ' in capsys.readouterr().out
+    assert "“See you.” " in capsys.readouterr().out
     assert _run(arguments) == 2
     assert "There is no answer: --answer FILE" in capsys.readouterr().err
 
@@ -187,11 +187,11 @@ def test_what_the_verdict_names_is_cited(name: str) -> None:
         "completion": "Yes.", "completion_ids": [1], "prompt_length": 2, "log_probs": [-0.1],
         "documents": [["a.txt", 0, 1], ["b.txt", 1, 2]],
         "sentences": [[[0, 1, 2, "It is."]], [[1, 2, 0, "So it is."]]],
-        "statements": [[0, 1, 0, "Yes."]], "verdicts": [verdict.to_dict()],
+        "statements": [[0, 1, 0, "Yes."]],
     }  # fmt: skip
     result = Attribution(
         np.array([[[0.25, 0.75]]]), (1,), Tokens(("Yes.",), (2,)), Tokens(("a", "b")), Raw(),
-        provenance=provenance,
+        provenance=provenance, verdicts=(verdict,),
     )  # fmt: skip
     found = citations_of(result)
     assert [citation.document for citation in found] == cited
@@ -200,7 +200,7 @@ def test_what_the_verdict_names_is_cited(name: str) -> None:
         assert citation.cited_end - citation.cited_start == len(citation.cited_text)
         assert (citation.verdict, citation.left) == (kind, verdict.left)
         assert citation.share == (0.75 if citation.document == "b.txt" else 0.25)
-    bare = replace(result, provenance={**provenance, "verdicts": None})
+    bare = replace(result, verdicts=())
     assert [(c.document, c.verdict, c.left) for c in citations_of(bare)] == [("b.txt", None, None)]
 
 

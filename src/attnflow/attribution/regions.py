@@ -47,16 +47,16 @@ def region_of(values: NDArray[np.float64]) -> Region | None:
     if total <= 0 or min(rows, columns) < _SMALLEST:
         return None
     sums = np.pad(positive.cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0)))
-    best, edges, lead = _STANDS_OUT, None, 0.0
+    best, edges = _STANDS_OUT, None
     for part_down, part_across in _WINDOWS:
         down, across = max(1, round(rows * part_down)), max(1, round(columns * part_across))
         inside = (sums[down:, across:] - sums[:-down, across:] - sums[down:, :-across]) + sums[
             :-down, :-across
         ]
-        top, left = np.unravel_index(int(inside.argmax()), inside.shape)
+        top, left = divmod(int(inside.argmax()), inside.shape[1])
         lead = float(inside[top, left]) / total - down * across / (rows * columns)
         if lead > best + 1e-9:
-            best, edges = lead, (int(top), int(left), down, across)
+            best, edges = lead, (top, left, down, across)
     if edges is None:
         return None
     top, left, down, across = edges

@@ -7,7 +7,7 @@ any other model a blank token stands in their place; the region of an image gets
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -77,16 +77,16 @@ def judge_image_completion(
 
     extra: the inputs of the prompt beside its tokens, the pixels among them.
     """
-    ids = completion.ids
-    inputs = after_prompt(model.module, extra, completion.prompt.ids, ids[:-1])
+    ids, module = completion.ids, cast(Any, model.module)
+    inputs = after_prompt(module, extra, completion.prompt.ids, ids[:-1])
     row = as_one(result)
     change = _cover(row, inputs)
 
     def read(sets: Sequence[frozenset[int]]) -> list[float]:
         log_probs = []
         for hidden in sets:
-            with at_rest(model.module), torch.no_grad():
-                logits = model.module(**{**inputs, **change(hidden)}).logits[0, -len(ids) :]
+            with at_rest(module), torch.no_grad():
+                logits = module(**{**inputs, **change(hidden)}).logits[0, -len(ids) :]
             tokens = torch.tensor(ids, device=logits.device)[:, None]
             log_probs.append(float(logits.float().log_softmax(-1).gather(-1, tokens).sum()))
         return log_probs

@@ -93,7 +93,7 @@ def explain(
         token, prediction = next_token(loaded, text, answer, targets)
     if images is not None:
         result = _explain_question(loaded, text, images, applied, request, check)
-    if rerun is not None and token is not None:
+    elif rerun is not None and token is not None:
         if contrast is not None:
             raise InputError(f"contrast= is about a gradient; {rerun.name!r} has none.")
         result = replace(measure_completion(rerun, loaded, token), prediction=prediction)

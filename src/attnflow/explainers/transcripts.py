@@ -245,7 +245,7 @@ class _Conversation(NamedTuple):
     def _explain(self, model: Model, method: Method, targets: slice | None) -> Attribution:
         prompt, ids = Prompt(self.ids[: self.first]), self.ids[self.first :]
         result: Attribution = generate(
-            model, prompt, method, completion=ids, targets=targets, sources="all"
+            model, prompt, method, completion=ids, targets=targets, sources="all", check=False
         )
         return result
 
