@@ -8,6 +8,8 @@ POST   /api/explain, /api/generate, /api/chat, /api/ask, /api/image, /api/image-
 GET    /api/jobs/{id}             how far it is, what was written so far, the id of the result
 DELETE /api/jobs/{id}             stop it
 GET    /api/results/{id}.json, .html, .png
+POST   /v1/chat/completions, /v1/responses, /v1/messages, /v2/chat, GET /v1/models
+                                  for clients of these APIs: answers with citations (doors/)
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from attnflow.errors.progress import tell
 from attnflow.explainers.comparison import Comparison, usual_methods
 from attnflow.methods import Flow
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER, render
+from attnflow.web.doors.errors import error_response, is_door
+from attnflow.web.doors.routes import add_doors, door_error
 from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError, Results, StoredResult
 from attnflow.web.models import Limits, OfferedModel
@@ -113,11 +117,13 @@ def create_app(models: Sequence[OfferedModel], limits: Limits | None = None) -> 
     app.state.server = server
     app.add_exception_handler(AttnflowError, _sentence)
     app.add_exception_handler(QueueFullError, _busy)
+    app.add_exception_handler(Exception, _unforeseen)
     app.add_exception_handler(404, _missing)
     app.add_exception_handler(405, _missing)
     _add_pages(app)
     _add_jobs(app, server)
     _add_results(app, server)
+    add_doors(app, server)
     return app
 
 
@@ -207,18 +213,27 @@ def _job_answer(server: Server, job: Job | None, status: int = 200) -> Response:
     return JSONResponse(job.to_dict(server.jobs.ahead_of(job)), status_code=status)
 
 
-def _error(status: int, sentence: str) -> JSONResponse:
-    headers = {"retry-after": "5"} if status == 503 else None
-    return JSONResponse({"error": sentence}, status_code=status, headers=headers)
+def _error(status: int, sentence: str) -> Response:
+    return error_response("/api/", status, sentence)
 
 
-async def _sentence(_: Request, error: Exception) -> Response:
+async def _sentence(request: Request, error: Exception) -> Response:
+    if is_door(request.url.path):
+        return await door_error(request, error)
     return _error(422 if isinstance(error, InputError) else 500, str(error))
 
 
-async def _busy(_: Request, error: Exception) -> Response:
+async def _busy(request: Request, error: Exception) -> Response:
+    if is_door(request.url.path):
+        return await door_error(request, error)
     return _error(503, str(error))
 
 
-async def _missing(_: Request, error: Exception) -> Response:
-    return _error(getattr(error, "status_code", 404), "There is nothing at this address.")
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    sentence = f"This should not have happened ({type(error).__name__})."
+    return error_response(request.url.path, 500, sentence)
+
+
+async def _missing(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    return error_response(request.url.path, status, "There is nothing at this address.")

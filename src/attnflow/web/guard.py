@@ -13,11 +13,11 @@ from typing import Any
 
 import h11
 import uvicorn
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from attnflow.web.doors.errors import error_response, is_door
 from attnflow.web.models import Limits
 
 # Not Starlette's TrustedHostMiddleware. Which names it lets pass depends on its version: older
@@ -69,8 +69,9 @@ class Guard:
             body = await self._body(scope, headers, receive)
         except _RefusedError as refused:
             # What is left of the body is not read: the connection closes.
-            error, closing = {"error": str(refused)}, {"connection": "close"}
-            await JSONResponse(error, refused.status, closing)(scope, receive, guarded)
+            closing = {"connection": "close"}
+            answer = error_response(scope["path"], refused.status, str(refused), closing)
+            await answer(scope, receive, guarded)
             return
         await self._app(scope, _replaying(body, receive), guarded)
 
@@ -81,8 +82,10 @@ class Guard:
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         if method == "POST" and kind != "application/json":
             raise _RefusedError(415, "Send JSON, with the content type application/json.")
-        # An image has more bytes than a text.
+        # An image has more bytes than a text, documents have more than a question.
         most = self._limits.image_bytes if scope["path"] in _IMAGES else self._limits.body_bytes
+        if is_door(scope["path"]):
+            most = self._limits.prompt_bytes
         announced = headers.get("content-length", "0")
         try:
             reading = _read(announced, receive, most)

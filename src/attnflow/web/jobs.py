@@ -43,15 +43,15 @@ class CancelledJobError(Exception):
 class Job:
     """One piece of work and where it stands. The job listens to the work, and so can stop it."""
 
-    work: Callable[[], str]
+    work: Callable[[], Any]
     id: str = field(default_factory=lambda: secrets.token_urlsafe(9))
     state: State = "waiting"
     stage: str = "waiting"
     done: int = 0
     total: int = 0
     text: str = ""
-    error: str | None = None
-    result: str | None = None
+    failure: AttnflowError | None = None
+    result: Any = None
     _unwanted: Event = field(default_factory=Event)
 
     def hear(self, progress: Progress) -> None:
@@ -84,10 +84,15 @@ class Job:
         except CancelledJobError:
             self.state = "cancelled"
         except AttnflowError as error:
-            self.error, self.state = str(error), "failed"
+            self.failure, self.state = error, "failed"
         except Exception as error:  # the thread must live on for the next visitor
-            self.error = f"This should not have happened ({type(error).__name__}: {error})."
-            self.state = "failed"
+            sentence = f"This should not have happened ({type(error).__name__}: {error})."
+            self.failure, self.state = AttnflowError(sentence), "failed"
+
+    @property
+    def error(self) -> str | None:
+        """The sentence of what failed."""
+        return None if self.failure is None else str(self.failure)
 
     def to_dict(self, ahead: int) -> dict[str, Any]:
         """Return plain values, for JSON; `ahead` is how many jobs come first."""
@@ -106,7 +111,7 @@ class Jobs:
         self._thread = Thread(target=self._work, name="attnflow-jobs", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], str]) -> Job:
+    def submit(self, work: Callable[[], Any]) -> Job:
         """Put work into the queue, or raise QueueFullError."""
         job = Job(work)
         with self._lock:
@@ -122,6 +127,18 @@ class Jobs:
     def get(self, name: str) -> Job | None:
         """Return a job by its id, or None if there is none, or none any more."""
         return self._known.get(name)
+
+    def forget(self, job: Job) -> None:
+        """Stop a job that nobody will ask about any more, and keep nothing of it."""
+        job.cancel()
+        with self._lock:
+            self._known.pop(job.id, None)
+
+    @property
+    def length(self) -> int:
+        """How many jobs wait."""
+        with self._lock:
+            return len(self._waiting())
 
     def ahead_of(self, job: Job) -> int:
         """Return how many jobs come before this one."""

@@ -33,6 +33,9 @@ class Limits:
     flow_tokens: int = 128
     ask_tokens: int = 2_048
     new_tokens: int = 64
+    prompt_bytes: int = 8 * 1024 * 1024
+    prompt_tokens: int = 32_768
+    answer_tokens: int = 1_024
     waiting: int = 32
     results: int = 64
     seconds_to_send: float = 15.0

@@ -1,0 +1,188 @@
+"""OpenAI's chat completions: `documents` beside the messages, or files in them; annotations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import Field
+
+from attnflow.tokens.documents import named_documents
+from attnflow.web.doors.conversation import (
+    MOST_DOCUMENTS,
+    MOST_MESSAGES,
+    CitedAnswer,
+    Conversation,
+    Lenient,
+    SentDocument,
+    checked_messages,
+    decode_file,
+    message_of,
+    new_id,
+    now,
+    refuse_part,
+    sampling,
+    sse,
+)
+
+
+class Message(Lenient):
+    """A turn: a text, or parts; one that calls tools says which."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class ChatRequest(Lenient):
+    """What a client sends to /v1/chat/completions."""
+
+    model: str = ""
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    documents: list[str | dict[str, Any]] = Field(default=[], max_length=MOST_DOCUMENTS)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+
+    def conversation(self, usual_tokens: int) -> Conversation:
+        """Return it as every door understands it."""
+        files: list[SentDocument] = []
+        messages = [
+            message_of(each.role, read_content(each.content, files) or _calls(each.tool_calls))
+            for each in self.messages
+        ]
+        return Conversation(
+            model=self.model,
+            messages=checked_messages(messages),
+            documents=[*sent_documents(self.documents), *files],
+            max_tokens=self.max_completion_tokens or self.max_tokens or usual_tokens,
+            stream=self.stream,
+            options=sampling(self.temperature, self.top_p, self.seed),
+        )
+
+    def reply(self, model: str) -> ChatReply:
+        """Return what writes the answer."""
+        return ChatReply(model, bool((self.stream_options or {}).get("include_usage")))
+
+
+class ChatReply:
+    """An answer as chat completions write it; streamed, the text first and citations last."""
+
+    def __init__(self, model: str, counts_tokens: bool = False) -> None:
+        self.about = {"id": new_id("chatcmpl-"), "created": now(), "model": model}
+        self.counts_tokens = counts_tokens
+
+    def whole(self, answer: CitedAnswer) -> dict[str, Any]:
+        """Return the answer at once."""
+        message = {
+            "role": "assistant",
+            "content": answer.text,
+            "refusal": None,
+            "annotations": url_citations(answer),
+        }
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _end(answer)}
+        return {
+            **self.about,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": _usage(answer),
+            "attnflow": {"citations": answer.records},
+        }
+
+    def opening(self) -> Iterator[str]:
+        """Begin a stream."""
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def piece(self, text: str) -> Iterator[str]:
+        """Go on with a piece of text."""
+        yield self._chunk({"content": text})
+
+    def closing(self, answer: CitedAnswer) -> Iterator[str]:
+        """End with the citations."""
+        cited = {"annotations": url_citations(answer)}
+        yield self._chunk(cited, _end(answer), attnflow={"citations": answer.records})
+        if self.counts_tokens:
+            yield sse({**self._frame([]), "usage": _usage(answer)})
+        yield sse("[DONE]")
+
+    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return sse({**self._frame([choice]), **more})
+
+    def _frame(self, choices: Sequence[Any]) -> dict[str, Any]:
+        return {**self.about, "object": "chat.completion.chunk", "choices": list(choices)}
+
+
+def url_citations(answer: CitedAnswer) -> list[dict[str, Any]]:
+    """Return citations of addresses: a document's own, or its title, with the characters cited."""
+    return [
+        {
+            "type": "url_citation",
+            "url_citation": {
+                "start_index": citation.start,
+                "end_index": citation.end,
+                "title": answer.title(number),
+                "url": _address(answer, number) + f"#char={citation.cited_start},"
+                f"{citation.cited_end}",
+            },
+        }
+        for citation, number in answer.citations
+    ]
+
+
+def sent_documents(documents: Sequence[str | Mapping[str, Any]]) -> list[SentDocument]:
+    """Return the documents of a request, as vLLM and chat templates take them."""
+    sent = []
+    for number, entry in enumerate(documents, 1):
+        data: dict[str, Any] = {"text": entry} if isinstance(entry, str) else dict(entry)
+        if "text" not in data:  # some clients call it so
+            data["text"] = next((data[k] for k in ("content", "contents") if k in data), None)
+        named = {key: data[key] for key in ("title", "name", "id") if data.get(key) is not None}
+        title = next(iter(named.values()), f"document {number}")
+        (document,) = named_documents([(str(title), data["text"])])
+        sent.append(SentDocument(document.text, document.name, str(data.get("id") or title), data))
+    return sent
+
+
+def read_content(content: str | Sequence[Mapping[str, Any]] | None, files: list[Any]) -> str:
+    """Return the text of a message; files among its parts are added to `files`."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        kind = part.get("type")
+        if kind in ("text", "input_text", "output_text"):
+            texts.append(str(part.get("text") or ""))
+        elif kind in ("file", "input_file"):
+            file = part.get("file") or part
+            name = str(file.get("filename") or f"file {len(files) + 1}")
+            text = decode_file(str(file.get("file_data") or ""), name)
+            files.append(SentDocument(text, name, str(file.get("file_id") or name)))
+        else:
+            raise refuse_part(kind)
+    return "\n".join(texts)
+
+
+def _calls(calls: Sequence[Any] | None) -> str:
+    """Return the calls of tools as text, which any template takes."""
+    return json.dumps(calls, ensure_ascii=False) if calls else ""
+
+
+def _address(answer: CitedAnswer, number: int) -> str:
+    url = answer.documents[number].data.get("url")
+    return str(url) if url else f"document:{quote(answer.title(number))}"
+
+
+def _end(answer: CitedAnswer) -> str:
+    return "length" if answer.cut_off else "stop"
+
+
+def _usage(answer: CitedAnswer) -> dict[str, int]:
+    counts = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.new_tokens}
+    return {**counts, "total_tokens": sum(counts.values())}

@@ -1,0 +1,156 @@
+"""OpenAI's responses: texts and files as input; file citations in the output text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from attnflow.web.doors.conversation import (
+    MOST_DOCUMENTS,
+    MOST_MESSAGES,
+    CitedAnswer,
+    Conversation,
+    Lenient,
+    SentDocument,
+    checked_messages,
+    message_of,
+    new_id,
+    now,
+    sampling,
+    sse,
+)
+from attnflow.web.doors.openai_chat import read_content, sent_documents
+
+
+class Item(Lenient):
+    """An item of the input: a message, or what a tool said."""
+
+    type: str = "message"
+    role: str = "user"
+    content: str | list[dict[str, Any]] | None = None
+    output: str | list[dict[str, Any]] | None = None
+
+
+class ResponsesRequest(Lenient):
+    """What a client sends to /v1/responses."""
+
+    model: str = ""
+    input: str | list[Item] = Field(max_length=10_000_000)
+    instructions: str | None = None
+    documents: list[str | dict[str, Any]] = Field(default=[], max_length=MOST_DOCUMENTS)
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    stream: bool = False
+
+    def conversation(self, usual_tokens: int) -> Conversation:
+        """Return it as every door understands it."""
+        files: list[SentDocument] = []
+        items = [Item(content=self.input)] if isinstance(self.input, str) else self.input
+        messages = [] if not self.instructions else [message_of("system", self.instructions)]
+        for item in items[:MOST_MESSAGES]:
+            role = "tool" if item.type.endswith("_output") else item.role
+            messages.append(message_of(role, read_content(item.content or item.output, files)))
+        return Conversation(
+            model=self.model,
+            messages=checked_messages(messages),
+            documents=[*sent_documents(self.documents), *files],
+            max_tokens=self.max_output_tokens or usual_tokens,
+            stream=self.stream,
+            options=sampling(self.temperature, self.top_p, None),
+        )
+
+    def reply(self, model: str) -> ResponsesReply:
+        """Return what writes the answer."""
+        return ResponsesReply(model)
+
+
+class ResponsesReply:
+    """An answer as responses write it."""
+
+    def __init__(self, model: str) -> None:
+        self.model, self.id, self.item = model, new_id("resp_"), new_id("msg_")
+        self.created, self.events, self.text = now(), 0, ""
+
+    def whole(self, answer: CitedAnswer) -> dict[str, Any]:
+        """Return the answer at once."""
+        usage = {
+            "input_tokens": answer.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": answer.new_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.prompt_tokens + answer.new_tokens,
+        }
+        status = "incomplete" if answer.cut_off else "completed"
+        reason = {"reason": "max_output_tokens"} if answer.cut_off else None
+        return {
+            **self._frame(status, [self._message(status, [_part(answer)])]),
+            "usage": usage,
+            "incomplete_details": reason,
+            "attnflow": {"citations": answer.records},
+        }
+
+    def opening(self) -> Iterator[str]:
+        """Begin a stream."""
+        frame = self._frame("in_progress", [])
+        yield self._event("response.created", response=frame)
+        yield self._event("response.in_progress", response=frame)
+        message = self._message("in_progress", [])
+        yield self._event("response.output_item.added", output_index=0, item=message)
+        part = {"type": "output_text", "text": "", "annotations": []}
+        yield self._event("response.content_part.added", **self._place, part=part)
+
+    def piece(self, text: str) -> Iterator[str]:
+        """Go on with a piece of text."""
+        yield self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+
+    def closing(self, answer: CitedAnswer) -> Iterator[str]:
+        """End with the citations, then all of it again, as this API does."""
+        part, whole = _part(answer), self.whole(answer)
+        for number, annotation in enumerate(part["annotations"]):
+            yield self._event(
+                "response.output_text.annotation.added",
+                **self._place,
+                annotation_index=number,
+                annotation=annotation,
+            )
+        yield self._event("response.output_text.done", **self._place, text=answer.text, logprobs=[])
+        yield self._event("response.content_part.done", **self._place, part=part)
+        item = whole["output"][0]
+        yield self._event("response.output_item.done", output_index=0, item=item)
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.item, "output_index": 0, "content_index": 0}
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        self.events += 1
+        return sse({"type": kind, "sequence_number": self.events - 1, **fields}, kind)
+
+    def _message(self, status: str, content: list[Any]) -> dict[str, Any]:
+        about = {"id": self.item, "type": "message", "role": "assistant"}
+        return {**about, "status": status, "content": content}
+
+    def _frame(self, status: str, output: list[Any]) -> dict[str, Any]:
+        return {
+            **{"id": self.id, "object": "response", "created_at": self.created},
+            **{"status": status, "model": self.model, "output": output, "error": None},
+            **{"parallel_tool_calls": False, "tool_choice": "none", "tools": []},
+        }
+
+
+def _part(answer: CitedAnswer) -> dict[str, Any]:
+    """Return the output text; a file citation stands where its statement ends."""
+    cited: list[Mapping[str, Any]] = [
+        {
+            "type": "file_citation",
+            "index": citation.end,
+            "file_id": answer.documents[number].id or answer.title(number),
+            "filename": answer.title(number),
+        }
+        for citation, number in answer.citations
+    ]
+    return {"type": "output_text", "text": answer.text, "annotations": cited, "logprobs": []}

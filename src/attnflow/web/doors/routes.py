@@ -1,0 +1,187 @@
+"""The addresses of the doors: requests go through the server's queue, answers may be streamed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import ValidationError
+
+from attnflow.errors import AttnflowError, InputError, shorten
+from attnflow.web.doors.anthropic_messages import MessagesReply, MessagesRequest
+from attnflow.web.doors.cohere_chat import CohereReply, CohereRequest
+from attnflow.web.doors.conversation import (
+    CitedAnswer,
+    Conversation,
+    answer_conversation,
+    fitted,
+    prompt_of,
+    sse,
+)
+from attnflow.web.doors.errors import error_body, error_response
+from attnflow.web.doors.openai_chat import ChatReply, ChatRequest
+from attnflow.web.doors.openai_responses import ResponsesReply, ResponsesRequest
+from attnflow.web.jobs import Job, QueueFullError
+from attnflow.web.models import OfferedModel
+
+if TYPE_CHECKING:
+    from attnflow.web.app import Server
+
+_PAUSE = 0.02  # seconds between two looks at a job
+_USUAL_TOKENS = 256  # of an answer, where the client does not say
+
+
+Reply = ChatReply | ResponsesReply | MessagesReply | CohereReply
+DoorRequest = ChatRequest | ResponsesRequest | MessagesRequest | CohereRequest
+DOORS: dict[str, type[DoorRequest]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v2/chat": CohereRequest,
+}
+
+
+def add_doors(app: FastAPI, server: Server) -> None:
+    """Add the addresses that clients of these APIs call."""
+    for path, kind in DOORS.items():
+        app.post(path)(_answering(server, kind))
+
+    @app.post("/v1/messages/count_tokens")
+    async def token_count(request: Request) -> Response:
+        conversation = read_door(MessagesRequest, await request.body())
+        model = offered(server, conversation.model).loaded
+        return JSONResponse({"input_tokens": len(prompt_of(model, conversation).ids)})
+
+    @app.get("/v1/models")
+    async def models() -> Any:
+        names = [model.name for model in server.models.values() if model.generates]
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
+        listed = [_model_record(name) for name in names]
+        return {"object": "list", "data": listed, "has_more": False, **ends}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Any:
+        return _model_record(offered(server, name).name)
+
+
+def _model_record(name: str) -> dict[str, Any]:
+    """Return a model as OpenAI's and Anthropic's clients read it."""
+    ours = {"id": name, "object": "model", "created": 0, "owned_by": "attnflow"}
+    return {**ours, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def _answering(server: Server, kind: type[DoorRequest]) -> Callable[..., Any]:
+    async def answer(request: Request) -> Response:
+        body = await request.body()
+        conversation = read_door(kind, body)
+        model = offered(server, conversation.model)
+        reply: Reply = kind.model_validate_json(body).reply(model.name)
+        job = submit(server, model, conversation)
+        if conversation.stream:
+            events = stream_job(server, job, reply, request.url.path)
+            return StreamingResponse(events, media_type="text/event-stream")
+        return JSONResponse(reply.whole(await job_answer(server, job, request)))
+
+    return answer
+
+
+def read_door(kind: type[DoorRequest], body: bytes) -> Conversation:
+    """Read a request, or raise an InputError that says what is wrong with it."""
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the request"
+        raise InputError(f"{place}: {first['msg']}; got {shorten(first['input'])}.") from None
+    conversation = request.conversation(_USUAL_TOKENS)
+    if any("\ud800" <= sign <= "\udfff" for text in conversation.texts for sign in text):
+        raise InputError("A text is not valid Unicode: it holds half of a surrogate pair.")
+    return conversation
+
+
+def offered(server: Server, name: str) -> OfferedModel:
+    """Return the model of this name; without a name, the first one that writes."""
+    able = {model.name: model for model in server.models.values() if model.generates}
+    if name in able:
+        return able[name]
+    if not name and able:
+        return next(iter(able.values()))
+    raise UnknownModelError(
+        f"There is no model {shorten(name)} here; this server offers {', '.join(able) or 'none'}."
+    )
+
+
+class UnknownModelError(InputError):
+    """A model that is not offered."""
+
+
+def submit(
+    server: Server, model: OfferedModel, conversation: Conversation, given: str | None = None
+) -> Job:
+    """Put an answer into the queue, or raise QueueFullError."""
+
+    def work() -> CitedAnswer:
+        fitting = fitted(conversation, model.loaded, server.limits)
+        return answer_conversation(model.loaded, fitting, given)
+
+    return server.jobs.submit(work)
+
+
+async def job_answer(server: Server, job: Job, request: Request) -> CitedAnswer:
+    """Wait for an answer; whoever leaves stops it."""
+    try:
+        while job.state in ("waiting", "running"):
+            if await request.is_disconnected():
+                raise asyncio.CancelledError
+            await asyncio.sleep(_PAUSE)
+        return result_of(job)
+    finally:
+        server.jobs.forget(job)
+
+
+def result_of(job: Job) -> CitedAnswer:
+    """Return what a job made, or raise its error."""
+    if isinstance(job.result, CitedAnswer):
+        return job.result
+    raise job.failure or AttnflowError("The request was stopped.")
+
+
+async def stream_job(server: Server, job: Job, reply: Reply, path: str) -> AsyncIterator[str]:
+    """Yield the events of an answer: its text while it is written, its citations at the end.
+
+    Spaces around the answer are no part of it, so those at the end of a piece wait for the next.
+    """
+    try:
+        for event in reply.opening():
+            yield event
+        sent = ""
+        while job.state in ("waiting", "running"):
+            text = job.text.strip()
+            if len(text) > len(sent):
+                for event in reply.piece(text[len(sent) :]):
+                    yield event
+                sent = text
+            await asyncio.sleep(_PAUSE)
+        answer = result_of(job)
+        if rest := answer.text[len(sent) :]:
+            for event in reply.piece(rest):
+                yield event
+        for event in reply.closing(answer):
+            yield event
+    except AttnflowError as error:
+        yield sse(error_body(path, 500, str(error)), "error")
+    finally:  # also when the client has gone
+        server.jobs.forget(job)
+
+
+async def door_error(request: Request, error: Exception) -> Response:
+    """Tell an error in the form of the API that was called."""
+    status = 400 if isinstance(error, InputError) else 500
+    if isinstance(error, UnknownModelError):
+        status = 404
+    if isinstance(error, QueueFullError):
+        status = 429
+    return error_response(request.url.path, status, str(error))
