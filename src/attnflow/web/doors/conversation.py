@@ -89,14 +89,14 @@ class CitedAnswer:
 
 
 def answer_conversation(
-    model: Model, conversation: Conversation, given: str | None = None
+    model: Model, conversation: Conversation, text: str | None = None
 ) -> CitedAnswer:
-    """Let the model answer, or read the answer that is given, and cite the documents."""
+    """Let the model answer, or read the answer that is there (`text`), and cite the documents."""
     if not conversation.documents:
-        return _uncited(model, conversation, given)
+        return _uncited(model, conversation, text)
     writing = {"max_new_tokens": conversation.max_tokens, **conversation.options}
     question, documents = _asked(model, conversation)
-    answer = ask(model, question, documents, answer=given, **({} if given is not None else writing))
+    answer = ask(model, question, documents, answer=text, **({} if text is not None else writing))
     return cite_answer(answer, conversation)
 
 
@@ -134,12 +134,12 @@ def cite_answer(answer: Answer, conversation: Conversation) -> CitedAnswer:
     )
 
 
-def _uncited(model: Model, conversation: Conversation, given: str | None) -> CitedAnswer:
+def _uncited(model: Model, conversation: Conversation, text: str | None) -> CitedAnswer:
     """Answer without documents: there is nothing to cite."""
     prompt = prompt_of(model, conversation)
     count = len(prompt.ids)
-    if given is not None:
-        return CitedAnswer(given, (), (), count, 0)
+    if text is not None:
+        return CitedAnswer(text, (), (), count, 0)
     limit, chat = conversation.max_tokens, uses_chat(model.tokenizer, None)
     answer = write_answer(model, prompt, chat, limit, conversation.options)
     return CitedAnswer(answer.text, (), (), count, len(answer.ids), len(answer.ids) >= limit)
@@ -149,9 +149,9 @@ def sampling(temperature: float | None, top_p: float | None, seed: int | None) -
     """Return options of generate(): greedy unless a temperature above 0 is asked for."""
     if not temperature:
         return {}
-    chosen = secrets.randbelow(2**31) if seed is None else seed
+    number = secrets.randbelow(2**31) if seed is None else seed
     nucleus = {} if top_p is None else {"top_p": top_p}
-    return {"seed": chosen, "temperature": temperature, **nucleus}
+    return {"seed": number, "temperature": temperature, **nucleus}
 
 
 def message_of(role: str, content: str) -> dict[str, str]:

@@ -138,16 +138,16 @@ def url_citations(answer: CitedAnswer) -> list[dict[str, Any]]:
 
 def sent_documents(documents: Sequence[str | Mapping[str, Any]]) -> list[SentDocument]:
     """Return the documents of a request, as vLLM and chat templates take them."""
-    sent = []
+    files = []
     for number, entry in enumerate(documents, 1):
         data: dict[str, Any] = {"text": entry} if isinstance(entry, str) else dict(entry)
         if "text" not in data:  # some clients call it so
             data["text"] = next((data[k] for k in ("content", "contents") if k in data), None)
-        named = {key: data[key] for key in ("title", "name", "id") if data.get(key) is not None}
-        title = next(iter(named.values()), f"document {number}")
+        titles = {key: data[key] for key in ("title", "name", "id") if data.get(key) is not None}
+        title = next(iter(titles.values()), f"document {number}")
         (document,) = named_documents([(str(title), data["text"])])
-        sent.append(SentDocument(document.text, document.name, str(data.get("id") or title), data))
-    return sent
+        files.append(SentDocument(document.text, document.name, str(data.get("id") or title), data))
+    return files
 
 
 def read_content(content: str | Sequence[Mapping[str, Any]] | None, files: list[Any]) -> str:

@@ -108,7 +108,7 @@ class ResponsesReply:
 
     def closing(self, answer: CitedAnswer) -> Iterator[str]:
         """End with the citations, then all of it again, as this API does."""
-        part, whole = _part(answer), self.whole(answer)
+        part, response = _part(answer), self.whole(answer)
         for number, annotation in enumerate(part["annotations"]):
             yield self._event(
                 "response.output_text.annotation.added",
@@ -118,9 +118,9 @@ class ResponsesReply:
             )
         yield self._event("response.output_text.done", **self._place, text=answer.text, logprobs=[])
         yield self._event("response.content_part.done", **self._place, part=part)
-        item = whole["output"][0]
+        item = response["output"][0]
         yield self._event("response.output_item.done", output_index=0, item=item)
-        yield self._event(f"response.{whole['status']}", response=whole)
+        yield self._event(f"response.{response['status']}", response=response)
 
     @property
     def _place(self) -> dict[str, Any]:

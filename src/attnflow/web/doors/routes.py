@@ -59,8 +59,8 @@ def add_doors(app: FastAPI, server: Server) -> None:
     async def models() -> Any:
         names = [model.name for model in server.models.values() if model.generates]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
-        listed = [_model_record(name) for name in names]
-        return {"object": "list", "data": listed, "has_more": False, **ends}
+        records = [_model_record(name) for name in names]
+        return {"object": "list", "data": records, "has_more": False, **ends}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Any:
@@ -81,7 +81,9 @@ def _answering(server: Server, kind: type[DoorRequest]) -> Callable[..., Any]:
         reply: Reply = kind.model_validate_json(body).reply(model.name)
         job = submit(server, model, conversation)
         if conversation.stream:
-            events = stream_job(server, job, reply, request.url.path)
+            # Without a chat template the model writes on behind its answer: that is not sent.
+            hear = (lambda: job.text.strip()) if model.chats else str
+            events = stream_job(server, job, hear, reply, request.url.path)
             return StreamingResponse(events, media_type="text/event-stream")
         return JSONResponse(reply.whole(await job_answer(server, job, request)))
 
@@ -119,13 +121,13 @@ class UnknownModelError(InputError):
 
 
 def submit(
-    server: Server, model: OfferedModel, conversation: Conversation, given: str | None = None
+    server: Server, model: OfferedModel, conversation: Conversation, text: str | None = None
 ) -> Job:
     """Put an answer into the queue, or raise QueueFullError."""
 
     def work() -> CitedAnswer:
         fitting = fitted(conversation, model.loaded, server.limits)
-        return answer_conversation(model.loaded, fitting, given)
+        return answer_conversation(model.loaded, fitting, text)
 
     return server.jobs.submit(work)
 
@@ -149,24 +151,27 @@ def result_of(job: Job) -> CitedAnswer:
     raise job.failure or AttnflowError("The request was stopped.")
 
 
-async def stream_job(server: Server, job: Job, reply: Reply, path: str) -> AsyncIterator[str]:
+async def stream_job(
+    server: Server, job: Job, hear: Callable[[], str], reply: Reply, path: str
+) -> AsyncIterator[str]:
     """Yield the events of an answer: its text while it is written, its citations at the end.
 
+    hear: returns what is written so far.
     Spaces around the answer are no part of it, so those at the end of a piece wait for the next.
     """
     try:
         for event in reply.opening():
             yield event
-        sent = ""
+        length = 0
         while job.state in ("waiting", "running"):
-            text = job.text.strip()
-            if len(text) > len(sent):
-                for event in reply.piece(text[len(sent) :]):
+            text = hear()
+            if len(text) > length:
+                for event in reply.piece(text[length:]):
                     yield event
-                sent = text
+                length = len(text)
             await asyncio.sleep(_PAUSE)
         answer = result_of(job)
-        if rest := answer.text[len(sent) :]:
+        if rest := answer.text[length:]:
             for event in reply.piece(rest):
                 yield event
         for event in reply.closing(answer):
