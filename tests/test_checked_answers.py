@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import transformers
 
 import attnflow
 from attnflow import Attribution, Verdict
+from attnflow.attribution.patch_maps import patch_maps
+from attnflow.attribution.regions import region_of
 from attnflow.errors import FileError, MethodError, ModelError
 from attnflow.methods import Careful, LeaveOneOut
 from attnflow.show.sentences import remarks
 from attnflow.show.view import view
-from attnflow.testing import tiny_decoder, tiny_encoder
+from attnflow.testing import tiny_decoder, tiny_encoder, tiny_vision_model
 from test_gradient_attention import TEXT, model_of
 from test_targets import encoder_decoder
 
@@ -216,3 +218,76 @@ def test_an_unknown_method_in_a_file_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"careful"', '"carefull"'))
     with pytest.raises(FileError, match="Did you mean 'careful'"):
         Attribution.load(path)
+
+
+# -- models that are no language models -------------------------------------------------------
+
+
+def blanked(model: Any, text: str, words: Sequence[str], row: int | None, choice: int) -> float:
+    """The log-probability of a class with some words unknown, by a plain pass."""
+    module, tokenizer = model
+    inputs = tokenizer(text, return_tensors="pt")
+    names = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
+    for place, name in enumerate(names):
+        if name in words:
+            inputs["input_ids"][0, place] = tokenizer.unk_token_id
+    with torch.no_grad():
+        logits = module(**inputs).logits[0]
+    return float((logits if row is None else logits[row]).log_softmax(-1)[choice])
+
+
+@pytest.mark.parametrize(
+    ("head", "target"), [("SequenceClassification", None), ("TokenClassification", 2)]
+)
+def test_words_of_classifiers_are_blanked(head: str, target: int | None) -> None:
+    model, text = tiny_encoder(head=head), "author talked to sara about"
+    verdict = verdict_of(attnflow.explain(model, text, targets=target))
+    with torch.no_grad():
+        logits = model.module(**model.tokenizer(text, return_tensors="pt")).logits[0]
+    choice = int((logits if target is None else logits[target]).argmax())
+    assert verdict.log_prob == pytest.approx(blanked(model, text, (), target, choice), abs=1e-4)
+    again = blanked(model, text, verdict.sources, target, choice)
+    assert verdict.without == pytest.approx(again, abs=1e-4)
+    assert verdict.part == "word"
+
+
+def test_the_model_that_ships_rests_on_its_noun() -> None:
+    verdict = verdict_of(attnflow.explain(None, "the keys to the cabinet"))
+    assert (verdict.kind, verdict.sources) == ("rests", ("keys",))
+
+
+def test_a_region_of_an_image_is_covered() -> None:
+    model = tiny_vision_model()
+    torch.manual_seed(0)
+    pixels = torch.randn(1, 3, *[model.module.config.image_size] * 2)
+    result = attnflow.explain(model, {"pixel_values": pixels})
+    grid = result.sources.grid
+    assert grid is not None
+    region = region_of(patch_maps(result)[0].values)
+    verdict = verdict_of(result)
+    assert region is not None
+    assert verdict.sources == (region.name,)
+    side = pixels.shape[-1] // grid.columns
+    for patch in region.patches:
+        row, column = divmod(patch, grid.columns)
+        box = np.s_[..., row * side : (row + 1) * side, column * side : (column + 1) * side]
+        pixels[box] = torch.nan
+    mean = torch.manual_seed(0) and torch.randn_like(pixels).mean(dim=(-2, -1), keepdim=True)
+    pixels = torch.where(pixels.isnan(), mean, pixels)
+    assert result.prediction is not None
+    with torch.no_grad():
+        shares = model.module(pixel_values=pixels).logits[0].log_softmax(-1)
+    before = math.log(result.prediction.probability)
+    choice = {label: k for k, label in model.module.config.id2label.items()}
+    assert verdict.log_prob == pytest.approx(before, abs=1e-4)
+    assert verdict.without == pytest.approx(
+        float(shares[choice[result.prediction.label]]), abs=1e-4
+    )
+
+
+def test_an_answer_that_exists_has_verdicts() -> None:
+    texts = {"a.txt": "the keys to the cabinets .", "b.txt": "the author is old ."}
+    statements = attnflow.grounded(tiny_decoder(), "the cabinets", texts, question="the keys")
+    asked = attnflow.ask(tiny_decoder(), "the keys", texts, answer="the cabinets")
+    assert statements == asked.statements
+    assert all(statement.verdict is not None for statement in statements)

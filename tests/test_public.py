@@ -35,6 +35,7 @@ def test_the_public_names() -> None:
         "Method",
         "ask",
         "Answer",
+        "grounded",
         "explain",
         "explain_transcript",
         "commanded_by",

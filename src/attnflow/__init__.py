@@ -12,7 +12,8 @@ and `Careful` run the model again, so they are given to `explain` and `generate`
 
 `capture` runs a model once and gives a trace; with arrays at hand, `AttentionTrace.from_arrays`
 does, without any model. `explain` does all of it in one call; `ask` answers a question from
-documents and names those it drew on. `generate` continues a prompt and
+documents and says what each statement rests on; `grounded` says it of an answer that exists.
+`generate` continues a prompt and
 attributes every new token to it, or reads a completion that is there already.
 `explain_transcript` follows an agent's action back through all that it wrote.
 `evaluate` says which method to trust for a model and its texts.
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from attnflow.attribution import Attribution, Verdict
     from attnflow.errors import AttnflowError
     from attnflow.evaluation import evaluate
-    from attnflow.explainers.answers import Answer, ask
+    from attnflow.explainers.answers import Answer, ask, grounded
     from attnflow.explainers.completions import generate
     from attnflow.explainers.prompts import neutral_prompt
     from attnflow.explainers.texts import explain
@@ -74,6 +75,7 @@ __all__ = [
     "Method",
     "ask",
     "Answer",
+    "grounded",
     "explain",
     "explain_transcript",
     "commanded_by",
@@ -97,7 +99,7 @@ _HOME = {
     **dict.fromkeys(__all__, "methods"),
     **dict.fromkeys(("AttentionTrace", "Prediction"), "trace"),
     **dict.fromkeys(("Attribution", "Verdict"), "attribution"),
-    **dict.fromkeys(("ask", "Answer"), "explainers.answers"),
+    **dict.fromkeys(("ask", "Answer", "grounded"), "explainers.answers"),
     **dict.fromkeys(("explain_transcript", "commanded_by", "Action"), "explainers.transcripts"),
     "LayeredGraph": "graph",
     "explain": "explainers.texts",

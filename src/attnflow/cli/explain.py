@@ -82,6 +82,7 @@ def explain(
         "layers": layers or None,
         "answer": None if answer is None else options.parse_target(answer),
         "contrast": contrast,
+        "check": check,
     }
     check_named("--level", level, ("token", "word"))
     if text is not None and file is None and inputs.names_transcript(text):
@@ -104,7 +105,7 @@ def explain(
     reads_trace = explainer is None or not explainer.reruns_model
     if output is not None and output.suffix == ".html" and reads_trace and not images:
         request["targets"] = request["targets"] or _ALL  # a reader chooses there
-    request |= {"level": level, "images": images or None, "check": check}
+    request |= {"level": level, "images": images or None}
     from attnflow.explainers.texts import explain as run
 
     on_screen = output is None and not as_json  # the caveats are shown there

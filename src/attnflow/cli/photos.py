@@ -148,6 +148,7 @@ def _show(result: Attribution, name: str) -> None:
         console.print(f"{escape(name)}: the model says [bold]{answer}[/bold].", soft_wrap=True)
     row = result if len(result.targets) == 1 else result.row(result.targets.positions[0])
     subject = None if result.prediction is None else result.prediction.label
+    writing.print_verdict(result, console)
     console.print(Text(picture_sentence(row, subject=subject)), soft_wrap=True)
     console.print()
     console.print(picture_map(row, console=console))

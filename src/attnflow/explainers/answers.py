@@ -223,6 +223,29 @@ def ask(
     return replace(first, omissions=_omissions(loaded, first, prompt.ids, again))
 
 
+@checked_arguments
+def grounded(
+    model: ModelLike,
+    answer: str,
+    documents: Documents,
+    *,
+    question: Question = None,
+    chat: bool | None = None,
+) -> tuple[Statement, ...]:
+    """Return the statements of an answer that exists, each with what it rests on: `.verdict`.
+
+    This is `ask(model, question, documents, answer=answer)` for whoever wants nothing else. A
+    statement whose verdict has the kind "none" is as likely without any document.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> texts = {"a.txt": "the keys to the cabinets .", "b.txt": "the author is old ."}
+    >>> (statement,) = grounded(tiny_decoder(), "the cabinets", texts, question="the keys")
+    >>> statement.text, statement.verdict.kind
+    ('the cabinets', 'none')
+    """
+    return ask(model, question, documents, answer=answer, chat=chat).statements
+
+
 def read_answer(
     model: Model,
     prompt: Prompt,

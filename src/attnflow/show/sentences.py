@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from attnflow.attribution import MEAN_OVER_LAYERS, Attribution, Verdict
 from attnflow.attribution.passages import statements_of
 from attnflow.attribution.patch_maps import patch_maps
+from attnflow.attribution.regions import region_of
 from attnflow.attribution.verdict import UNCHECKED
 from attnflow.errors import TokensError, percent
 from attnflow.tokens import Tokens
@@ -35,8 +36,6 @@ TABLE_LEGENDS = {
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _WORTH_SAYING = 0.1  # the share of saturated flows from which a reader is told first
 _NO_NEWS = 0.005  # a share that rounds to 0 %
-_ROWS = ("upper", "middle", "lower")
-_COLUMNS = ("left", "centre", "right")
 
 
 # -- numbers and places -----------------------------------------------------------------------
@@ -185,20 +184,25 @@ def _listing(phrases: Sequence[str]) -> str:
 
 
 def picture_sentence(result: Attribution, *, subject: str | None = None) -> str:
-    """Say which ninth of the picture holds most of what falls on patches, and how much of it."""
+    """Say which region of the picture stands out of what falls on patches, and its share of it."""
     name = result.targets.text[0] if subject is None else subject
-    sums = [_ninths(patches.values) for patches in patch_maps(result)]
-    total = sum(float(each.sum()) for each in sums)
+    maps = [np.maximum(patches.values, 0.0) for patches in patch_maps(result)]
+    total = sum(float(each.sum()) for each in maps)
     if total <= 0:
         return f"“{name}” draws on nothing of the picture here."
-    index = int(np.argmax([each.max() for each in sums]))
-    picture = "the picture" if len(sums) == 1 else f"picture {index + 1}"
-    place, share = _strongest_ninth(sums[index]), float(sums[index].max()) / total
-    return f"“{name}” draws most on the {place} of {picture}: {percent(share)} of what falls on it."
+    index = int(np.argmax([each.sum() for each in maps]))
+    region, part = region_of(maps[index]), float(maps[index].sum()) / total
+    picture = "the picture" if len(maps) == 1 else f"picture {index + 1}"
+    if region is None:
+        return f"“{name}” draws on {picture} as a whole: no part of it stands out."
+    return (
+        f"“{name}” draws most on {region.name} of {picture}: {percent(part * region.share)} of "
+        f"what falls on it, on {percent(region.area)} of its area."
+    )
 
 
 def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = None) -> str:
-    """Say what the word (or `subject`) of an answer about images draws on: images, and words."""
+    """Say what the word (or `subject`) of an answer about images draws on: regions, and words."""
     values = np.maximum(result.layer(-1).values[0, 0], 0.0)
     name, total = subject or result.targets.text[0], float(values.sum())
     if total <= 0:
@@ -208,9 +212,13 @@ def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = No
     for image, patches in zip(images, patch_maps(result), strict=True):
         columns = slice(image.start, image.start + image.grid.length)
         share = float(values[columns].sum()) / total
-        where = _strongest_ninth(_ninths(patches.values))
+        region = region_of(patches.values)
         called = "the image" if len(images) == 1 else image.name
-        phrases.append((share, f"{called} ({percent(share)}, most from its {where})"))
+        phrase = f"{called} as a whole ({percent(share)})"
+        if region is not None:
+            on_patches = float(np.maximum(patches.values, 0.0).sum()) / total
+            phrase = f"{region.name} of {called} ({percent(region.share * on_patches)})"
+        phrases.append((share, phrase))
         words[columns] = 0.0
     for index in np.argsort(-words, kind="stable")[:k].tolist():
         share = float(words[index]) / total
@@ -219,20 +227,25 @@ def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = No
     return f"“{name}” draws on {_listing([t for share, t in strongest if share >= _NO_NEWS])}."
 
 
-def _ninths(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum the positive part of a map over thirds of rows and columns; a small map has one part."""
-    positive = np.maximum(values, 0.0)
-    if min(values.shape) < 3:
-        return positive.sum(keepdims=True)
-    down, across = ([side * k // 3 for k in range(3)] for side in values.shape)
-    return np.add.reduceat(np.add.reduceat(positive, down, axis=0), across, axis=1)
+def image_sentences(result: Attribution) -> list[str]:
+    """Say what each target draws on in its images, and beside them; none without images."""
+    if result.sources.grid is None and not result.sources.images:
+        return []
+    say = picture_sentence if result.sources.grid is not None else answer_sentence
+    answered = prediction_rows(result)
+    return [
+        say(_row(result, k), subject=result.prediction.label)
+        if k in answered and result.prediction is not None
+        else say(_row(result, k))
+        for k in range(len(result.targets))
+    ]
 
 
-def _strongest_ninth(sums: NDArray[np.float64]) -> str:
-    row, column = divmod(int(sums.argmax()), sums.shape[1])
-    if sums.shape == (1, 1):
-        return "middle"
-    return "centre" if (row, column) == (1, 1) else f"{_ROWS[row]} {_COLUMNS[column]}"
+def _row(result: Attribution, number: int) -> Attribution:
+    """Return one target by its number: positions may occur twice."""
+    top = result.layer(-1)
+    values, target = top.values[:, number : number + 1], top.targets.select([number])
+    return Attribution(values, top.layers, target, top.sources, top.method)
 
 
 # -- what a reader must know ------------------------------------------------------------------

@@ -75,8 +75,10 @@ def _html(result: Attribution, **heading: Any) -> str:
 
 def _sentences(result: Attribution) -> list[str]:
     count = len(result.targets)
-    if result.sources.grid is not None:
-        return []
+    if result.sources.grid is not None or result.sources.images:
+        rows = sentences.prediction_rows(result) or range(min(count, _SENTENCES))
+        every = sentences.image_sentences(result)
+        return [every[row] for row in rows]
     if count == 1:
         subject = sentences.answer_subject(result)
         return [sentences.sources_sentence(result, k=4, subject=subject)]

@@ -29,7 +29,7 @@ from attnflow.show.packing import (
     results_of,
     unpack_values,
 )
-from attnflow.show.sentences import caveats, prediction_rows, remarks, unit_of
+from attnflow.show.sentences import caveats, image_sentences, prediction_rows, remarks, unit_of
 from attnflow.tokens import Tokens, is_special
 from attnflow.tokens.text import common_tokens
 from attnflow.trace import AttentionTrace
@@ -281,6 +281,7 @@ def _result(result: Attribution) -> dict[str, Any]:
         "recipe": result.recipe,
         "method": result.method.to_dict(),
         "verdicts": [_verdict(verdict) for verdict in result.verdicts],
+        "sentences": image_sentences(result),
         "paths": [path.to_dict() for path in paths_of(result)] or None,
         "whole_model": result.method.reruns_model,
         "steps": list(result.steps),

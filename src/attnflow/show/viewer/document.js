@@ -29,6 +29,7 @@
       this.unit = record.unit ?? "share";
       this.recipe = record.recipe ?? record.title;
       this.verdicts = record.verdicts ?? [];
+      this.sentences = record.sentences ?? []; // of each target about images, at the highest layer
       this.paths = record.paths ?? null;
       this.wholeModel = record.whole_model ?? false;
       this.unpacked = new Map();

@@ -9,6 +9,7 @@
   const LEAST = -0.6; // what is less than the baseline is shown, but does not outshine what is more
   const SPOKEN_AFTER = 350; // ms: a screen reader hears where one stops, not every step on the way
   const FAINT = 0.1; // of a row: beside images, what a word needs for the deepest shade
+  const FLAT = 0.1; // by how much a document's share must be above the mean of all to stand out
   const NO_NEWS = 0.005; // of a row: what rounds to nothing
 
   class Viewer {
@@ -422,6 +423,14 @@
         .sort((a, b) => b.share - a.share);
     }
 
+    // Those whose share is above what all would have if they were alike; none where they nearly are
+    // (as in Statement.shares).
+    standingOut(passages) {
+      const mean = 1 / passages.length;
+      if (passages.length > 1 && passages[0].share < mean + FLAT) return [];
+      return passages.filter(({ share }) => share >= mean);
+    }
+
     // -- showing --------------------------------------------------------------------------------
 
     renderSoon(moved = false) {
@@ -461,8 +470,10 @@
       const comparing = this.state.other !== null && this.state.other !== this.state.result;
       this.root.classList.toggle("af-comparing", comparing);
       const common = { cuttable: Boolean(this.graph) && !comparing, source: this.state.source };
-      this.ranking.update({ passages, words: this.measured(words, total, unit, peak), total, unit, ...common });
-      this.heading.textContent = this.passages.length ? "What it draws on" : `What ${quoted(this.subject())} draws on`;
+      const sources = this.standingOut(passages);
+      const flat = passages.length > 0 && !sources.length;
+      this.ranking.update({ passages: sources, words: this.measured(words, total, unit, peak), total, unit, ...common });
+      this.heading.textContent = flat ? `No ${this.passages[0].kind} stands out` : this.passages.length ? "What it draws on" : `What ${quoted(this.subject())} draws on`;
       this.updateBeside();
       this.updateDetails(reckoning);
       this.legend.textContent = this.legendText(result, unit);
@@ -614,15 +625,22 @@
     // “Russia” draws on “Putin” (71 %): the sentence above the picture.
     sentence({ words, total, unit, peak }, passages) {
       const strong = (text) => make("strong", {}, text);
+      const atTop = !this.state.mean && this.state.layer === this.result.layers.length - 1;
+      const known = atTop && this.rows.length === 1 ? this.result.sentences[this.rows[0]] : null;
+      if (known) return { parts: [known], text: known };
       const name = this.subject();
       const raising = words.filter((word) => word.value > NO_NEWS * total && /[\p{L}\p{N}]/u.test(word.name)).slice(0, 3);
       const against = words.filter((word) => word.value < 0).slice(0, 2);
       const told = (list) => listing(list.map((word) => `${quoted(word.name)} (${this.number(word.value, total, unit, peak)})`));
       const parts = [strong(quoted(shortened(name)))];
       if (passages.length) {
-        const [first, next] = passages;
-        parts.push(" draws on ", strong(`${first.name}, sentence ${first.sentence}`), ` (${measure(first.share, 1, "share")}`);
-        parts.push(next ? `; next: ${next.name}, ${measure(next.share, 1, "share")}).` : ").");
+        const [first, next] = this.standingOut(passages);
+        if (first) {
+          parts.push(" draws on ", strong(`${first.name}, sentence ${first.sentence}`), ` (${measure(first.share, 1, "share")})`);
+          parts.push(next ? `, then ${next.name} (${measure(next.share, 1, "share")}).` : ".");
+        } else {
+          parts.push(` draws on all alike: no ${this.passages[0].kind} stands out.`);
+        }
         if (raising.length) parts.push(` Strongest words: ${told(raising)}.`);
       } else if (raising.length) {
         parts.push(" draws on ", strong(told(raising.slice(0, 1))));
