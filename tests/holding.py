@@ -172,6 +172,44 @@ def split() -> Any:
     return loaded(device_map=places, offload_folder=tempfile.mkdtemp())
 
 
+# --- quantised ------------------------------------------------------------------------------------
+
+
+def dynamic_int8() -> Any:
+    return torch.ao.quantization.quantize_dynamic(plain(), {nn.Linear}, dtype=torch.qint8)
+
+
+def by_torchao(config: str) -> Any:
+    from torchao import quantization
+
+    model = plain()
+    quantization.quantize_(model, getattr(quantization, config)())
+    return model
+
+
+def by_bitsandbytes(bits: int) -> Any:
+    options: dict[str, Any] = {f"load_in_{bits}bit": True}
+    return loaded(quantization_config=transformers.BitsAndBytesConfig(**options))
+
+
+QUANTISED = [
+    Way("dynamic int8 of torch", dynamic_int8, None, gradients=False),
+    Way(
+        "torchao, int8 weights",
+        lambda: by_torchao("Int8WeightOnlyConfig"),
+        None,
+        needs="torchao",
+    ),
+    Way(
+        "torchao, int8 weights and activations",
+        lambda: by_torchao("Int8DynamicActivationInt8WeightConfig"),
+        None,
+        gradients=False,
+        needs="torchao",
+    ),
+    Way("bitsandbytes, 8 bit", lambda: by_bitsandbytes(8), None, needs="bitsandbytes"),
+    Way("bitsandbytes, 4 bit", lambda: by_bitsandbytes(4), None, needs="bitsandbytes"),
+]
 WAYS = [
     Way("PEFT: LoRA", peft_model, lambda: merged(peft_model()), needs="peft"),
     Way("PEFT: DoRA", lambda: peft_model("dora"), lambda: merged(peft_model("dora")), needs="peft"),

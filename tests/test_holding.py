@@ -20,10 +20,12 @@ import holding
 from attnflow.cli.app import app
 from attnflow.errors import ModelError, UnsupportedModelError
 from attnflow.hosts.check import model_state
+from attnflow.hosts.fingerprint import digest_weights
 from attnflow.hosts.load import as_model
 from attnflow.hosts.wrappers import unwrapped
 from attnflow.methods import make_method
-from holding import DOORS, WAYS, Way
+from holding import DOORS, QUANTISED, WAYS, Way
+from sweep import autograd_rows, last_row
 
 # What PEFT, accelerate and the quantisers themselves warn of.
 pytestmark = [
@@ -59,12 +61,12 @@ def reference(build: Any) -> Any:
     return build()
 
 
-def ways() -> list[Any]:
+def ways(which: list[Way] = WAYS) -> list[Any]:
     def missing(way: Way) -> Any:
         found = importlib.util.find_spec(way.needs) is not None
         return pytest.mark.skipif(not found, reason=f"{way.needs} is not installed")
 
-    return [pytest.param(way, id=way.name, marks=missing(way)) for way in WAYS]
+    return [pytest.param(way, id=way.name, marks=missing(way)) for way in which]
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -186,6 +188,61 @@ def test_an_offloaded_model_is_given_back_offloaded(
     assert all(parameter.device.type == "meta" for parameter in model.parameters())
     after = model_state(model), [vars(module).get("forward") for module in model.modules()]
     assert before == after
+
+
+# --- quantised ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ways(QUANTISED))
+def test_a_quantised_model_is_explained_as_it_runs(way: Way) -> None:
+    """Against autograd through the same model in eager attention, where it has gradients."""
+    model = held(way)
+    inputs = holding.tokenizer()(holding.PROMPT, return_tensors="pt")
+    if way.gradients:
+        values = last_row(model, dict(inputs))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = [one[0].numpy() for one in model(**inputs, output_attentions=True).attentions]
+    rows = autograd_rows(model, inputs["input_ids"]) if way.gradients else None
+    model.set_attn_implementation("sdpa")
+    # Rounding to 8 bits turns a last digit of attention into a step.
+    assert np.allclose(holding.capture(model), weights, rtol=0, atol=1e-3)
+    if rows is not None:
+        assert np.allclose(values, rows[1], rtol=0, atol=1e-2 * rows[1].max())
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("way", ways(QUANTISED))
+def test_every_door_takes_a_quantised_model(way: Way, door: str) -> None:
+    """Without gradients the default is a rollout, as the result says."""
+    assert np.isfinite(DOORS[door](held(way))).all()
+    if way.gradients:
+        return
+    result = attnflow.explain(holding.as_held(held(way)), holding.PROMPT)
+    assert isinstance(result.method, attnflow.Rollout)
+    for method in ("balanced", "gradient-attention", "gradient-rollout"):
+        with pytest.raises(UnsupportedModelError, match="No gradient runs through the quantised"):
+            holding.explain(held(way), method)
+    for method in ("leave-one-out", "alti", "value-zeroing", "flow"):
+        assert np.isfinite(holding.explain(held(way), method)).all()
+
+
+def test_quantised_weights_are_part_of_a_models_fingerprint() -> None:
+    """Else a journal of one model would be carried on with another."""
+    models = [holding.plain(), holding.plain()]
+    with torch.no_grad():
+        models[1].lm_head.weight[3, 4] += 1
+    options: dict[str, Any] = {"qconfig_spec": {nn.Linear}, "dtype": torch.qint8}
+    first, second = (torch.ao.quantization.quantize_dynamic(m, **options) for m in models)
+    assert digest_weights(first) == digest_weights(held(QUANTISED[0]))
+    assert digest_weights(first) != digest_weights(second)
+
+
+def test_a_quantised_classifier_without_gradients_is_explained_by_rollout() -> None:
+    encoder, tokens = attnflow.testing.tiny_encoder(head="SequenceClassification")
+    model = torch.ao.quantization.quantize_dynamic(encoder, {nn.Linear}, dtype=torch.qint8)
+    result = attnflow.explain((model, tokens), "the key to the cabinets")
+    assert isinstance(result.method, attnflow.Rollout)
 
 
 # --- holders --------------------------------------------------------------------------------------

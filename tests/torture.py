@@ -20,6 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import sweep
 import torture_corpus
 import torture_evaluation
 from attnflow.testing import tiny_decoder, tiny_encoder
@@ -148,6 +149,13 @@ def disks(count: int, folder: Path) -> Count:
     return Count(*full_disks(folder))
 
 
+def model_types(count: int, folder: Path) -> Count:
+    """Every causal model type of transformers against autograd through its eager graph."""
+    lines = [sweep.examine(kind) for kind in list(sweep.CAUSAL)[: count or None]]
+    faults = [line for line in lines if line.outcome in ("wrong", "bare")]
+    return Count(len(lines), [f"{line.kind}: {line.detail}" for line in faults])
+
+
 KINDS: dict[str, tuple[Callable[[int, Path], Count], int]] = {
     "changed files": (files, 10_000),
     "random graphs": (graphs, 2_000),
@@ -164,6 +172,7 @@ KINDS: dict[str, tuple[Callable[[int, Path], Count], int]] = {
     "kills of corpora": (corpora, 100),
     "kills on Ray": (corpora_on_ray, 20),
     "full disks": (disks, 0),
+    "model types": (model_types, 0),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from attnflow.hosts.capture import capture
 from attnflow.hosts.model import Model
+from attnflow.hosts.quantised import gradient_barrier
 from attnflow.methods import BalancedGradient, GradientAttention, GradientRollout, Method, Rollout
 from attnflow.methods.gradients import attention_sink
 from attnflow.methods.mixing import ONE_STEP
@@ -26,7 +27,8 @@ DEFAULTS: dict[str, Method] = {
     "answer of an encoder": BalancedGradient(readings="keys+inputs", score="log-odds"),
     # Blanking words of a T5: LDS .60, gradient rollout .54, one-step rollout .32.
     "answer of an encoder–decoder": BalancedGradient(readings="keys+inputs"),
-    # Speech, and layers that mix positions without attention. `drop_sink` finds what is dropped.
+    # Speech, layers that mix positions without attention, quantised layers that let no gradient
+    # pass. `drop_sink` finds what is dropped.
     "language model without row gradients": Rollout(residual=ONE_STEP, drop=(0,)),
     # No answer, so nothing to hold a method against.
     "other": Rollout(),
@@ -38,11 +40,12 @@ def kind_of(model: Model, *, about_images: bool = False, every_token: bool = Fal
     if about_images:
         return "question about images"
     module, adapter, facts = model.module, model.adapter, model.facts
-    if adapter.reads_images(module) and facts.answer is not None:
+    has_answer = facts.answer is not None and gradient_barrier(module) is None
+    if adapter.reads_images(module) and has_answer:
         return "image classifier"
     if adapter.supports_row_gradients(module):
         return f"{'tokens' if every_token else 'answer'} of a causal language model"
-    if adapter.reads_words(module) and facts.answer is not None and not facts.causal:
+    if adapter.reads_words(module) and has_answer and not facts.causal:
         return f"answer of an encoder{'–decoder' if facts.encoder_decoder else ''}"
     stands_last = facts.answer == "last" and not facts.decoder_reads_input
     writes = stands_last and (facts.causal or facts.encoder_decoder)

@@ -152,7 +152,7 @@ def next_token(
     The completion is the one token that is explained: the model's answer unless another is named.
     """
     module, adapter = model.module, model.adapter
-    if not adapter.supports_row_gradients(module):
+    if not adapter.writes_by_attention(module):
         raise ModelError(
             "method='careful' runs a causal language model again without parts of its text; "
             f"{type(module).__name__} is not one. `attnflow evaluate` holds methods against "
@@ -185,7 +185,7 @@ def check_answer(
     """Return the result with what the answer rests on, where its own row is there."""
 
     def judge() -> Verdict | None:
-        if result.sources.images or not model.adapter.supports_row_gradients(model.module):
+        if result.sources.images or not model.adapter.writes_by_attention(model.module):
             return judge_answer(result, model, text, answer)
         token, _ = next_token(model, text, answer)
         position = len(token.prompt.ids) - 1

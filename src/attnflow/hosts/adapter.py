@@ -228,6 +228,10 @@ class Adapter(ABC):
         """Return whether the model begins at words, which `embedding` embeds."""
         return False
 
+    def writes_by_attention(self, model: nn.Module) -> bool:
+        """Return whether it is a language model in which attention alone connects positions."""
+        return self.supports_row_gradients(model)
+
     def supports_row_gradients(self, model: nn.Module) -> bool:
         """Return whether `gradient_rows` gives each position's own gradient."""
         return False

@@ -46,6 +46,7 @@ _UNARY = _names(
     "expm1 log1p square pow __pow__ abs sin cos atan asinh sinh clamp clip clamp_min clamp_max",
     "threshold",
 )
+_POWERS = _names("pow __pow__")
 _PRODUCTS = _names(
     "mul multiply __mul__ __rmul__ matmul __matmul__ __rmatmul__ mm bmm mv dot outer inner",
     "einsum linear bilinear tensordot conv1d conv2d conv3d",
@@ -244,6 +245,8 @@ _Rule = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 def _unary(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, rest = args[0], args[1:]
+    if func.__name__ in _POWERS and any(isinstance(one, (int, float)) and one < 0 for one in rest):
+        return _statistic(func, args, kwargs)  # x ** -0.5 is what a normaliser multiplies by
     others = [one for one in (*rest, *kwargs.values()) if _computed(one)]
     if not _computed(x) or others:  # a power with a computed exponent: no function of one number
         return func(x, *(one.detach() if _computed(one) else one for one in rest), **kwargs)
@@ -404,7 +407,8 @@ class InputLeaves:
     def watch(self, model: nn.Module, words: nn.Module, changes: Changes) -> None:
         """Stand behind a model's embedding of words and its decoder's, wherever they are used."""
         decoder = getattr(model, "get_decoder", lambda: None)()
-        sides = (words, words if decoder is None else decoder.get_input_embeddings())
+        find = getattr(decoder, "get_input_embeddings", None)  # some call their head a decoder
+        sides = (words, words if find is None else find())
         weights = {id(getattr(one, "weight", one)) for one in sides}
         shared = [m for m in model.modules() if id(getattr(m, "weight", None)) in weights]
         # An adapter stands around the embedding that it adds to: the sum of both is the input.

@@ -210,7 +210,7 @@ class Parts:
         """The parameters of a plain layer; None where others add to them, or they are elsewhere."""
         kind, matrix = type(self.projection), cast(Tensor, getattr(self.projection, "weight", None))
         is_plain = kind is nn.Linear or kind.__module__ == _CONV1D
-        if not is_plain or matrix.device.type == "meta" or not matrix.is_floating_point():
+        if not is_plain or type(matrix) is not nn.Parameter or matrix.device.type == "meta":
             return None
         matrix = matrix.T if kind is nn.Linear else matrix  # which keeps it turned over
         bias = cast("Tensor | None", self.projection.bias)

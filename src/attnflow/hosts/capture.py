@@ -20,6 +20,7 @@ from attnflow.hosts.images import image_of
 from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
+from attnflow.hosts.quantised import refuse_gradients
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import at_rest, ordinary, undone
 from attnflow.hosts.scores import (
@@ -266,6 +267,8 @@ def _request(
 
 
 def _traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrace]:
+    if request.gradients:
+        refuse_gradients(model.module)
     if reads_images(model.module, batch.inputs):
         return _weight_traces(model, batch, request)
     writes = model.adapter.supports_row_gradients(model.module)

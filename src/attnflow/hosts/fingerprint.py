@@ -34,7 +34,11 @@ def digest_weights(model: nn.Module) -> str | None:
     None where some of them are not in memory (offloaded: on the meta device), so that nothing can
     be said of them. It is computed once for each run and takes about two seconds for each GB.
     """
-    tensors = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    tensors = {
+        f"{name} {k}": tensor
+        for name, value in model.state_dict().items()
+        for k, tensor in enumerate(_plain_tensors(value))
+    }
     if any(tensor.is_meta for tensor in tensors.values()):
         return None
     total = hashlib.sha256()
@@ -44,6 +48,20 @@ def digest_weights(model: nn.Module) -> str | None:
         total.update(flat.view(torch.uint8).numpy())
         tell("fingerprint of the weights", k, len(tensors))
     return total.hexdigest()[:_DIGITS]
+
+
+def _plain_tensors(value: Any) -> Iterable[Tensor]:
+    """The tensors that a weight is made of, where it is quantised, or the weight itself."""
+    if isinstance(value, (tuple, list)):
+        return [tensor for part in value for tensor in _plain_tensors(part)]
+    if not isinstance(value, Tensor):
+        return []
+    if value.is_quantized:  # torch's own: each row has a scale
+        return [value.int_repr(), value.dequantize()]
+    if hasattr(value, "__tensor_flatten__"):
+        names, _ = value.__tensor_flatten__()
+        return [tensor for name in names for tensor in _plain_tensors(getattr(value, name))]
+    return [value]
 
 
 def digest_tokenizer(tokenizer: Any) -> str:

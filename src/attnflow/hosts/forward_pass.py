@@ -223,13 +223,21 @@ def layer_numbers(numbers: Sequence[int | None]) -> list[int] | None:
 def check_layers(model: Model, count: int) -> None:
     """Raise unless every layer with attention was seen."""
     expected = model.adapter.expected_layers(model.module)
-    if count == 0 or (expected is not None and count != expected):
-        raise CaptureError(
-            f"{type(model.module).__name__} has {expected or 'some'} layers with attention and "
-            f"{count} were seen. Nothing is returned, because a result over missing layers would "
-            "be wrong. Quantised or fused attention that returns no weights cannot be explained; "
-            "load the model without it."
-        )
+    if count and (expected is None or count == expected):
+        return
+    config: Any = getattr(model.module, "config", None)
+    if expected == 0:
+        kinds = getattr(config, "layer_types", None) or config.layers_block_type
+        why = f"the kinds of its layers are not known here: {', '.join(sorted(set(kinds)))}"
+    elif expected is not None and count > expected:
+        why = "a layer of it attends more than once, and its output is made of both in its own way"
+    else:
+        why = "fused or quantised attention returns no weights; load the model without it"
+    raise CaptureError(
+        f"{type(model.module).__name__} has {expected or 'some'} layers with attention and "
+        f"{count} were seen ({why}). Nothing is returned, because a result over missing layers "
+        "would be wrong."
+    )
 
 
 def check_size(model: nn.Module, size: int, recorder: Recorder) -> None:

@@ -37,6 +37,7 @@ from attnflow.hosts.inputs import (
     tokens_of,
     words_of,
 )
+from attnflow.hosts.quantised import gradient_barrier
 from attnflow.hosts.recorder import UNIFORM, Intervention, Recorder
 from attnflow.hosts.transformers.answers import (
     compared_side,
@@ -268,6 +269,10 @@ class TransformersAdapter(Adapter):
         return own_processor(model)
 
     def supports_row_gradients(self, model: nn.Module) -> bool:
+        """Return True for such a model, unless its layers let no gradient pass."""
+        return self.writes_by_attention(model) and gradient_barrier(model) is None
+
+    def writes_by_attention(self, model: nn.Module) -> bool:
         """Return True where attention alone carries one position to another."""
         host, facts = cast(PreTrainedModel, model), self.facts(model)
         # A layer that mixes positions otherwise (a convolution, a recurrent state) would pass
@@ -302,6 +307,7 @@ class TransformersAdapter(Adapter):
             tokens[example, last] = choice
             others[example, last] = NO_CONTRAST if contrast is None else contrast
         rows = PredictingRows(ids, mask, 0, tokens, explained=mask.float(), contrasts=others)
+        rows = replace(rows, counts_positions=False)
         host = cast(PreTrainedModel, model)
         return gradient_rows(host, rows, score, balanced=balanced).values
 
@@ -309,7 +315,10 @@ class TransformersAdapter(Adapter):
         """Return True for one stack of layers over word pieces that looks its attention up."""
         host = cast(PreTrainedModel, model)
         single = not is_encoder_decoder(model) and compared_side(model, inputs) is None
-        return "input_ids" in inputs and single and uses_the_interface(host)
+        # Such masks say what each key is worth, and not only which of them a query sees.
+        learned_masks = any(hasattr(module, "prepare_dynamic_mask") for module in model.modules())
+        known = single and not learned_masks
+        return "input_ids" in inputs and known and uses_the_interface(host)
 
     def run_in_factors(
         self,

@@ -87,7 +87,7 @@ def _token(model: PreTrainedModel, *names: str) -> int | None:
 def _max_length(model: PreTrainedModel) -> int | None:
     """The positions a text may have; some tables of positions begin after that of padding."""
     limit = getattr(model.config, "max_position_embeddings", None)
-    if not isinstance(limit, int):
+    if not isinstance(limit, int) or limit < 1:
         return None
     for name, part in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):

@@ -35,6 +35,7 @@ from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.answers import is_encoder_decoder
 
 _NAME = "attnflow"
+_SINK_SHARE = 1e-3  # a row that lacks more than this has left it to its sink
 _ROWS_OF_WEIGHTS = 2**20  # weights in memory at a time for one example, over all heads
 _CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "encoder_attention")
 
@@ -109,7 +110,27 @@ class AttentionCall:
                 f"{type(self.module).__name__} returned no attention weights: quantised or fused "
                 "attention cannot be seen. Load the model without it."
             )
-        return output, weights
+        if self.sink is None or bool((weights.sum(dim=-1) < 1 - _SINK_SHARE).any()):
+            return output, weights
+        return self._beside_sink(self.sink, output)
+
+    def _beside_sink(self, sink: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both where a file scales the output by what its sink leaves, not the weights."""
+        key, value = (part.repeat_interleave(self.groups, dim=1) for part in (self.key, self.value))
+        scores = (self.query @ key.transpose(2, 3)).float() * self.scaling
+        if self.mask is not None:
+            scores = scores + self.mask[..., : key.shape[-2]]
+        column = sink.float()[:, None, None].expand(*scores.shape[:-1], 1)
+        shares = torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
+        weights = shares.to(output.dtype)
+        expected = (weights @ value).transpose(1, 2)
+        off = (expected - output).abs().amax()
+        if bool(off > (1e-3 if output.dtype == torch.float32 else 5e-2) * output.abs().amax()):
+            raise CaptureError(
+                f"The output of {type(self.module).__name__} is not its weights times its values, "
+                "with or without its learned sink, so the weights do not say what it read."
+            )
+        return expected, weights
 
     def run_as_loaded(self) -> tuple[Tensor, Any]:
         """Run what the module attends with when nothing is changed.

@@ -62,7 +62,8 @@ class PredictingRows:
     whose score each row explains. explained: the same shape, 0 for rows that do not count, such as
     those after the end of a shorter text. cache: keys and values of the positions before `first`,
     if they are at hand. contrasts: the shape of `tokens`, the token whose score is subtracted, or
-    NO_CONTRAST.
+    NO_CONTRAST. counts_positions: each text's positions are counted from its first token, as
+    generate() does; else the model counts them in its own way, which takes no padding on the left.
     """
 
     ids: Tensor
@@ -72,6 +73,7 @@ class PredictingRows:
     explained: Tensor | None = None
     cache: Any = None
     contrasts: Tensor | None = None
+    counts_positions: bool = True
 
     @property
     def length(self) -> int:
@@ -84,9 +86,11 @@ class PredictingRows:
         ids, mask, tokens = map(ordinary, (self.ids, self.mask, self.tokens))
         return replace(self, ids=ids, mask=mask, tokens=tokens, explained=explained)
 
-    def positions(self) -> Tensor:
-        """Return the position each token has in its own text, as generate() counts."""
-        return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
+    def positions(self, rows: slice) -> dict[str, Tensor]:
+        """Return the position that each of some tokens has in its own text, as an input."""
+        if not self.counts_positions:
+            return {}
+        return {"position_ids": (self.mask.cumsum(dim=1) - 1).clamp(min=0)[:, rows]}
 
     def scores(self, logits: Tensor, rows: slice, name: ScoreName) -> Tensor:
         """Return `(batch, rows)`: each row's score, 0 where it does not count."""
@@ -140,6 +144,11 @@ class _RowHandler(AttentionHandler):
         with as_one_operation():
             output, report = _attend(call)
         if output.requires_grad:
+            if call.module in self.order:
+                raise UnsupportedModelError(
+                    f"{type(call.module).__name__} attends more than once in a pass, and what its "
+                    "layer makes of both is not known here, so its rows cannot be followed."
+                )
             self.order.append(call.module)
             output.register_hook(lambda gradient: self.add(call.module, report(gradient)))
         return output
@@ -342,7 +351,7 @@ def _prefix(model: PreTrainedModel, text: PredictingRows) -> DynamicCache:
             model.base_model(
                 input_ids=text.ids[:, :end],
                 attention_mask=text.mask[:, :end],
-                position_ids=text.positions()[:, :end],
+                **text.positions(slice(end)),
                 past_key_values=cache,
                 use_cache=True,
             )
@@ -365,7 +374,7 @@ def _part(
             logits = model(
                 input_ids=text.ids[:, rows],
                 attention_mask=text.mask[:, : rows.stop],
-                position_ids=text.positions()[:, rows],
+                **text.positions(rows),
                 past_key_values=cache,
                 use_cache=True,
             ).logits
