@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -14,6 +15,9 @@ from attnflow import Attribution, Raw, Tokens, generate
 from attnflow.attribution.carrying import INSERTED, Step, carry_on
 from attnflow.attribution.passages import MESSAGES
 from attnflow.errors import InputError, MethodError
+from attnflow.explainers import gradient_rows
+from attnflow.explainers.completions import carry_to_spans
+from attnflow.hosts.transformers import row_gradients
 from attnflow.testing import tiny_decoder
 
 PROMPT = "the keys to the cabinets . the author is old ."
@@ -197,3 +201,38 @@ def test_what_cannot_be_carried_says_why() -> None:
         replace(
             signed, targets=Tokens(signed.targets.texts[::-1], signed.targets.positions)
         ).carried()
+
+
+def test_spans_in_parts_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows at a time give what all rows at once do."""
+    model = tiny_decoder()
+    spans: dict[str, Any] = {"keys": (0, 5), "author": (6, 9)}
+    carried = generate(model, PROMPT, completion=COMPLETION, sources="all").carried()
+    expected = carried.normalize().layer(-1).spans(spans)
+    monkeypatch.setattr(row_gradients, "_MOST_ROWS", 4)
+    result = carry_to_spans(model, PROMPT, COMPLETION, spans)
+    np.testing.assert_allclose(result.values, expected.values, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(result.elsewhere, expected.elsewhere, rtol=0, atol=1e-6)
+    assert (result.targets, result.sources) == (expected.targets, expected.sources)
+    assert result.steps[-1] == "carried()"
+
+
+def test_no_more_than_a_part_of_the_rows_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest block is as many rows as run at once, whatever the length."""
+    heights: list[int] = []
+
+    def watch(blocks: Iterator[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        def counted() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for block in blocks:
+                heights.append(len(block[1]))
+                yield block
+
+        return carry_on(counted())
+
+    monkeypatch.setattr(row_gradients, "_MOST_ROWS", 3)
+    monkeypatch.setattr(gradient_rows, "carry_on", watch)
+    carry_to_spans(tiny_decoder(), PROMPT, COMPLETION, {"all": (0, 11)})
+    assert sum(heights) == 13
+    assert max(heights) == 3
+    with pytest.raises(MethodError, match="gradient attention"):
+        carry_to_spans(tiny_decoder(), PROMPT, COMPLETION, {"all": (0, 11)}, "rollout")

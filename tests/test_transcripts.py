@@ -13,7 +13,7 @@ import attnflow
 from attnflow.cli.app import _run
 from attnflow.errors import InputError, TargetError, TokensError
 from attnflow.explainers.prompts import encode_transcript
-from attnflow.explainers.transcripts import Action, list_actions
+from attnflow.explainers.transcripts import COMMANDED, Action, list_actions
 from attnflow.hosts.model import Model
 from attnflow.testing import tiny_decoder
 from attnflow.tokens.transcripts import compose_messages, find_target, read_transcript
@@ -157,10 +157,10 @@ def test_what_is_no_transcript_is_told(messages: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        (None, EXPECTED[6][2]),
-        ("the call to pay", EXPECTED[6][2]),
+        (None, 'old author", "amount": 2'),
+        ("the call to pay", 'old author", "amount": 2'),
         ("the first call to read", EXPECTED[2][2]),
-        ("pay", EXPECTED[6][2]),
+        ("pay", 'old author", "amount": 2'),
         ("pay.to", "old author"),
         ("pay.amount", "2"),
         ("the answer", "the keys"),
@@ -307,7 +307,7 @@ def test_actions_are_explained_in_turn(model: Model) -> None:
     assert actions[0].data_share == 0  # nothing was read yet
     assert attnflow.commanded_by(model, OPENAI, "the call to read") is None
     order = actions[1].commanded_by
-    assert (order is None) == (actions[1].data_share < 0.5)
+    assert (order is None) == (actions[1].data_share < COMMANDED)
     assert order is None or order.trust == "data"
 
 

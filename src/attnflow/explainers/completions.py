@@ -16,6 +16,7 @@ import torch
 
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import DOCUMENTS, MESSAGES, SENTENCES
+from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
 from attnflow.explainers.answer_checks import judge_image_completion
@@ -152,6 +153,30 @@ def generate(
     if len(messages) < 2:  # one message is the prompt itself
         return results[0]
     return mark_messages(results[0], messages, batch.prompts[0])
+
+
+@checked_arguments
+def carry_to_spans(
+    model: ModelLike,
+    prompt: Prompts,
+    completion: str | Sequence[int],
+    spans: Mapping[str, Span],
+    method: str | Method | None = None,
+) -> Attribution:
+    """Attribute each token of a completion to spans of its prompt, through what stands between.
+
+    As `generate(..., sources="all").carried().spans(spans)`, in shares of what each token draws on,
+    with memory that grows with the length of the text and not with its square.
+
+    >>> from attnflow.testing import tiny_decoder
+    >>> spans = {"first": (0, 2), "last": (2, 3)}
+    >>> carry_to_spans(tiny_decoder(), "the keys to", "the cabinets are", spans).values.shape
+    (1, 3, 2)
+    """
+    loaded = as_model(model, default="smollm2")
+    reader = Reader.of(loaded, method, spans)
+    text = _existing(loaded, encode_prompts(loaded, prompt), completion, {})
+    return reader.read_carried(text)
 
 
 def _check_rerun(

@@ -8,7 +8,7 @@ token as it comes would double it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnflow.attribution import Attribution
+from attnflow.attribution.carrying import carry_on
 from attnflow.hosts.adapter import Scores
 from attnflow.hosts.factored import told_memory
 from attnflow.hosts.forward_pass import provenance_of
@@ -29,6 +30,7 @@ from attnflow.hosts.transformers.row_gradients import (
     NO_CONTRAST,
     PredictingRows,
     cropped,
+    gradient_row_parts,
     gradient_rows,
 )
 from attnflow.methods import GradientAttention
@@ -120,6 +122,34 @@ def completion_rows(
         padding=(prompt - mask.sum(dim=1)).tolist(),
         layers=(count,) if summed else tuple(range(1, len(rows.values) + 1)),
     )
+
+
+def carried_shares(
+    model: Any, ids: Tensor, prompt: int, spans: NDArray[np.float64], method: GradientAttention
+) -> NDArray[np.float64]:
+    """Return `(generated tokens, spans)`: shares carried on to spans of the prompt.
+
+    ids: (1, length), the prompt and what was written. spans: (prompt, spans), 1 for the positions
+    of each. A part of the rows is in memory at a time, so it grows with the length, not its square.
+    """
+    rest = ids[:, :-1]
+    text = PredictingRows(rest, torch.ones_like(rest), prompt - 1, ids[:, prompt:])
+    options: dict[str, Any] = {"summed": True, "balanced": method.balanced}
+
+    def blocks() -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        sink: int | None = None
+        for number, part in enumerate(gradient_row_parts(model, text, method.score, **options)):
+            rows, weights = (a[0].double().cpu().numpy() for a in (part.values[0], part.weights))
+            if number == 0 and method.drop_sink:
+                sink = find_sink(weights)
+            if sink is not None:
+                rows[:, sink] = 0.0
+            sums = rows.sum(axis=1, keepdims=True)
+            rows = np.divide(rows, sums, out=np.zeros_like(rows), where=sums > 0)
+            yield rows[:, :prompt] @ spans, rows[:, prompt:]
+
+    with at_rest(model), told_memory(model, text.length):
+        return carry_on(blocks())
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,10 @@ from torch import Tensor
 from attnflow.attribution import Attribution
 from attnflow.attribution.passages import LOG_PROBS
 from attnflow.attribution.rescaling import SOURCE_TOKENS, Span, resolve_spans
-from attnflow.errors import InputError, shorten
+from attnflow.errors import InputError, MethodError, shorten
 from attnflow.explainers.answer_rows import as_one, join_targets, less_identity, rows_of
 from attnflow.explainers.defaults import default_method, drop_sink
-from attnflow.explainers.gradient_rows import CompletionRows, completion_rows
+from attnflow.explainers.gradient_rows import CompletionRows, carried_shares, completion_rows
 from attnflow.explainers.request import (
     ANSWER,
     Completion,
@@ -188,6 +188,26 @@ class Reader:
             "sources": self.tokens([*prompt, *ids[:-1]] if self.sources == "all" else prompt),
             "provenance": {**about, **(notes or {}), **completion.notes},
         }
+
+    def read_carried(self, completion: Completion) -> Attribution:
+        """Attribute each token to spans of the prompt, through what was written before it."""
+        method, prompt, ids = self.row_method, completion.prompt.ids, completion.ids
+        if method is None or self.spans is None:
+            raise MethodError(
+                "What was written is carried on to spans by gradient attention of a causal model "
+                f"without images; this is {self.method.name!r}."
+            )
+        text = torch.tensor([[*prompt, *ids]], device=self.module.device)
+        members = self._members(text[:, : len(prompt)], [0])[0].double().cpu().numpy()
+        values = carried_shares(self.module, text, len(prompt), members, method)[None]
+        dtype = str(self.module.dtype).removeprefix("torch.")
+        names = self._spans(prompt)
+        frame = self._frame(completion, dtype)
+        frame["sources"] = Tokens(tuple(names), tuple(k[0] for k in names.values()))
+        frame["steps"] = (f"spans({', '.join(map(repr, names))})", "carried()")
+        layers = (int(self.model.adapter.expected_layers(self.module) or 0),)
+        elsewhere = 1 - values[..., :-1].sum(axis=-1)
+        return Attribution(values[..., :-1], layers, method=method, elsewhere=elsewhere, **frame)
 
     # -- rows beside the cache ----------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from attnflow.tokens.transcripts import (
 )
 from attnflow.tokens.units import CharSpan
 
-COMMANDED = 0.5
+COMMANDED = 2 / 3
 """The share of an action from data above which data is said to have commanded it."""
 
 
@@ -155,7 +155,7 @@ def list_actions(
     loaded = as_model(model, default="smollm2")
     applied = default_method(loaded) if method is None else make_method(method)
     calls = [k for k, part in enumerate(parts) if part.kind == "call"]
-    targets = [Target(k, (0, len(parts[k].text))) for k in calls] or [find_target(parts)]
+    targets = [Target(k, parts[k].content) for k in calls] or [find_target(parts)]
     actions = []
     for number, target in enumerate(targets):
         tell("reading the transcript", number, len(targets))
@@ -201,7 +201,7 @@ def explain_parts(model: Model, parts: tuple[Part, ...], target: Target, method:
         for end in path.ends(numbers, start)
     )
     part = parts[target.part]
-    text = part.text[slice(*target.span)]
+    text = part.text if target.span == part.content else part.text[slice(*target.span)]
     return Action(part.name, text, sources, path.tree(numbers, start), rows)
 
 

@@ -49,6 +49,15 @@ class Part:
     arguments: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
+    def content(self) -> tuple[int, int]:
+        """The characters that say something: of a call, from its first argument to its last.
+
+        The rest of a call is its form, which repeats that of calls before it.
+        """
+        spans = [span for span in self.arguments.values() if span[0] < span[1]]
+        return (spans[0][0], spans[-1][1]) if spans else (0, len(self.text))
+
+    @property
     def name(self) -> str:
         """The message and what part of it this is, for people."""
         if self.kind == "call":
@@ -272,14 +281,15 @@ def compose_messages(
 def find_target(parts: Sequence[Part], target: str | None = None) -> Target:
     """Return what is meant: a call, an argument of one, a phrase that was written, or the last.
 
-    target: "the call to NAME" ("the second call to NAME"), "NAME.ARGUMENT", "the answer" (the last
-    text), or words that the assistant wrote; None is the last call, else the last text.
+    target: "the call to NAME" ("the second call to NAME"), by its arguments; "NAME.ARGUMENT"; "the
+    answer" (the last text); or words that the assistant wrote. None is the last call, else the last
+    text.
 
     >>> call = {"function": {"name": "pay", "arguments": '{"to": "Eve"}'}}
     >>> parts = read_transcript([{"role": "assistant", "tool_calls": [call]}])
     >>> find = lambda target: parts[0].text[slice(*find_target(parts, target).span)]
-    >>> find("the call to pay"), find("pay.to")
-    ('{"name": "pay", "arguments": {"to": "Eve"}}', 'Eve')
+    >>> find("the call to pay"), find('"name": "pay"')
+    ('Eve', '"name": "pay"')
     """
     numbers = [k for k, part in enumerate(parts) if part.trust == "wrote"]
     calls = [k for k in numbers if parts[k].kind == "call"]
@@ -301,7 +311,7 @@ def find_target(parts: Sequence[Part], target: str | None = None) -> Target:
 
 
 def _all_of(parts: Sequence[Part], number: int) -> Target:
-    return Target(number, (0, len(parts[number].text)))
+    return Target(number, parts[number].content)
 
 
 def _numbered(parts: Sequence[Part], calls: Sequence[int], name: str, which: str | None) -> int:

@@ -179,7 +179,7 @@ def _orders_table(counted: Sequence[Mapping[str, Any]], note: str) -> Table:
         empty,
     )
     cells["area under the curve of the share from data"] = (areas, empty)
-    columns = ("order named first", f"share from data of {COMMANDED} or more")
+    columns = ("order named first", f"share from data of {COMMANDED:.2f} or more")
     return Table("injections", "Orders in e-mails and of the user", columns, cells, note)
 
 

@@ -312,24 +312,35 @@ def gradient_rows(
     summed: only the sum over all layers is kept, as one layer. balanced: gradients are those of
     `hosts.balanced`.
     """
-    text = text.ordinary()
-    cache: Any = text.cache if text.cache is not None else _prefix(model, text)
     parts: list[RowContributions] = []
-    step = _rows_at_once(model, text)
-    for begin in range(text.first, text.length, step):
-        end = min(begin + step, text.length)
-        handler = _RowHandler(summed, balanced)
-        part = _part(model, text, cache, slice(begin, end), score, handler)
-        unseen = (0, text.length - end)
+    for part in gradient_row_parts(model, text, score, summed=summed, balanced=balanced):
+        unseen = (0, text.length - part.values.shape[-1])
         values, weights = (nn.functional.pad(array, unseen) for array in part[:2])
         parts.append(RowContributions(values, weights, part.log_probs))
-        for layer in cache.layers:  # forget the graph behind keys and values that were added
-            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
     return RowContributions(
         torch.cat([part.values for part in parts], dim=2),
         torch.cat([part.weights for part in parts], dim=1),
         torch.cat([part.log_probs for part in parts], dim=1),
     )
+
+
+def gradient_row_parts(
+    model: PreTrainedModel,
+    text: PredictingRows,
+    score: ScoreName = LOG_PROB,
+    *,
+    summed: bool = False,
+    balanced: bool = False,
+) -> Iterator[RowContributions]:
+    """Yield some rows at a time, in order, each over the keys up to the last of them."""
+    text = text.ordinary()
+    cache: Any = text.cache if text.cache is not None else _prefix(model, text)
+    step = _rows_at_once(model, text)
+    for begin in range(text.first, text.length, step):
+        rows = slice(begin, min(begin + step, text.length))
+        yield _part(model, text, cache, rows, score, _RowHandler(summed, balanced))
+        for layer in cache.layers:  # forget the graph behind keys and values that were added
+            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
 
 
 def _rows_at_once(model: PreTrainedModel, text: PredictingRows) -> int:
