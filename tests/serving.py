@@ -15,7 +15,7 @@ import uvicorn
 
 from attnflow.web.app import guarded_app
 from attnflow.web.guard import server_settings
-from attnflow.web.models import Limits, OfferedModel
+from attnflow.web.models import Access, Limits, OfferedModel
 
 JSON = {"content-type": "application/json"}
 
@@ -67,11 +67,13 @@ class Client(NamedTuple):
 
 
 @contextmanager
-def serving(models: Sequence[OfferedModel], limits: Limits | None = None) -> Iterator[Client]:
+def serving(
+    models: Sequence[OfferedModel], limits: Limits | None = None, access: Access | None = None
+) -> Iterator[Client]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(256)  # callers may come before the server is awake
-    server = uvicorn.Server(server_settings(guarded_app(models, limits), limits))
+    server = uvicorn.Server(server_settings(guarded_app(models, limits, access), limits))
     thread = Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

@@ -56,6 +56,7 @@ HEAVY = {
     "uvicorn": {"web"},
     "pydantic": {"web"},
     "starlette": {"web"},
+    "httpx": {"web"},
     "matplotlib": {"show"},
     "ray": {"corpus"},
 }

@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from attnflow.errors import AttnflowError, InputError, TokensError
 from attnflow.errors.progress import tell
@@ -31,9 +34,11 @@ from attnflow.methods import Flow
 from attnflow.show.page import SCRIPTS, STYLES, VIEWER_FOLDER, render
 from attnflow.web.doors.errors import error_response, is_door
 from attnflow.web.doors.routes import add_doors, door_error
+from attnflow.web.doors.upstream import add_upstream
 from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError, Results, StoredResult
-from attnflow.web.models import Limits, OfferedModel
+from attnflow.web.models import Access, Limits, OfferedModel
+from attnflow.web.observe import METRICS, Metrics, Observer
 from attnflow.web.requests import DEFAULT, REQUESTS, BaseRequest, method_titles, read_request
 
 if TYPE_CHECKING:
@@ -103,9 +108,12 @@ class Server:
             )
 
 
-def create_app(models: Sequence[OfferedModel], limits: Limits | None = None) -> FastAPI:
+def create_app(
+    models: Sequence[OfferedModel], limits: Limits | None = None, access: Access | None = None
+) -> FastAPI:
     """Return the application over these models; `guarded_app` is what may be put on a port."""
     server = Server(models, limits or Limits())
+    access = access or Access()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -123,14 +131,31 @@ def create_app(models: Sequence[OfferedModel], limits: Limits | None = None) -> 
     _add_pages(app)
     _add_jobs(app, server)
     _add_results(app, server)
-    add_doors(app, server)
+    if access.upstream is not None:
+        add_upstream(app, server, access.upstream, access.token)
+    else:
+        add_doors(app, server)
     return app
 
 
-def guarded_app(models: Sequence[OfferedModel], limits: Limits | None = None) -> Guard:
-    """Return the application behind its guard."""
-    app = create_app(models, limits)
-    return Guard(app, app.state.server.limits)
+def guarded_app(
+    models: Sequence[OfferedModel], limits: Limits | None = None, access: Access | None = None
+) -> ASGIApp:
+    """Return the application behind its guard, watched."""
+    app = create_app(models, limits, access)
+    server: Server = app.state.server
+    metrics = None
+    if find_spec("prometheus_client") is not None:
+        metrics = Metrics(lambda: server.jobs.length)
+
+    @app.get(METRICS)
+    async def numbers() -> Response:
+        if metrics is None:
+            return _error(404, 'Numbers for Prometheus: pip install "attnflow[serve]".')
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    return Observer(Guard(app, server.limits, (access or Access()).token), paths, metrics)
 
 
 def _add_pages(app: FastAPI) -> None:

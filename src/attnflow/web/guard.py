@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from typing import Any
 
 import h11
@@ -26,6 +27,7 @@ from attnflow.web.models import Limits
 # server answers in JSON with 421. A pattern for the header is shorter than working round both.
 _LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _IMAGES = ("/api/image", "/api/image-question")
+_SECONDS_TO_END = 30
 _ONCE = ("host", "origin", "content-type", "content-length")  # two of them may mean two things
 _HEADERS = {
     b"content-security-policy": (
@@ -50,12 +52,14 @@ class Guard:
     bodies, and adds the security headers to every answer.
 
     The host's name is checked because a page from elsewhere can point its own name at 127.0.0.1;
-    the origin, because a form elsewhere can send here.
+    the origin, because a form elsewhere can send here. With a token the caller is known by it, and
+    the server may listen anywhere.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, token: str | None = None) -> None:
         self._app = app
         self._limits = limits
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or the server's own start and stop."""
@@ -65,7 +69,9 @@ class Guard:
         guarded = _with_headers(send)
         try:
             headers = Headers(scope=scope)
-            _check_caller(headers)
+            _check_caller(headers, anywhere=self._token is not None)
+            if self._token is not None:
+                _check_token(headers, self._token)
             body = await self._body(scope, headers, receive)
         except _RefusedError as refused:
             # What is left of the body is not read: the connection closes.
@@ -110,12 +116,21 @@ async def _read(announced: str, receive: Receive, most: int) -> bytes:
             return body
 
 
-def _check_caller(headers: Headers) -> None:
+def _check_token(headers: Headers, token: str) -> None:
+    """Refuse whoever does not show the token, as any of the APIs' clients would."""
+    bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
+    for shown in (headers.get("x-attnflow-token", ""), bearer, headers.get("x-api-key", "")):
+        if secrets.compare_digest(shown.encode(), token.encode()):
+            return
+    raise _RefusedError(401, "Show the server's token: the header Authorization: Bearer TOKEN.")
+
+
+def _check_caller(headers: Headers, *, anywhere: bool = False) -> None:
     for name in _ONCE:
         if len(headers.getlist(name)) > 1:
             raise _RefusedError(400, f"The header {name!r} was sent twice.")
     host = headers.get("host", "")
-    if not _LOCAL.fullmatch(host):
+    if not anywhere and not _LOCAL.fullmatch(host):
         raise _RefusedError(421, "This server answers on 127.0.0.1 and localhost only.")
     origin = headers.get("origin")
     if origin is not None and origin.lower() != f"http://{host.lower()}":
@@ -195,4 +210,12 @@ def server_settings(app: Any, limits: Limits | None = None) -> uvicorn.Config:
     """Return what `uvicorn.Server` is started with."""
     seconds = (limits or Limits()).seconds_to_send
     protocol = type("Protocol", (DeadlineProtocol,), {"seconds_to_send": seconds})
-    return uvicorn.Config(app, log_level="warning", http=protocol, ws="none", lifespan="on")
+    # A stop waits for the answers under way, and then for nobody.
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        timeout_graceful_shutdown=_SECONDS_TO_END,
+    )

@@ -41,6 +41,18 @@ class Limits:
     seconds_to_send: float = 15.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may call, and who answers.
+
+    token: what every request must show; without one only this machine is answered. upstream: the
+    address of the server that answers chat completions, such as http://localhost:8000/v1.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    upstream: str | None = None
+
+
 @dataclass(frozen=True)
 class OfferedModel:
     """One model: what it is called, what can be done with it, and something to try."""

@@ -112,7 +112,7 @@ def _document(entry: str | Mapping[str, Any], number: int) -> SentDocument:
     if isinstance(entry, str):
         data, name = {"text": entry}, None
     else:
-        fields = entry.get("data") or {}
+        fields = entry.get("data") or {k: v for k, v in entry.items() if k != "id"}
         data = {"text": fields} if isinstance(fields, str) else dict(fields)
         name = entry.get("id")
     words = next((data[key] for key in _TEXTS if isinstance(data.get(key), str)), None)

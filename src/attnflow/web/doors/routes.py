@@ -105,12 +105,12 @@ def read_door(kind: type[DoorRequest], body: bytes) -> Conversation:
 
 
 def offered(server: Server, name: str) -> OfferedModel:
-    """Return the model of this name; without a name, the first one that writes."""
+    """Return the model of this name; without a name, the last one, which was asked for last."""
     able = {model.name: model for model in server.models.values() if model.generates}
     if name in able:
         return able[name]
     if not name and able:
-        return next(iter(able.values()))
+        return list(able.values())[-1]
     raise UnknownModelError(
         f"There is no model {shorten(name)} here; this server offers {', '.join(able) or 'none'}."
     )

@@ -1,0 +1,209 @@
+"""A server left running: who may call, a full queue, clients that go, another server behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from attnflow.cli.app import _run
+from attnflow.errors.progress import tell
+from attnflow.web.doors import routes
+from attnflow.web.models import Access, Limits, OfferedModel
+from serving import JSON, Client, serving
+from test_doors_http import CHAT, NAME, TEXTS, certain, check_records, client, expected, model
+
+__all__ = ["certain", "client", "expected", "model"]  # fixtures
+
+TOKEN = "a-token-that-is-long"
+BODY = {k: v for k, v in CHAT.items() if k != "extra_body"} | CHAT["extra_body"]
+BODY |= {"max_tokens": 12}
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def offer(model: Any) -> OfferedModel:
+    return OfferedModel(NAME, "", explains=True, generates=True, chats=True, load=lambda: model)
+
+
+# -- who may call ---------------------------------------------------------------------------------
+
+
+def test_a_token_is_asked_for_in_each_api_s_form(offer: OfferedModel) -> None:
+    with serving([offer], access=Access(token=TOKEN)) as server:
+        refused = server.post(PATH, BODY)
+        assert refused.status == 401
+        assert "Authorization: Bearer TOKEN" in refused.json["error"]["message"]
+        assert server.get("/").status == server.get("/metrics").status == 401
+        assert server.post("/v1/messages", {}).json["error"]["type"] == "authentication_error"
+        for header in ({"authorization": f"Bearer {TOKEN}"}, {"x-api-key": TOKEN}):
+            headers = {**header, "host": "gpu.example:8765"}
+            assert server.send("GET", "/v1/models", headers=headers).status == 200
+        wrong = {"authorization": f"Bearer {TOKEN}x"}
+        assert server.send("GET", "/v1/models", headers=wrong).status == 401
+
+
+def test_other_machines_need_a_token(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ATTNFLOW_TOKEN", raising=False)
+    assert _run(["serve", "--no-open", "--host", "0.0.0.0"]) == 2
+    assert "lets other machines in: set ATTNFLOW_TOKEN" in capsys.readouterr().err
+    monkeypatch.setenv("ATTNFLOW_TOKEN", "short")
+    assert _run(["serve", "--no-open", "--host", "0.0.0.0"]) == 2
+    assert "at least 16 characters" in capsys.readouterr().err
+    monkeypatch.setenv("ATTNFLOW_TOKEN", TOKEN)
+    assert _run(["serve", "--no-open", "--upstream", "localhost:8000"]) == 2
+    assert "--upstream is an address such as" in capsys.readouterr().err
+
+
+# -- load, logs, numbers --------------------------------------------------------------------------
+
+
+def test_a_full_queue_says_when_to_come_again(offer: OfferedModel) -> None:
+    with serving([offer], Limits(waiting=0)) as server:
+        for path, body in ((PATH, BODY), ("/v2/chat", BODY), ("/v1/messages", BODY)):
+            answer = server.post(path, body)
+            assert (answer.status, answer.headers["retry-after"]) == (429, "5")
+        with (
+            openai.OpenAI(base_url=f"{server.address}v1", api_key="x", max_retries=0) as gpt,
+            pytest.raises(openai.RateLimitError, match="requests are waiting"),
+        ):
+            gpt.chat.completions.create(**CHAT)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_stops_its_work(
+    offer: OfferedModel, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    states: list[str] = []
+
+    def endless(*_: Any) -> Any:
+        states.append("begun")
+        try:
+            while True:
+                time.sleep(0.01)
+                tell("writing", 0, 0, "word ")
+        finally:
+            states.append("ended")
+
+    monkeypatch.setattr(routes, "answer_conversation", endless)
+    with serving([offer]) as server:
+        body = json.dumps({**BODY, "stream": stream}).encode()
+        head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as caller:
+            caller.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            wait_for(lambda: "begun" in states)
+        wait_for(lambda: "ended" in states)
+
+
+def wait_for(condition: Any, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_logs_and_numbers_hold_no_text(
+    client: Client, caplog: pytest.LogCaptureFixture, expected: Any
+) -> None:
+    with caplog.at_level(logging.INFO, logger="attnflow.serve"):
+        answer = client.post(PATH, BODY)
+        client.get("/a-secret-of-mine")
+        numbers = client.get("/metrics").body.decode()
+        wait_for(lambda: len(caplog.records) >= 3)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(f"{answer.headers['x-request-id']} POST {PATH} 200 " in line for line in lines)
+    assert 'attnflow_requests_total{path="/v1/chat/completions",status="200"}' in numbers
+    assert "attnflow_waiting 0.0" in numbers
+    for text in (expected.text, "secret", "Buyer", "How long", "contract.md"):
+        assert text not in "\n".join(lines) + numbers
+
+
+# -- another server behind ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def before(client: Client, offer: OfferedModel) -> Iterator[Client]:
+    """A server before the one of the other tests, which is a real one and answers."""
+    with serving([offer], access=Access(upstream=f"{client.address}v1")) as server:
+        yield server
+
+
+def test_upstream_answers_and_we_cite(before: Client, client: Client, expected: Any) -> None:
+    plain = {k: v for k, v in BODY.items() if k != "documents"}
+    alone = client.post(PATH, plain).json["choices"][0]["message"]["content"]
+    with openai.OpenAI(base_url=f"{before.address}v1", api_key="key", max_retries=0) as gpt:
+        answer = gpt.chat.completions.create(**CHAT, max_tokens=12)
+        stream = list(gpt.chat.completions.create(**CHAT, max_tokens=12, stream=True))
+        bare = gpt.chat.completions.create(**plain)
+        assert [each.id for each in gpt.models.list()] == [NAME]
+    assert answer.choices[0].message.content == expected.text
+    check_records(answer.model_extra["attnflow"]["citations"], expected.text)  # type: ignore[index]
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == expected.text
+    records = [c.model_extra["attnflow"] for c in stream if "attnflow" in (c.model_extra or {})]  # type: ignore[index]
+    check_records(records[-1]["citations"], expected.text)
+    assert bare.choices[0].message.content == alone
+
+
+def test_errors_of_upstream_come_through_unchanged(before: Client, client: Client) -> None:
+    for body in ({**BODY, "model": "nobody"}, {**BODY, "messages": []}, {}):
+        ours, theirs = before.post(PATH, body), client.post(PATH, body)
+        assert (ours.status, ours.body) == (theirs.status, theirs.body)
+        assert ours.status >= 400
+
+
+class Recorder:
+    """A stub of a server: it notes what it is sent."""
+
+    def __init__(self) -> None:
+        self.seen: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.seen.append(request)
+        if len(self.seen) == 2:
+            return httpx.Response(
+                503, text="<html>busy</html>", headers={"content-type": "text/html"}
+            )
+        message = {"role": "assistant", "content": "It takes 45 days.", "odd": [1]}
+        return httpx.Response(200, json={"choices": [{"message": message}], "odd": {"a": None}})
+
+
+def test_keys_and_fields_pass_through(offer: OfferedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, usual = Recorder(), httpx.AsyncClient
+
+    def mocked(**options: Any) -> httpx.AsyncClient:
+        return usual(**options, transport=httpx.MockTransport(recorder))
+
+    monkeypatch.setattr(httpx, "AsyncClient", mocked)
+    access = Access(token=TOKEN, upstream="http://elsewhere/v1")
+    with serving([offer], access=access) as server:
+        headers = {**JSON, "authorization": "Bearer sk-own", "x-attnflow-token": TOKEN}
+        body = json.dumps({**BODY, "logit_bias": {"5": 1}}).encode()
+        answer = server.send("POST", PATH, body, headers)
+        broken = server.send("POST", PATH, body, headers)
+        server.send("POST", PATH, body, {**JSON, "authorization": f"Bearer {TOKEN}"})
+    assert answer.json["choices"][0]["message"]["content"] == "It takes 45 days."
+    assert answer.json["odd"] == {"a": None}
+    assert {r["document"] for r in answer.json["attnflow"]["citations"]} <= set(TEXTS)
+    assert (broken.status, broken.body) == (503, b"<html>busy</html>")
+    first, _, last = recorder.seen
+    assert first.url == "http://elsewhere/v1/chat/completions"
+    assert first.headers["authorization"] == "Bearer sk-own"
+    assert first.content == body
+    assert not any(TOKEN in value for each in (first, last) for value in each.headers.values())
+
+
+def test_an_upstream_that_is_not_there_is_told(offer: OfferedModel) -> None:
+    with serving([offer], access=Access(upstream="http://127.0.0.1:9/v1")) as server:
+        answer = server.post(PATH, BODY)
+    assert answer.status == 502
+    assert "cannot be reached" in answer.json["error"]["message"]
