@@ -119,8 +119,8 @@ async def _read(announced: str, receive: Receive, most: int) -> bytes:
 def _check_token(headers: Headers, token: str) -> None:
     """Refuse whoever does not show the token, as any of the APIs' clients would."""
     bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
-    for shown in (headers.get("x-attnflow-token", ""), bearer, headers.get("x-api-key", "")):
-        if secrets.compare_digest(shown.encode(), token.encode()):
+    for key in (headers.get("x-attnflow-token", ""), bearer, headers.get("x-api-key", "")):
+        if secrets.compare_digest(key.encode(), token.encode()):
             return
     raise _RefusedError(401, "Show the server's token: the header Authorization: Bearer TOKEN.")
 
