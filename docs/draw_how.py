@@ -193,9 +193,7 @@ def draw_gradient_attention() -> None:
         for side in ("top", "right", "left"):
             ax.spines[side].set_visible(False)
     axes[0].annotate("the sink: much weight,\nno meaning", (0.45, 0.5), (1.3, 0.38), fontsize=9)
-    axes[2].annotate(
-        "the answer came from here", (4.4, products[4] * 0.6), fontsize=9, color=ORANGE
-    )
+    axes[2].annotate("the answer draws on this", (4.4, products[4] * 0.6), fontsize=9, color=ORANGE)
     axes[2].set_xticks(range(len(tokens)), tokens)
     axes[2].set_xlabel("prompt; the model writes “Rome” next")
     figure.tight_layout()

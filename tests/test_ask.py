@@ -284,7 +284,7 @@ def test_the_command_answers_first(folder: Path, capsys: pytest.CaptureFixture[s
     options = ["--model", str(folder / "model"), "--max-new-tokens", "4"]
     assert _run(["ask", "the keys", *files, *options, "--confirm"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith(f"“{lines[0]}” – no source found")  # a model of random numbers
+    assert lines[2].startswith(f"No source found for “{lines[0]}”")  # a model of random numbers
     assert any(line.startswith("without ") for line in lines)
     page = folder / "answer.html"
     assert _run(["ask", "the keys", *files, *options, "--output", str(page)]) == 0

@@ -11,8 +11,7 @@ from rich.text import Text
 from attnflow import storage
 from attnflow.cli import inputs, options, writing
 from attnflow.methods import make_method
-from attnflow.show import terminal
-from attnflow.show.sentences import reading_place
+from attnflow.show.sentences import reading_place, sentence_of
 
 if TYPE_CHECKING:
     from attnflow.explainers.answers import Answer
@@ -86,14 +85,16 @@ def show_answer(answer: Answer, console: Console) -> None:
     console.print()
     for statement in answer.statements:
         verdict, quoted = statement.verdict, f"“{statement.text}”"
+        if verdict is not None and verdict.kind == "none":
+            console.print(Text(sentence_of(verdict, quoted), style="bold yellow"), soft_wrap=True)
+            continue
         shares = f"{quoted} {statement.shares}."
-        lines = [shares] if verdict is None else terminal.verdict_lines(verdict, quoted)
-        for line in lines:
-            console.print(Text(line), soft_wrap=True)
-        if verdict is not None and verdict.kind != "none":
-            console.print(Text(shares), soft_wrap=True)
-        if statement.sources and (verdict is None or verdict.kind != "none"):
+        line = shares if verdict is None else sentence_of(verdict, quoted)
+        console.print(Text(line), soft_wrap=True)
+        if statement.sources:
             console.print(Text(f"    {statement.sources[0].text}", style="dim"), soft_wrap=True)
+        if verdict is not None:
+            console.print(Text(f"    It {statement.shares}.", style="dim"), soft_wrap=True)
     for omission in answer.omissions:
         console.print(Text(str(omission)), soft_wrap=True)
     result = answer.result

@@ -184,7 +184,7 @@ class _Look(NamedTuple):
 
 
 def _show(result: Attribution, console: Console, look: _Look) -> None:
-    """Print what each word came from in sentences, the shaded prompt, the tables on request."""
+    """Print what each word draws on in sentences, the shaded prompt, the tables on request."""
     console.print("\n")
     if look.hide and common_tokens(result.sources, look.words).all():
         console.print(f"All {len(result.sources)} sources are common words: none is left to show.")

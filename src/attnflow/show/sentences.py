@@ -308,8 +308,9 @@ def _other_answers(result: Attribution, place: int) -> list[str]:
 
 def sentence_of(verdict: Verdict, subject: str = "the answer") -> str:
     """Say what the answer, or a statement of it, rests on, and the number behind it."""
-    stands_alone = subject == "the answer" and verdict.is_verbless
-    claim = verdict.claim if stands_alone else f"{subject} {verdict.linked_claim}"
+    claim = f"{subject} {verdict.linked_claim}"
+    if verdict.kind == "none":  # that stands first
+        claim = verdict.claim.replace("found", f"found for {subject}", 1)
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in (claim, verdict.reason))
 
 

@@ -138,11 +138,11 @@ def _order(
     return order[~common_tokens(result.sources, words)[order]] if hide else order
 
 
-def verdict_lines(verdict: Verdict, subject: str = "the answer") -> list[str]:
+def verdict_lines(verdict: Verdict) -> list[str]:
     """Draw what an answer rests on: a sentence, and a bar for its probability with and without."""
     bars = verdict.bars
     width = max(map(len, bars))
-    lines = [sentence_of(verdict, subject)]
+    lines = [sentence_of(verdict)]
     for label, (share, number) in bars.items():
         eighths = round(8 * _BAR * min(max(share, 0.0), 1.0))
         bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

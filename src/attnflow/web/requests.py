@@ -284,7 +284,7 @@ class AskRequest(BaseRequest):
 
 
 class ImageRequest(BaseRequest):
-    """Say what is in an image and which of its parts that came from.
+    """Say what is in an image and which of its parts that draws on.
 
     The image is the bytes of a file in base64, with or without a `data:` address.
     """
@@ -319,7 +319,7 @@ class ImageRequest(BaseRequest):
 
 
 class ImageQuestionRequest(ImageRequest):
-    """Answer a question about an image and say which of its parts each word came from."""
+    """Answer a question about an image and say which of its parts each word draws on."""
 
     task = "image-question"
     ability = "answers"

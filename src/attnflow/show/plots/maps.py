@@ -1,4 +1,4 @@
-"""Results as heat maps, bars and intervals: what a target, a completion or an answer came from."""
+"""Results as heat maps, bars and intervals: what a target, a completion or an answer draws on."""
 
 from __future__ import annotations
 
