@@ -243,7 +243,6 @@ class _State:
         return progress.stage == "texts"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, paces and times rounded."""
         seconds = time.monotonic() - self.begin
         pace = (self.texts - (self.resumed or 0)) / seconds if seconds else 0.0
         return {
@@ -258,7 +257,6 @@ class _State:
         }
 
     def sentence(self) -> str:
-        """Return what stands beside the bar."""
         state = self.to_dict()
         parts = [f"{self.texts:,} of {self.total:,}"]
         if state["seconds_left"] is not None:

@@ -35,7 +35,6 @@ _THREADS = ("OMP", "MKL", "OPENBLAS", "NUMBA", "RAYON", "VECLIB")
 
 
 def _count_cores() -> int:
-    """Count the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -223,7 +222,6 @@ class _Assignments:
         self._fatal: dict[int, str] = {}
 
     def assign(self, process: _Process) -> None:
-        """Send the next shard, if there is one."""
         process.shard, process.batch = None, ()
         if not self._waiting:
             return

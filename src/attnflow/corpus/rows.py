@@ -103,7 +103,6 @@ class _Grouped:
         return list(units.names), [list(each) for each in units.positions]
 
     def row(self, target: int, flags: Sequence[str]) -> Row:
-        """Return the columns of one target."""
         result, prediction = self.result, self.result.prediction
         values = result.values[0, target]
         grouped = self._sums(values)

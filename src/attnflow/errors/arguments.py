@@ -200,7 +200,6 @@ _IN_WORDS: dict[Any, str] = {
 
 
 def _words(hint: Any) -> str:
-    """Return an annotation as people say it."""
     if hint in _IN_WORDS:
         return _IN_WORDS[hint]
     origin, parts = get_origin(hint), get_args(hint)

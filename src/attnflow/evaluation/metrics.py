@@ -275,7 +275,6 @@ def summarize(values: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> 
 
 
 def _split(values: Floats) -> tuple[Floats, int]:
-    """Return the finite values, and how many are not."""
     finite = values[np.isfinite(values)]
     return finite, len(values) - len(finite)
 

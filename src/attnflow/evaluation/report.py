@@ -178,7 +178,6 @@ class Evaluation(Results):
 
 
 def _join(names: Sequence[str]) -> str:
-    """Return names in a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -214,7 +213,6 @@ def _most_faithful(results: Results, ranked: Sequence[str]) -> list[str]:
 
 
 def _why_faithful(results: Results, best: str) -> str:
-    """Return by how much the answer hangs on the method's strongest words."""
     lead = results.compare(best, RANDOM, FAITHFULNESS)
     return (
         "with only its strongest words the answer keeps "
@@ -225,7 +223,6 @@ def _why_faithful(results: Results, best: str) -> str:
 
 
 def _why_predictive(results: Results, best: str) -> str:
-    """Return how well the best method predicts ablations."""
     mean, chance = results.summary(best, "lds"), results.summary(RANDOM, "lds").mean
     return (
         f"it predicts the effect of ablations with a rank correlation of {mean.mean:.2f} "
@@ -234,7 +231,6 @@ def _why_predictive(results: Results, best: str) -> str:
 
 
 def _why_deleting(results: Results, best: str) -> str:
-    """Return what the answer keeps without the strongest patches."""
     baselines = results.subject.baselines
     areas = {row: results.summary(row, "deletion").mean for row in (best, *baselines)}
     rest = ", ".join(f"{row} {areas[row]:.2f}" for row in baselines)
@@ -347,7 +343,6 @@ def _against_plain(results: Results) -> Iterator[str]:
 
 
 def _agreement(results: Results, metric: str) -> str:
-    """Say which method agrees best with a measure of importance."""
     measure = metric.removesuffix(" spearman")
     ranked = results.rank_methods(metric)
     best, mean = ranked[0], results.summary(ranked[0], metric)
@@ -360,7 +355,6 @@ def _agreement(results: Results, metric: str) -> str:
 
 
 def _limits(results: Results) -> Iterator[str]:
-    """Say which methods hardly depend on the target."""
     for method in results.methods:
         share = results.saturation(method)
         if share is not None and share >= _MOSTLY:

@@ -15,13 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnflow.errors import (
-    InputError,
-    MatrixError,
-    OutOfMemoryError,
-    UnsupportedModelError,
-    shorten,
-)
+from attnflow.errors import InputError, MatrixError, OutOfMemoryError, UnsupportedModelError
+from attnflow.errors.arguments import check_named
 from attnflow.hosts.adapter import Batch, Scores, device_of
 from attnflow.hosts.forward_pass import check_layers, layer_numbers, provenance_of
 from attnflow.hosts.load import free_memory
@@ -141,10 +136,7 @@ def chosen_form(
     length. arrays: how many arrays of the weights' size are kept. mixed: whether heads are mixed at
     once.
     """
-    if form not in get_args(Form):
-        raise InputError(
-            f"form={shorten(form)}: choose from {', '.join(map(repr, get_args(Form)))}."
-        )
+    check_named("form", form, get_args(Form), InputError)
     able = model.adapter.supports_factors(model.module, batch.inputs)
     if form == "factors" and not able:
         raise UnsupportedModelError(

@@ -45,7 +45,8 @@ def digest_weights(model: nn.Module) -> str | None:
     for k, (name, tensor) in enumerate(tensors.items(), start=1):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         flat = tensor.detach().cpu().contiguous().flatten()
-        total.update(flat.view(torch.uint8).numpy())
+        content: Any = flat.view(torch.uint8).numpy()
+        total.update(content)
         tell("fingerprint of the weights", k, len(tensors))
     return total.hexdigest()[:_DIGITS]
 

@@ -87,7 +87,6 @@ class BalancedGradient(Method):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """The readings as shares of what each says of the whole answer."""
         rows, names = list(selection.rows), self.readings.split("+")
         answer = _answer_rows(trace, rows)
         sink = sink_of(trace, answer) if self.drop_sink else None

@@ -80,7 +80,6 @@ class GradientRollout(Method):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """Return R after each of these layers, rows of these targets."""
         if isinstance(trace, FactoredTrace):
             check_gradients(self, trace, GRADIENTS)
             steps = gradient_steps(trace, self.heads)
@@ -188,7 +187,6 @@ class GradientAttention(Method):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """Return the running sum over layers of what was recorded, rows of these targets."""
         rows = list(selection.rows)
         sums = np.cumsum(self._contributions(trace, selection), axis=0, dtype=np.float64)
         values = sums[[level - 1 for level in selection.levels]]

@@ -51,7 +51,6 @@ class Raw(MixingMethod):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """Return the weights of these layers; those of two towers end on the patches."""
         indices = [trace.layers.index(number) for number in selection.layers]
         language = language_layers(trace)
 
@@ -153,7 +152,6 @@ class Rollout(MixingMethod):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """Return the rollout of these layers, rows of these targets."""
         top = None if self.top_head is None else self._top_mixing(self.top_head)
         if isinstance(trace, FactoredTrace):
             top_steps = None if top is None else steps_of(top, trace)

@@ -73,7 +73,6 @@ class ShapleyFlow(CapacityMethod):
     def _compute(
         self, trace: AttentionTrace, selection: Selection, execution: Execution
     ) -> Attribution:
-        """Solve one game for each layer and target."""
         from attnflow.maxflow.joint import solve_joint
 
         if selection.columns is not None and self.level != "token":
