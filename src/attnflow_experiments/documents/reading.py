@@ -74,7 +74,7 @@ class AnswerReading:
     @property
     def text(self) -> str:
         """The answer."""
-        return "".join(_surfaces(self.model, self._prompt, self.ids)).strip()
+        return "".join(_surfaces(self.model, self.prompt, self.ids)).strip()
 
     @property
     def is_right(self) -> bool:
@@ -94,7 +94,7 @@ class AnswerReading:
         method = default_method(self.model) if name == DEFAULT else make_method(name)
         if not isinstance(method, RerunMethod):
             return [source.passage for source in self._ranked(method)]
-        prompt = self._prompt
+        prompt = self.prompt
         places = [tuple(range(*span)) for span in prompt.spans if span is not None]
         names = tuple(document for document, _ in self.case.documents)
         sources = Sources(names, tuple(places), len(prompt.ids), "document")
@@ -107,21 +107,22 @@ class AnswerReading:
         by_statement = explains_statements(method)
         targets = [self.target] if by_statement else None
         result = generate(
-            self.model, self._prompt, method, completion=self.ids, targets=targets, check=False
+            self.model, self.prompt, method, completion=self.ids, targets=targets, check=False
         )
-        result = mark_documents(result, named_documents(self.case.documents), self._prompt)
+        result = mark_documents(result, named_documents(self.case.documents), self.prompt)
         rows = [0] if by_statement else range(len(self.ids))[self.target]
         return rank_passages(result, rows)
 
     def most_needed(self) -> int:
         """Return the document whose hiding costs the target most."""
-        ablation = ablate(self.model, self._prompt.ids, self.ids)
-        places = [range(*span) for span in self._prompt.spans if span is not None]
+        ablation = ablate(self.model, self.prompt.ids, self.ids)
+        places = [range(*span) for span in self.prompt.spans if span is not None]
         log_probs = ablation.token_log_probs(places)
         return int(np.argmin(log_probs[:, self.target].sum(axis=1)))
 
     @cached_property
-    def _prompt(self) -> Prompt:
+    def prompt(self) -> Prompt:
+        """The documents and the question, as the model is asked."""
         return _prompt(self.model, self.case)
 
 

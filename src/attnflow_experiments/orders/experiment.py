@@ -29,10 +29,11 @@ from attnflow_experiments.documents.data import SourcedQuestion, supported_quest
 from attnflow_experiments.documents.experiment import append_record, read_journal
 from attnflow_experiments.documents.reading import DEFAULT, AnswerReading
 from attnflow_experiments.orders.data import Order, auroc, poisoned_questions, read_orders
+from attnflow_experiments.orders.rankings import RANKINGS, rank_documents
 from attnflow_experiments.report import Report
 
 KINDS = ("injections", "poison", "hotpot", "2wiki")
-METHODS = (DEFAULT, "careful", "ablation-regression", "leave-one-out")
+METHODS = (DEFAULT, "careful", *RANKINGS, "ablation-regression", "leave-one-out")
 _MOST_WRITTEN = 32
 _GIVERS = ("data", "user")
 
@@ -43,7 +44,8 @@ Case = tuple[str, Callable[[], dict[str, Any]]]
 class OrdersExperiment:
     """The experiment.
 
-    methods: names as `ask` takes them, or "default"; injections are explained by the first alone.
+    methods: names as `ask` takes them, "default", or one of `rankings.RANKINGS`; injections are
+        explained by the first alone.
     kinds: "injections", orders in e-mails; "poison", five wrong passages among ten; "hotpot" and
         "2wiki", the supports of gold answers.
     cases: at most so many of each kind.
@@ -63,7 +65,7 @@ class OrdersExperiment:
         if self.cases is not None and self.cases < 1:
             raise InputError(f"cases is a number of at least 1; got {self.cases!r}.")
         for name in self.methods:  # a long run must not fail on a name
-            if name != DEFAULT:
+            if name not in (DEFAULT, *RANKINGS):
                 make_method(name)
 
     def __call__(self, model: Model, *, data: Path, journal: Path | None) -> Report:
@@ -139,7 +141,7 @@ class OrdersExperiment:
             return record
         count, shares = len(case.right), {}
         for name in self.methods:
-            first = reading.ranking(name)[:count]
+            first = rank_documents(reading, name)[:count]
             shares[name] = len(set(first) & set(case.right)) / count
         return {**record, "recall": shares}
 
