@@ -73,9 +73,7 @@ def dependence_of(
 
 
 def _distance(rows: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`(layers, targets)`: the sum of absolute differences, a part of the sources at a time so that
-    long rows stay in the processor's cache.
-    """
+    """Sum absolute differences, `(layers, targets)`, few sources at a time for the cache's sake."""
     total = np.zeros(rows.shape[:2])
     for start in range(0, rows.shape[-1], _COLUMNS):
         part = slice(start, start + _COLUMNS)

@@ -109,11 +109,7 @@ def _finish(folder: OutputFolder, plan: Plan, record: dict[str, Any], engine: En
 
 @dataclass
 class ProgressCounter:
-    """Adds up what an engine tells, and tells it to whoever listens.
-
-    A batch counts when it begins, which is never far off; when the part is done, or its shard is
-    begun again, what counts is exact. Tokens are those of this run, padding left out.
-    """
+    """Adds up what an engine tells, and tells it on: a batch when it begins, a part exactly."""
 
     total: int
     texts: int = 0

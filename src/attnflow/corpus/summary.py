@@ -42,11 +42,7 @@ Row = Mapping[str, Any]
 
 @dataclass
 class MethodSummary:
-    """One method over all texts.
-
-    rows: texts and targets. first: in how many of the rows with several sources the first is the
-    strongest; places: the same for every tenth of the sources.
-    """
+    """One method over all texts; `places` counts the strongest source by tenths of the sources."""
 
     rows: int = 0
     several: int = 0

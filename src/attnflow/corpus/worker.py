@@ -85,11 +85,9 @@ class ShardWorker:
         fatal: Mapping[int, str] | None = None,
         suspects: Sequence[int] = (),
     ) -> PartNotes:
-        """Explain all texts of a shard and write its part.
+        """Explain all texts of a shard and write its part, which says what `about` has of the run.
 
-        about: what the part says of the run. fatal: texts that have ended a process before, with
-        the sentence that stands in their place. suspects: texts of batches in which a process has
-        died; they are run alone.
+        fatal: sentences in place of texts that ended processes. suspects: texts that are run alone.
         """
         texts = self._reader.read(shard)
         rows: dict[int, list[Row]] = {}

@@ -116,11 +116,7 @@ class DataFile:
     def rows(
         self, start: int = 0, offset: int = 0, columns: Sequence[str] | None = None
     ) -> Iterator[Row]:
-        """Read the rows from number `start` on, with these columns or with all.
-
-        offset: the byte at which row `start` begins, from a `scan`, so that nothing before it is
-        read; without it the rows before `start` are read and dropped.
-        """
+        """Read the rows from number `start` on, or from its byte (`offset`, of a `scan`)."""
         if self.format in PICTURE_ENDINGS:
             return iter([Row(self.path, 0, {IMAGE: self.path})][start:])
         if self.format in arrow.FORMATS:

@@ -318,10 +318,7 @@ class IntegratedGradients(Measure):
 
 
 def _check_sums(gradients: Tensor, model: nn.Module) -> None:
-    """Refuse sums over dimensions that are rounding: their share of what they could be is tiny.
-
-    |Σ g| is at most √d ‖g‖, and about ‖g‖ for a gradient in no special direction.
-    """
+    """Refuse sums over dimensions that are rounding: |Σ g| is about ‖g‖, and at most √d ‖g‖."""
     most = gradients.norm(dim=-1) * gradients.shape[-1] ** 0.5
     share = float((gradients.sum(dim=-1).abs() / most.clamp_min(1e-30)).max())
     if share > torch.finfo(gradients.dtype).eps ** 0.5:

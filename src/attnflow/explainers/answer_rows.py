@@ -51,8 +51,7 @@ def answer_rows(
 def needs_own_gradients(model: Model, method: Method, targets: Targets) -> bool:
     """Return whether each target has an answer, and so a gradient, of its own.
 
-    A token classifier has one score for each token; the surest one's gradient says nothing of
-    another. Without targets the surest answer is explained, but for gradient rollout.
+    A token classifier has one score for each token; gradient rollout differentiates anyhow.
     """
     record = set(method.requires.record)
     differentiates = GRADIENTS in record or (targets is not None and bool(record & OF_AN_ANSWER))

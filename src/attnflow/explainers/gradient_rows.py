@@ -43,10 +43,8 @@ _MOST_NUMBERS = 2**26  # of layers × tokens × positions: above, only the sum o
 
 @dataclass(frozen=True, eq=False)
 class CompletionRows:
-    """`rows[layer, example, generated token, position]`, positions those of the padded texts.
-
-    weights: (example, generated token, position), the mean weight over layers and heads.
-    log_probs: (example, generated token), how likely the model finds what was written, in nats.
+    """Rows `[layer, example, generated token, position]` of padded texts, and each token's own mean
+    weights over layers and heads and log-probability in nats.
     """
 
     rows: NDArray[np.float64]

@@ -62,8 +62,7 @@ def encode_placed(
 ) -> tuple[list[int], list[CharSpan] | None]:
     """Return the token ids of a text, and the characters of each token, where they can be told.
 
-    contents: the parts that are text and nothing else. Without control tokens in them the ids are
-    the tokenizer's own. frame: whether it adds the tokens that it begins and ends a text with.
+    contents: parts that are text and nothing else. frame: whether begin and end tokens are added.
     """
     if not getattr(tokenizer, "is_fast", False):
         refuse_control(tokenizer, [text[slice(*span)] for span in contents])
@@ -118,10 +117,8 @@ def token_spans(places: Sequence[CharSpan], spans: Sequence[CharSpan]) -> list[C
 
 
 def spelled_places(tokenizer: Any, ids: Sequence[int], text: str) -> list[CharSpan] | None:
-    """Return the characters of each token, by what the tokens spell one after the other.
-
-    None unless they spell the whole text, spaces and capitals aside, with or without the special
-    tokens that may stand around it.
+    """Return the characters of each token by what the tokens spell, spaces and capitals aside; None
+    where that is not the whole text.
     """
     visible = [k for k, sign in enumerate(text) if not sign.isspace()]
     letters = "".join(text[k] for k in visible).lower()

@@ -30,11 +30,7 @@ _LONGEST_NAME = 60
 
 @dataclass(frozen=True)
 class Sources:
-    """Sources of a prompt: their names, and the prompt positions of each.
-
-    length: how many tokens the prompt has. groups: for each coarser level, in which unit of it each
-    source lies, by number; -1 where it lies in none.
-    """
+    """Sources of a prompt of `length` tokens: names, positions, the coarser units they lie in."""
 
     names: tuple[str, ...]
     positions: tuple[tuple[int, ...], ...]

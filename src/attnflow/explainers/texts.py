@@ -147,10 +147,7 @@ def _explain_question(
 def next_token(
     model: Model, text: Any, answer: int | str | None = None, targets: object = None
 ) -> tuple[Completion, Prediction]:
-    """Ask a causal language model what follows a text: that is what can be measured.
-
-    The completion is the one token that is explained: the model's answer unless another is named.
-    """
+    """Return as a completion the next token of a causal language model, which can be measured."""
     module, adapter = model.module, model.adapter
     if not adapter.writes_by_attention(module):
         raise ModelError(

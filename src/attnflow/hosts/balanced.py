@@ -153,10 +153,7 @@ def as_one_operation() -> Any:
 
 
 class BalancedRules(TorchFunctionMode):
-    """The rules, for every operation that runs in this thread while the block lasts.
-
-    uncovered: the names of operations that have no rule and got their plain gradient.
-    """
+    """The rules, for every operation of this thread while the block lasts; `uncovered` had none."""
 
     _threads: ClassVar[threading.local] = threading.local()
 

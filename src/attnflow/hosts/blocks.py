@@ -33,10 +33,7 @@ _NUMBERS_AT_ONCE = 2**22  # of the vectors of some targets: targets Ã— sources Ã
 
 @dataclass(frozen=True, eq=False)
 class FixedNorm:
-    """A LayerNorm with the spread that its input had in this pass: a linear map but for its bias.
-
-    `spread` (n,) is the root of the variance plus epsilon; `output` (n, width) is what it gave.
-    """
+    """A LayerNorm with the spread (n,) that its input had: a linear map but for its bias."""
 
     spread: Tensor
     scale: Tensor
@@ -151,11 +148,7 @@ _AFTER_A_NORM = ("norms-layernorm", "norms-encoder")  # these exist only in post
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Module paths: of the list of blocks from the base model, of the rest from a block.
-
-    `norms`: the LayerNorm after attention and the one that ends the block, for post-norm blocks.
-    `scale`: the learned vector that attention's output is multiplied by (LayerScale), if any.
-    """
+    """Paths of the list of blocks, and from a block of its projection, norms and LayerScale."""
 
     blocks: str
     projection: str

@@ -152,11 +152,7 @@ def capture_phrase(
     method: Method,
     contrast: int | None = None,
 ) -> AttentionTrace:
-    """Record what a method requires to explain some tokens of a finished text together.
-
-    phrase: the position that predicts each of them, and its id. contrast: the id of another token,
-    for a phrase of one.
-    """
+    """Record what a method requires to explain some tokens, each with its predicting position."""
     loaded = as_model(model)
     request = replace(_request([method], contrast=contrast, form="auto"), phrase=tuple(phrase))
     return _traces(loaded, batch_of(loaded, [inputs]), request)[0]

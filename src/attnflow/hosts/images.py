@@ -48,10 +48,8 @@ class Photo:
 
 
 def read_photo(source: Any) -> Photo:
-    """Read a photo: a path, the bytes of a file, a PIL image, an array or a tensor.
-
-    Arrays are (height, width) or (height, width, channels), tensors (channels, height, width);
-    whole numbers from 0 to 255 or shares from 0 to 1.
+    """Read a photo: a path, bytes, a PIL image, an array (height, width[, channels]) or a tensor
+    (channels, height, width), of whole numbers to 255 or shares to 1.
     """
     images = optional_import("PIL.Image", extra="images", purpose="Reading an image")
     if isinstance(source, Photo):

@@ -52,11 +52,7 @@ def kept_positions(mask: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
 def padding_to_the_right(
     inputs: Mapping[str, Tensor], mask_name: str, prefix: str = ""
 ) -> dict[str, Tensor]:
-    """Roll every (batch, length) input of an example so that its padding comes last.
-
-    A model without explicit positions counts them from the first token, padding included, so a
-    left-padded example would not be the example alone. Rolled, it is.
-    """
+    """Roll (batch, length) inputs so that padding comes last: positions then count as alone."""
     mask = inputs.get(mask_name)
     aligned = dict(inputs)
     if mask is None or mask.ndim != 2 or bool(mask[:, 0].all()):
@@ -180,11 +176,7 @@ def padded(encoded: Any, facts: ModelFacts) -> Mapping[str, Tensor]:
 
 
 def words_of(encoded: Any, texts: Sequence[str]) -> tuple[tuple[int | None, ...], ...] | None:
-    """Return for each text the word that each position is a piece of, where the tokenizer tells.
-
-    Some tokenizers take a space for a letter like any other, and a sentence for one word. Where
-    there are fewer words than the spaces make, the spaces decide.
-    """
+    """Return the word of each position, where the tokenizer tells; spaces decide if more."""
     if not encoded.is_fast:
         return None
     return tuple(_words(encoded, example, text) for example, text in enumerate(texts))

@@ -47,11 +47,7 @@ class RecordedLayer:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer as a recorder keeps it: (batch, heads, queries, keys), heads mixed if so asked.
-
-    `in_graph` are the same weights as the model used them, some queries at a time, where gradients
-    are asked for. The rest is as in `RecordedLayer`.
-    """
+    """One layer as a recorder keeps it, heads mixed if so asked; for gradients as in the graph."""
 
     weights: NDArray[np.float32]
     stage: Stage = "self"
@@ -159,11 +155,7 @@ class Recorder(AttentionObserver):
         return np.stack([layer.weights for layer in self.layers])
 
     def reduce(self, weights: Tensor) -> NDArray[np.float32]:
-        """Return what is kept of weights after the softmax, (batch, heads, queries, keys).
-
-        Where every head is kept this is a view of the host's memory: copy it before the host goes
-        on.
-        """
+        """Return what is kept of weights; with every head it is a view of the host's memory."""
         self.dtype = str(weights.dtype).removeprefix("torch.")
         array: NDArray[np.float32] = weights.detach().float().cpu().numpy()
         if self.heads is None:

@@ -212,11 +212,7 @@ class Explained(NamedTuple):
         ]
 
     def total(self, score: ScoreName) -> Tensor:
-        """Return the sum of what is explained of each example.
-
-        No example's score depends on another's weights, so the gradient of their sum is each
-        one's own.
-        """
+        """Return the sum over examples, whose gradients stay apart: no weights are shared."""
         parts = []
         for one, k, other in zip(self.scores, self.choices, self.contrasts, strict=True):
             if one is not None:

@@ -120,11 +120,7 @@ def pack_bounds(
 
 
 def _pack_gap(gap: Floats, layer: Mapping[str, Any]) -> dict[str, str]:
-    """Pack the distances of one layer, rounded up: whole steps of a scale that is rounded up.
-
-    Of a layer that keeps its strongest values, those of the values it left out are one number for
-    each row, the largest.
-    """
+    """Pack the distances of one layer, rounded up; those of values left out as one for each row."""
     outside: dict[str, str] = {}
     if "index" in layer:
         columns = _columns(layer, len(gap))

@@ -58,11 +58,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class ImagePatches:
-    """Where one image stands among tokens that are patches and words together.
-
-    Tokens `start` to `start + grid.length` are its positions: the grid's prefix, then its patches
-    in reading order. `name` tells several images apart.
-    """
+    """The place of one image among tokens: from `start`, the grid's prefix and then its patches."""
 
     name: str
     grid: Grid

@@ -168,10 +168,7 @@ def _byte_level_bytes(piece: str) -> bytes | None:
 
 
 def _decoded(octets: Sequence[bytes | None], plain: Sequence[str]) -> list[str]:
-    """Return bytes as text where a piece has bytes, and the plain piece where it has none.
-
-    Bytes that are no text become U+FFFD, in the piece that shows it.
-    """
+    """Return bytes as text where a piece has some; what is no text becomes U+FFFD in its piece."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
     for part, piece in zip(octets, plain, strict=True):

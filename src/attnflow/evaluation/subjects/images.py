@@ -144,11 +144,7 @@ class Images(base.Subject):
 
 @dataclass(eq=False, kw_only=True)
 class ImageJudge(base.Judge):
-    """One image after another: what hidden patches do, what methods say, where the box is.
-
-    A vision-language model is asked about each image, and its answer's first word is explained. It
-    must see an image whole: patches are hidden in its pixels.
-    """
+    """One image after another, seen whole: hidden patches, what methods say, where the box is."""
 
     subject: Images
     processor: Any

@@ -66,11 +66,7 @@ def fed_by(outputs: Tensor, leaves: Sequence[Tensor]) -> NDArray[np.intp] | None
 
 
 def feeding_matrix(outputs: Tensor, leaves: Sequence[Tensor], name: str) -> NDArray[np.float64]:
-    """Return (tokens, positions): each position's share in each output, rows of sum 1 or 0.
-
-    A token is the mean of the positions that feed it, each of which feeds it alone; where they
-    overlap the shares are those of the gradients' lengths.
-    """
+    """Return (tokens, positions): the mean of those that feed each token, or gradients' lengths."""
     numbers = fed_by(outputs, leaves)
     if numbers is None:
         matrix = _by_gradient_lengths(outputs, leaves, name)
@@ -98,10 +94,7 @@ def _by_gradient_lengths(
 
 
 def _gradients(outputs: Tensor, leaves: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """(positions, width) in float32: of the weighted sum of the outputs along one direction.
-
-    The direction is one of chance: nothing of a model is at right angles to it.
-    """
+    """Return (positions, width): gradients of the outputs' sum along one random direction."""
     noise = torch.Generator().manual_seed(0)
     direction = torch.randn(outputs.shape[-1], generator=noise).to(outputs)
     score = ((outputs @ direction) * weights.to(outputs)).sum()

@@ -166,10 +166,7 @@ def pictures_of(model: nn.Module, inputs: Mapping[str, Any], processor: Any) -> 
 def _joined(
     model: nn.Module, name: str, pixels: Tensor, inputs: Mapping[str, Any], prepare: Any
 ) -> list[Picture]:
-    """Patches that a processor has cut, put together again; of a step of several frames the first.
-
-    A row is (channels, frames, side, side) of one patch.
-    """
+    """Put patches that a processor has cut together again; of several frames the first."""
     config: Any = model.config
     vision = config.vision_config
     side = int(vision.patch_size)

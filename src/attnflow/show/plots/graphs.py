@@ -130,11 +130,7 @@ def cut_graph(
 
 
 def passing(capacities: Matrix, target: int) -> Matrix:
-    """Return how much of a target at the uppermost layer passes each edge, `(layers, n, n)`.
-
-    A node hands on what it received in the shares of its row; summed over the edges into an input
-    that is its rollout.
-    """
+    """Return how much of a target passes each edge, `(layers, n, n)`: its rollout at the inputs."""
     mass = np.zeros(capacities.shape[1])
     mass[target] = 1.0
     passed = np.empty_like(capacities)
