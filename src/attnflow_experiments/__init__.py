@@ -19,6 +19,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "stands among the others",
     "orders": "Transcripts: is the sentence named that gave an order, injected or not; passages "
     "that poison an answer, and supports of several hops",
+    "verdicts": "Answers over documents: is one that rests on them told from one out of memory",
     "scenes": "Drawn scenes: does the answer of a vision-language model point at the object it is "
     "about, and does hiding that object matter",
     "sst2": "Table 3: the same against input gradients, on any sequence classifier and GLUE data",

@@ -5,8 +5,6 @@ Their options look alike because typer has one shape for a declaration; each say
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +12,18 @@ import typer
 
 from attnflow import storage
 from attnflow.cli import options, writing
-from attnflow.errors import InputError, StoppedError
+from attnflow.errors import InputError
 from attnflow_experiments import EXPERIMENTS
+from attnflow_experiments.options import (
+    DeviceOption,
+    FolderOption,
+    KeptFolderOption,
+    LanguageModelOption,
+    PartOption,
+    ProtocolOption,
+    keeping,
+    load_on,
+)
 from attnflow_experiments.pronouns.data import OURS, PAPERS, parse_sentence, read_winogender
 from attnflow_experiments.verb_number.data import (
     Example,
@@ -25,33 +33,7 @@ from attnflow_experiments.verb_number.data import (
 )
 
 if TYPE_CHECKING:
-    from attnflow.hosts.model import Model
-
-FolderOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", metavar="FOLDER", help="Write CSV, Markdown and the figure to this folder."
-    ),
-]
-LanguageModelOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME|FOLDER", help="A causal language model. Default: SmolLM2."),
-]
-PartOption = Annotated[
-    str, typer.Option(help="'development', to choose by, or 'held-out', to report once.")
-]
-DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda or mps.")]
-KeptFolderOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Write CSV and Markdown to this folder, and keep the run in it. The same command "
-        "goes on from where it stopped.",
-    ),
-]
-ProtocolOption = Annotated[
-    str, typer.Option(help="'sound', or 'paper' for the paper's own with its oddities.")
-]
+    pass
 
 app = typer.Typer(
     name="experiment",
@@ -326,33 +308,6 @@ def sst2(
     finish(report, output, context)
 
 
-def _load_on(device: str, model: str | None) -> Model:
-    """Return a language model in single precision on a device."""
-    from attnflow.hosts.load import as_model
-
-    loaded = as_model(model, default="smollm2")
-    try:
-        loaded.module.float().to(device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
-        raise InputError(f"--device {device!r} cannot be used: {error}") from error
-    return loaded
-
-
-@contextmanager
-def _keeping(output: Path | None) -> Iterator[None]:
-    """Show progress; an interruption says where what is done is kept."""
-    try:
-        with writing.progress_bars():
-            yield
-    except KeyboardInterrupt:
-        if output is None:
-            raise
-        raise StoppedError(
-            f"interrupted; what is done is kept in {str(output)!r}, and the same command goes on "
-            "from there."
-        ) from None
-
-
 @app.command(name="documents")
 def documents(
     context: typer.Context,
@@ -416,9 +371,65 @@ def documents(
         lengths=tuple(length or ()),
         reads_answers=reads_answers,
     )
-    loaded = _load_on(device, model)
+    loaded = load_on(device, model)
     journal = None if output is None else output / f"documents-{part}.jsonl"
-    with _keeping(output):
+    with keeping(output):
+        report = experiment(loaded, data=data, journal=journal)
+    finish(report, output, context)
+
+
+@app.command(name="verdicts")
+def verdicts(
+    context: typer.Context,
+    model: LanguageModelOption = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A folder with known-facts.jsonl, clapnq-unanswerable.jsonl and nq.jsonl. Without "
+            "it only the ordinary documents that ship are asked about.",
+        ),
+    ] = None,
+    part: PartOption = "development",
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only these questions: agreeing, contradicting, unrelated, ordinary, doubled or "
+            "unanswerable. May be repeated."
+        ),
+    ] = None,
+    questions: Annotated[
+        int | None, typer.Option(help="How many facts, and questions of each kind, at most.")
+    ] = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="TOKENS",
+            help="Fill documents beside facts up to this length; 0 adds none. May be repeated.",
+        ),
+    ] = None,
+    device: DeviceOption = "cpu",
+    output: KeptFolderOption = None,
+) -> None:
+    """Does the verdict tell an answer from the documents from one out of memory?
+
+    The development part also fits the calibration of the model.
+    """
+    options.prepare_models()
+    from attnflow_experiments.report import finish
+    from attnflow_experiments.verdicts.data import KINDS
+    from attnflow_experiments.verdicts.experiment import VerdictsExperiment
+
+    available = KINDS if data is not None else ("ordinary", "doubled")
+    experiment = VerdictsExperiment(
+        part=part,  # type: ignore[arg-type]  # checked there
+        kinds=tuple(kind or available),  # type: ignore[arg-type]
+        questions=questions,
+        lengths=tuple(length or (0,)),
+    )
+    loaded = load_on(device, model)
+    journal = None if output is None else output / f"verdicts-{part}.jsonl"
+    with keeping(output):
         report = experiment(loaded, data=data, journal=journal)
     finish(report, output, context)
 
@@ -537,7 +548,7 @@ def ablation(
         ablations=ablations,
         seed=seed,
     )
-    loaded = _load_on(device, model)
-    with _keeping(output):
+    loaded = load_on(device, model)
+    with keeping(output):
         report = experiment(loaded, data=data, journals=output)
     finish(report, output, context)

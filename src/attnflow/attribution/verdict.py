@@ -14,9 +14,11 @@ UNCHECKED = "unchecked"
 
 Kind = Literal["rests", "either", "together", "partly", "none"]
 Part = Literal["document", "word", "region"]
-# Of SmolLM2's development answers 6 % of those that have a source have less support than this many
-# nats, and 17 % of those that have none have more. How steep it is was set, not fitted.
+# Fitted to 204 answers of SmolLM2 (`attnflow experiment verdicts`): of those that have a source 3 %
+# have less support than this many nats, known facts beside a document that agrees apart, and of
+# those that have none 5 % have more.
 _MIDDLE, _SLOPE = 2.0, 1.5
+_ANY_HELP = 1.5  # nats by which a document beside a question helps an answer whatever it says
 _HALF = log(2)  # a probability that is halved, in nats
 _LITTLE = -log(0.9)  # one that has lost a tenth
 _LEAST = 0.01  # a part of a probability below which no digit is told
@@ -184,11 +186,12 @@ def support_of(
 ) -> float:
     """Return what some sources account for: what is lost without them, or what they hold alone.
 
-    A document beside a question helps a little whatever it says, so neither is asked of all
-    documents at once.
+    A document beside a question helps a little whatever it says, which is taken off what they
+    hold; and neither is asked of all documents at once.
     """
-    from_alone = -float("inf") if alone is None or prior is None else min(alone, log_prob) - prior
-    return max(log_prob - without, from_alone)
+    if alone is None or prior is None:
+        return log_prob - without
+    return max(log_prob - without, min(alone, log_prob) - prior - _ANY_HELP)
 
 
 def is_unsupported(support: float, gain: float) -> bool:
@@ -196,7 +199,7 @@ def is_unsupported(support: float, gain: float) -> bool:
 
     support: what its source accounts for. gain: what all documents add to it, in nats.
     """
-    return support < _MIDDLE and gain < 2 * _MIDDLE
+    return support < _MIDDLE and gain < 2.5 * _MIDDLE
 
 
 def takes_away(loss: float, gain: float = 0.0) -> bool:

@@ -1,0 +1,1 @@
+"""From the documents or from memory: is the verdict on an answer right?"""
