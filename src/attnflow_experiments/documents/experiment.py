@@ -31,7 +31,7 @@ from attnflow_experiments.documents.data import (
     paragraph_questions,
     supported_questions,
 )
-from attnflow_experiments.documents.reading import DEFAULT, AnswerReading
+from attnflow_experiments.documents.reading import CHECKED, DEFAULT, AnswerReading
 from attnflow_experiments.report import Report
 
 KINDS = ("ordinary", "paragraphs", "supports")
@@ -46,7 +46,8 @@ class SourcesExperiment:
 
     part: "development", to choose by, or "held-out", to report once; a file with supports is asked
         as a whole.
-    methods: names as `ask` takes them, or "default".
+    methods: names as `ask` takes them; "default"; or "checked", what the default names after its
+        check, as `ask` does.
     kinds: "ordinary", contracts, e-mail, tables and others with the right one at every place;
         "paragraphs", of which two are of one article; "supports", a file in which the documents
         that support an answer are known. Of the last two each question is asked at one place.
@@ -78,7 +79,7 @@ class SourcesExperiment:
         if short:
             raise InputError(f"A length is at least {10 * _FRAME} tokens; got {short[0]!r}.")
         for name in self.methods:  # a long run must not fail on a name
-            if name != DEFAULT:
+            if name not in (DEFAULT, CHECKED):
                 make_method(name)
 
     def __call__(self, model: Model, *, data: Path | None, journal: Path | None) -> Report:

@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from attnflow.attribution.passages import RankedSource, rank_passages
+from attnflow.attribution.passages import (
+    STATEMENTS,
+    RankedSource,
+    rank_passages,
+    statements_of,
+)
 from attnflow.evaluation.subjects.known import is_answered
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.answers import explains_statements, statement_slices
@@ -22,6 +27,7 @@ from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.questions import first_line, question_prompt, uses_chat
 from attnflow.explainers.request import completion_ids
 from attnflow.explainers.sources import Sources
+from attnflow.explainers.verdicts import judge_statements
 from attnflow.explainers.writer import write_texts
 from attnflow.hosts.model import Model
 from attnflow.methods import Method, RerunMethod, make_method
@@ -32,6 +38,7 @@ from attnflow.tokens.units import split_units
 from attnflow_experiments.documents.data import SourcedQuestion
 
 DEFAULT = "default"
+CHECKED = "checked"  # the default, and what is named after its check, as `ask` has it
 _MOST_WRITTEN = 24  # tokens of an answer
 
 
@@ -83,7 +90,7 @@ class AnswerReading:
 
     def named(self, name: str) -> tuple[int | None, str]:
         """Return the document that a method names first, and its strongest sentence."""
-        sources = self._ranked(default_method(self.model) if name == DEFAULT else make_method(name))
+        sources = self._ranked(name)
         return (sources[0].passage, sources[0].text.strip()) if sources else (None, "")
 
     def ranking(self, name: str) -> list[int]:
@@ -91,9 +98,9 @@ class AnswerReading:
 
         One that runs the model again takes whole documents away.
         """
-        method = default_method(self.model) if name == DEFAULT else make_method(name)
+        method = self._method(name)
         if not isinstance(method, RerunMethod):
-            return [source.passage for source in self._ranked(method)]
+            return [source.passage for source in self._ranked(name)]
         prompt = self.prompt
         places = [tuple(range(*span)) for span in prompt.spans if span is not None]
         names = tuple(document for document, _ in self.case.documents)
@@ -103,7 +110,12 @@ class AnswerReading:
         values, _ = function_of(method)(method, AblationTask(ablation, sources, (target,)))
         return np.argsort(-values[0], kind="stable").tolist()
 
-    def _ranked(self, method: Method) -> tuple[RankedSource, ...]:
+    def _method(self, name: str) -> Method:
+        by_default = name in (DEFAULT, CHECKED)
+        return default_method(self.model) if by_default else make_method(name)
+
+    def _ranked(self, name: str) -> tuple[RankedSource, ...]:
+        method = self._method(name)
         by_statement = explains_statements(method)
         targets = [self.target] if by_statement else None
         result = generate(
@@ -111,7 +123,13 @@ class AnswerReading:
         )
         result = mark_documents(result, named_documents(self.case.documents), self.prompt)
         rows = [0] if by_statement else range(len(self.ids))[self.target]
-        return rank_passages(result, rows)
+        if name != CHECKED:
+            return rank_passages(result, rows)
+        first, end, _ = self.target.indices(len(self.ids))
+        noted = {**result.provenance, STATEMENTS: [[first, end, 0, self.text]]}
+        result = replace(result, provenance=noted)
+        verdicts = judge_statements(result, self.model, self.prompt.ids)
+        return statements_of(replace(result, verdicts=verdicts))[0].sources
 
     def most_needed(self) -> int:
         """Return the document whose hiding costs the target most."""

@@ -112,7 +112,7 @@ class VerdictsExperiment:
                 "95 % bootstrap intervals over answers.",
             ),
             tables=(_by_length(judged), _rates(judged), _by_kind(judged)),
-            findings=(f"A fit to these answers: Calibration({middle:.2f}, {slope:.2f}).",),
+            findings=(f"A curve fitted to these answers: middle {middle:.2f}, slope {slope:.2f}.",),
         )
 
 
