@@ -6,23 +6,17 @@ Their options look alike because typer has one shape for a declaration; each say
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnflow import storage
 from attnflow.cli import options, writing
 from attnflow.errors import InputError
-from attnflow_experiments import EXPERIMENTS
+from attnflow_experiments import EXPERIMENTS, language
 from attnflow_experiments.options import (
-    DeviceOption,
     FolderOption,
-    KeptFolderOption,
-    LanguageModelOption,
-    PartOption,
     ProtocolOption,
-    keeping,
-    load_on,
 )
 from attnflow_experiments.pronouns.data import OURS, PAPERS, parse_sentence, read_winogender
 from attnflow_experiments.verb_number.data import (
@@ -32,9 +26,6 @@ from attnflow_experiments.verb_number.data import (
     template_examples,
 )
 
-if TYPE_CHECKING:
-    pass
-
 app = typer.Typer(
     name="experiment",
     help="Run one of the paper's experiments; without a name, list them.",
@@ -42,6 +33,10 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+
+
+for command in language.COMMANDS:
+    app.command(name=command.__name__)(command)
 
 
 @app.callback()
@@ -305,250 +300,4 @@ def sst2(
             loaded.tokenizer,
             source=data.name,
         )
-    finish(report, output, context)
-
-
-@app.command(name="documents")
-def documents(
-    context: typer.Context,
-    model: LanguageModelOption = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER|FILE",
-            help="A folder with questions.jsonl, as in SQuAD, or a file of JSON lines with "
-            "question, answers, documents and support. Without it only the ordinary documents "
-            "that ship are asked about.",
-        ),
-    ] = None,
-    part: PartOption = "development",
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:KEY=VALUE,...]", help="A method, or 'default'. May be repeated."
-        ),
-    ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this data: ordinary, paragraphs or supports. May be repeated."),
-    ] = None,
-    questions: Annotated[
-        int | None, typer.Option(help="How many questions of each kind, at most.")
-    ] = None,
-    places: Annotated[
-        int, typer.Option(help="Of how many documents, with the right one at each place.")
-    ] = 5,
-    length: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="TOKENS", help="Fill up with other documents to this length. May be repeated."
-        ),
-    ] = None,
-    reads_answers: Annotated[
-        bool, typer.Option("--given", help="Read the right answer instead of the model's own.")
-    ] = False,
-    device: DeviceOption = "cpu",
-    output: KeptFolderOption = None,
-) -> None:
-    """Is the right document named, wherever it stands?
-
-    Questions over documents are asked as `attnflow ask` asks them; those answered rightly count.
-    """
-    options.prepare_models()
-    from attnflow_experiments.ablation.data import PARTS
-    from attnflow_experiments.documents.experiment import KINDS, SourcesExperiment
-    from attnflow_experiments.report import finish
-
-    if part not in PARTS:
-        raise InputError(f"--part is {' or '.join(PARTS)}; got {part!r}.")
-    available = KINDS[:1] if data is None else KINDS[2:] if data.is_file() else KINDS[:2]
-    experiment = SourcesExperiment(
-        part=part,
-        methods=tuple(methods or ("default",)),
-        kinds=tuple(kind or available),
-        questions=questions,
-        places=places,
-        lengths=tuple(length or ()),
-        reads_answers=reads_answers,
-    )
-    loaded = load_on(device, model)
-    journal = None if output is None else output / f"documents-{part}.jsonl"
-    with keeping(output):
-        report = experiment(loaded, data=data, journal=journal)
-    finish(report, output, context)
-
-
-@app.command(name="verdicts")
-def verdicts(
-    context: typer.Context,
-    model: LanguageModelOption = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="A folder with known-facts.jsonl, clapnq-unanswerable.jsonl and nq.jsonl. Without "
-            "it only the ordinary documents that ship are asked about.",
-        ),
-    ] = None,
-    part: PartOption = "development",
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only these questions: agreeing, contradicting, unrelated, ordinary, doubled or "
-            "unanswerable. May be repeated."
-        ),
-    ] = None,
-    questions: Annotated[
-        int | None, typer.Option(help="How many facts, and questions of each kind, at most.")
-    ] = None,
-    length: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="TOKENS",
-            help="Fill documents beside facts up to this length; 0 adds none. May be repeated.",
-        ),
-    ] = None,
-    device: DeviceOption = "cpu",
-    output: KeptFolderOption = None,
-) -> None:
-    """Does the verdict tell an answer from the documents from one out of memory?
-
-    The development part also fits the calibration of the model.
-    """
-    options.prepare_models()
-    from attnflow_experiments.report import finish
-    from attnflow_experiments.verdicts.data import KINDS
-    from attnflow_experiments.verdicts.experiment import VerdictsExperiment
-
-    available = KINDS if data is not None else ("ordinary", "doubled")
-    experiment = VerdictsExperiment(
-        part=part,  # type: ignore[arg-type]  # checked there
-        kinds=tuple(kind or available),  # type: ignore[arg-type]
-        questions=questions,
-        lengths=tuple(length or (0,)),
-    )
-    loaded = load_on(device, model)
-    journal = None if output is None else output / f"verdicts-{part}.jsonl"
-    with keeping(output):
-        report = experiment(loaded, data=data, journal=journal)
-    finish(report, output, context)
-
-
-@app.command(name="orders")
-def orders(
-    context: typer.Context,
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER",
-            help="A folder with injections.jsonl, emails.jsonl, poisoned-rag.jsonl, nq.jsonl, "
-            "hotpot.jsonl and 2wiki.jsonl.",
-        ),
-    ],
-    model: LanguageModelOption = None,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:KEY=VALUE,...]", help="A method, or 'default'. May be repeated."
-        ),
-    ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this data: injections, poison, hotpot, 2wiki. May be repeated."),
-    ] = None,
-    cases: Annotated[int | None, typer.Option(help="How many cases of each, at most.")] = None,
-    reads_answers: Annotated[
-        bool, typer.Option("--given", help="Read the answer to each order; all orders count.")
-    ] = False,
-    device: DeviceOption = "cpu",
-    output: KeptFolderOption = None,
-) -> None:
-    """Is the sentence named that gave the order?
-
-    Injected instructions, poisoned passages, and the supports of questions of several hops.
-    """
-    options.prepare_models()
-    from attnflow_experiments.orders.experiment import KINDS, METHODS, OrdersExperiment
-    from attnflow_experiments.report import finish
-
-    experiment = OrdersExperiment(
-        methods=tuple(methods or METHODS),
-        kinds=tuple(kind or KINDS),
-        cases=cases,
-        reads_answers=reads_answers,
-    )
-    loaded = _load_on(device, model)
-    journal = None if output is None else output / "orders.jsonl"
-    with _keeping(output):
-        report = experiment(loaded, data=data, journal=journal)
-    finish(report, output, context)
-
-
-@app.command(name="ablation")
-def ablation(
-    context: typer.Context,
-    model: LanguageModelOption = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Running text (enwik8.gz, enwik8, or text.txt with a paragraph a line) and "
-            "questions (questions.jsonl, as in SQuAD). Without it only facts are tried.",
-        ),
-    ] = None,
-    part: PartOption = "development",
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            "--methods",
-            metavar="NAME[:KEY=VALUE,...]",
-            help="A method, 'default', 'raw-mean', 'leave-one-out' or 'ablation-regression'. May "
-            "be repeated. Differences are those from the first.",
-        ),
-    ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this data: facts, text or documents. May be repeated."),
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(help="How many prompts of each kind count, at most.")
-    ] = None,
-    skip: Annotated[
-        int,
-        typer.Option(
-            help="Leave out this many prompts of each kind: those that were looked at before."
-        ),
-    ] = 0,
-    ablations: Annotated[
-        int, typer.Option(help="Over how many random ablations the LDS is taken.")
-    ] = 64,
-    device: DeviceOption = "cpu",
-    output: KeptFolderOption = None,
-    seed: Annotated[int, typer.Option(help="The seed of the random ablations.")] = 0,
-) -> None:
-    """Which method predicts what ablations do?
-
-    Methods are held against ablations on facts, running text and documents, on data to choose by
-    or on data to report once.
-    """
-    options.prepare_models()
-    from attnflow_experiments.ablation.data import PARTS
-    from attnflow_experiments.ablation.experiment import DEFAULT_METHODS, KINDS, AblationExperiment
-    from attnflow_experiments.report import finish
-
-    if part not in PARTS:
-        raise InputError(f"--part is {' or '.join(PARTS)}; got {part!r}.")
-    experiment = AblationExperiment(
-        part=part,
-        methods=tuple(method or DEFAULT_METHODS),
-        kinds=tuple(kind or KINDS),
-        samples=samples,
-        skip=skip,
-        ablations=ablations,
-        seed=seed,
-    )
-    loaded = load_on(device, model)
-    with keeping(output):
-        report = experiment(loaded, data=data, journals=output)
     finish(report, output, context)

@@ -49,22 +49,19 @@ class GroundedCase:
         case = self.question
         if any(is_answered(one, answer, cut_off=False) for one in case.answers):
             return True
-        if self.known is not None and is_answered(self.known, answer, cut_off=False):
-            return False
-        texts = [text for _, text in case.documents]
-        if self.kind == "unanswerable" and not _shares_words(answer, case.question, texts):
+        is_true = self.known is not None and is_answered(self.known, answer, cut_off=False)
+        if (is_true or self.kind == "unanswerable") and not self._draws_words(answer):
             return False
         return None
 
+    def _draws_words(self, answer: str) -> bool:
+        """Return whether an answer has a word of the documents that the question does not have.
 
-def _shares_words(answer: str, question: str, texts: Sequence[str]) -> bool:
-    """Return whether the answer has a word of the documents that is not in the question.
-
-    Only words of at least four letters and numbers count.
-    """
-    asked = _words(question)
-    said = {word for word in _words(answer) - asked if len(word) > 3 or word.isdigit()}
-    return not said or any(said & _words(text) for text in texts)
+        Only words of at least four letters and numbers count; an answer without any tells nothing.
+        """
+        words = {word for word in _words(answer) if len(word) > 3 or word.isdigit()}
+        words -= _words(self.question.question)
+        return not words or any(words & _words(text) for _, text in self.question.documents)
 
 
 def _words(text: str) -> set[str]:
@@ -129,14 +126,14 @@ def _fact_cases(
         if one["subject"] != fact["subject"] and one["answer"] not in (true, wrong)
     ]
     others = [_statement(one, str(one["answer"])) for one in rng.sample(silent, _OTHERS + 1)]
-    asked = f'Complete this sentence: "{fact["prompt"]} ..."'
-    told: dict[Kind, str | None] = {"agreeing": true, "contradicting": wrong, "unrelated": None}
-    for kind, answer in told.items():
+    sentence = f'Complete this sentence: "{fact["prompt"]} ..."'
+    answers: dict[Kind, str | None] = {"agreeing": true, "contradicting": wrong, "unrelated": None}
+    for kind, answer in answers.items():
         own = others[-1] if answer is None else _statement(fact, answer)
         texts = [*others[:-1], own]
         rng.shuffle(texts)
         question = SourcedQuestion(
-            asked,
+            sentence,
             () if answer is None else (answer,),
             tuple((f"note {number}.txt", text) for number, text in enumerate(texts, start=1)),
             () if answer is None else (texts.index(own),),

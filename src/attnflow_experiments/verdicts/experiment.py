@@ -198,11 +198,11 @@ def _by_length(records: Sequence[Mapping[str, Any]]) -> Table:
 
 def _auroc_cell(positive: Floats, negative: Floats) -> Cell:
     rng = np.random.default_rng(0)
-    drawn = [
+    samples = [
         auroc(rng.choice(positive, len(positive)), rng.choice(negative, len(negative)))
         for _ in range(_DRAWS if len(positive) and len(negative) else 0)
     ]
-    low, high = np.percentile(drawn, [2.5, 97.5]) if drawn else (None, None)
+    low, high = np.percentile(samples, [2.5, 97.5]) if samples else (None, None)
     count = len(positive) + len(negative)
     return Cell(auroc(positive, negative), None, low, high, n=count)
 
@@ -235,8 +235,8 @@ def _by_kind(records: Sequence[Mapping[str, Any]]) -> Table:
         for rests in (True, False):
             members = [r for r in records if r["kind"] == kind and r["rests"] is rests]
             if members:
-                given = [[r["verdict"]["kind"] == name for r in members] for name in verdicts]
-                shares = [Cell.of_share(summarize(np.array(each, dtype=float))) for each in given]
+                hits = [[r["verdict"]["kind"] == name for r in members] for name in verdicts]
+                shares = [Cell.of_share(summarize(np.array(each, dtype=float))) for each in hits]
                 cells[f"{kind}, {'documents' if rests else 'memory'}"] = tuple(shares)
     return Table("kinds", "What is said of them", verdicts, cells)
 
