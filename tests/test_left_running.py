@@ -114,7 +114,7 @@ def wait_for(condition: Any, seconds: float = 20) -> None:
 def test_logs_and_numbers_hold_no_text(
     client: Client, caplog: pytest.LogCaptureFixture, expected: Any
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="attnflow.serve"):
+    with caplog.at_level(logging.DEBUG, logger="attnflow.serve"):
         answer = client.post(PATH, BODY)
         client.get("/a-secret-of-mine")
         numbers = client.get("/metrics").body.decode()

@@ -15,6 +15,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attnflow.errors import optional_import
+from attnflow.web.doors.errors import is_door
 
 LOG = logging.getLogger("attnflow.serve")
 METRICS = "/metrics"
@@ -73,6 +74,8 @@ class Observer:
             await self._app(scope, receive, noting)
         finally:
             seconds = perf_counter() - start
-            LOG.info("%s %s %s %d %.3fs", name, scope["method"], path, status, seconds)
+            # The page asks often how far its work is: its requests are no news.
+            level = logging.INFO if is_door(path) else logging.DEBUG
+            LOG.log(level, "%s %s %s %d %.3fs", name, scope["method"], path, status, seconds)
             if self._metrics is not None:
                 self._metrics.note(path, status, seconds)
