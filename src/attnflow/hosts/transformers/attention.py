@@ -33,6 +33,7 @@ from attnflow.errors import CaptureError
 from attnflow.hosts.recorder import AttentionObserver, Intervention, RecordedLayer, Session, Stage
 from attnflow.hosts.restore import Changes, exclusive
 from attnflow.hosts.transformers.answers import is_encoder_decoder
+from attnflow.hosts.transformers.shards import Shards
 
 _NAME = "attnflow"
 _SINK_SHARE = 1e-3  # a row that lacks more than this has left it to its sink
@@ -200,6 +201,7 @@ class _Post:
     handler: AttentionHandler
     stage: Stage
     thread: int
+    shards: Shards | None = None
 
 
 _POSTS: WeakKeyDictionary[nn.Module, _Post] = WeakKeyDictionary()
@@ -221,7 +223,17 @@ def _attend(
     call = AttentionCall(module, query, key, value, attention_mask, options)
     if post is None or not (post.handler.any_thread or post.thread == threading.get_ident()):
         return call.run_as_loaded()
-    return post.handler.attend(replace(call, stage=post.stage)), None
+    call = replace(call, stage=post.stage)
+    if post.shards is None:
+        return post.handler.attend(call), None
+    if call.sink is not None:
+        raise CaptureError(
+            f"{type(module).__name__} has a learned sink for each head, and its heads are spread "
+            "over several processes; load the model without tp_plan."
+        )
+    query, key, value = map(post.shards.whole, (query, key, value))
+    output = post.handler.attend(replace(call, query=query, key=key, value=value))
+    return post.shards.own(output), None
 
 
 def _make_mask(**arguments: Any) -> Any:
@@ -236,10 +248,10 @@ AttentionMaskInterface.register(_NAME, _make_mask)
 @contextmanager
 def handle_attention(model: PreTrainedModel, handler: AttentionHandler) -> Iterator[Changes]:
     """Give every attention of the model to a handler until the block ends, however it ends."""
-    thread = threading.get_ident()
+    thread, shards = threading.get_ident(), Shards.of(model)
     with exclusive(model) as changes:
         posts = {
-            module: _Post(handler, _stage(model, name), thread)
+            module: _Post(handler, _stage(model, name), thread, shards)
             for name, module in model.named_modules()
         }
         if any(module in _POSTS for module in posts):

@@ -1,0 +1,75 @@
+"""Attention whose heads are spread over processes (tensor parallelism), seen whole by each of them.
+
+Every process gathers the queries, keys and values of all heads, attends with all of them, and goes
+on with its own. On the way back it is the other way round. So whoever watches or changes attention
+sees every head in every process, and results are the same as in one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+_HEADS = 1  # the axis of heads in queries, keys and values
+_OUTPUT_HEADS = 2  # that of an output: (batch, queries, heads, width)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The processes that have the heads of a model between them."""
+
+    group: Any
+
+    @classmethod
+    def of(cls, model: Any) -> Shards | None:
+        """Return those of a model that transformers has sharded; None where it has all heads."""
+        if (getattr(model, "_tp_size", None) or 1) == 1:
+            return None
+        mesh = model._device_mesh
+        names = mesh.mesh_dim_names or ()
+        return cls(mesh.get_group("tp") if "tp" in names else mesh.get_group())
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Return the queries, keys or values of all heads."""
+        result: Tensor = _Gather.apply(tensor, self, _HEADS)  # type: ignore[no-untyped-call]
+        return result
+
+    def own(self, output: Tensor) -> Tensor:
+        """Return the part of an output that the heads of this process made."""
+        result: Tensor = _Own.apply(output, self, _OUTPUT_HEADS)  # type: ignore[no-untyped-call]
+        return result
+
+    def gather(self, tensor: Tensor, axis: int) -> Tensor:
+        """Join what all processes have."""
+        parts = [torch.empty_like(tensor) for _ in range(self.group.size())]
+        distributed.all_gather(parts, tensor.contiguous(), group=self.group)
+        return torch.cat(parts, dim=axis)
+
+    def cut(self, tensor: Tensor, axis: int) -> Tensor:
+        """Return what is this process's."""
+        return tensor.chunk(self.group.size(), dim=axis)[self.group.rank()].contiguous()
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, shards: Shards, axis: int) -> Tensor:
+        ctx.shards, ctx.axis = shards, axis
+        return shards.gather(tensor, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.shards.cut(gradients[0], ctx.axis), None, None
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, shards: Shards, axis: int) -> Tensor:
+        ctx.shards, ctx.axis = shards, axis
+        return shards.cut(tensor, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.shards.gather(gradients[0], ctx.axis), None, None
