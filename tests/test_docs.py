@@ -47,7 +47,10 @@ NOT_RUN = {
 # A masked language model answers at its mask; for others it is an unknown word.
 TEXTS = ["the [MASK] to the cabinets", "the author talked to [MASK] about his book"]
 # Blocks of Python that need a package that is not among ours: a line of theirs, and why.
-NOT_RUN_PYTHON = {"duckdb.sql": "duckdb and polars are other people's readers of the same files"}
+NOT_RUN_PYTHON = {
+    "duckdb.sql": "duckdb and polars are other people's readers of the same files",
+    "OpenAI(": "it calls a server; tests/test_doors_http.py does",
+}
 
 
 def blocks(path: Path, kind: str) -> list[str]:
@@ -193,6 +196,9 @@ def _write_data(folder: Path) -> None:
     prompts = [text.replace("[MASK]", "keys") for text in texts]
     lines = [json.dumps({"prompt": prompt, "completion": " the"}) for prompt in prompts]
     (folder / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "answer.txt").write_text("the keys are old", encoding="utf-8")
+    row = {"answer": "the keys", "documents": texts}
+    (folder / "answers.jsonl").write_text(json.dumps(row), encoding="utf-8")
     messages = [{"role": "user", "content": "the keys to the cabinets"}]
     (folder / "chat.json").write_text(json.dumps(messages), encoding="utf-8")
     call = {"function": {"name": "forward_file", "arguments": '{"to": "sara"}'}}

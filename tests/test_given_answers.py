@@ -144,6 +144,9 @@ def test_the_command_cites_files_and_standard_input(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"It takes 45 days. See you.\n")))
     assert _run([*arguments, "--answer", "-", "--question", "How long?", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["citations"] == record["citations"]
+    arguments[arguments.index("mail.txt")] = "*.txt"  # the answer is none of its documents
+    assert _run([*arguments, "--answer", "answer.txt", "--question", "How long?", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["citations"] == record["citations"]
     assert _run([*arguments, "--answer", "answer.txt"]) == 0
     assert "“See you.” " in capsys.readouterr().out
     assert _run(arguments) == 2

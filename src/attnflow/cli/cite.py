@@ -66,7 +66,7 @@ def cite(
         raise InputError("There is no answer: --answer FILE names it, or - for standard input.")
     if answer == inputs.STANDARD_INPUT and inputs.STANDARD_INPUT in (document or []):
         raise InputError("Standard input (-) is the answer or a document, not both.")
-    texts = inputs.read_documents(document or [])
+    texts = inputs.read_documents(document or [], answer)
     text = inputs.read_file(answer)
     writing.check_output(output, as_json=as_json)
     options.prepare_models()

@@ -27,14 +27,19 @@ ROLES = ("system", "user", "assistant")
 _LARGEST = 2_000_000  # bytes of a document: far more than any prompt takes
 
 
-def read_documents(places: Sequence[str]) -> tuple[Document, ...]:
-    """Read the documents that are named: files, patterns such as 'notes/*.txt', or - ."""
+def read_documents(places: Sequence[str], answer: str | None = None) -> tuple[Document, ...]:
+    """Read the documents that are named: files, patterns such as 'notes/*.txt', or - .
+
+    answer: a file that is none of them, though a pattern may match it.
+    """
     if not places:
         raise InputError(
             "There is no document: name files (a pattern such as 'docs/*.txt', or - for standard "
             "input)."
         )
     files = [file for place in places for file in _files(place)]
+    if answer is not None and answer != STANDARD_INPUT:
+        files = [file for file in files if Path(file).absolute() != Path(answer).absolute()]
     return named_documents([(_name_document(file, files), read_file(file)) for file in files])
 
 
