@@ -179,7 +179,7 @@ def test_verdicts_are_what_the_model_says_without_the_documents(writer: tuple[An
     expected = [read(hidden) for hidden in ((), sentence, alone, every)]
     assert found == pytest.approx(expected, abs=1e-4)
     assert verdict.tokens == 4
-    assert verdict.claim[1:] in answer._repr_html_()
+    assert verdict.reason[1:] in answer._repr_html_()
     unchecked = attnflow.ask((model, tokenizer), "the keys", TEXTS, max_new_tokens=4, check=False)
     assert unchecked.statements[0].verdict is None
     assert unchecked.statements[0].sources == statement.sources

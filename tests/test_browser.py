@@ -335,7 +335,8 @@ def test_shares_of_what_speaks_for_and_against_are_those_of_python(
         "[...document.querySelectorAll('.af-card')].map(e => [e.querySelector('.af-card-name')"
         ".textContent, e.querySelector('.af-card-share').textContent])"
     )
-    assert cards[:2] == [[source.name, percent(source.share)] for source in ranked[:2]]
+    listed = [source for source in ranked if source.share >= 1 / len(ranked)]
+    assert cards == [[source.name, percent(source.share)] for source in listed]
 
 
 @pytest.mark.parametrize("documents", [True, False])
@@ -729,8 +730,9 @@ def test_documents_are_asked_about_and_the_link_restores_all(
     tab.run(fill % ("two.txt", "g h a b"))
     tab.click("document.getElementById('go')")
     tab.wait("document.querySelector('.af-spoken')?.textContent")
-    names = tab.run("[...document.querySelectorAll('.af-card-name')].map(e => e.textContent)")
-    assert sorted(names) == ["one.txt", "two.txt"]
+    said = tab.run("document.querySelector('.af-verdict').innerText")
+    assert said.startswith("No source found")  # a model of random numbers needs none of them
+    assert not tab.run("document.querySelectorAll('.af-card-name').length")
     assert tab.run("document.getElementById('ask').hidden")  # the form has stepped aside
     tab.click("document.querySelector('[data-unit=answer]')")
     open_details(tab)

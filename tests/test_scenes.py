@@ -164,7 +164,6 @@ def test_the_command_line_takes_an_image(tmp_path: Path) -> None:
     )
     assert run.exit_code == 0, run.output
     assert "“red” draws on" in run.output
-    assert "the image (" in run.output
     assert "the area left of the middle of the image (" in run.output
     assert "patch" not in run.output  # people see places, not numbers of patches
     assert (tmp_path / "map.png").stat().st_size > 5_000

@@ -98,26 +98,30 @@ def test_answer_source_and_share_are_in_sight_without_scrolling(
     assert tab.run("scrollY") == 0
     assert tab.run("document.querySelectorAll('.af-viewer .af-text').length") == 1
     ends = tab.run(
-        "(() => { const strong = [...document.querySelectorAll('.af-spoken strong')]; "
-        "const seen = [document.querySelector('.af-answer-text'), strong[0], strong[1]]; "
-        "return seen.map(e => e.getBoundingClientRect()).map(b => [b.top, b.bottom]); })()"
+        "['.af-answer-text', '.af-verdict p', '.af-verdict dl'].map(e => document.querySelector(e)"
+        ".getBoundingClientRect()).map(b => [b.top, b.bottom])"
     )
     for top, bottom in ends:
         assert top >= 0
         assert bottom <= height
+    assert tab.run("document.documentElement.scrollWidth") <= width
+    if task == "ask":  # nothing carries what random numbers write: no share stands beside that
+        assert tab.run("document.querySelector('.af-verdict').innerText").startswith("No source")
+        assert tab.run("document.querySelector('.af-spoken').hidden")
+        return
     named = tab.run("document.querySelectorAll('.af-spoken strong')[1].textContent")
     share = tab.run(f"{SPOKEN}.match(/\\(([\\d<]+ ?[\\d]* %)/)[1]")
     assert named
     assert share.endswith("%")
     spoken = tab.run("document.querySelector('.af-spoken').getBoundingClientRect().bottom")
     assert spoken <= height  # with its share
-    assert tab.run("document.documentElement.scrollWidth") <= width
 
 
 def test_what_the_answer_rests_on_is_drawn(tab: Page, server: Client) -> None:
     result = opened(tab, server, "generate", prompt="a b c d", tokens=3)
     record = server.get(f"/api/results/{result}.json").json["results"][0]["verdicts"][0]
     said = tab.run("document.querySelector('.af-verdict').innerText")
+    said = said.replace("\xa0", " ")
     assert record["claim"][1:] in said
     assert record["reason"][1:] in said
     bars = tab.run(
@@ -242,7 +246,7 @@ def test_ask_offers_methods_and_two_stand_side_by_side(tab: Page, server: Client
     )
     assert [name for name, *_ in columns] == ["Balanced gradients", "Rollout"]
     assert columns[1][1] >= columns[0][1] + columns[0][2]
-    assert tab.run("document.querySelectorAll('.af-card-name').length") == 4  # both name documents
+    assert tab.run("document.querySelectorAll('.af-ranking').length") == 2
     tab.click("document.getElementById('edit')")
     offered = tab.run("[...document.querySelectorAll('#ask [name=method]')].map(e => e.value)")
     assert offered[:4] == ["default", "rollout", "raw", "flow"]
@@ -307,7 +311,8 @@ def test_a_conversation_is_held_and_its_messages_are_the_sources(
     tab.click("document.getElementById('go')")
     tab.wait(DONE)
     names = tab.run("[...document.querySelectorAll('.af-card-name')].map(e => e.textContent)")
-    assert sorted(names) == ["message 1 (user)", "message 2 (assistant)", "message 3 (user)"]
+    assert names  # those that stand out
+    assert {*names} <= {"message 1 (user)", "message 2 (assistant)", "message 3 (user)"}
     link = tab.run("document.getElementById('link').href")
     texts = "[...document.querySelectorAll('.message textarea')].map(e => e.value)"
     answer = tab.run("document.querySelector('.af-answer-text').textContent").split()
@@ -318,7 +323,7 @@ def test_a_conversation_is_held_and_its_messages_are_the_sources(
     tab.click("document.getElementById('go')")
     tab.wait(f"document.getElementById('ask').hidden && {DONE}")
     settle(tab)
-    assert tab.run("document.querySelectorAll('.af-card').length") == 5
+    assert tab.run("document.querySelectorAll('.af-text .af-heading').length") == 5
     linked = browser.new_page()
     linked.size(1280, 900)
     linked.go(link)

@@ -149,10 +149,9 @@ class Answer:
         return self.result.viewer(title=self.question, height=height)
 
     def _repr_html_(self) -> str:
-        from attnflow.show.static_html import answer_html
+        from attnflow.show.static_html import answer_html, share_lines
 
-        shares = [f"“{each.text}” {each.shares}." for each in self.statements]
-        lines = [*shares, *map(str, self.omissions)]
+        lines = [*share_lines(self.statements), *map(str, self.omissions)]
         return answer_html(self.result, question=self.question, lines=lines)
 
 

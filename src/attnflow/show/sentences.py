@@ -217,7 +217,8 @@ def answer_sentence(result: Attribution, *, k: int = 3, subject: str | None = No
         phrase = f"{called} as a whole ({percent(share)})"
         if region is not None:
             on_patches = float(np.maximum(patches.values, 0.0).sum()) / total
-            phrase = f"{region.name} of {called} ({percent(region.share * on_patches)})"
+            shares = f"{percent(region.share * on_patches)}; all of it {percent(share)}"
+            phrase = f"{region.name} of {called} ({shares})"
         phrases.append((share, phrase))
         words[columns] = 0.0
     for index in np.argsort(-words, kind="stable")[:k].tolist():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.passages import statements_of
+from attnflow.attribution.passages import Statement, statements_of
 from attnflow.attribution.patch_maps import Contrast, PatchMap, contrast, patch_maps
 from attnflow.show import sentences
 from attnflow.show.packing import picture_address
@@ -54,7 +54,7 @@ def _html(result: Attribution, **heading: Any) -> str:
     rows = sentences.prediction_rows(result) or list(range(len(result.targets)))
     legend = sentences.UNIT_LEGENDS[sentences.unit_of(result)]
     values: dict[str, Any] = {"maps": [], "words": None}
-    if result.sources.grid is not None:
+    if result.sources.grid is not None or result.sources.images:
         values["maps"] = _maps(result, rows[0])
     else:
         row = sentences.word_row(result, rows)
@@ -85,10 +85,19 @@ def _sentences(result: Attribution) -> list[str]:
     if "completion" in result.provenance:
         statements = statements_of(result)
         if any(len(statement.sources) > 1 for statement in statements):
-            return [f"“{each.text}” {each.shares}." for each in statements[:_SENTENCES]]
+            return share_lines(statements[:_SENTENCES])
     rows, more = range(min(count, _SENTENCES)), count - _SENTENCES
     lines = [sentences.sources_sentence(result, [row], k=2) for row in rows]
     return [*lines, *([f"… and {more} more targets: result.row(...)."] if more > 0 else [])]
+
+
+def share_lines(statements: Sequence[Statement]) -> list[str]:
+    """Say what statements draw on; of one that needs no document a share would say nothing."""
+    return [
+        f"“{each.text}” {each.shares}."
+        for each in statements
+        if each.verdict is None or each.verdict.kind != "none"
+    ]
 
 
 def _words(result: Attribution, row: sentences.WordRow) -> list[dict[str, Any]]:

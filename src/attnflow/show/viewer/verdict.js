@@ -18,7 +18,7 @@
       this.root.hidden = !verdict;
       this.root.classList.toggle("af-ungrounded", verdict?.kind === "none");
       if (!verdict) return;
-      const [claim, reason] = [verdict.claim, verdict.reason].map((text) => `${text[0].toUpperCase()}${text.slice(1)}.`);
+      const [claim, reason] = [verdict.claim, verdict.reason].map((text) => `${text[0].toUpperCase()}${text.slice(1)}.`.replaceAll(" %", "\u00a0%"));
       this.sentence.replaceChildren(make("strong", {}, claim), ` ${reason}`);
       this.bars.replaceChildren(...verdict.bars.flatMap((bar, k) => this.bar(bar, k ? "af-without" : "")));
     }

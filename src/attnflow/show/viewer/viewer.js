@@ -470,15 +470,18 @@
       const comparing = this.state.other !== null && this.state.other !== this.state.result;
       this.root.classList.toggle("af-comparing", comparing);
       const common = { cuttable: Boolean(this.graph) && !comparing, source: this.state.source };
-      const sources = this.standingOut(passages);
-      const flat = passages.length > 0 && !sources.length;
+      const verdict = this.verdictInSight(result);
+      const needsNone = verdict?.kind === "none" && verdict.part === "document"; // then no share is a source
+      const sources = needsNone ? [] : this.standingOut(passages);
       this.ranking.update({ passages: sources, words: this.measured(words, total, unit, peak), total, unit, ...common });
-      this.heading.textContent = flat ? `No ${this.passages[0].kind} stands out` : this.passages.length ? "What it draws on" : `What ${quoted(this.subject())} draws on`;
+      const bare = needsNone ? "No document is needed" : passages.length && !sources.length ? `No ${this.passages[0].kind} stands out` : null;
+      this.heading.textContent = bare ?? (this.passages.length ? "What it draws on" : `What ${quoted(this.subject())} draws on`);
       this.updateBeside();
       this.updateDetails(reckoning);
       this.legend.textContent = this.legendText(result, unit);
       this.warn();
-      this.verdict.update(this.verdictInSight(result));
+      this.verdict.update(verdict);
+      this.spoken.hidden = needsNone;
       this.path.update(result.paths?.[this.statementInSight()] ?? null);
       this.say(reckoning, passages);
       if (this.moved && this.state.hovered === null) this.reveal(passages, words);
@@ -538,7 +541,7 @@
       const { words, total, unit, peak, result } = reckoning;
       this.heading.textContent = this.result.title;
       this.besideHeading.textContent = result.title;
-      this.beside.update({ passages: this.rankedPassages(reckoning), words: this.measured(words, total, unit, peak), total, unit, cuttable: false, source: null });
+      this.beside.update({ passages: this.standingOut(this.rankedPassages(reckoning)), words: this.measured(words, total, unit, peak), total, unit, cuttable: false, source: null });
     }
 
     updateDetails({ words }) {
