@@ -14,10 +14,12 @@ UNCHECKED = "unchecked"
 
 Kind = Literal["rests", "either", "together", "partly", "none"]
 Part = Literal["document", "word", "region"]
-# Fitted to 204 answers of SmolLM2 (`attnflow experiment verdicts`): of those that have a source 3 %
-# have less support than this many nats, known facts beside a document that agrees apart, and of
+# Fitted to 204 answers of SmolLM2 (`attnflow experiment verdicts`): how likely support in nats makes
+# it that an answer rests on the documents, and the support from which a source is claimed. Of
+# answers that have a source 3 % have less, known facts beside a document that agrees apart, and of
 # those that have none 5 % have more.
-_MIDDLE, _SLOPE = 2.0, 1.5
+_MIDDLE, _SLOPE = 1.7, 1.5
+_CLAIMED = 2.0
 _ANY_HELP = 1.5  # nats by which a document beside a question helps an answer whatever it says
 _HALF = log(2)  # a probability that is halved, in nats
 _LITTLE = -log(0.9)  # one that has lost a tenth
@@ -199,7 +201,7 @@ def is_unsupported(support: float, gain: float) -> bool:
 
     support: what its source accounts for. gain: what all documents add to it, in nats.
     """
-    return support < _MIDDLE and gain < 2.5 * _MIDDLE
+    return support < _CLAIMED and gain < 2.5 * _CLAIMED
 
 
 def takes_away(loss: float, gain: float = 0.0) -> bool:
