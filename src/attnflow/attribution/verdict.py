@@ -14,8 +14,8 @@ UNCHECKED = "unchecked"
 
 Kind = Literal["rests", "either", "together", "partly", "none"]
 Part = Literal["document", "word", "region"]
-# Fitted to 204 answers of SmolLM2 (`attnflow experiment verdicts`): how likely support in nats makes
-# it that an answer rests on the documents, and the support from which a source is claimed. Of
+# Fitted to 204 answers of SmolLM2 (`attnflow experiment verdicts`): how likely support in nats
+# makes it that an answer rests on the documents, and the support from which a source is claimed. Of
 # answers that have a source 3 % have less, known facts beside a document that agrees apart, and of
 # those that have none 5 % have more.
 _MIDDLE, _SLOPE = 1.7, 1.5
