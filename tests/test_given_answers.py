@@ -148,7 +148,7 @@ def test_the_command_cites_files_and_standard_input(
     assert _run([*arguments, "--answer", "answer.txt", "--question", "How long?", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["citations"] == record["citations"]
     assert _run([*arguments, "--answer", "answer.txt"]) == 0
-    assert "“See you.” " in capsys.readouterr().out
+    assert "“See you.”" in capsys.readouterr().out
     assert _run(arguments) == 2
     assert "There is no answer: --answer FILE" in capsys.readouterr().err
 

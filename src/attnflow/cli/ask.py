@@ -81,7 +81,7 @@ def ask(
 
 def show_answer(answer: Answer, console: Console) -> None:
     """Print the answer, then for each statement what it rests on, the sentence, and its shares."""
-    console.print(Text(answer.text, style="bold"))
+    console.print(Text(answer.text.strip(), style="bold"))
     console.print()
     for statement in answer.statements:
         verdict, quoted = statement.verdict, f"“{statement.text}”"
