@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 import attnflow
 import holding
 from attnflow.cli.app import app
-from attnflow.errors import ModelError, UnsupportedModelError
+from attnflow.errors import InputError, ModelError, UnsupportedModelError
 from attnflow.hosts.check import model_state
 from attnflow.hosts.fingerprint import digest_weights
 from attnflow.hosts.load import as_model
@@ -314,3 +315,33 @@ def test_a_pipeline_of_images_brings_its_processor() -> None:
     photo = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     values = attnflow.explain(pipeline, photo).values
     assert np.allclose(values, attnflow.explain((model, processor), photo).values, atol=SAME)
+
+
+# --- options of generate() ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_model_writes_the_same_without_a_cache(seed: int) -> None:
+    model, options = holding.language_model(seed), {"max_new_tokens": 6, "min_new_tokens": 6}
+    inputs = holding.tokenizer()(holding.PROMPT, return_tensors="pt")
+    output = model.generate(**inputs, **options, do_sample=False, use_cache=False, pad_token_id=0)
+    result = attnflow.generate(holding.as_held(model), holding.PROMPT, use_cache=False, **options)
+    written = output[0, inputs["input_ids"].shape[1] :].tolist()
+    assert result.provenance["completion_ids"] == written
+
+
+def test_a_dictionary_of_outputs_may_be_asked_for() -> None:
+    values = [
+        attnflow.generate(holding.as_held(holding.plain()), holding.PROMPT, **options).values
+        for options in ({}, {"return_dict_in_generate": True})
+    ]
+    assert np.array_equal(*values)
+
+
+def test_spans_of_documents_that_are_none_get_a_sentence() -> None:
+    result = attnflow.ask(
+        holding.as_held(holding.plain()), "the key is of", holding.DOCUMENTS, max_new_tokens=4
+    ).result
+    notes = {**result.provenance, "documents": [["a.txt", 5, 2]]}
+    with pytest.raises(InputError, match="is no span of them"):
+        replace(result, provenance=notes).to_html()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnflow.attribution.verdict import Verdict
-from attnflow.errors import percent
+from attnflow.errors import InputError, percent, shorten
 from attnflow.tokens import is_special
 from attnflow.tokens.units import Unit, split_units
 
@@ -267,17 +267,34 @@ def _ranked(
 
 def _known_passage(mark: Sequence[Any], sentences: Sequence[Sequence[Any]]) -> Passage:
     """Return a document whose sentences were noted with their places in it."""
-    name, first, end = mark
+    name = mark[0]
     units = tuple(
         Unit(text, (start, start + len(text)), tuple(range(begin, stop)))
         for begin, stop, start, text in sentences
     )
-    return Passage(str(name), "document", tuple(range(int(first), int(end))), units, True)
+    return Passage(str(name), "document", _columns(mark), units, True)
 
 
 def _marked(texts: list[str], mark: Sequence[str | int], kind: Kind) -> Passage:
-    columns = tuple(range(int(mark[1]), int(mark[2])))
+    columns = _columns(mark)
+    if columns[-1] >= len(texts):
+        raise _no_span(mark)
     return Passage(str(mark[0]), kind, columns, _sentences(texts, columns))
+
+
+def _columns(mark: Sequence[Any]) -> tuple[int, ...]:
+    """Return the columns of a passage as a result notes it; a file may hold anything."""
+    first, end = mark[1:]
+    if not 0 <= int(first) < int(end):
+        raise _no_span(mark)
+    return tuple(range(int(first), int(end)))
+
+
+def _no_span(mark: Sequence[Any]) -> InputError:
+    return InputError(
+        f"The result notes {shorten(mark[0])} from column {mark[1]} to {mark[2]} of its sources, "
+        "which is no span of them: the file was changed, or made by hand. Make it again."
+    )
 
 
 def _part(texts: list[str], number: int, unit: Unit) -> Passage:

@@ -35,7 +35,8 @@ def write(
     if reader.streams:
         cache = reader.cache(methods, batch.ids, batch.padding, batch.length + max_new_tokens)
     # A plain cache keeps every position of every layer, so that it can be cut afterwards.
-    keys = DynamicCache() if by_rows and "cache_implementation" not in options else None
+    caches = options.get("use_cache", True) and "cache_implementation" not in options
+    keys = DynamicCache() if by_rows and caches else None
     settings = {**options, "max_new_tokens": max_new_tokens}
     sequences, texts = _run(reader.model, batch, settings, seed, cache, keys)
     streamed = by_rows or cache is not None

@@ -72,13 +72,15 @@ def run_generate(
         if seed is not None:
             torch.manual_seed(seed)
         try:
-            return model.generate(**inputs, **settings)  # type: ignore[operator]
+            output: Any = model.generate(**inputs, **settings)  # type: ignore[operator]
         except AttnflowError:
             raise  # ours, from the watcher: some of them are ValueErrors too
         except _ListenerError as error:
             raise error.cause from None  # the user's own, as it was
         except ValueError as error:  # an option that does not exist or does not fit
             raise InputError(f"generate() refused its options: {error}") from error
+    sequences: Tensor = getattr(output, "sequences", output)  # with return_dict_in_generate
+    return sequences
 
 
 def run_once(model: PreTrainedModel, ids: Tensor, observer: AttentionObserver) -> None:
@@ -96,8 +98,8 @@ def _refuse_other_modes(model: PreTrainedModel, options: Mapping[str, Any]) -> N
         way = "several sequences for one prompt" if several else mode.value.replace("_", " ")
         raise InputError(
             f"This would generate with {way}, which drops and reorders what was written, so "
-            "rows would not belong to the text any more. Use greedy search or sampling (seed=...); "
-            "or generate as you like and pass the text as completion=."
+            "rows would not belong to the text any more. Use greedy search (num_beams=1) or "
+            "sampling (seed=...); or generate as you like and pass the text as completion=."
         )
 
 
