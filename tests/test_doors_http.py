@@ -58,8 +58,11 @@ def certain(monkeypatch: pytest.MonkeyPatch) -> None:
     def resting(result: Any) -> Any:
         from dataclasses import replace
 
-        verdict = Verdict("rests", ("x",), 1, -0.1, -5.0, -0.2, -6.0)
-        return tuple(replace(each, verdict=verdict) for each in usual(result))
+        numbers = (1, -0.1, -5.0, -0.2, -6.0)
+        return tuple(
+            replace(each, verdict=Verdict("rests", (each.sources[0].name,), *numbers))
+            for each in usual(result)
+        )
 
     monkeypatch.setattr(citations, "statements_of", resting)
 

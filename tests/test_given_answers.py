@@ -176,6 +176,7 @@ def test_the_command_cites_rows(
 
 VERDICTS: dict[str, tuple[str, tuple[str, ...], list[str]]] = {
     "one source": ("rests", ("b.txt, sentence 1",), ["b.txt"]),
+    "another than the strongest": ("rests", ("a.txt, sentence 1",), ["a.txt"]),
     "a copy": ("either", ("b.txt", "a.txt"), ["b.txt", "a.txt"]),
     "two parts": ("together", ("b.txt", "a.txt"), ["b.txt", "a.txt"]),
     "memory": ("none", ("b.txt",), []),

@@ -78,8 +78,7 @@ def _cited(statement: Statement) -> Iterator[Citation]:
 def _named(statement: Statement) -> tuple[RankedSource, ...]:
     """Return the sources that the verdict speaks of; without one, the strongest."""
     verdict = statement.verdict
-    if verdict is not None and verdict.kind == "none":
-        return ()
-    if verdict is not None and verdict.kind in ("either", "together"):
-        return tuple(source for source in statement.sources if source.name in verdict.sources)
-    return statement.sources[:1]
+    if verdict is None:
+        return statement.sources[:1]
+    names = () if verdict.kind == "none" else verdict.sources
+    return tuple(s for s in statement.sources if s.name in names or s.place in names)
