@@ -63,8 +63,18 @@ SIZES: dict[str, Any] = {
     "mamba_dt_rank": 4, "mamba_expand": 2, "use_mamba_kernels": False, "rotary_dim": 4,
     "mamba_n_groups": 1, "n_groups": 1, "mamba_chunk_size": 8, "chunk_size": 8,
 }  # fmt: skip
-# What a family needs beside: its layers differ, or its sizes depend on each other.
-SPECIAL: dict[str, dict[str, Any]] = {}
+# What some families need beside, tried in turn: sizes that depend on each other, mixed layers.
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"num_key_value_heads": 4},
+    {"layer_types": ["linear_attention", "full_attention"]},
+    {"layer_types": ["conv", "full_attention"]},
+    {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8},
+    {"attn_layer_period": 2, "attn_layer_offset": 1, "num_key_value_heads": 4},
+    {"mamba_n_heads": 8, "mamba_d_ssm": 64},
+    {"attention_types": [[["global", "local"], 1]]},
+    {"num_experts_per_tok": 1},
+]
 
 
 class Line(NamedTuple):
@@ -76,16 +86,29 @@ class Line(NamedTuple):
 
 
 def build(kind: str) -> Any:
-    """A tiny random model of a type, its attention far from uniform."""
+    """A tiny random model of a type that runs, by the first of the changes with which it does."""
+    errors = []
+    for change in CHANGES:
+        try:
+            model = _build(kind, change)
+            with torch.no_grad():
+                model(input_ids=IDS, attention_mask=torch.ones_like(IDS))
+        except Exception as error:
+            errors.append(error)
+        else:
+            return model
+    raise errors[0]
+
+
+def _build(kind: str, change: dict[str, Any]) -> Any:
+    """Its attention is far from uniform."""
     config_class: Any = transformers.AutoConfig.for_model(kind).__class__
     model_class: Any = getattr(transformers, CAUSAL[kind])
     wanted = getattr(model_class, "config_class", None) or config_class
     config_class = wanted if isinstance(wanted, type) else config_class
     names = _names(config_class)
-    options = {
-        **{name: size for name, size in SIZES.items() if name in names},
-        **SPECIAL.get(kind, {}),
-    }
+    sizes = {name: size for name, size in SIZES.items() if name in names}
+    options = {**sizes, **{name: value for name, value in change.items() if name in names}}
     config = config_class(**options)
     torch.manual_seed(0)
     with torch.device("meta"):
@@ -165,8 +188,6 @@ def examine(kind: str) -> Line:
     try:
         model = build(kind)
         inputs = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
-        with torch.no_grad():
-            model(**inputs)
     except Exception as error:
         return Line(kind, "not built", f"{type(error).__name__}: {str(error)[:200]}")
     notes, wrong = [], False
