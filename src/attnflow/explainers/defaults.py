@@ -17,8 +17,8 @@ DEFAULTS: dict[str, Method] = {
     "question about images": GradientRollout(),
     # Hidden patches of photos: nearer to the truth than rollout and Grad-CAM (docs/images.md).
     "image classifier": GradientAttention(score="log-odds"),
-    # Leaving words out of facts and running text: LDS .75 and .58 for one answer, .65 and .55 for
-    # every token at once, .63 and .52 by plain gradients; the right one of five documents in .97,
+    # Leaving words out of facts and running text: LDS .73 and .59 for one answer, .65 and .55 for
+    # every token at once, .63 and .52 by plain gradients; the right one of five documents in 1.00,
     # wherever it stands, where plain gradient attention has .53 (docs/evidence.md).
     "answer of a causal language model": BalancedGradient(),
     "tokens of a causal language model": GradientAttention(balanced=True),
