@@ -120,7 +120,7 @@ def verdicts(
     device: DeviceOption = "cpu",
     output: KeptFolderOption = None,
 ) -> None:
-    """Does the verdict tell an answer from the documents from one out of memory?
+    """Is an answer from the documents told from memory?
 
     The development part also fits the calibration of the model.
     """

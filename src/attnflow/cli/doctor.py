@@ -35,6 +35,7 @@ ENABLES = {
     "corpus": "attnflow corpus: many texts into Parquet",
     "ray": "attnflow corpus --engine ray: several machines",
     "web": "attnflow serve: the page",
+    "serve": "attnflow serve --upstream, /metrics",
     "demo": "reading SmolLM2, the language model that needs no hub",
     "experiments": "attnflow experiment: the paper's experiments",
     "smollm2": "SmolLM2, the default of ask and generate",
