@@ -399,7 +399,7 @@ def test_minus_compares_layers_targets_and_sources() -> None:
         result.minus(moved, match="positions")
     with pytest.raises(InputError, match="A baseline is an Attribution; got float"):
         result.minus(1.0)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="match='x'.*'tokens', 'positions'"):
+    with pytest.raises(InputError, match=r"match='x'.*'tokens', 'positions'"):
         result.minus(result, match="x")  # type: ignore[arg-type]
 
 

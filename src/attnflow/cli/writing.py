@@ -83,7 +83,7 @@ def print_json(record: Any) -> None:
 def print_verdict(result: Attribution, console: Console) -> None:
     """Say what the answer rests on, and draw its probability, where something was hidden."""
     for verdict in result.verdicts:
-        for line in () if verdict is None else terminal.verdict_lines(verdict):
+        for line in () if verdict is None else terminal.verdict_lines(verdict, console.width):
             is_bare = verdict is not None and verdict.kind == "none" and not line.startswith(" ")
             console.print(Text(line, style="bold yellow" if is_bare else ""), soft_wrap=True)
 

@@ -21,7 +21,7 @@ from attnflow.attribution.passages import (
     positions_of,
     statements_of,
 )
-from attnflow.errors import AttributionWarning, InputError, shorten
+from attnflow.errors import AttributionWarning, InputError, percent, shorten
 from attnflow.errors.arguments import checked_arguments
 from attnflow.explainers.ablation import ablate
 from attnflow.explainers.completions import generate, mark_documents
@@ -312,8 +312,8 @@ def _warn_of_unlikely(result: Attribution) -> None:
         if statement.is_unlikely:
             warnings.warn(
                 f"This model would hardly have written {shorten(statement.text)}: it gives each "
-                f"token {statement.likelihood:.1%} in the mean. Its sources are what makes it a "
-                "little less unlikely; ask a larger model, or the one that wrote it.",
+                f"token {percent(statement.likelihood or 0.0, 1)} in the mean. Its sources only "
+                "make it a little less unlikely; ask a larger model, or the one that wrote it.",
                 AttributionWarning,
                 stacklevel=3,
             )

@@ -281,11 +281,11 @@ def remarks(result: Attribution) -> list[str]:
     if result.prediction is None:
         return unchecked
     if not result.prediction.pooled:
-        return [*unchecked, *_other_answers(result, result.prediction.position)]
+        return [*_other_answers(result, result.prediction.position), *unchecked]
     return [
-        *unchecked,
         "the answer is read from the mean of all positions: no row of one position is its "
         "explanation",
+        *unchecked,
     ]
 
 

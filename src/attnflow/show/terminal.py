@@ -138,15 +138,19 @@ def _order(
     return order[~common_tokens(result.sources, words)[order]] if hide else order
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """Draw what an answer rests on: a sentence, and a bar for its probability with and without."""
+def verdict_lines(verdict: Verdict, columns: int) -> list[str]:
+    """Draw what an answer rests on: a sentence, and a bar for its probability with and without.
+
+    columns: of the terminal; in a narrow one bars are shorter.
+    """
     bars = verdict.bars
     width = max(map(len, bars))
+    most = max(1, min(_BAR, columns - width - 5 - max(len(number) for _, number in bars.values())))
     lines = [sentence_of(verdict)]
     for label, (share, number) in bars.items():
-        eighths = round(8 * _BAR * min(max(share, 0.0), 1.0))
+        eighths = round(8 * most * min(max(share, 0.0), 1.0))
         bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-        lines.append(f"  {label:{width}}  {bar:{_BAR}} {number}")
+        lines.append(f"  {label:{width}}  {bar:{most}} {number}")
     return lines
 
 
