@@ -89,7 +89,7 @@ torture: $(VENV)/.ray
 holding: $(STAMP)
 	$(APART) $(VENV)/quantised torchao bitsandbytes
 	PYTHONPATH=$(VENV)/quantised $(BIN)/python -m pytest tests/test_holding.py -k quantised
-	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_ranks.py
+	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_ranks.py tests/test_holding.py -k "ranks or continuous"
 
 pretrained: $(VENV)/.pretrained
 	ATTNFLOW_SLOW=1 $(BIN)/python -m pytest tests/test_pretrained.py

@@ -97,6 +97,8 @@ def show_answer(answer: Answer, console: Console) -> None:
             console.print(Text(f"    It {statement.shares}.", style="dim"), soft_wrap=True)
     for omission in answer.omissions:
         console.print(Text(str(omission)), soft_wrap=True)
+    if all(each.verdict is not None and each.verdict.kind == "none" for each in answer.statements):
+        return  # no share is told
     result = answer.result
     console.print()
     about = f"{result.title}, {reading_place(result)}"
