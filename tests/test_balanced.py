@@ -16,7 +16,8 @@ from transformers.activations import ACT2FN
 import attnflow
 from attnflow import BalancedGradient, GradientAttention, capture
 from attnflow.errors import MethodError, UnsupportedModelError
-from attnflow.hosts.balanced import BalancedRules, InputLeaves, balanced
+from attnflow.hosts.balanced import BalancedRules, balanced
+from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.restore import undone
 from attnflow.testing import tiny_decoder, tiny_encoder, tiny_vision_model
 

@@ -22,6 +22,7 @@ from attnflow_experiments.documents.data import (
 )
 from attnflow_experiments.documents.experiment import SourcesExperiment
 from attnflow_experiments.documents.reading import AnswerReading
+from attnflow_experiments.journal import append_record, read_journal
 
 TEXTS = ("the keys to the cabinets .", "the author is old .", "the dogs are here .")
 
@@ -207,3 +208,12 @@ def test_given_answers_all_count_and_are_kept(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=repr(next(iter(options.values())))[:4].strip("(',")):
         SourcesExperiment(**options)
+
+
+def test_a_journal_goes_on_behind_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    append_record(path, {"name": "first"})
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"name": "torn", "named": {}')
+    append_record(path, {"name": "second"})
+    assert list(read_journal(path)) == ["first", "second"]

@@ -13,10 +13,11 @@ from torch import nn
 from attnflow.errors import InputError, TokensError, UnsupportedModelError, shorten
 from attnflow.errors.arguments import checked_arguments
 from attnflow.hosts.adapter import Batch
-from attnflow.hosts.balanced import InputLeaves, balanced
+from attnflow.hosts.balanced import balanced
 from attnflow.hosts.factored import Form, capture_in_factors, chosen_form, single_example
 from attnflow.hosts.forward_pass import ForwardPass, check_layers, check_size
 from attnflow.hosts.images import image_of
+from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.inputs import checked_text
 from attnflow.hosts.load import ModelLike, as_model
 from attnflow.hosts.model import Model
@@ -337,7 +338,7 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
         if leaves is None:
             outputs = run(module, inputs, recorder)
         else:
-            leaves.watch(module, adapter.embedding(module, "words"), changes)
+            leaves.watch(module, adapter.embedding(module, "words"), changes, streams=True)
             with balanced(module, changes) as rules:
                 outputs = run(module, inputs, recorder)
         if not two_towers:

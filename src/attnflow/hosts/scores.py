@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnflow.errors import CaptureError, InputError, ModelError, did_you_mean, shorten
-from attnflow.hosts.balanced import InputLeaves
+from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.recorder import Recorder
 from attnflow.hosts.restore import exclusive
 from attnflow.trace import Prediction

@@ -8,7 +8,6 @@ had written it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +31,7 @@ from attnflow_experiments.documents.data import (
     supported_questions,
 )
 from attnflow_experiments.documents.reading import CHECKED, DEFAULT, AnswerReading
+from attnflow_experiments.journal import append_record, read_journal
 from attnflow_experiments.report import Report
 
 KINDS = ("ordinary", "paragraphs", "supports")
@@ -209,21 +209,3 @@ def _row(
 
     headings = (share("named"), share("sentence"), share("agrees"))
     return (*headings, *(share("named", place) for place in places))
-
-
-def read_journal(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Return what was kept of an earlier run, by name; a line that was torn is left out."""
-    if path is None or not path.is_file():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines if line.endswith("}")]
-    return {record["name"]: record for record in records}
-
-
-def append_record(path: Path | None, record: Mapping[str, Any]) -> None:
-    """Keep one case of a run."""
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")

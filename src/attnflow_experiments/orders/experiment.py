@@ -26,8 +26,8 @@ from attnflow.hosts.model import Model
 from attnflow.methods import make_method
 from attnflow.tokens.transcripts import compose_messages, read_transcript
 from attnflow_experiments.documents.data import SourcedQuestion, supported_questions
-from attnflow_experiments.documents.experiment import append_record, read_journal
 from attnflow_experiments.documents.reading import DEFAULT, AnswerReading
+from attnflow_experiments.journal import append_record, read_journal
 from attnflow_experiments.orders.data import Order, auroc, poisoned_questions, read_orders
 from attnflow_experiments.orders.rankings import RANKINGS, rank_documents
 from attnflow_experiments.report import Report

@@ -23,7 +23,7 @@ from attnflow.evaluation.table import Cell, Table
 from attnflow.explainers.answers import ask
 from attnflow.hosts.model import Model
 from attnflow_experiments.ablation.data import PARTS, Part
-from attnflow_experiments.documents.experiment import append_record, read_journal
+from attnflow_experiments.journal import append_record, read_journal
 from attnflow_experiments.report import Report
 from attnflow_experiments.verdicts.data import (
     KINDS,

@@ -24,11 +24,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from attnflow.errors import CaptureError, UnsupportedModelError
 from attnflow.hosts.balanced import (
     BalancedRules,
-    InputLeaves,
     as_one_operation,
     attention_shares,
     take_activations_as_one,
 )
+from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.restore import Changes
 from attnflow.hosts.transformers.attention import AttentionCall, AttentionHandler, handle_attention
 from attnflow.hosts.transformers.fused import attend, constant_others, visible_keys
@@ -239,7 +239,9 @@ def _holding_factors(model: PreTrainedModel, recording: FactorRecording) -> Iter
     """
     with handle_attention(model, recording) as changes:
         if recording.gradients:
-            recording.inputs.watch(model, model.get_input_embeddings(), changes)
+            streams = recording.balanced and not recording.own_rows
+            words = model.get_input_embeddings()
+            recording.inputs.watch(model, words, changes, streams=streams)
         if recording.computes_again:
             for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):

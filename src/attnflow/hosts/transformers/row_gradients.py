@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from attnflow.errors import CaptureError, UnsupportedModelError
-from attnflow.hosts.balanced import InputLeaves, as_one_operation, attention_shares
+from attnflow.hosts.balanced import as_one_operation, attention_shares
 from attnflow.hosts.balanced import balanced as balanced_rules
+from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.restore import ordinary
 from attnflow.hosts.scores import token_scores
 from attnflow.hosts.transformers.attention import (

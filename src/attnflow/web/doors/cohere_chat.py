@@ -16,6 +16,7 @@ from attnflow.web.doors.conversation import (
     CitedAnswer,
     Conversation,
     Lenient,
+    Message,
     SentDocument,
     checked_messages,
     message_of,
@@ -26,14 +27,6 @@ from attnflow.web.doors.conversation import (
 )
 
 _TEXTS = ("text", "snippet", "content")  # where documents have their words
-
-
-class Message(Lenient):
-    """A turn: a text, or parts; one that calls tools says which."""
-
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[Any] | None = None
 
 
 class CohereRequest(Lenient):

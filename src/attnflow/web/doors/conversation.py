@@ -35,6 +35,14 @@ class Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
 
 
+class Message(Lenient):
+    """A turn: a text, or parts; one that calls tools says which."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[Any] | None = None
+
+
 @dataclass(frozen=True)
 class SentDocument:
     """A document of a request: its text, its title or id, and what else was sent with it."""
