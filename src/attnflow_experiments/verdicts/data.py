@@ -103,9 +103,10 @@ def filling_texts(folder: Path | None) -> list[str]:
 def _read(folder: Path | None, name: str) -> list[Mapping[str, Any]]:
     path = None if folder is None else folder / name
     if path is None or not path.is_file():
+        where = "no folder was given" if folder is None else f"{str(folder)!r} does not hold it"
         raise InputError(
-            f"There is no {name} in {str(folder)!r}. Give the folder that holds it with --data, or "
-            "choose --kind ordinary and doubled, which ship."
+            f"These questions are read from {name}, and {where}. Give the folder that holds it "
+            "with --data, or choose --kind ordinary and doubled, which ship."
         )
     return [row.values for row in rows(path)]
 
