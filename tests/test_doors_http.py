@@ -78,6 +78,7 @@ def check_records(records: Any, text: str) -> None:
     assert records
     for record in records:
         document = TEXTS[record["document"]]
+        assert list(TEXTS)[record["document_index"]] == record["document"]
         assert document[record["cited_start"] : record["cited_end"]] == record["cited_text"]
         assert text[record["start"] : record["end"]] == record["text"]
         assert record["verdict"] == "rests"
@@ -113,6 +114,15 @@ def test_chat_completions(gpt: openai.OpenAI, expected: Any) -> None:
         (c.start, c.end, c.document) for c in expected.citations
     ]
     check_records(answer.model_extra["attnflow"]["citations"], expected.text)  # type: ignore[index]
+
+
+def test_chunks_of_one_title_are_told_apart(gpt: openai.OpenAI) -> None:
+    chunks = [{"title": "file", "text": text} for text in (*TEXTS.values(), "We met on Friday.")]
+    answer = gpt.chat.completions.create(**{**CHAT, "extra_body": {"documents": chunks}})
+    (record,) = answer.model_extra["attnflow"]["citations"]  # type: ignore[index]
+    number = record["document_index"]
+    assert record["document"] == ["file", "file (2)", "file (3)"][number]
+    assert record["cited_text"] in chunks[number]["text"]
 
 
 def test_streamed_chat_completions(gpt: openai.OpenAI, expected: Any) -> None:

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class Citation:
     """A statement of an answer, and a sentence of a document that it rests on or draws on.
 
-    start, end: the statement's characters in the answer, which are `text`. document: its name.
+    start, end: the statement's characters in the answer, which are `text`. document: its name;
+    document_index: its number among those that were given, from 0.
     cited_start, cited_end: the sentence's characters in the document, which are `cited_text`.
     share: the document's part of what the statement draws from all. verdict: what hiding it showed,
     and `left`: the part of the statement's probability that is left then; None where nothing was
     hidden. likelihood: how likely the model finds each token of the statement, in the mean.
 
-    >>> Citation(0, 2, "45", "a.txt", 8, 16, "45 days.", 0.9, "rests", 0.01).to_dict()["document"]
+    >>> Citation(0, 2, "45", "a.txt", 0, 8, 16, "45 days.", 0.9).to_dict()["document"]
     'a.txt'
     """
 
@@ -34,6 +35,7 @@ class Citation:
     end: int
     text: str
     document: str
+    document_index: int
     cited_start: int
     cited_end: int
     cited_text: str
@@ -65,6 +67,7 @@ def _cited(statement: Statement) -> Iterator[Citation]:
             end=statement.start + len(statement.text),
             text=statement.text,
             document=source.name,
+            document_index=source.passage,
             cited_start=source.start,
             cited_end=source.start + len(source.text),
             cited_text=source.text,

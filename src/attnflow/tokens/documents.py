@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, count
 
 from attnflow.errors import InputError, shorten
 from attnflow.tokens.units import CharSpan
@@ -49,6 +49,20 @@ def named_documents(documents: Documents) -> tuple[Document, ...]:
     if twice is not None:
         raise InputError(f"Two documents are called {shorten(twice)}; give each its own name.")
     return texts
+
+
+def distinct_documents(texts: Iterable[tuple[str, str]]) -> tuple[Document, ...]:
+    """Return documents by name and text; a name that is taken gets a number, as chunks need it.
+
+    >>> [document.name for document in distinct_documents([("a", "x"), ("a", "y")])]
+    ['a', 'a (2)']
+    """
+    documents: dict[str, Document] = {}
+    for name, text in texts:
+        others = (f"{name} ({number})" for number in count(2))
+        free = next(each for each in chain([name], others) if each not in documents)
+        documents[free] = Document(free, text)
+    return tuple(documents.values())
 
 
 def _document(number: int, entry: object) -> Document:

@@ -99,8 +99,8 @@ class MessagesReply:
 
     def closing(self, answer: CitedAnswer) -> Iterator[str]:
         """End with the citations."""
-        for pair in answer.citations:
-            delta = {"type": "citations_delta", "citation": _citation(answer, *pair)}
+        for each in answer.citations:
+            delta = {"type": "citations_delta", "citation": _citation(answer, each)}
             yield _event("content_block_delta", index=0, delta=delta)
         yield _event("content_block_stop", index=0)
         usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.new_tokens}
@@ -148,22 +148,22 @@ def _document(block: Mapping[str, Any], number: int) -> SentDocument:
 def _blocks(answer: CitedAnswer) -> Iterator[dict[str, Any]]:
     """Yield the answer cut where its statements begin and end; together the blocks are it."""
     place = 0
-    for start, end in sorted({(c.start, c.end) for c, _ in answer.citations}):
+    for start, end in sorted({(c.start, c.end) for c in answer.citations}):
         if start > place:
             yield {"type": "text", "text": answer.text[place:start], "citations": None}
-        cited = [_citation(answer, c, k) for c, k in answer.citations if c.start == start]
+        cited = [_citation(answer, each) for each in answer.citations if each.start == start]
         yield {"type": "text", "text": answer.text[start:end], "citations": cited}
         place = end
     if place < len(answer.text) or not answer.text:
         yield {"type": "text", "text": answer.text[place:], "citations": None}
 
 
-def _citation(answer: CitedAnswer, citation: Citation, number: int) -> dict[str, Any]:
+def _citation(answer: CitedAnswer, citation: Citation) -> dict[str, Any]:
     return {
         "type": "char_location",
         "cited_text": citation.cited_text,
-        "document_index": number,
-        "document_title": answer.documents[number].title,
+        "document_index": citation.document_index,
+        "document_title": answer.documents[citation.document_index].title,
         "start_char_index": citation.cited_start,
         "end_char_index": citation.cited_end,
         "file_id": None,

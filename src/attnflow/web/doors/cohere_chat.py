@@ -73,7 +73,7 @@ class CohereReply:
         message = {
             "role": "assistant",
             "content": [{"type": "text", "text": answer.text}],
-            "citations": [_citation(answer, *pair) for pair in answer.citations],
+            "citations": [_citation(answer, each) for each in answer.citations],
         }
         cited = {"citations": answer.records}
         return {"id": self.id, "message": message, **_finish(answer), "attnflow": cited}
@@ -92,8 +92,8 @@ class CohereReply:
     def closing(self, answer: CitedAnswer) -> Iterator[str]:
         """End with the citations."""
         yield _event("content-end", index=0)
-        for number, pair in enumerate(answer.citations):
-            cited = {"message": {"citations": _citation(answer, *pair)}}
+        for number, each in enumerate(answer.citations):
+            cited = {"message": {"citations": _citation(answer, each)}}
             yield _event("citation-start", index=number, delta=cited)
             yield _event("citation-end", index=number)
         yield _event("message-end", id=self.id, delta=_finish(answer), attnflow=answer.records)
@@ -131,8 +131,8 @@ def _read(content: str | Sequence[Mapping[str, Any]] | None, documents: list[Sen
     return "\n".join(texts)
 
 
-def _citation(answer: CitedAnswer, citation: Citation, number: int) -> dict[str, Any]:
-    document = answer.documents[number]
+def _citation(answer: CitedAnswer, citation: Citation) -> dict[str, Any]:
+    document = answer.documents[citation.document_index]
     source = {"type": "document", "id": document.id, "document": dict(document.data)}
     return {
         "start": citation.start,

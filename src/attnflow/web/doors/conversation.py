@@ -19,7 +19,7 @@ from attnflow.errors import InputError, shorten
 from attnflow.explainers.answers import Answer, ask
 from attnflow.explainers.prompts import Prompt, encode_prompts
 from attnflow.explainers.questions import question_prompt, uses_chat, write_answer
-from attnflow.tokens.documents import named_documents
+from attnflow.tokens.documents import Document, distinct_documents
 from attnflow.web.models import Limits
 
 if TYPE_CHECKING:
@@ -73,27 +73,19 @@ class Conversation:
 
 @dataclass(frozen=True)
 class CitedAnswer:
-    """An answer, its citations each with the number of its document, and counts of tokens."""
+    """An answer, its citations, the documents they number, and counts of tokens."""
 
     text: str
-    citations: tuple[tuple[Citation, int], ...]
+    citations: tuple[Citation, ...]
     documents: Sequence[SentDocument]
     prompt_tokens: int
     new_tokens: int
     cut_off: bool = False
 
-    def title(self, number: int) -> str:
-        """Return what a document is called."""
-        document = self.documents[number]
-        return document.title or document.id or f"document {number + 1}"
-
     @property
     def records(self) -> list[dict[str, Any]]:
         """The full records, as every door gives them in a field of its own."""
-        return [
-            {**citation.to_dict(), "document": self.title(number), "document_index": number}
-            for citation, number in self.citations
-        ]
+        return [citation.to_dict() for citation in self.citations]
 
 
 def answer_conversation(
@@ -108,11 +100,14 @@ def answer_conversation(
     return cite_answer(answer, conversation)
 
 
-def _asked(model: Model, conversation: Conversation) -> tuple[Any, dict[str, str]]:
-    """Return the question as `ask` takes it, and the documents by number."""
+def _asked(model: Model, conversation: Conversation) -> tuple[Any, tuple[Document, ...]]:
+    """Return the question and the documents as `ask` takes them."""
     chat = uses_chat(model.tokenizer, None)
     messages: Any = conversation.messages if chat else conversation.messages[-1]["content"]
-    return messages, {str(k): each.text for k, each in enumerate(conversation.documents)}
+    return messages, distinct_documents(
+        (each.title or each.id or f"document {number}", each.text)
+        for number, each in enumerate(conversation.documents, 1)
+    )
 
 
 def prompt_of(model: Model, conversation: Conversation) -> Prompt:
@@ -122,20 +117,19 @@ def prompt_of(model: Model, conversation: Conversation) -> Prompt:
         if not documents:
             return encode_prompts(model, messages).prompts[0]
         chat = uses_chat(model.tokenizer, None)
-        return question_prompt(model, messages, named_documents(documents), chat)
+        return question_prompt(model, messages, documents, chat)
     except TemplateError as error:  # raised by the model's own template
         raise InputError(f"The model's chat template refuses these messages: {error}.") from error
 
 
 def cite_answer(answer: Answer, conversation: Conversation) -> CitedAnswer:
-    """Return an answer as the doors render it: documents by number, those not to be cited left."""
-    about = answer.result.provenance
-    numbered = [(citation, int(citation.document)) for citation in answer.citations]
+    """Return an answer as the doors render it, without citations of what is not to be cited."""
+    about, documents = answer.result.provenance, conversation.documents
     count = len(about["completion_ids"])
     return CitedAnswer(
         text=answer.text,
-        citations=tuple(pair for pair in numbered if conversation.documents[pair[1]].cited),
-        documents=conversation.documents,
+        citations=tuple(c for c in answer.citations if documents[c.document_index].cited),
+        documents=documents,
         prompt_tokens=int(about["prompt_length"]),
         new_tokens=count,
         cut_off=count >= conversation.max_tokens,

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from pydantic import Field
 
+from attnflow.attribution.citations import Citation
 from attnflow.tokens.documents import named_documents
 from attnflow.web.doors.conversation import (
     MOST_DOCUMENTS,
@@ -120,12 +121,12 @@ def url_citations(answer: CitedAnswer) -> list[dict[str, Any]]:
             "url_citation": {
                 "start_index": citation.start,
                 "end_index": citation.end,
-                "title": answer.title(number),
-                "url": _address(answer, number) + f"#char={citation.cited_start},"
+                "title": citation.document,
+                "url": f"{_address(answer, citation)}#char={citation.cited_start},"
                 f"{citation.cited_end}",
             },
         }
-        for citation, number in answer.citations
+        for citation in answer.citations
     ]
 
 
@@ -167,9 +168,9 @@ def _calls(calls: Sequence[Any] | None) -> str:
     return json.dumps(calls, ensure_ascii=False) if calls else ""
 
 
-def _address(answer: CitedAnswer, number: int) -> str:
-    url = answer.documents[number].data.get("url")
-    return str(url) if url else f"document:{quote(answer.title(number))}"
+def _address(answer: CitedAnswer, citation: Citation) -> str:
+    url = answer.documents[citation.document_index].data.get("url")
+    return str(url) if url else f"document:{quote(citation.document)}"
 
 
 def _end(answer: CitedAnswer) -> str:

@@ -148,9 +148,9 @@ def _part(answer: CitedAnswer) -> dict[str, Any]:
         {
             "type": "file_citation",
             "index": citation.end,
-            "file_id": answer.documents[number].id or answer.title(number),
-            "filename": answer.title(number),
+            "file_id": answer.documents[citation.document_index].id or citation.document,
+            "filename": citation.document,
         }
-        for citation, number in answer.citations
+        for citation in answer.citations
     ]
     return {"type": "output_text", "text": answer.text, "annotations": cited, "logprobs": []}
