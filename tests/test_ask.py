@@ -15,8 +15,8 @@ import attnflow
 from attnflow import Attribution, Raw, Tokens
 from attnflow.attribution.passages import passages_of, rank_passages, statements_of
 from attnflow.cli.app import _run
-from attnflow.cli.inputs import read_documents, read_text
-from attnflow.errors import FileError, InputError
+from attnflow.data import read_documents
+from attnflow.errors import InputError
 from attnflow.explainers.questions import question_text
 from attnflow.testing import tiny_decoder
 from attnflow.tokens.documents import Document, compose_prompt, named_documents
@@ -250,33 +250,11 @@ def test_documents_go_before_the_question() -> None:
 # -- the command ----------------------------------------------------------------------------------
 
 
-def test_files_patterns_and_standard_input(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_files_of_one_name_are_called_by_their_folders(folder: Path, tmp_path: Path) -> None:
     assert [d.name for d in read_documents([str(folder / "*.txt")])] == list(TEXTS)
     (tmp_path / "a.txt").write_text("another", encoding="utf-8")
     names = [d.name for d in read_documents([str(folder / "a.txt"), str(tmp_path / "a.txt")])]
     assert names == [str(folder / "a.txt"), str(tmp_path / "a.txt")]
-
-    class Input:
-        class buffer:  # noqa: N801
-            @staticmethod
-            def read() -> bytes:
-                return b"from a pipe\n"
-
-    monkeypatch.setattr("sys.stdin", Input)
-    assert read_documents(["-"])[0] == Document("standard input", "from a pipe\n")
-    assert read_text("-", None) == "from a pipe"
-    assert read_text(None, tmp_path / "a.txt") == "another"
-    with pytest.raises(InputError, match="there is no such file"):
-        read_documents(["nowhere/*.txt"])
-    with pytest.raises(FileError, match="There is no file"):
-        read_text(None, tmp_path / "b.txt")
-    with pytest.raises(InputError, match="Give TEXT or --file"):
-        read_text(None, None)
-    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="is not UTF-8 text"):
-        read_documents([str(tmp_path / "bad.txt")])
 
 
 def test_the_command_answers_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -323,7 +323,7 @@ def test_the_installed_command_runs_in_a_process_of_its_own(folder: str) -> None
 
 # -- as in Python ----------------------------------------------------------------------------------
 
-SHOWN = {"file", "model", "as_json", "output", "table"}  # where it comes from, how it is shown
+SHOWN = {"words", "model", "as_json", "output", "table"}  # where it comes from, how it is shown
 AS_IN_PYTHON = {
     "explain": (attnflow.explain, {"cut", "figure"}),
     "generate": (
@@ -371,15 +371,6 @@ def test_a_model_without_an_answer_has_a_sentence_for_each_position(
     assert shown.count("” draws on “") == 8
     assert "… and 2 more; --json prints all." in shown
     assert "--targets chooses one." in shown
-
-
-def test_a_file_where_a_text_is_meant_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "contract.txt"
-    file.write_text("the keys", encoding="utf-8")
-    assert _run(["explain", str(file)]) == 2
-    assert f"is a file: --file {file} reads its text." in capsys.readouterr().err
 
 
 def test_several_targets_and_layers_go_into_one_result(

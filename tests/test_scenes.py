@@ -203,7 +203,7 @@ def test_the_command_line_says_what_is_wrong_with_an_image(
     ("arguments", "sentence"),
     [
         (["--images", "SCENE", "a text"], "Text and images need the model's processor"),
-        (["--images", "SCENE"], "Give TEXT or --file"),
+        (["--images", "SCENE"], "Give one text to explain"),
         (["--model", "scenes", "SCENE"], "answers questions about images"),
         (["SCENE"], "Name a vision model"),
     ],

@@ -341,9 +341,8 @@ def _places(result: Attribution, columns: Sequence[int], others: Sequence[int]) 
     places = []
     for passage in passages_of(_given_side(result, others)):
         for number, unit in enumerate(passage.sentences, 1):
-            alone = passage.kind == "sentence"
-            name = passage.name if alone else f"{passage.name}, sentence {number}"
-            places.append(_Place(name, unit.text, tuple(others[k] for k in unit.tokens), False))
+            members = tuple(others[k] for k in unit.tokens)
+            places.append(_Place(passage.place_of(number), unit.text, members, False))
     marks = result.provenance.get(MESSAGES, ())
     parts: dict[str, list[int]] = {}
     for column in columns:

@@ -25,7 +25,8 @@ class Citation:
     cited_start, cited_end: the sentence's characters in the document, which are `cited_text`.
     share: the document's part of what the statement draws from all. verdict: what hiding it showed,
     and `left`: the part of the statement's probability that is left then; None where nothing was
-    hidden. likelihood: how likely the model finds each token of the statement, in the mean.
+    hidden. likelihood: how likely the model finds each token of the statement, in the mean. page:
+    the page of the document on which the sentence begins; None where it has none.
 
     >>> Citation(0, 2, "45", "a.txt", 0, 8, 16, "45 days.", 0.9).to_dict()["document"]
     'a.txt'
@@ -43,6 +44,7 @@ class Citation:
     verdict: Kind | None = None
     left: float | None = None
     likelihood: float | None = None
+    page: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -75,6 +77,7 @@ def _cited(statement: Statement) -> Iterator[Citation]:
             verdict=None if verdict is None else verdict.kind,
             left=None if verdict is None else verdict.left,
             likelihood=statement.likelihood,
+            page=source.page,
         )
 
 

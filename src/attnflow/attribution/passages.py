@@ -8,6 +8,7 @@ numbered blocks, blank lines, messages, and where there is nothing of this, sent
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
@@ -32,6 +33,9 @@ SENTENCES = "sentences"
 """Where it has the sentences of each document: [first source, one after the last, where the
 sentence begins in the document, its characters].
 """
+PAGES = "pages"
+"""Where it has the characters at which the pages of each document begin; none if it has no pages.
+"""
 STATEMENTS = "statements"
 """Where it has those of the answer, in the same way, by the numbers of the answer's tokens."""
 LOG_PROBS = "log_probs"
@@ -54,6 +58,7 @@ class Passage:
     """A document, message or sentence of a prompt: its columns, and those of its sentences.
 
     is_placed: whether the spans of its sentences are characters of the document as it was given.
+    pages: the characters at which its pages begin.
     """
 
     name: str
@@ -61,6 +66,20 @@ class Passage:
     columns: tuple[int, ...]
     sentences: tuple[Unit, ...]
     is_placed: bool = False
+    pages: tuple[int, ...] = ()
+
+    def place_of(self, number: int) -> str:
+        """Return where a sentence stands, counted from 1; where there are pages, on its page."""
+        page = self.page_of(number)
+        if page is None:
+            return self.name if self.kind == "sentence" else f"{self.name}, sentence {number}"
+        before = [each for each in self.sentences if each.span[0] < self.pages[page - 1]]
+        return f"{self.name}, page {page}, sentence {number - len(before)}"
+
+    def page_of(self, number: int) -> int | None:
+        """Return the page on which a sentence begins, counted from 1; None without pages."""
+        start = self.sentences[number - 1].span[0]
+        return bisect_right(self.pages, start) if self.pages else None
 
 
 @dataclass(frozen=True)
@@ -68,21 +87,19 @@ class RankedSource:
     """A passage, its share of what was drawn from all passages, its kind, its strongest sentence.
 
     sentence: its number within the passage, from 1; None where the passage is a sentence itself.
-    text: its characters. start: where it begins in its document; None where that is not known.
+    place: the passage, its page and the number of the sentence. text: its characters. start: where
+    it begins in its document; page: the page on which. None where that is not known.
     """
 
     name: str
     share: float
     sentence: int | None
+    place: str
     text: str
     passage: int
     start: int | None = None
     kind: Kind = "document"
-
-    @property
-    def place(self) -> str:
-        """The passage, and the number of its sentence."""
-        return self.name if self.sentence is None else f"{self.name}, sentence {self.sentence}"
+    page: int | None = None
 
     def __str__(self) -> str:
         return f"{self.place} ({percent(self.share)})"
@@ -140,7 +157,8 @@ def passages_of(result: Attribution) -> tuple[Passage, ...]:
         if marks := result.provenance.get(key):
             known = result.provenance.get(SENTENCES) if kind == "document" else None
             if known is not None:
-                return tuple(map(_known_passage, marks, known))
+                pages = result.provenance.get(PAGES) or [()] * len(marks)
+                return tuple(map(_known_passage, marks, known, pages))
             return tuple(_marked(list(result.sources), mark, kind) for mark in marks)
     texts = list(result.sources)
     framing = [k for k, token in enumerate(texts) if is_special(token)]
@@ -256,23 +274,34 @@ def _ranked(
 ) -> RankedSource:
     if passage.kind == "sentence" or not passage.sentences:
         text = passage.sentences[0].text if passage.sentences else ""
-        return RankedSource(passage.name, share, None, text, number, kind=passage.kind)
+        name = passage.name
+        return RankedSource(name, share, None, name, text, number, kind=passage.kind)
     sums = [values[list(sentence.tokens)].sum() for sentence in passage.sentences]
-    best = int(np.argmax(sums))
-    sentence = passage.sentences[best]
-    start = sentence.span[0] if passage.is_placed else None
-    place = (sentence.text, number, start, passage.kind)
-    return RankedSource(passage.name, share, best + 1, *place)
+    best = int(np.argmax(sums)) + 1
+    sentence = passage.sentences[best - 1]
+    return RankedSource(
+        passage.name,
+        share,
+        best,
+        passage.place_of(best),
+        sentence.text,
+        number,
+        sentence.span[0] if passage.is_placed else None,
+        passage.kind,
+        passage.page_of(best),
+    )
 
 
-def _known_passage(mark: Sequence[Any], sentences: Sequence[Sequence[Any]]) -> Passage:
+def _known_passage(
+    mark: Sequence[Any], sentences: Sequence[Sequence[Any]], pages: Sequence[int]
+) -> Passage:
     """Return a document whose sentences were noted with their places in it."""
     name = mark[0]
     units = tuple(
         Unit(text, (start, start + len(text)), tuple(range(begin, stop)))
         for begin, stop, start, text in sentences
     )
-    return Passage(str(name), "document", _columns(mark), units, True)
+    return Passage(str(name), "document", _columns(mark), units, True, tuple(map(int, pages)))
 
 
 def _marked(texts: list[str], mark: Sequence[str | int], kind: Kind) -> Passage:

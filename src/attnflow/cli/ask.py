@@ -10,6 +10,7 @@ from rich.text import Text
 
 from attnflow import storage
 from attnflow.cli import inputs, options, writing
+from attnflow.data.documents import read_documents
 from attnflow.methods import make_method
 from attnflow.show.sentences import reading_place, sentence_of
 
@@ -40,16 +41,17 @@ def ask(
     Example: attnflow ask "How many days are there to pay?" contract.txt 'notes/*.txt'.
 
     question: The question.
-    files: The documents: files, patterns such as 'notes/*.txt', or - for standard input.
+    files: The documents: text, Markdown, HTML, PDF or Word files, folders of them, patterns such
+        as 'notes/*.txt', or - for standard input. A PDF is cited by its pages.
     documents: The same as an option. May be repeated.
     chat: Use the chat template, or do not. Default: use it if there is one.
     check: Read each statement again without the sentence that is named and without any document,
         and say what it rests on. This takes about as long as reading the documents.
     confirm: Leave out each document that is named, ask again, and say whether the answer changes.
     """
-    inputs.check_text(question, "answer")
+    inputs.check_question(question)
     explainer = None if method is None else make_method(method)
-    texts = inputs.read_documents([*(files or []), *(documents or [])])
+    texts = read_documents([*(files or []), *(documents or [])])
     writing.check_output(output)
     options.prepare_models()
     from attnflow.explainers.answers import ask as run

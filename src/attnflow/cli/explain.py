@@ -33,7 +33,7 @@ _SENTENCES = 8  # targets that get a sentence
 @options.described
 def explain(
     text: Annotated[str | None, typer.Argument()] = None,
-    file: options.File = None,
+    words: options.Words = None,
     images: options.Images = None,
     model: options.Model = None,
     method: options.Method = None,
@@ -61,8 +61,9 @@ def explain(
     attnflow explain --model FOLDER photo.jpg --output overlay.png;
     attnflow explain transcript.json --target "the call to send_money".
 
-    text: The text to explain, or - for standard input. With a vision model: the path of a photo,
-        or of a folder of photos. Or a .json or .jsonl file with the messages of an agent.
+    text: The text to explain, a file that holds it (text, PDF, Word, HTML), or - for standard
+        input. With a vision model: a photo, or a folder of photos. Or a .json or .jsonl file with
+        the messages of an agent.
     targets: The position or token to explain, or 'all'. Positions count from 0, negative ones from
         the end. May be repeated. Default: where the answer is read. Of a transcript: 'the call to
         NAME', 'NAME.ARGUMENT', 'the answer', or words that the assistant wrote.
@@ -85,14 +86,14 @@ def explain(
         "check": check,
     }
     check_named("--level", level, ("token", "word"))
-    if text is not None and file is None and inputs.names_transcript(text):
+    if text is not None and words is None and inputs.names_transcript(text):
         explain_transcripts(text, model, explainer, targets, as_json, output)
         return
-    if text is not None and file is None and not images and inputs.names_photos(text, model):
+    if text is not None and words is None and not images and inputs.names_photos(text, model):
         others = {"--level": level != "token", "--cut": cut, "--table": table}
         explain_photos(text, model, explainer, request, others, figure, as_json, output)
         return
-    text = inputs.check_text(inputs.read_text(text, file))
+    text = inputs.read_text(text, words)
     if figure == "pairs" and targets is None:
         request["targets"] = _ALL
     writing.check_output(output, animated=True, as_json=as_json)

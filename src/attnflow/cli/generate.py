@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -34,7 +33,7 @@ _ROW_LEGENDS = {
 @options.described
 def generate(
     prompt: Annotated[str | None, typer.Argument()] = None,
-    file: options.File = None,
+    words: options.Words = None,
     message: Annotated[list[str] | None, typer.Option(metavar="ROLE=TEXT")] = None,
     chat: options.Chat = False,
     images: options.Images = None,
@@ -67,7 +66,7 @@ def generate(
     Without --method it uses the default of `attnflow.generate`: the method that agrees best with
     ablations. --method careful takes ten passes for each target and is surer.
 
-    prompt: The text to continue, or - for standard input.
+    prompt: The text to continue, a file that holds it, or - for standard input.
     message: Instead of PROMPT: a message of a conversation, whose role is system, user or
         assistant. May be repeated. Or one .json file with a list of messages.
     completion: Explain this text, which was written already, instead of letting the model write.
@@ -83,7 +82,7 @@ def generate(
     hide_common: Leave out punctuation and function words.
     common: Your own common words, separated by spaces.
     """
-    shown_prompt, conversation = _read_prompt(prompt, file, message, chat)
+    shown_prompt, conversation = _read_prompt(prompt, words, message, chat)
     explainer = None if method is None else make_method(method)
     if temperature is not None and seed is None:
         raise InputError("--temperature is for sampling; add --seed NUMBER.")
@@ -98,8 +97,8 @@ def generate(
         "check": check,
         **{name: value for name, value in sampling.items() if value is not None},
     }
-    words = None if common is None else common.split()
-    look = _Look(_parse_layer(layer), top, words, hide_common, table)
+    common_words = None if common is None else common.split()
+    look = _Look(_parse_layer(layer), top, common_words, hide_common, table)
     writing.check_output(output)
     options.prepare_models()
     from attnflow.explainers.completions import generate as run
@@ -120,14 +119,14 @@ def generate(
 
 
 def _read_prompt(
-    prompt: str | None, file: Path | None, turns: list[str] | None, chat: bool
+    prompt: str | None, words: str | None, turns: list[str] | None, chat: bool
 ) -> tuple[str, Any]:
     """Return the prompt as people read it, and as `generate` takes it: a text or messages."""
     if not turns:
-        text = inputs.check_text(inputs.read_text(prompt, file, "PROMPT"), "continue")
+        text = inputs.read_text(prompt, words, "continue")
         return text, [{"role": "user", "content": text}] if chat else text
-    if prompt is not None or file is not None:
-        raise InputError("Give PROMPT, --file, or --message; only one of them.")
+    if prompt is not None or words is not None:
+        raise InputError("Give PROMPT, --text or --message; only one of them.")
     messages = inputs.read_messages(turns)
     text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
     return f"{inputs.check_text(text, 'continue')}\nassistant: ", messages

@@ -4,9 +4,7 @@ and the model, which must take what is given.
 
 from __future__ import annotations
 
-import glob
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,49 +13,42 @@ from typing import TYPE_CHECKING
 import typer
 
 from attnflow.cli import writing
-from attnflow.errors import FileError, InputError, shorten
-from attnflow.tokens.documents import Document, named_documents
+from attnflow.data.documents import ENDINGS, STANDARD_INPUT, read_document
+from attnflow.errors import InputError, shorten
 from attnflow.tokens.patches import PICTURE_ENDINGS, names_picture
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
 
-STANDARD_INPUT = "-"
 ROLES = ("system", "user", "assistant")
-_LARGEST = 2_000_000  # bytes of a document: far more than any prompt takes
 
 
-def read_documents(places: Sequence[str], answer: str | None = None) -> tuple[Document, ...]:
-    """Read the documents that are named: files, patterns such as 'notes/*.txt', or - .
+def read_text(text: str | None, words: str | None, purpose: str = "explain") -> str:
+    """Read a text: of a file that is there, or of standard input (-), else the words themselves.
 
-    answer: a file that is none of them, though a pattern may match it.
+    words: those of --text, which are never a file.
     """
-    if not places:
+    if (text is None) == (words is None):
         raise InputError(
-            "There is no document: name files (a pattern such as 'docs/*.txt', or - for standard "
-            "input)."
+            f"Give one text to {purpose}: its words, a file that holds it, or - for standard "
+            'input. --text "..." takes the words as they are, whatever files there are.'
         )
-    files = [file for place in places for file in _files(place)]
-    if answer is not None and answer != STANDARD_INPUT:
-        files = [file for file in files if Path(file).absolute() != Path(answer).absolute()]
-    return named_documents([(_name_document(file, files), read_file(file)) for file in files])
+    if words is not None:
+        return check_text(words, purpose)
+    if not names_place(str(text)) or names_picture(str(text)):
+        return check_text(str(text), purpose)
+    if text != STANDARD_INPUT:
+        typer.echo(f"attnflow: reading the file {text!r}.", err=True)
+    return read_document(str(text)).text.strip()
 
 
-def _name_document(file: str, files: Sequence[str]) -> str:
-    """Name a document by its file, with the folders where two files have one name."""
-    if file == STANDARD_INPUT:
-        return "standard input"
-    name = Path(file).name
-    return name if [Path(other).name for other in files].count(name) == 1 else file
-
-
-def read_text(text: str | None, file: Path | None, name: str = "TEXT") -> str:
-    """Read a text from the command line, from --file, or from standard input (-)."""
-    if (text is None) == (file is None):
-        raise InputError(f"Give {name} or --file, and only one of them; - reads standard input.")
-    if file is not None:
-        return read_file(str(file)).strip()
-    return read_file(STANDARD_INPUT).strip() if text == STANDARD_INPUT else str(text)
+def names_place(text: str) -> bool:
+    """Tell whether a text names a file or a folder: one that is there, or one by its ending."""
+    if text == STANDARD_INPUT or (text.lower().endswith(ENDINGS) and not text.split()[1:]):
+        return True
+    with suppress(OSError, ValueError):  # a name that no file can have
+        return bool(text.strip()) and Path(text).exists()
+    return False
 
 
 def read_messages(turns: Sequence[str]) -> list[dict[str, str]]:
@@ -78,7 +69,7 @@ def read_messages(turns: Sequence[str]) -> list[dict[str, str]]:
 
 def _listed_messages(file: str) -> list[object]:
     try:
-        record = json.loads(read_file(file))
+        record = json.loads(read_document(file).text)
     except ValueError as error:
         raise InputError(f"{file!r} is not JSON ({error}).") from error
     messages = record.get("messages") if isinstance(record, dict) else record
@@ -92,7 +83,7 @@ def _listed_messages(file: str) -> list[object]:
 
 def names_transcript(text: str) -> bool:
     """Tell whether TEXT is the name of a file of messages that is there."""
-    return text.endswith((".json", ".jsonl")) and _names_file(text)
+    return text.endswith((".json", ".jsonl")) and names_place(text)
 
 
 def read_transcripts(file: str) -> list[object]:
@@ -100,7 +91,8 @@ def read_transcripts(file: str) -> list[object]:
 
     Lines that are messages are one transcript together.
     """
-    lines = read_file(file).splitlines() if file.endswith(".jsonl") else [read_file(file)]
+    text = read_document(file).text
+    lines = text.splitlines() if file.endswith(".jsonl") else [text]
     records: list[object] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -120,49 +112,8 @@ def _message(record: object) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _files(place: str) -> list[str]:
-    if place == STANDARD_INPUT or Path(place).is_file():
-        return [place]
-    matches = sorted(
-        name
-        for name in glob.glob(place, recursive=True)  # noqa: PTH207 (an absolute pattern too)
-        if Path(name).is_file()
-    )
-    if not matches:
-        raise InputError(
-            f"The document {place!r}: there is no such file, and no file matches it as a pattern."
-        )
-    return matches
-
-
-def read_file(place: str) -> str:
-    """Read a file, or standard input (-), as its own characters."""
-    label, path = repr(place), Path(place)
-    if place == STANDARD_INPUT:
-        label, data = "Standard input", sys.stdin.buffer.read()
-    elif not path.is_file():
-        raise FileError(f"There is no file {label}.")
-    elif path.stat().st_size > _LARGEST:
-        raise InputError(
-            f"{label} has {path.stat().st_size:,} bytes; a document of up to {_LARGEST:,} is read. "
-            "Cut it into parts."
-        )
-    else:
-        data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{label} is not UTF-8 text ({error.reason}). Save it as UTF-8; of a PDF or the like, "
-            "save its text."
-        ) from error
-    if not text.strip():
-        raise InputError(f"{label} is empty.")
-    return text
-
-
 def check_text(text: str, purpose: str = "explain") -> str:
-    """Return a text that is there, in valid Unicode, and no file's name."""
+    """Return a text that is there, in valid Unicode, and no image's name."""
     if not text.strip():
         raise InputError(f"There is nothing to {purpose}: the text is {text!r}.")
     if any("\ud800" <= sign <= "\udfff" for sign in text):
@@ -175,16 +126,17 @@ def check_text(text: str, purpose: str = "explain") -> str:
             f"{text!r} is an image, and this command takes text. Photos: attnflow explain, report "
             "and evaluate, with --model FOLDER of a vision model."
         )
-    if _names_file(text):
-        raise InputError(f"{text!r} is a file: --file {text} reads its text.")
     return text
 
 
-def _names_file(text: str) -> bool:
-    """Tell whether a text is the name of a file that is there, with an ending."""
-    with suppress(OSError, ValueError):  # a name that no file can have
-        return bool(Path(text).suffix) and Path(text).is_file()
-    return False
+def check_question(question: str) -> None:
+    """Refuse a question that is none: nothing, or the name of a document, which stands behind."""
+    check_text(question, "answer")
+    if names_place(question):
+        raise InputError(
+            f"The question comes first, then the documents, and {question!r} is a file: "
+            f'attnflow ask "How long is the notice?" {question}.'
+        )
 
 
 def names_photos(text: str, model: str | None) -> bool:

@@ -4,7 +4,7 @@ They are called like the arguments in Python (`--targets`, `--layers`, `--max-ne
 of an option is a sentence of a docstring, as that of a method's options is: of the command's own
 or, where several commands share it, of this one.
 
-file: Read the text from this file instead.
+words: The words of the text themselves, even if a file has this name.
 images: An image that the text asks about, for a vision-language model. May be repeated.
 table: Show the numbers, too, with a column for each layer.
 max_new_tokens: How many tokens the model writes, at most.
@@ -75,7 +75,7 @@ def _check_seed(seed: int | None) -> int | None:
     return seed
 
 
-File = Annotated[Path | None, typer.Option(metavar="FILE")]
+Words = Annotated[str | None, typer.Option("--text", metavar="TEXT")]
 Images = Annotated[list[Path] | None, typer.Option(metavar="FILE")]
 Table = Annotated[bool, typer.Option("--table")]
 MaxNewTokens = Annotated[int, typer.Option()]

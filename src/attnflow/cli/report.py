@@ -19,6 +19,7 @@ from attnflow.tokens.patches import names_picture
 def report(
     output: Annotated[Path, typer.Option(metavar="FILE")],
     text: Annotated[str | None, typer.Argument()] = None,
+    words: options.Words = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
     images: options.Images = None,
     model: options.Model = None,
@@ -37,11 +38,13 @@ def report(
     the image's map under each word.
 
     output: The .html file to write.
-    text: The text to explain, or the path of a photo.
+    text: The text to explain, a file that holds it, or the path of a photo.
     prompt: Instead of TEXT: a prompt to continue and explain.
     title: The heading. Default: the text.
     """
-    _check_request(output, text, prompt, images)
+    _check_request(output, text or words, prompt, images)
+    if words is not None or (text is not None and not names_picture(text)):
+        text = inputs.read_text(text, words)
     method_list = [make_method(name) for name in methods or []]
     options.prepare_models()
     from attnflow.explainers.comparison import compare, compare_completions
@@ -70,8 +73,8 @@ def _check_request(
 ) -> None:
     if (text is None) == (prompt is None):
         raise InputError('A report is about one thing: give TEXT, or --prompt "...".')
-    if text is None or not names_picture(text):
-        inputs.check_text(text if text is not None else prompt or "")
+    if prompt is not None:
+        inputs.check_text(prompt, "continue")
     if output.suffix != ".html":
         raise InputError(f"--output {str(output)!r}: a report is a page; its ending is .html.")
     writing.check_output(output)

@@ -15,7 +15,7 @@ from typing import Any, overload
 import torch
 
 from attnflow.attribution import Attribution
-from attnflow.attribution.passages import DOCUMENTS, MESSAGES, SENTENCES
+from attnflow.attribution.passages import DOCUMENTS, MESSAGES, PAGES, SENTENCES
 from attnflow.attribution.rescaling import Span
 from attnflow.errors import InputError, MethodError, shorten
 from attnflow.errors.arguments import checked_arguments, checked_seed
@@ -317,7 +317,10 @@ def mark_documents(
         )
         if document.name in names
     ]
-    return replace(marked, provenance={**marked.provenance, SENTENCES: sentences})
+    notes: dict[str, Any] = {SENTENCES: sentences}
+    if any(document.pages for document in documents):
+        notes[PAGES] = [list(each.pages) for each in documents if each.name in names]
+    return replace(marked, provenance={**marked.provenance, **notes})
 
 
 def _mark_sentences(

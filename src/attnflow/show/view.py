@@ -182,6 +182,7 @@ def _passages(result: Attribution) -> list[dict[str, Any]]:
             "kind": passage.kind,
             "columns": [passage.columns[0], passage.columns[-1] + 1],
             "sentences": [[s.tokens[0], s.tokens[-1] + 1] for s in passage.sentences],
+            "places": [passage.place_of(k + 1) for k in range(len(passage.sentences))],
         }
         for passage in passages_of(result)
     ]

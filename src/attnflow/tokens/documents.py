@@ -15,10 +15,11 @@ BETWEEN = "\n\n"
 
 @dataclass(frozen=True)
 class Document:
-    """A text with a name, such as that of its file."""
+    """A text with a name, such as that of its file. pages: where its pages begin, if it has any."""
 
     name: str
     text: str
+    pages: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("name", "text"):

@@ -418,7 +418,7 @@
           const [first, end] = spans[best];
           const pieces = Array.from({ length: end - first }, (_, n) => ({ text: n ? this.texts[first + n] : this.texts[first].trimStart(), share: positive(first + n) / peak }));
           const strongest = pieces.reduce((a, piece, n) => (piece.share > pieces[a].share ? n : a), 0) + first;
-          return { name: passage.name, share: sums[k] / total, sentence: best + 1, pieces, strongest };
+          return { name: passage.name, share: sums[k] / total, place: passage.places[best] ?? passage.name, pieces, strongest };
         })
         .sort((a, b) => b.share - a.share);
     }
@@ -639,7 +639,7 @@
       if (passages.length) {
         const [first, next] = this.standingOut(passages);
         if (first) {
-          parts.push(" draws on ", strong(`${first.name}, sentence ${first.sentence}`), ` (${measure(first.share, 1, "share")})`);
+          parts.push(" draws on ", strong(first.place), ` (${measure(first.share, 1, "share")})`);
           parts.push(next ? `, then ${next.name} (${measure(next.share, 1, "share")}).` : ".");
         } else {
           parts.push(` draws on all alike: no ${this.passages[0].kind} stands out.`);
