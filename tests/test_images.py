@@ -267,7 +267,7 @@ def test_the_result_carries_the_picture_reduced(loaded: Model, tmp_path: Path) -
     back = attnflow.Attribution.load(tmp_path / "page.json")
     assert back.provenance["images"] == [address]
     assert address in result._repr_html_()
-    assert "mix-blend-mode:multiply" in result._repr_html_()
+    assert "position:absolute;inset:0;" in result._repr_html_()  # the map lies over it
 
 
 def test_models_without_a_processor_or_without_eyes_say_so(loaded: Model) -> None:
@@ -340,8 +340,7 @@ def test_an_overlay_takes_the_picture_from_the_result(loaded: Model) -> None:
     result = attnflow.explain((loaded.module, loaded.tokenizer), PIXELS)
     under = plots.image_overlay(result).images[0].get_array()
     picture = prepare_images((loaded.module, loaded.tokenizer), [PIXELS])[0].picture
-    grey = picture @ np.array([0.299, 0.587, 0.114])
-    assert np.abs(np.asarray(under) - grey).mean() < 6  # JPEG
+    assert np.abs(np.asarray(under) * 255 - picture).mean() < 12  # JPEG blurs colours
     without = patches_result(np.ones((2, 2)))
     with pytest.raises(InputError, match="carries no picture; pass the one the model saw"):
         plots.image_overlay(without)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from attnflow.data import example
 from attnflow.hosts.model import Model
 from attnflow.methods import trace_methods
 from attnflow.web.models import Limits, OfferedModel, embedded_models
@@ -117,6 +118,46 @@ def test_answer_source_and_share_are_in_sight_without_scrolling(
     assert spoken <= height  # with its share
 
 
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_opens_on_an_answer(tab: Page, width: int, height: int, dark: bool) -> None:
+    """SmolLM2's answer about five documents, in sight at once; no model is loaded for it."""
+
+    def load() -> Any:
+        raise AssertionError("a model was loaded")
+
+    abilities = {"explains": True, "generates": True, "chats": True}
+    model = OfferedModel(example.MODEL, "", load=load, **abilities)
+    tab.size(width, height, dark=dark)
+    with serving([model]) as client:
+        tab.go("about:blank")
+        tab.go(client.address)
+        tab.wait(DONE)
+        settle(tab)
+        assert tab.run("document.querySelector('.af-head h2').textContent") == example.QUESTION
+        said = tab.run("document.querySelector('.af-verdict').innerText")
+        assert said.startswith("Rests on contract.txt, sentence 3.")
+        for part in (".af-answer-text", ".af-verdict", ".af-spoken", "#own"):
+            box = tab.run(f"document.querySelector('{part}').getBoundingClientRect().toJSON()")
+            assert 0 <= box["top"] < box["bottom"] <= height, part
+        assert tab.run("document.documentElement.scrollWidth") <= width
+        shown = tab.run("document.querySelector('.af-text').innerText")
+        assert "<|im_start|>" not in shown
+        assert "⏎" not in shown
+        open_details(tab)
+        tab.click("document.querySelector('[name=marks]')")
+        settle(tab)
+        assert "<|im_start|>" in tab.run("document.querySelector('.af-text').innerText")
+        tab.click("document.getElementById('own')")
+        tab.wait("document.getElementById('ask')?.hidden === false")
+        assert tab.run("document.getElementById('text').value") == ""
+        assert not tab.run("document.getElementById('options').open")
+        tab.click("document.getElementById('example-documents')")
+        names = tab.run("[...document.querySelectorAll('.document input')].map(e => e.value)")
+        assert names == [*example.DOCUMENTS]
+        assert tab.run("document.getElementById('text').value") == example.QUESTION
+
+
 def test_what_the_answer_rests_on_is_drawn(tab: Page, server: Client) -> None:
     result = opened(tab, server, "generate", prompt="a b c d", tokens=3)
     record = server.get(f"/api/results/{result}.json").json["results"][0]["verdicts"][0]
@@ -219,6 +260,7 @@ def test_a_link_restores_form_method_layer_and_token(
 def test_a_change_of_any_choice_makes_the_result_stale(tab: Page, server: Client) -> None:
     opened(tab, server, "generate", prompt="a b c", tokens=3)
     tab.click("document.getElementById('edit')")
+    tab.run("document.getElementById('options').open = true")
     stale = "document.body.classList.contains('stale')"
     assert not tab.run(stale)
     for element in ("[name=method][value=raw]", "[name=method][value=careful]", "#chat"):

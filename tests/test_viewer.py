@@ -312,6 +312,9 @@ def test_png_is_read_back_by_another_library() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, size=(5, 7, 3), dtype=np.uint8)
     with image.open(io.BytesIO(png(pixels))) as opened:
         assert (np.asarray(opened) == pixels).all()
+    clear = np.random.default_rng(0).integers(0, 256, size=(5, 7, 4), dtype=np.uint8)
+    with image.open(io.BytesIO(png(clear))) as opened:
+        assert (np.asarray(opened) == clear).all()
     with image.open(io.BytesIO(png(np.full((2, 3), 0.5)))) as opened:
         assert (np.asarray(opened) == 128).all()
     assert zlib.crc32(b"IEND") == int.from_bytes(png(pixels)[-4:], "big")

@@ -12,6 +12,7 @@ from rich.text import Text
 from attnflow import storage
 from attnflow.cli import inputs, options, writing
 from attnflow.cli.ask import show_answer
+from attnflow.data.example import DOCUMENTS, MAX_NEW_TOKENS, QUESTION
 from attnflow.errors import InputError
 from attnflow.methods import quiet_about_limits
 from attnflow.show.page import page
@@ -19,12 +20,6 @@ from attnflow.show.sentences import sources_sentence
 
 if TYPE_CHECKING:
     from attnflow.attribution import Attribution
-
-QUESTION = "How long is the notice to end the agreement?"
-
-_FOLDER = Path(__file__).parent / "documents"
-_NAMES = ("contract.txt", "faq.txt", "letter.txt", "rules.txt", "minutes.txt")
-DOCUMENTS = {name: (_FOLDER / name).read_text(encoding="utf-8") for name in _NAMES}
 
 _SENTENCE = "the reports that the chairman of the board wrote"
 _WITHOUT_SMOLLM2 = (
@@ -68,9 +63,10 @@ def _ask(console: Console, output: Path) -> None:
     inputs.tell_preparation(None)
     writing.print_dim(f"$ attnflow ask {QUESTION!r} '{output}/*.txt'", console)
     with writing.progress_bars("reading and answering"):
-        answer = ask("smollm2", QUESTION, DOCUMENTS, max_new_tokens=32)
+        answer = ask("smollm2", QUESTION, DOCUMENTS, max_new_tokens=MAX_NEW_TOKENS)
     show_answer(answer, console)
     storage.write_text(output / "answer.html", answer.to_html())
+    answer.result.save(output / "answer.safetensors")
     console.print()
 
 

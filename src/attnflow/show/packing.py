@@ -29,6 +29,8 @@ Floats = NDArray[np.float64]
 _STRONGEST = 64  # sources of each target that a large layer keeps
 _STEPS = 32_767  # of a signed 16-bit number
 _LARGEST = 4096  # pixels of a side
+_WARM = ((255, 214, 70), (240, 110, 20), (196, 12, 24))  # weak to strong, over a picture
+_COLD = ((150, 200, 255), (40, 110, 220), (10, 50, 150))  # what is below zero
 
 
 def pack_numbers(array: NDArray[Any], dtype: type[np.generic]) -> str:
@@ -168,18 +170,37 @@ def _round_up(numbers: Any) -> Any:
 # -- pictures -------------------------------------------------------------------------------------
 
 
+def warm_map(shares: Any, cover: float = 0.7) -> NDArray[np.uint8]:
+    """Return red, green, blue and alpha of shares from 0 to 1, to be laid over a picture.
+
+    Nothing covers nothing, the strongest covers this much; below zero the colours are cold. The
+    viewer's `picture.js` has the same colours.
+
+    >>> warm_map([0.0, 1.0]).tolist()
+    [[255, 214, 70, 0], [196, 12, 24, 178]]
+    """
+    values = np.asarray(shares, np.float64)
+    sizes = np.minimum(np.abs(values), 1.0)
+    channels = [
+        np.where(values < 0, *(np.interp(sizes, (0, 0.5, 1), stops) for stops in (cold, warm)))
+        for warm, cold in zip(np.transpose(_WARM), np.transpose(_COLD), strict=True)
+    ]
+    return np.stack([*channels, 255 * cover * sizes], -1).astype(np.uint8)
+
+
 def picture_address(pixels: Any) -> str:
     """Return the `data:` address of these pixels as a PNG."""
     return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
 
 
 def png(pixels: Any) -> bytes:
-    """Write (height, width, 3) or (height, width), to 255 or shares from 0 to 1, as PNG."""
+    """Write (height, width, 3), with alpha 4, or (height, width) as PNG; to 255, or shares to 1."""
     colours = _check_pixels(pixels)
-    height, width, _ = colours.shape
-    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with 0: no prediction
+    height, width, channels = colours.shape
+    lines = np.zeros((height, 1 + channels * width), np.uint8)  # each begins with 0: no prediction
     lines[:, 1:] = colours.reshape(height, -1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, red-green-blue
+    kind = 2 if channels == 3 else 6  # red-green-blue, or with alpha
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)  # 8 bits
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
@@ -191,7 +212,8 @@ def _check_pixels(pixels: Any) -> NDArray[np.uint8]:
     array = np.asarray(pixels)
     if array.ndim == 2:
         array = np.repeat(array[..., None], 3, axis=2)
-    if array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape or max(array.shape) > _LARGEST:
+    sides, channels = array.shape[:2], array.shape[2:]
+    if channels not in ((3,), (4,)) or 0 in sides or max(sides) > _LARGEST:
         raise InputError(
             "An image is an array (height, width, 3) or (height, width), no side longer than "
             f"{_LARGEST}; got shape {array.shape}."

@@ -16,7 +16,7 @@ from attnflow.attribution import Attribution
 from attnflow.attribution.passages import Statement, statements_of
 from attnflow.attribution.patch_maps import Contrast, PatchMap, contrast, patch_maps
 from attnflow.show import sentences
-from attnflow.show.packing import picture_address
+from attnflow.show.packing import picture_address, warm_map
 from attnflow.show.page import render
 from attnflow.tokens.patches import enlarge
 
@@ -145,11 +145,10 @@ def _maps(result: Attribution, row: int) -> list[dict[str, Any]]:
 
 
 def _overlay(patches: PatchMap, ends: Contrast) -> str:
-    """White is nothing and the deep colour is all: the page multiplies it with the picture."""
-    shares = np.maximum(ends.shares(patches.values), 0.0)
+    """Return the address of a map that is laid over the picture, which keeps its colours."""
+    shares = ends.shares(patches.values)
     small = enlarge(shares, patches.grid.rows * 12, patches.grid.columns * 12)
-    pixels = 255 + (np.array(_DEEP) - 255) * small[..., None]
-    return picture_address(np.clip(pixels, 0, 255).astype(np.uint8))
+    return picture_address(warm_map(small))
 
 
 def _completion(result: Attribution) -> str | None:

@@ -14,6 +14,7 @@ POST   /v1/chat/completions, /v1/responses, /v1/messages, /v2/chat, GET /v1/mode
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,6 +28,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from attnflow.data import example
 from attnflow.errors import AttnflowError, InputError, TokensError
 from attnflow.errors.progress import tell
 from attnflow.explainers.comparison import Comparison, usual_methods
@@ -39,7 +41,14 @@ from attnflow.web.guard import Guard
 from attnflow.web.jobs import Job, Jobs, QueueFullError, Results, StoredResult
 from attnflow.web.models import Access, Limits, OfferedModel
 from attnflow.web.observe import METRICS, Metrics, Observer
-from attnflow.web.requests import DEFAULT, REQUESTS, BaseRequest, method_titles, read_request
+from attnflow.web.requests import (
+    DEFAULT,
+    REQUESTS,
+    AskRequest,
+    BaseRequest,
+    method_titles,
+    read_request,
+)
 
 if TYPE_CHECKING:
     from attnflow.hosts.model import Model
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
 _PAGE = Path(__file__).parent / "page"
 _PAGE_SCRIPTS = ("form.js", "page.js", "photo.js")
 _PAGE_STYLES = ("page.css", "photo.css")
+_EXAMPLE = "example"  # the result that the page opens on
 _KINDS = {".js": "text/javascript", ".css": "text/css"}
 _FORMS = {"json": "application/json", "html": "text/html; charset=utf-8", "png": "image/png"}
 
@@ -59,6 +69,8 @@ class Server:
         self.limits = limits
         self.jobs = Jobs(waiting=limits.waiting)
         self.results = Results(most=limits.results)
+        if example.MODEL in self.models:
+            self.results.keep(_EXAMPLE, self._example())
 
     def submit(self, kind: type[BaseRequest], body: bytes) -> Job:
         """Read a request and put it into the queue."""
@@ -77,10 +89,24 @@ class Server:
                 for kind in REQUESTS
             },
             "new_tokens": {kind.task: kind.usual_tokens for kind in REQUESTS if kind.usual_tokens},
+            "example": {
+                "result": _EXAMPLE if self.results.get(_EXAMPLE) else None,
+                "question": example.QUESTION,
+                "documents": _example_documents(),
+            },
             "limits": {
                 name: getattr(self.limits, name) for name in ("tokens", "new_tokens", "image_bytes")
             },
         }
+
+    def _example(self) -> StoredResult:
+        """Return the answer that was saved with the package, as if it had been asked for here."""
+        record = {"model": example.MODEL, "question": example.QUESTION, "methods": [DEFAULT]}
+        record |= {"documents": _example_documents(), "tokens": example.MAX_NEW_TOKENS}
+        request = read_request(json.dumps(record).encode(), AskRequest, self.models, self.limits)
+        comparison = Comparison((example.example_result(),))
+        document = comparison.view(title=example.QUESTION)
+        return StoredResult(comparison, {**document, "request": request.record()}, generated=True)
 
     def _carry_out(self, request: BaseRequest) -> str:
         """Do what was asked, and keep the result with the request."""
@@ -106,6 +132,10 @@ class Server:
                 f"The text has {count} tokens; this server takes up to {most}{for_flow}. Shorten "
                 "it, or use attnflow in Python or on the command line, which have no such limit."
             )
+
+
+def _example_documents() -> list[dict[str, str]]:
+    return [{"name": name, "text": text} for name, text in example.DOCUMENTS.items()]
 
 
 def create_app(

@@ -206,6 +206,7 @@ class Results:
     def __init__(self, *, most: int) -> None:
         self._most = most
         self._results: OrderedDict[str, StoredResult] = OrderedDict()
+        self._lasting: dict[str, StoredResult] = {}
         self._lock = Lock()
 
     def add(self, result: StoredResult) -> str:
@@ -217,13 +218,17 @@ class Results:
                 self._results.popitem(last=False)
         return name
 
+    def keep(self, name: str, result: StoredResult) -> None:
+        """Keep a result for good, under a name that everyone may know."""
+        self._lasting[name] = result
+
     def get(self, name: str) -> StoredResult | None:
         """Return a result by its id; looking at it keeps it longer."""
         with self._lock:
             result = self._results.get(name)
             if result is not None:
                 self._results.move_to_end(name)
-        return result
+        return result or self._lasting.get(name)
 
 
 def _draw(result: Any, position: int, generated: bool) -> bytes:

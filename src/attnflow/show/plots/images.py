@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from attnflow.attribution import Attribution
 from attnflow.attribution.patch_maps import Scale, contrast, grids_of, patch_maps
 from attnflow.errors import InputError, optional_import, percent
+from attnflow.show.packing import warm_map
 from attnflow.show.plots import canvas
 from attnflow.show.sentences import place_of
 from attnflow.tokens import Grid, TokenRef
@@ -22,12 +23,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_EYE = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are to the eye
 _PANEL = 2.9  # inches of a panel's width
 _COLUMNS = (4, 3)  # panels beside each other where one image is shown by several methods
 _MOST_ROWS, _MOST_IMAGES, _MOST_WORDS = 8, 4, 8
 _STRONG_PATCH = 99.0  # percentile that is drawn in full; a few strong patches hide no others
-_COVER = 0.78
 _LEAST_AXIS = 0.1  # the share that the axis of words reaches at least
 
 
@@ -43,7 +42,7 @@ def image_overlay(
     title: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the map of one target over the image, which is grey so that the map has the colour.
+    """Draw the map of one target in warm colours over the image, which keeps its own.
 
     image: (height, width) or (height, width, 3), of any range, at the size the model saw; by
         default the picture that the result carries.
@@ -68,7 +67,7 @@ def image_overlay(
         raise InputError(f"index={index!r}: there are {len(maps)} images, numbered from 0.")
     grid, values = maps[index]
     ends = contrast(maps, scale)
-    ground = _in_grey(_picture(result, index, grid) if image is None else image, grid)
+    ground = _ground(_picture(result, index, grid) if image is None else image, grid)
     axes = canvas.new_axes(5.6, 1.0 + 4.6 * grid.height / grid.width) if ax is None else ax
     axes.imshow(ground, cmap="gray")
     over = axes.imshow(
@@ -167,11 +166,22 @@ def carried_pictures(result: Attribution) -> list[NDArray[np.uint8]]:
     return pictures
 
 
-def _in_grey(image: ArrayLike, grid: Grid) -> NDArray[np.float64]:
-    array = np.asarray(image, dtype=np.float64)
-    if array.ndim == 3 and array.shape[2] in (3, 4):
-        array = _brightness(array)
-    if array.shape != (grid.height, grid.width):
+def _in_colours(image: ArrayLike) -> NDArray[np.float64]:
+    """Return an image in grey, or in colours that run from 0 to 1."""
+    array = np.asarray(image)
+    array = array.astype(np.float64) / (255.0 if array.dtype == np.uint8 else 1.0)
+    if array.ndim == 2 or array.shape[2:] not in ((3,), (4,)):
+        return array
+    array = array[..., :3]
+    if array.min(initial=0.0) < 0 or array.max(initial=0.0) > 1:  # normalised for the model
+        array = (array - array.min()) / (np.ptp(array) or 1.0)
+    return array
+
+
+def _ground(image: ArrayLike, grid: Grid) -> NDArray[np.float64]:
+    """Return the image to draw on; refuse one of another size than the model saw."""
+    array = _in_colours(image)
+    if array.shape not in ((grid.height, grid.width), (grid.height, grid.width, 3)):
         hint = "Channels come last: image.transpose(1, 2, 0)."
         if array.ndim != 3:
             hint = "Resize and crop it as the model's processor does."
@@ -182,20 +192,10 @@ def _in_grey(image: ArrayLike, grid: Grid) -> NDArray[np.float64]:
     return array
 
 
-def _brightness(picture: NDArray[Any]) -> NDArray[np.float64]:
-    array = picture.astype(np.float64)
-    return array if array.ndim == 2 else array[..., :3] @ _EYE
-
-
 def _see_through(alpha: float, signed: bool) -> Any:
-    """Return one hue that grows from nothing; below zero a second one."""
-    colors = canvas.matplotlib("colors")
-    more, less = colors.to_rgb(canvas.VERMILLION), colors.to_rgb(canvas.BLUE)
-    middle = 0.5 if signed else 0.0
-    stops = [(middle, (*more, 0.0)), (1.0, (*more, alpha))]
-    if signed:
-        stops = [(0.0, (*less, alpha)), (middle, (*less, 0.0)), *stops]
-    return colors.LinearSegmentedColormap.from_list("over", stops)
+    """Return warm colours that grow from nothing; below zero cold ones."""
+    shares = np.linspace(-1.0 if signed else 0.0, 1.0, 257)
+    return canvas.matplotlib("colors").ListedColormap(warm_map(shares, alpha) / 255, "over")
 
 
 # -- the words of an answer ----------------------------------------------------------------------
@@ -241,19 +241,16 @@ def image_words_figure(result: Attribution, pictures: Sequence[Any] = ()) -> Fig
 def _draw_patches(
     axes: Axes, values: NDArray[np.float64], image: ImagePatches, picture: NDArray[Any] | None
 ) -> None:
-    """Draw the picture in grey, and over it the map, patch by patch."""
+    """Draw the picture, and over it the map, patch by patch."""
     grid = image.grid
     patches = values[image.patches].reshape(grid.rows, grid.columns)
     extent = (0, grid.width, grid.height, 0)
-    ground = np.full((1, 1), 255.0) if picture is None else _brightness(picture)
-    axes.imshow(ground, cmap="gray", vmin=0, vmax=255, extent=extent)
+    ground = np.full((1, 1, 3), 1.0) if picture is None else _in_colours(picture)
+    axes.imshow(ground, cmap="gray", extent=extent)
     strong = float(np.percentile(np.maximum(patches, 0), _STRONG_PATCH))
     most = strong or float(patches.max()) or 1.0
     strength = np.clip(patches / most, 0, 1)
-    colour = np.zeros((*strength.shape, 4))
-    colour[..., :3] = canvas.matplotlib("colors").to_rgb(canvas.VERMILLION)
-    colour[..., 3] = _COVER * strength
-    axes.imshow(colour, extent=extent, interpolation="nearest")
+    axes.imshow(warm_map(strength), extent=extent, interpolation="nearest")
     _without_ticks(axes)
 
 

@@ -26,7 +26,7 @@
       });
       this.gaps = this.elements.map((_, k) => (k && this.spaced(k) ? make("span", { class: "af-gap" }, " ") : null));
       if (mapsOf) this.body.classList.add("af-with-maps");
-      this.maps = mapsOf ? this.words.map((word, k) => mapsOf(this.elements[k].textContent, word)) : [];
+      this.maps = mapsOf ? this.words.map(() => mapsOf()) : [];
       const shown = this.elements.map((element, k) => (mapsOf ? make("span", { class: "af-mapped", "data-word": k }, element, this.maps[k].root) : element));
       this.body.append(...shown.flatMap((element, k) => (this.gaps[k] && !mapsOf ? [this.gaps[k], element] : [element])));
       this.buttons = Object.entries(UNITS).map(([unit, name]) =>

@@ -27,6 +27,7 @@
       this.layerName = make("output", { class: "af-output" });
       this.mean = this.checkbox("mean", (on) => ({ mean: on }));
       this.common = this.checkbox("common", (on) => ({ hideCommon: on }));
+      this.marks = this.checkbox("marks", (on) => ({ marks: on }));
       this.least = make("input", { type: "range", min: "0", max: "60", step: "1", name: "threshold", "aria-label": "hide below" });
       this.least.addEventListener("input", () => onChange({ least: Number(this.least.value) / 100 }));
       this.leastName = make("output", { class: "af-output" });
@@ -40,6 +41,7 @@
         field("Strongest", this.top),
         make("div", { class: "af-field" }, make("span", {}, "Hide below"), this.least, this.leastName),
         make("div", { class: "af-field" }, labelled(this.common, "hide common words")),
+        make("div", { class: "af-field" }, labelled(this.marks, "show markup and line ends")),
       );
     }
 
@@ -72,6 +74,7 @@
       this.least.value = String(Math.round(state.least * 100));
       this.leastName.textContent = state.least === 0 ? "off" : `${Math.round(state.least * 100)} %`;
       this.common.checked = state.hideCommon;
+      this.marks.checked = state.marks;
     }
   }
 

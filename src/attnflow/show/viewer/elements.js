@@ -57,5 +57,20 @@
     return pen;
   }
 
-  Object.assign(attnflow, { make, draw, colours, sharpen });
+  // What colours stand for: a strip from the weakest to the strongest, its ends named.
+  class ColourScale {
+    constructor(kind = "") {
+      this.ends = [make("span"), make("span")];
+      this.root = make("span", { class: "af-scale", role: "img" }, this.ends[0], make("i", { class: kind }), this.ends[1]);
+    }
+
+    update(low, high, signed = false) {
+      this.root.classList.toggle("af-signed", signed);
+      this.ends[0].textContent = low;
+      this.ends[1].textContent = high;
+      this.root.setAttribute("aria-label", `Colours from ${low} to ${high}`);
+    }
+  }
+
+  Object.assign(attnflow, { make, draw, colours, sharpen, ColourScale });
 })((globalThis.attnflow ??= {}));

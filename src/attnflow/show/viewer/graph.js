@@ -14,7 +14,7 @@
       this.graph = graph;
       this.names = names.map((name) => visible(name).trim());
       this.onSource = onSource;
-      this.svg = draw("svg", { role: "img" });
+      this.svg = draw("svg", { role: "group" });
       this.frame = make("div", { class: "af-graph", tabindex: "0", "aria-label": "Flow graph" }, this.svg);
       this.said = make("p", { class: "af-said", "aria-live": "polite" });
       this.root = make("div", {}, this.said, this.frame);

@@ -2,7 +2,7 @@
 (function (attnflow) {
   "use strict";
 
-  const { make, colours, sharpen, visible } = attnflow;
+  const { make, colours, sharpen, visible, ColourScale } = attnflow;
   const THUMB = 44;
   const LEAST = 14; // pixels that a name needs
   const LABEL = 84; // room for names beside and below the large one
@@ -16,7 +16,11 @@
       this.large = make("canvas", { class: "af-head-large", role: "img" });
       this.grid = make("div", { class: "af-heads", role: "group", "aria-label": "Heads, a row for each layer" });
       this.grid.style.setProperty("--heads", heads.heads);
-      this.root = make("div", {}, make("h3", {}, "Heads: who looks where"), this.said, this.grid, this.large);
+      const scale = new ColourScale();
+      scale.update("0 %", "100 % of its attention");
+      this.root = make("div", {}, make("h3", {}, "Heads: who looks where"), this.said, this.grid, this.large, scale.root);
+      const number = (text) => make("span", { class: "af-head-number", "aria-hidden": "true" }, text);
+      this.grid.append(number("layer"), ...Array.from({ length: heads.heads }, (_, head) => number(`head ${head + 1}`)));
       this.chosen = [heads.layers.length - 1, 0];
       this.thumbs = heads.layers.flatMap((_, layer) => Array.from({ length: heads.heads }, (_, head) => this.thumb(layer, head)));
       this.large.addEventListener("pointermove", (event) => this.point(event));
@@ -32,6 +36,7 @@
         this.chosen = [layer, head];
         this.draw();
       });
+      if (head === 0) this.grid.append(make("span", { class: "af-head-number", "aria-hidden": "true" }, this.heads.layers[layer]));
       this.grid.append(button);
       return { button, canvas, layer, head };
     }

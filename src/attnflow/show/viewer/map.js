@@ -2,7 +2,7 @@
 (function (attnflow) {
   "use strict";
 
-  const { make, colours, sharpen, visible, format } = attnflow;
+  const { make, colours, sharpen, visible, format, ColourScale } = attnflow;
   const ROW = 20;
   const HEAD = 24;
   const LABEL = 108;
@@ -13,6 +13,7 @@
       this.space = make("div", { class: "af-map-space" }, this.canvas);
       this.root = make("div", { class: "af-map", tabindex: "-1" }, this.space);
       this.said = make("p", { class: "af-said" });
+      this.scale = new ColourScale();
       this.root.addEventListener("scroll", () => this.drawSoon(), { passive: true });
       this.canvas.addEventListener("pointermove", (event) => this.point(event));
       this.canvas.addEventListener("pointerleave", () => (this.said.textContent = this.hint));
@@ -30,6 +31,8 @@
     // one; least: the share at which negative values stop growing darker
     update(data) {
       this.data = data;
+      const signed = data.grid.some((row) => row?.some((value) => value < 0));
+      this.scale.update(signed ? `${format(data.least * data.strongest)} or less` : "0", format(data.strongest), signed);
       this.space.style.height = `${HEAD + data.rows.length * ROW}px`;
       this.drawSoon();
     }

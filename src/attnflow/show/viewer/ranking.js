@@ -14,13 +14,15 @@
       this.callbacks = { onPassage, onWord, onCut };
       this.caption = make("caption", { class: "af-unseen" }, "The strongest words");
       this.table = make("table", { class: "af-strongest" }, this.caption, this.body);
-      this.root = make("div", { class: "af-ranking" }, this.cards, this.table);
+      this.note = make("p", { class: "af-legend" }, "◦ saturated: the flow is the same for any target.");
+      this.root = make("div", { class: "af-ranking" }, this.cards, this.table, this.note);
     }
 
     // passages: [{name, share, sentence, pieces: [{text, share}]}], strongest first;
     // words: [{name, value, share, saturated, source}]
     update({ passages, words, total, unit, cuttable, source }) {
       this.cards.hidden = passages.length === 0;
+      this.note.hidden = !words.slice(0, WORDS).some((word) => word.saturated);
       this.cards.replaceChildren(...passages.slice(0, CARDS).map((passage, k) => this.card(passage, k)));
       while (this.rows.length < Math.min(WORDS, words.length)) this.addRow();
       this.table.classList.toggle("af-signed", unit === "difference");
@@ -36,7 +38,7 @@
         row.bar.classList.toggle("af-less", word.share < 0);
         row.cell.hidden = !cuttable;
         row.button.setAttribute("aria-pressed", word.source === source ? "true" : "false");
-        row.button.setAttribute("aria-label", `What holds the flow from ${word.name} back`);
+        row.button.setAttribute("aria-label", `cut: what holds the flow from ${word.name} back`);
       });
     }
 

@@ -3,15 +3,18 @@
 (function (attnflow) {
   "use strict";
 
-  const { make, visible, breakLines, isFraming } = attnflow;
+  const { make, visible, breakLines, framingOf } = attnflow;
   const LINE = 30; // pixels; the style sheet says the same
   const BEYOND = 6; // lines kept above and below what is seen
   let counter = 0;
 
+  const isSpace = (text) => /^[^\S\n]+$/.test(text);
+
   // The space before a token stands outside it, so that shading fits the word.
-  function parts(text) {
+  function parts(text, marks) {
+    if (!marks && text.includes("\n")) return text.trim() ? parts(text.replaceAll("\n", ""), true) : ["", ""];
     const spaced = /^[^\S\n]/u.test(text) && text.trim() !== "";
-    if (/^[^\S\n]+$/.test(text)) return ["", text];
+    if (isSpace(text)) return ["", text];
     return spaced ? [" ", visible(text.slice(1))] : ["", visible(text)];
   }
 
@@ -21,6 +24,8 @@
       this.items = items;
       this.headings = headings;
       this.texts = items.map((item) => item.text);
+      this.framing = framingOf(this.texts).map((framing, k) => framing && !isSpace(this.texts[k]));
+      this.marks = false; // whether line ends and the signs of a chat are shown
       this.prefix = `af-${++counter}-token-`;
       this.live = new Map(); // line number -> element
       this.paint = null;
@@ -49,7 +54,7 @@
     measure(text) {
       let width = this.widths.get(text);
       if (width === undefined) {
-        width = this.pen.measureText(parts(text).join("")).width;
+        width = this.pen.measureText(parts(text, this.marks).join("")).width;
         this.widths.set(text, width);
       }
       return width;
@@ -77,11 +82,29 @@
       const lines = [];
       for (let k = 0; k + 1 < cuts.length; k++) {
         const from = cuts[k];
-        if (this.headings.has(from)) lines.push({ start: from, end: from, heading: this.headings.get(from) });
+        if (this.headings.has(from)) lines.push({ start: lines.at(-1)?.end ?? 0, end: from, heading: this.headings.get(from) });
         const part = breakLines(this.texts.slice(from, cuts[k + 1]), width, (text) => this.measure(text));
-        for (const [start, end] of part) lines.push({ start: from + start, end: from + end });
+        for (const [start, end] of part) this.addLineOf(lines, from + start, from + end);
       }
       return lines;
+    }
+
+    // A line without a word in sight is none: its tokens go with the line before.
+    addLineOf(lines, start, end) {
+      const empty = !this.marks && this.framing.slice(start, end).every(Boolean);
+      if (empty && lines.length) lines.at(-1).end = end;
+      else if (!empty || end === this.texts.length) lines.push({ start: lines.at(-1)?.end ?? 0, end });
+    }
+
+    isUnseen(target) {
+      return !this.marks && this.framing[this.items.findIndex((item) => item.target === target)];
+    }
+
+    showMarks(marks) {
+      if (marks === this.marks) return;
+      this.marks = marks;
+      this.width = null;
+      this.layout();
     }
 
     show() {
@@ -106,8 +129,8 @@
       const { start, end, heading } = this.lines[line];
       if (heading !== undefined) element.append(make("b", { class: "af-heading" }, heading));
       for (let k = start; k < end; k++) {
-        const [space, shown] = parts(this.texts[k]);
-        if (space && k > start) element.append(space);
+        const [space, shown] = parts(this.texts[k], this.marks);
+        if (space && element.querySelector("span:not([hidden])")) element.append(space);
         element.append(this.token(k, shown));
       }
       this.live.set(line, element);
@@ -117,7 +140,7 @@
 
     token(k, text) {
       const item = this.items[k];
-      const blank = isFraming(item.text) ? " af-blank" : "";
+      const blank = this.framing[k] ? " af-blank" : "";
       const kind = blank + (item.target === null ? " af-source-only" : item.source === null ? " af-written" : "");
       const made = make("span", {
         class: `af-token${kind}`,
@@ -127,6 +150,7 @@
         "aria-posinset": k + 1,
         "aria-setsize": this.items.length,
         "aria-disabled": item.target === null ? "true" : null,
+        hidden: this.framing[k] && !this.marks,
       });
       made.textContent = text;
       return made;

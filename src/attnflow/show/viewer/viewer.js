@@ -3,9 +3,9 @@
 (function (attnflow) {
   "use strict";
 
-  const { make, open, visible, format, wordsOf, namesOf, measure, quoted, listing } = attnflow;
+  const { make, open, visible, format, framingOf, wordsOf, namesOf, measure, quoted, listing, ColourScale } = attnflow;
   const { TextPanel, AnswerPanel, LayerMap, Ranking, FlowGraph, HeadGrid, VerdictPanel, PathPanel, Controls } = attnflow;
-  const { Picture, SmallMaps, contrast, photosOf } = attnflow;
+  const { Picture, Overlay, SmallMaps, contrast, photosOf } = attnflow;
   const LEAST = -0.6; // what is less than the baseline is shown, but does not outshine what is more
   const SPOKEN_AFTER = 350; // ms: a screen reader hears where one stops, not every step on the way
   const FAINT = 0.1; // of a row: beside images, what a word needs for the deepest shade
@@ -26,6 +26,7 @@
         top: null,
         least: 0,
         hideCommon: false,
+        marks: false, // whether line ends and the signs of a chat are shown
         unit: "word",
         rows: [this.view.start],
         hovered: null,
@@ -50,7 +51,7 @@
         this.common[item.source] = item.common;
       }
       const single = this.texts.map((_, k) => [k]);
-      this.framing = this.texts.map((text) => this.completion && attnflow.isFraming(text));
+      this.framing = framingOf(this.texts).map((framing) => this.completion && framing);
       this.names = namesOf(single, this.texts, sources.positions);
       this.photos = photosOf(this.view.images);
       this.imageSources = this.imagesBesideWords();
@@ -129,7 +130,7 @@
           onPick: (rows) => this.pickRows(rows),
           onHover: (rows) => this.hover(rows),
           onUnit: (unit) => this.changeUnit(unit),
-          mapsOf: this.imageSources.length ? (name) => new SmallMaps(view.images, this.photos, name) : null,
+          mapsOf: this.imageSources.length ? () => new SmallMaps(view.images, this.photos) : null,
         });
         return this.answer.root;
       }
@@ -178,9 +179,11 @@
       const targetOf = (source) => (this.completion ? null : this.targetOf(source)); // no patch was written
       const callbacks = { targetOf, onPatch: (source) => this.pickRows([targetOf(source)]) };
       this.pictures = images.map((image, k) => new Picture(image, this.photos[k], callbacks));
-      if (images.length) panel.append(make("div", { class: images.length > 1 ? "af-pictures af-several" : "af-pictures" }, ...this.pictures.map((picture, k) => this.framed(picture, images[k]))));
+      this.overlay = new Overlay({ onChange: () => this.renderSoon() });
+      if (images.length) panel.append(make("div", { class: images.length > 1 ? "af-pictures af-several" : "af-pictures" }, ...this.pictures.map((picture, k) => this.framed(picture, images[k]))), this.overlay.root);
       this.legend = make("p", { class: "af-legend" });
-      panel.append(this.text.root, this.legend);
+      this.scale = new ColourScale();
+      panel.append(this.text.root, this.legend, this.scale.root);
       return panel;
     }
 
@@ -202,7 +205,7 @@
 
     detailsPanel() {
       this.summary = make("summary", {}, "Details");
-      const parts = [make("div", { class: "af-detail" }, make("h3", {}, "Sources × layers"), this.map.root, this.map.said)];
+      const parts = [make("div", { class: "af-detail" }, make("h3", {}, "Sources × layers"), this.map.root, this.map.scale.root, this.map.said)];
       if (this.view.heads) parts.push(make("div", { class: "af-detail" }, (this.headGrid = new HeadGrid(this.namedHeads())).root));
       if (this.view.graph) {
         this.graph = new FlowGraph(this.view.graph, this.names, { onSource: (source) => this.chooseSource(source) });
@@ -275,7 +278,9 @@
       const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -count, End: count, PageDown: 20, PageUp: -20 };
       if (!(event.key in steps) || event.altKey || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
-      const target = Math.max(0, Math.min(count - 1, this.state.rows[0] + steps[event.key]));
+      const unseen = (k) => this.text.isUnseen(k) && k > 0 && k < count - 1;
+      let target = Math.max(0, Math.min(count - 1, this.state.rows[0] + steps[event.key]));
+      while (unseen(target)) target += Math.sign(steps[event.key]);
       this.change({ rows: [target], hovered: null });
       this.text.reveal(target);
     }
@@ -304,11 +309,12 @@
 
     // What a link must hold to show the same again.
     link() {
-      const { result, layer, mean, rows, unit, other, details, source } = this.state;
+      const { result, layer, mean, rows, unit, other, details, source, marks } = this.state;
       const parts = { r: result, l: mean ? "mean" : this.view.results[result].layers[layer], t: `${rows[0]}-${rows.at(-1)}`, u: unit };
       if (other !== null) parts.o = other;
       if (source !== null) parts.s = source;
       if (details) parts.d = 1;
+      if (marks) parts.m = 1;
       return new URLSearchParams(parts).toString();
     }
 
@@ -330,6 +336,7 @@
       state.other = number("o", view.results.length);
       state.source = number("s", view.sources.texts.length);
       state.details = parts.get("d") === "1";
+      state.marks = parts.get("m") === "1";
       this.details.open = state.details;
     }
 
@@ -465,11 +472,12 @@
       const paint = { share, number, hidden: (j) => !shown.has(j) && row[j] !== 0 && !this.framing[j], saturated, rows: this.rows };
       this.controls.update();
       this.answer?.update(this.rows, this.state.unit);
+      this.text.showMarks(this.state.marks);
       this.text.update(paint);
       this.updatePictures(row, paint);
       const comparing = this.state.other !== null && this.state.other !== this.state.result;
       this.root.classList.toggle("af-comparing", comparing);
-      const common = { cuttable: Boolean(this.graph) && !comparing, source: this.state.source };
+      const common = { cuttable: Boolean(this.graph) && result.unit === "flow" && !comparing, source: this.state.source };
       const verdict = this.verdictInSight(result);
       const needsNone = verdict?.kind === "none" && verdict.part === "document"; // then no share is a source
       const sources = needsNone ? [] : this.standingOut(passages);
@@ -479,6 +487,8 @@
       this.updateBeside();
       this.updateDetails(reckoning);
       this.legend.textContent = this.legendText(result, unit);
+      const end = (value) => this.number(value, total, unit, peak);
+      this.scale.update(result.signed ? `${end(LEAST * peak)} or less` : end(0), end(peak), result.signed);
       this.warn();
       this.verdict.update(verdict);
       this.spoken.hidden = needsNone;
@@ -500,8 +510,9 @@
     updatePictures(row, { hidden, rows }) {
       const { images } = this.view;
       if (!images.length) return;
-      const patch = contrast(images, (j) => (hidden(j) ? 0 : row[j]));
-      for (const picture of this.pictures) picture.update({ patch, rows });
+      const { share: patch, ends, signed } = contrast(images, (j) => (hidden(j) ? 0 : row[j]));
+      for (const picture of this.pictures) picture.update({ patch, rows, cover: this.overlay.cover });
+      this.overlay.update(ends, signed);
       this.updateSmallMaps();
     }
 
@@ -513,7 +524,7 @@
       this.mapped = key;
       this.answer.maps.forEach((maps, k) => {
         const row = this.result.sum(mean ? null : layer, this.answer.words[k]);
-        maps.update(contrast(this.view.images, (j) => row[j]));
+        maps.update(contrast(this.view.images, (j) => row[j]).share);
       });
     }
 
@@ -551,7 +562,8 @@
       this.note(words);
       if (!this.details.open) return; // drawn when it is looked at
       const listed = words.flatMap((word) => word.columns).sort((a, b) => a - b);
-      const rows = top === null && least === 0 && !hideCommon ? Array.from(this.names.keys()) : listed;
+      const all = [...this.names.keys()].filter((j) => this.state.marks || !this.framing[j]);
+      const rows = top === null && least === 0 && !hideCommon ? all : listed;
       const grid = this.result.layers.map((_, k) => (this.result.unpacked.has(k) ? this.result.sum(k, this.rows) : null));
       let strongest = 0;
       for (const one of grid) if (one) for (const j of rows) strongest = Math.max(strongest, one[j]);

@@ -22,7 +22,7 @@
 
   // Names of words; where a word occurs twice it carries the position of its first token.
   function namesOf(words, texts, positions) {
-    const plain = words.map((word) => visible(word.map((k) => texts[k]).join("")).trim());
+    const plain = words.map((word) => word.map((k) => texts[k]).join("")).map((text) => visible(text.trim() || text).trim());
     const count = new Map();
     for (const name of plain) count.set(name, (count.get(name) ?? 0) + 1);
     return plain.map((name, k) => {
@@ -31,8 +31,20 @@
     });
   }
 
-  // Signs of form that no person wrote: the turns of a chat, line ends alone.
-  const isFraming = (text) => /^\s*$/.test(text) || /^\s*<\|.*\|>\s*$/.test(text);
+  // Signs of form that no person wrote: the turns of a chat, line ends alone (as in sentences.py).
+  const isMarkup = (text) => /^\s*<(\|.*\||bos|start_of_turn|end_of_turn)>\s*$/.test(text);
+  const isFraming = (text) => /^\s*$/.test(text) || isMarkup(text);
+
+  // The same of every token; who speaks, between a sign and a line end, is markup too.
+  function framingOf(texts) {
+    const found = texts.map(isFraming);
+    texts.forEach((text, k) => {
+      let end = k + 1;
+      while (isMarkup(text) && end < k + 4 && /^\w+$/.test(texts[end] ?? "")) end++;
+      if (/^\n/.test(texts[end] ?? "")) found.fill(true, k + 1, end);
+    });
+    return found;
+  }
 
   // A number with its unit: a share of the row, a signed difference, or a flow.
   function measure(value, total, unit) {
@@ -48,5 +60,5 @@
     return parts.length < 2 ? parts.join("") : `${parts.slice(0, -1).join(", ")} and ${parts.at(-1)}`;
   }
 
-  Object.assign(attnflow, { isFraming, wordsOf, namesOf, measure, quoted, listing });
+  Object.assign(attnflow, { isFraming, framingOf, wordsOf, namesOf, measure, quoted, listing });
 })((globalThis.attnflow ??= {}));

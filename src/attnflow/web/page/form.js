@@ -16,6 +16,7 @@
       at("ask").addEventListener("input", onChange);
       for (const radio of document.querySelectorAll("[name=task]")) radio.addEventListener("change", () => this.fill());
       at("model").addEventListener("change", () => this.fillModel());
+      at("example-documents").addEventListener("click", () => this.takeExample());
       at("add-document").addEventListener("click", () => this.addDocument().querySelector("textarea").focus());
       at("files").addEventListener("change", () => this.readFiles());
       at("add-message").addEventListener("click", () => this.addMessage().querySelector("textarea").focus());
@@ -118,6 +119,20 @@
       return block;
     }
 
+    // The documents of the example; and its question, where none was typed.
+    takeExample() {
+      const { question, documents } = this.offers.example;
+      this.fillDocuments(documents);
+      at("text").value ||= question;
+      at("ask").dispatchEvent(new Event("input"));
+      at("text").focus();
+    }
+
+    fillDocuments(documents) {
+      at("document-list").replaceChildren();
+      for (const { name, text } of documents) this.addDocument(name, text);
+    }
+
     remove(block) {
       block.remove();
       at("ask").dispatchEvent(new Event("input"));
@@ -192,8 +207,7 @@
     restore(request) {
       if (!request || !(request.task in ABILITY)) return;
       this.task = request.task;
-      at("document-list").replaceChildren();
-      for (const { name, text } of request.documents ?? []) this.addDocument(name, text);
+      this.fillDocuments(request.documents ?? []);
       at("message-list").replaceChildren();
       for (const { role, content } of request.messages ?? []) this.addMessage(role, content);
       at("text").value = request.text ?? request.prompt ?? request.question ?? "";
@@ -205,7 +219,7 @@
       at("confirm").checked = Boolean(request.confirm);
       for (const box of document.querySelectorAll("[name=method]")) {
         box.checked = request.methods?.length ? request.methods.includes(box.value) : this.usual.includes(box.value);
-        const more = box.closest("details");
+        const more = box.closest(".more");
         if (more && box.checked) more.open = true;
       }
       this.markAlone();

@@ -5,11 +5,13 @@
 
   const { make, Form } = attnflow;
   const POLL = 250; // ms
+  const EXAMPLE = "example"; // the name of the result that the page opens on
   const at = (id) => document.getElementById(id);
   let form = null;
   let viewer = null;
   let shown = null; // {id, request}: the result in sight, and what was asked for it
-  let job = null; // the one in sight; an older one that answers late is not shown
+  let job = null; // the one in sight
+  let turn = 0; // of runs; an older one that answers late is not shown
 
   async function ask(address, options = {}) {
     let answer;
@@ -36,39 +38,51 @@
   async function submit() {
     complain(problem());
     if (problem()) return;
-    const task = form.task;
     const body = form.request();
+    await run(form.task, body, body.question ?? body.prompt ?? body.text ?? body.messages.at(-1).content);
+  }
+
+  // Have the server work: what was asked stands on top, then how far it is and what is written.
+  async function run(task, body, title) {
     const earlier = viewer?.inShort() ?? null;
+    const own = ++turn;
     clear(); // a result never stands under a request it does not belong to
+    complain(null);
+    at("ask").hidden = true;
+    at("asked").textContent = title;
+    waiting({ total: 0, stage: "sending", text: "" });
     try {
       const headers = { "content-type": "application/json" };
       const started = await ask(`/api/${task}`, { method: "POST", headers, body: JSON.stringify(body) });
+      if (own !== turn) return;
       job = started.id;
-      await follow(started, task === "generate" ? body.prompt : "", earlier);
+      await follow(started, earlier);
     } catch (error) {
-      complain(error.message);
-      waiting(null);
+      if (own === turn) giveUp(error.message);
     }
   }
 
-  async function follow(started, prompt, earlier) {
+  async function follow(started, earlier) {
     let found = started;
     while (job === started.id && (found.state === "waiting" || found.state === "running")) {
-      waiting(found, prompt);
+      waiting(found);
       await new Promise((resolve) => setTimeout(resolve, POLL));
       found = await ask(`/api/jobs/${started.id}`);
     }
     if (job !== started.id) return;
-    waiting(null);
-    if (found.state === "failed") complain(found.error);
-    else if (found.state === "cancelled") complain("Cancelled.");
+    if (found.state === "failed") giveUp(found.error);
+    else if (found.state === "cancelled") giveUp("Cancelled.");
     else await open(found.result, "", earlier);
   }
 
-  function waiting(found, prompt = "") {
+  function giveUp(sentence) {
+    waiting(null);
+    complain(sentence);
+    at("ask").hidden = false;
+  }
+
+  function waiting(found) {
     at("progress").hidden = found === null;
-    at("cancel").hidden = found === null;
-    at("go").disabled = found !== null;
     if (found === null) return;
     const counted = found.total > 1;
     if (counted) {
@@ -80,7 +94,7 @@
     const queue = found.ahead === 1 ? "1 request comes first" : `${found.ahead} requests come first`;
     const stage = found.state === "waiting" && found.ahead > 0 ? queue : found.stage;
     at("stage").textContent = counted ? `${stage}: ${found.done} of ${found.total}` : `${stage} …`;
-    at("written").replaceChildren(prompt && found.text ? prompt : "", make("b", {}, found.text));
+    at("written").textContent = found.text;
   }
 
   function complain(sentence) {
@@ -102,11 +116,13 @@
 
   async function open(id, state = "", earlier = null) {
     const record = await ask(`/api/results/${id}.json`);
+    waiting(null);
     form.restore(record.request);
     viewer = attnflow.show(at("result"), record, { state, onState: (view) => address(id, view) });
     shown = { id, request: JSON.stringify(form.request()) };
     address(id, viewer.link());
     at("again").hidden = false;
+    at("own").hidden = id !== EXAMPLE;
     at("reply").hidden = form.task !== "chat";
     at("as-html").href = `/api/results/${id}.html`;
     at("as-json").href = `/api/results/${id}.json`;
@@ -171,13 +187,23 @@
       if (offers.models.some((one) => one.generates)) form.task = "ask";
       const chats = offers.models.some((one) => one.chats);
       document.querySelector("[name=task][value=chat]").closest("label").hidden = !chats;
-      if (!form.fill()) complain("No model here can do this. Start the server with --model NAME, or install attnflow[demo].");
+      if (!form.fill()) giveUp("No model here can do this. Start the server with --model NAME, or install attnflow[demo].");
       listen();
       const { id, state } = parts();
       if (/^[\w-]{6,40}$/.test(id)) await open(id, state);
+      else if (id !== "new") await openExample(offers);
+      else at("ask").hidden = false;
     } catch (error) {
-      complain(error.message);
+      giveUp(error.message);
     }
+  }
+
+  // Where no answer was saved with the package, a model that is at hand explains its example.
+  async function openExample(offers) {
+    if (offers.example.result) return open(offers.example.result);
+    const model = offers.models.find((one) => one.explains && one.examples.length);
+    if (!model) return giveUp(null); // the form is there
+    return run("explain", { model: model.name, text: model.examples[0] }, model.examples[0]);
   }
 
   function listen() {
@@ -201,6 +227,6 @@
     window.addEventListener("hashchange", () => location.reload());
   }
 
-  Object.assign(attnflow, { openResult: open });
+  Object.assign(attnflow, { ask, run });
   begin();
 })((globalThis.attnflow ??= {}));

@@ -4,21 +4,13 @@
 (function (attnflow) {
   "use strict";
 
-  const { make } = attnflow;
+  const { make, ask, run } = attnflow;
   const LONGEST = 1024; // pixels of a side that is sent: models look at a few hundred
   const LARGEST = 50 * 1024 * 1024; // bytes of a file that is read at all
-  const POLL = 250; // ms
   const limits = { image_bytes: 4 * 1024 * 1024 };
   const parts = {};
   let models = [];
   let waiting = null; // {image, name}: what a question is asked about
-
-  async function ask(address, options = {}) {
-    const answer = await fetch(address, options);
-    const body = await answer.json().catch(() => ({}));
-    if (!answer.ok) throw new Error(body.error ?? `The server answered ${answer.status}.`);
-    return body;
-  }
 
   function say(sentence, wrong = false) {
     parts.status.textContent = sentence;
@@ -70,33 +62,18 @@
     parts.preview.src = image;
     parts.preview.hidden = false;
     waiting = { image, name };
-    if (!chosen().answers) return send("image", { model: chosen().name, ...waiting });
     say("");
+    if (!chosen().answers) return run("image", { model: chosen().name, ...waiting }, name);
     parts.question.focus();
   }
 
-  async function askAboutIt() {
-    try {
-      const question = parts.question.value.trim();
-      if (!waiting) throw new Error("There is no image: drop one here, or choose a file.");
-      if (!question) throw new Error("There is no question: type one first.");
-      await send("image-question", { model: chosen().name, ...waiting, question });
-    } catch (error) {
-      say(error.message, true);
-    }
-  }
-
-  async function send(task, body) {
-    const headers = { "content-type": "application/json" };
-    let job = await ask(`/api/${task}`, { method: "POST", headers, body: JSON.stringify(body) });
-    while (job.state === "waiting" || job.state === "running") {
-      say(job.total > 1 ? `${job.stage}: ${job.done} of ${job.total}` : `${job.stage} …`);
-      await new Promise((resolve) => setTimeout(resolve, POLL));
-      job = await ask(`/api/jobs/${job.id}`);
-    }
-    if (job.state !== "done") throw new Error(job.error ?? "Cancelled.");
+  // Image and question stay, for another run.
+  function askAboutIt() {
+    const question = parts.question.value.trim();
+    const missing = !waiting ? "There is no image: drop one here, or choose a file." : "There is no question: type one first.";
+    if (!waiting || !question) return say(missing, true);
     say("");
-    await attnflow.openResult(job.result); // image and question stay, for another run
+    run("image-question", { model: chosen().name, ...waiting, question }, question);
   }
 
   // -- the panel ------------------------------------------------------------------------------------
