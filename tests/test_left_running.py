@@ -7,12 +7,14 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+import torture_serving
 from attnflow.cli.app import _run
 from attnflow.errors.progress import tell
 from attnflow.web.doors import routes
@@ -62,6 +64,32 @@ def test_other_machines_need_a_token(
     monkeypatch.setenv("ATTNFLOW_TOKEN", TOKEN)
     assert _run(["serve", "--no-open", "--upstream", "localhost:8000"]) == 2
     assert "--upstream is an address such as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--replicas", "2"], "--replicas '2' is for --engine ray"),
+        (["--engine", "ray", "--replicas", "0"], "--replicas is a number of at least 1, or 'auto'"),
+        (["--engine", "rai"], "Did you mean 'ray'"),
+    ],
+)
+def test_replicas_are_ray_s(
+    options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["serve", "--no-open", *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is an extra: `make torture` has it")
+def test_a_replica_that_dies_loses_no_request_in_silence() -> None:
+    assert torture_serving.run_script("replicas", 40) == (40, [])
+
+
+def test_a_replica_has_no_page_and_no_numbers(offer: OfferedModel) -> None:
+    with serving([offer], access=Access(replica=True)) as server:
+        assert [server.get(path).status for path in ("/", "/api/models", "/metrics")] == [404] * 3
+        assert server.post(PATH, BODY).status == 200
 
 
 # -- load, logs, numbers --------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import re
@@ -11,12 +12,15 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 import attnflow
 from attnflow import AttentionTrace, Rollout
@@ -30,7 +34,7 @@ from attnflow.testing import tiny_encoder
 from attnflow.web.jobs import CancelledJobError, Job, Jobs, QueueFullError, Results
 from attnflow.web.models import Limits, OfferedModel, embedded_models, named_models
 from hostile_surface import try_raw_requests, try_request_bodies
-from serving import JSON, Client, serving
+from serving import JSON, Client, running, serving
 
 TEXT = "the key to the cabinets"
 
@@ -530,6 +534,26 @@ def test_a_second_request_has_the_deadline_too() -> None:
             assert b" 204 " in visitor.recv(4096)
             visitor.sendall(b"GET / HTTP/1.1\r\nho")
             assert visitor.recv(4096) == b""
+
+
+def test_a_visitor_who_never_reads_is_given_up() -> None:
+    ended = Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"x" * 100_000
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    app = Starlette(routes=[Route("/", lambda _: StreamingResponse(endless()))])
+    with (
+        running(app, Limits(seconds_to_read=0.3)) as client,
+        socket.create_connection(("127.0.0.1", client.port), timeout=20) as visitor,
+    ):
+        visitor.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert ended.wait(20)
 
 
 def test_odd_bodies_get_a_job_or_a_sentence(client: Client) -> None:

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sweep
 import torture_corpus
 import torture_evaluation
+import torture_serving
 from attnflow.testing import tiny_decoder, tiny_encoder
 from attnflow.web.models import Limits, OfferedModel, embedded_models
 from full_disk import full_disks
@@ -144,6 +145,18 @@ def corpora_on_ray(count: int, folder: Path) -> Count:
     return Count(*torture_corpus.run_script("ray", count))
 
 
+def clients(count: int, folder: Path) -> Count:
+    """64 clients at once for so many seconds; some send half a body, leave, or never read."""
+    return Count(*torture_serving.run_script("clients", count))
+
+
+def replicas(count: int, folder: Path) -> Count:
+    """Requests to two replicas on Ray, one of which is killed."""
+    if importlib.util.find_spec("ray") is None:
+        return Count(0, ["Ray is not installed: pip install 'attnflow[ray]'."])
+    return Count(*torture_serving.run_script("replicas", count))
+
+
 def disks(count: int, folder: Path) -> Count:
     """A disk that fills up, for every output format."""
     return Count(*full_disks(folder))
@@ -171,6 +184,8 @@ KINDS: dict[str, tuple[Callable[[int, Path], Count], int]] = {
     "runs on one journal": (together, 20),
     "kills of corpora": (corpora, 100),
     "kills on Ray": (corpora_on_ray, 20),
+    "64 clients": (clients, 300),
+    "replicas on Ray": (replicas, 100),
     "full disks": (disks, 0),
     "model types": (model_types, 0),
 }

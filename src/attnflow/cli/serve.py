@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import webbrowser
+from collections.abc import Sequence
 from threading import Timer
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnflow.cli import options, writing
 from attnflow.errors import InputError, optional_import, shorten
+from attnflow.errors.arguments import check_named
+
+if TYPE_CHECKING:
+    from attnflow.web.models import Access
 
 _HOST = "127.0.0.1"
 _LOCAL = (_HOST, "localhost")
@@ -26,6 +30,10 @@ def serve(
     host: str = _HOST,
     port: int = 8765,
     upstream: Annotated[str | None, typer.Option(metavar="URL")] = None,
+    device: str | None = None,
+    engine: str = "local",
+    replicas: Annotated[str | None, typer.Option(metavar="N|auto")] = None,
+    address: str | None = None,
     open_page: Annotated[bool, typer.Option("--open/--no-open")] = True,
 ) -> None:
     """Serve a page on this machine to try things on.
@@ -41,33 +49,78 @@ def serve(
     port: The port. 0 takes a free one.
     upstream: The address of a server with chat completions, such as http://localhost:8000/v1, which
         answers in place of a model here.
+    device: Where the models that are named run, such as 'cuda'. Default: the CPU.
+    engine: 'local' for one server, or 'ray' for replicas of it on a Ray cluster, without the page.
+    replicas: How many replicas Ray starts, or 'auto' for as many as there is work. Default: 2.
+    address: The address of a Ray cluster. Default: one on this machine.
     open_page: Open the page in a browser.
     """
     for name in model or []:
         options.check_model_name(name)
     token = os.environ.get("ATTNFLOW_TOKEN") or None
     check_access(host, token, upstream)
+    check_named("engine", engine, ["local", "ray"], InputError)
+    for name, value in (("replicas", replicas), ("address", address)):
+        if engine == "local" and value is not None:
+            raise InputError(f"--{name} {shorten(value)} is for --engine ray.")
     options.prepare_models()
     optional_import("fastapi", extra="web", purpose="`attnflow serve`")
+    from attnflow.web.models import Access
+
+    access = Access(token=token, upstream=upstream)
+    with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
+        if engine == "ray":
+            _serve_on_ray(model or [], replicas, access, host, port, address, device)
+        else:
+            _serve_here(model or [], access, host, port, device, open_page)
+
+
+def _serve_here(
+    names: Sequence[str],
+    access: Access,
+    host: str,
+    port: int,
+    device: str | None,
+    open_page: bool,
+) -> None:
+    """Serve in this process."""
     uvicorn = optional_import("uvicorn", extra="web", purpose="`attnflow serve`")
     os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn outside the main thread
     from attnflow.web.app import guarded_app
     from attnflow.web.guard import server_settings
-    from attnflow.web.models import Access, embedded_models, named_models
+    from attnflow.web.models import embedded_models, named_models
+    from attnflow.web.observe import log_requests
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    logging.getLogger("attnflow.serve").setLevel(logging.INFO)
+    log_requests()
     with _listen(host, port) as listening:
         with writing.progress_bars("loading the models"):
-            models = [*embedded_models(), *named_models(model or [])]
-        address = f"http://{host}:{listening.getsockname()[1]}/"
-        typer.echo(f"attnflow: {address} (Ctrl-C ends it)", err=True)
-        if open_page and token is None:
-            Timer(0.8, webbrowser.open, [address]).start()
-        app = guarded_app(models, access=Access(token=token, upstream=upstream))
-        server = uvicorn.Server(server_settings(app))
-        with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
-            server.run(sockets=[listening])
+            models = [*embedded_models(), *named_models(names, device)]
+        url = f"http://{host}:{listening.getsockname()[1]}/"
+        typer.echo(f"attnflow: {url} (Ctrl-C ends it)", err=True)
+        if open_page and access.token is None:
+            Timer(0.8, webbrowser.open, [url]).start()
+        server = uvicorn.Server(server_settings(guarded_app(models, access=access)))
+        server.run(sockets=[listening])
+
+
+def _serve_on_ray(
+    names: Sequence[str],
+    count: str | None,
+    access: Access,
+    host: str,
+    port: int,
+    address: str | None,
+    device: str | None,
+) -> None:
+    """Serve from replicas on a Ray cluster."""
+    from attnflow.web.replicas import parse_replicas, running_replicas, wait_for_end
+
+    number = parse_replicas(count)
+    with _listen(host, port) as listening:  # then it is free for Ray
+        place = host, listening.getsockname()[1]
+    with running_replicas(names, number, access, place, address=address, device=device):
+        typer.echo(f"attnflow: http://{host}:{place[1]}/v1 (Ctrl-C ends it)", err=True)
+        wait_for_end()
 
 
 def check_access(host: str, token: str | None, upstream: str | None) -> None:

@@ -55,6 +55,15 @@ class ShardActor:
         return self._worker.run(shard, self._about)
 
 
+def start_ray(ray: Any, address: str | None, *, cores: int | None) -> None:
+    """Connect to the cluster at the address, or start one with so many cores here."""
+    local = {} if address else {"num_cpus": cores, "include_dashboard": False}
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **local)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(f"Ray cannot be reached at {address!r}: {error}.") from error
+
+
 def _rows(batch: dict[str, Any]) -> Iterator[dict[str, int]]:
     """Yield the rows of a batch, which Ray holds in columns."""
     for row in zip(*(column.tolist() for column in batch.values()), strict=True):
@@ -71,18 +80,7 @@ class RayActors(Engine):
         self._needs = {"num_cpus": options.threads, "num_gpus": options.gpus}  # of each actor
         self._started = not self._ray.is_initialized()
         if self._started:
-            self._start(options.address)
-
-    def _start(self, address: str | None) -> None:
-        """Connect to the cluster at the address, or start one with a core for each actor."""
-        cores = self._options.actors * self._options.threads + 1
-        local = {} if address else {"num_cpus": cores, "include_dashboard": False}
-        try:
-            self._ray.init(
-                address=address, logging_level=logging.ERROR, log_to_driver=False, **local
-            )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise InputError(f"Ray cannot be reached at {address!r}: {error}.") from error
+            start_ray(self._ray, options.address, cores=options.actors * options.threads + 1)
 
     def identity(self) -> Identity:
         """Describe the model as a node of the cluster loads it."""

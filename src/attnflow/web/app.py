@@ -158,9 +158,10 @@ def create_app(
     app.add_exception_handler(Exception, _unforeseen)
     app.add_exception_handler(404, _missing)
     app.add_exception_handler(405, _missing)
-    _add_pages(app)
-    _add_jobs(app, server)
-    _add_results(app, server)
+    if not access.replica:
+        _add_pages(app)
+        _add_jobs(app, server)
+        _add_results(app, server)
     if access.upstream is not None:
         add_upstream(app, server, access.upstream, access.token)
     else:
@@ -172,20 +173,22 @@ def guarded_app(
     models: Sequence[OfferedModel], limits: Limits | None = None, access: Access | None = None
 ) -> ASGIApp:
     """Return the application behind its guard, watched."""
+    access = access or Access()
     app = create_app(models, limits, access)
     server: Server = app.state.server
     metrics = None
-    if find_spec("prometheus_client") is not None:
+    if find_spec("prometheus_client") is not None and not access.replica:
         metrics = Metrics(lambda: server.jobs.length)
 
     @app.get(METRICS)
     async def numbers() -> Response:
         if metrics is None:
-            return _error(404, 'Numbers for Prometheus: pip install "attnflow[serve]".')
+            reason = "Ray has them" if access.replica else 'pip install "attnflow[serve]"'
+            return _error(404, f"Numbers for Prometheus: {reason}.")
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
     paths = {route.path for route in app.routes if isinstance(route, Route)}
-    return Observer(Guard(app, server.limits, (access or Access()).token), paths, metrics)
+    return Observer(Guard(app, server.limits, access.token), paths, metrics)
 
 
 def _add_pages(app: FastAPI) -> None:

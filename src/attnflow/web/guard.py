@@ -2,7 +2,8 @@
 
 uvicorn waits for the rest of half-sent headers for ever. A visitor who opens many such connections
 takes every file handle the process may have, and nobody else is answered: `DeadlineProtocol` gives
-up. The body of a request has its deadline in the `Guard`.
+up. It gives up, too, on one who does not read the answer. The body of a request has its deadline in
+the `Guard`.
 """
 
 from __future__ import annotations
@@ -162,13 +163,14 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
 
 
 class DeadlineProtocol(H11Protocol):
-    """One connection; it is closed when the headers of a request are not there in time.
+    """One connection; it is closed when the headers of a request are not there in time, and when
+    a visitor who is sent more than the buffers hold reads nothing.
 
     The clock starts when a connection opens and when the first bytes of a later request come, and
     stops when the headers are read. Between requests uvicorn's own keep-alive limit holds.
     """
 
-    seconds_to_send = Limits.seconds_to_send
+    limits = Limits()
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -191,6 +193,18 @@ class DeadlineProtocol(H11Protocol):
         if waiting:
             self._start_clock()
 
+    def pause_writing(self) -> None:
+        """Start the clock: the buffers between here and the visitor are full."""
+        super().pause_writing()
+        self._stop_clock()
+        seconds = self.limits.seconds_to_read
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop the clock: the visitor reads."""
+        self._stop_clock()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock: the visitor has gone."""
         self._stop_clock()
@@ -198,7 +212,8 @@ class DeadlineProtocol(H11Protocol):
 
     def _start_clock(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(self.seconds_to_send, self.transport.close)
+            seconds = self.limits.seconds_to_send
+            self._deadline = self.loop.call_later(seconds, self.transport.close)
 
     def _stop_clock(self) -> None:
         if self._deadline is not None:
@@ -208,8 +223,7 @@ class DeadlineProtocol(H11Protocol):
 
 def server_settings(app: Any, limits: Limits | None = None) -> uvicorn.Config:
     """Return what `uvicorn.Server` is started with."""
-    seconds = (limits or Limits()).seconds_to_send
-    protocol = type("Protocol", (DeadlineProtocol,), {"seconds_to_send": seconds})
+    protocol = type("Protocol", (DeadlineProtocol,), {"limits": limits or Limits()})
     # A stop waits for the answers under way, and then for nobody.
     return uvicorn.Config(
         app,

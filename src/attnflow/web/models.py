@@ -39,6 +39,7 @@ class Limits:
     waiting: int = 32
     results: int = 64
     seconds_to_send: float = 15.0
+    seconds_to_read: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,13 @@ class Access:
     """Who may call, and who answers.
 
     token: what every request must show; without one only this machine is answered. upstream: the
-    address of the server that answers chat completions, such as http://localhost:8000/v1.
+    address of the server that answers chat completions, such as http://localhost:8000/v1. replica:
+    True for one of several, which has no page and no numbers: each would speak for itself alone.
     """
 
     token: str | None = field(default=None, repr=False)
     upstream: str | None = None
+    replica: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,17 +144,17 @@ def _scenes() -> OfferedModel:
     )
 
 
-def named_models(names: Sequence[str]) -> list[OfferedModel]:
+def named_models(names: Sequence[str], device: str | None = None) -> list[OfferedModel]:
     """Load Hugging Face names or folders now: a mistake is told before the first visit."""
     from attnflow.hosts.load import load
 
-    return [_offered(name, load(name)) for name in names]
+    return [_offered(name, load(name), device) for name in names]
 
 
-def _offered(name: str, loaded: Model) -> OfferedModel:
+def _offered(name: str, loaded: Model, device: str | None) -> OfferedModel:
     from attnflow.hosts.vision_language.towers import towers_of
 
-    model = loaded.module
+    model = loaded.module if device is None else loaded.module.to(device)  # in its place
     sees = loaded.tokenizer is None and loaded.adapter.reads_images(model)
     if loaded.tokenizer is None and not sees:
         raise InputError(

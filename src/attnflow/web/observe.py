@@ -22,6 +22,12 @@ METRICS = "/metrics"
 _SECONDS = (0.01, 0.05, 0.25, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
+def log_requests() -> None:
+    """Have a line written for each request of the doors."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    LOG.setLevel(logging.INFO)
+
+
 class Metrics:
     """Counts and times of requests, as Prometheus reads them."""
 
