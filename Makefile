@@ -61,6 +61,7 @@ bench: $(VENV)/.bench $(VENV)/.ray
 # Long contexts on a machine with CUDA: every bar of docs/long-context.md as a ratio, in one run.
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py --output out/bench
+	$(BIN)/python benchmarks/gpu_balanced.py --output out/bench
 
 # Peers need packages of their own, which stay out of the environment we develop in. DATA is a folder
 # with running text and questions, as for `attnflow experiment ablation`; without it, facts and

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,7 +16,7 @@ from transformers.activations import ACT2FN
 
 import attnflow
 from attnflow import BalancedGradient, GradientAttention, capture
-from attnflow.errors import MethodError, UnsupportedModelError
+from attnflow.errors import MatrixError, MethodError, UnsupportedModelError
 from attnflow.hosts.balanced import BalancedRules, balanced
 from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.restore import undone
@@ -298,7 +299,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build(name: str, **sizes: int) -> nn.Module:
+def build(name: str, **sizes: Any) -> nn.Module:
     config = getattr(transformers, name)(**{**SIZES, **FAMILIES[name], **sizes})
     torch.manual_seed(0)
     auto = transformers.AutoModelForCausalLM
@@ -426,6 +427,18 @@ def test_inputs_are_read_again_behind_the_first_tenth_of_the_blocks(form: str) -
     assert (found - shares_of(parts[0])).abs().max() > 1e-3  # the second stream counts
 
 
+def compute_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a text that is too long, and in another thread, as a device goes back."""
+    grad = torch.autograd.grad
+
+    def elsewhere(*args: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(grad, *args).result()
+
+    monkeypatch.setattr("attnflow.hosts.factored._exceeds", lambda *_: True)
+    monkeypatch.setattr(torch.autograd, "grad", elsewhere)
+
+
 @pytest.mark.parametrize("method", [BalancedGradient(), attnflow.GradientRollout()])
 @pytest.mark.parametrize("name", ["LlamaConfig", "GPT2Config"])
 def test_blocks_that_are_computed_again_give_the_same(
@@ -433,19 +446,69 @@ def test_blocks_that_are_computed_again_give_the_same(
 ) -> None:
     model, ids = build(name), torch.arange(3, 15)[None]
 
-    grad = torch.autograd.grad
-
-    def elsewhere(*args: Any) -> Any:  # as a device does, which goes back in a thread of its own
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(grad, *args).result()
-
-    def read(again: bool) -> Any:
-        monkeypatch.setattr("attnflow.hosts.factored._exceeds_memory", lambda *_: again)
-        monkeypatch.setattr(torch.autograd, "grad", elsewhere if again else grad)
+    def read() -> Any:
         trace = capture(model, {"input_ids": ids}, methods=[method], form="factors")
         return method(trace, targets=-1).values
 
-    assert read(again=True) == pytest.approx(read(again=False), abs=1e-7)
+    kept = read()
+    compute_blocks_again(monkeypatch)
+    assert read() == pytest.approx(kept, abs=1e-7)
+
+
+WINDOW: dict[str, Any] = {"num_hidden_layers": 3, "sliding_window": 5}
+CAPPED = {**WINDOW, "attn_logit_softcapping": 1.0}  # scores of up to 2 are bent
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *(("LlamaConfig", {}), ("GPT2Config", {}), ("Gemma2Config", CAPPED)),
+        *(("Gemma3TextConfig", WINDOW), ("GptOssConfig", WINDOW)),
+    ],
+)
+def test_a_long_text_reads_what_all_weights_give(
+    name: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without factors, without weights: soft caps, windows and sinks against eager attention."""
+    model, ids = build(name, **sizes), {"input_ids": torch.arange(3, 20)[None]}
+    method = BalancedGradient(readings="rows+keys+inputs", drop_sink=False)
+    weights = capture(model, ids, methods=[method], form="weights")
+    short = capture(model, ids, methods=[method], form="factors")
+    compute_blocks_again(monkeypatch)
+    trace = capture(model, ids, methods=[method])
+    for readings in ("rows", "keys", "inputs"):
+        only = BalancedGradient(readings=readings, drop_sink=False)
+        expected = only(weights, targets=-1).values
+        assert np.abs(expected).max() > 0.05
+        for found in (only(trace, targets=-1), only(short, targets=-1)):
+            assert found.values == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(MatrixError, match="without rows of other positions than"):
+        method(trace, targets=3)
+    with pytest.raises(MatrixError, match="without its queries and keys"):
+        attnflow.Rollout()(trace, targets=-1)
+    only = capture(model, ids, methods=[BalancedGradient()])
+    with pytest.raises(MatrixError, match="without the sums over all rows"):
+        method(only, targets=-1)
+
+
+def test_statements_of_an_answer_share_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, passes = tiny_decoder(), []
+    options: dict[str, Any] = {"completion": "old and the keys are", "check": False}
+    model.module.register_forward_hook(lambda *_: passes.append(1))
+    alone = [
+        attnflow.generate(model, TEXT, "balanced", targets=[slice(k, k + 2)], **options).values[
+            :, 0
+        ]
+        for k in (0, 3)
+    ]
+    for _ in range(2):
+        passes.clear()
+        both = attnflow.generate(
+            model, TEXT, "balanced", targets=[slice(0, 2), slice(3, 5)], **options
+        )
+        assert len(passes) == 1
+        assert both.values.transpose(1, 0, 2) == pytest.approx(np.stack(alone), abs=1e-6)
+        compute_blocks_again(monkeypatch)
 
 
 def test_rows_of_every_token_at_once_are_those_of_single_passes() -> None:

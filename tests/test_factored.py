@@ -160,7 +160,9 @@ def test_a_layer_that_computes_otherwise_is_refused(monkeypatch: Any) -> None:
 
     model, tokenizer = tiny_decoder()
     honest = recorded.attend
-    monkeypatch.setattr(recorded, "attend", lambda layer, value: honest(layer, value * 1.5))
+    monkeypatch.setattr(
+        recorded, "attend", lambda layer, value, **known: honest(layer, 1.5 * value, **known)
+    )
     with pytest.raises(UnsupportedModelError, match="in a way that is not known here"):
         capture((model, tokenizer), "the keys to", form="factors")
 

@@ -179,7 +179,7 @@ def test_an_offloaded_model_is_given_back_offloaded(
     expected = attnflow.capture(
         (holding.plain(), holding.tokenizer()), holding.PROMPT, methods=[make_method(method)]
     )
-    monkeypatch.setattr("attnflow.hosts.factored._exceeds_memory", lambda *_: True)
+    monkeypatch.setattr("attnflow.hosts.factored._exceeds", lambda *_: True)
     model = holding.offloaded("disk")
     before = model_state(model), [vars(module).get("forward") for module in model.modules()]
     trace = attnflow.capture(

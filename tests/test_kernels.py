@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,14 @@ def expected(product: str, layer: Factors, vectors: Tensor, shares: Tensor) -> A
     return getattr(loops, product)(layer, vectors.double().numpy(), shares.double().numpy())
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_plain_loops_are_eager_attention(name: str) -> None:
-    """Against torch's softmax over a score matrix that is written down here again."""
-    layer = CASES[name]
-    keys = layer.key.repeat_interleave(layer.groups, dim=0)
-    scores = layer.query.double() @ keys.double().transpose(1, 2) * layer.scale
+def eager_weights(layer: Factors, query: Tensor, key: Tensor, secant: bool = False) -> Tensor:
+    """Torch's softmax over a score matrix that is written down here again."""
+    keys = key.repeat_interleave(layer.groups, dim=0)
+    scores = query @ keys.transpose(1, 2) * layer.scale
     if layer.softcap:
-        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+        x = scores / layer.softcap
+        bent = x * (torch.tanh(x) / x).detach() if secant else torch.tanh(x)
+        scores = layer.softcap * bent
     i, j = torch.meshgrid(*[torch.arange(layer.length)] * 2, indexing="ij")
     allowed = torch.ones_like(i, dtype=torch.bool)
     if layer.band.after is not None:
@@ -84,11 +85,84 @@ def test_plain_loops_are_eager_attention(name: str) -> None:
         allowed &= j >= i - layer.band.before
     if layer.hidden is not None:
         allowed &= ~layer.hidden[None]
-    scores = scores.masked_fill(~allowed, -torch.inf)
+    scores = scores.masked_fill(~allowed, -1e300)
     if layer.sink is not None:
-        scores = torch.cat([scores, layer.sink.double()[:, None, None].expand(-1, 37, 1)], dim=-1)
-    weights = scores.softmax(dim=-1).nan_to_num()[..., : layer.length]
+        column = layer.sink.double()[:, None, None].expand(-1, layer.length, 1)
+        scores = torch.cat([scores, column], dim=-1)
+    return scores.softmax(dim=-1)[..., : layer.length] * allowed
+
+
+def attention_by_autograd(layer: Factors, secant: bool) -> list[Tensor]:
+    """The output of attention and the gradients of queries, keys and values, in float64."""
+    leaves = [part.double().requires_grad_() for part in (layer.query, layer.key, layer.value)]
+    value = leaves[2].repeat_interleave(layer.groups, dim=0)
+    output = eager_weights(layer, *leaves[:2], secant) @ value
+    return [output.detach(), *torch.autograd.grad(output, leaves, layer.gradient.double())]
+
+
+def attention_of(products: Any, layer: Factors, secant: bool, **options: Any) -> list[Tensor]:
+    output, sums = products.attend(layer, layer.value, **options)
+    np.testing.assert_allclose(sums, blocks.log_sum_exp(layer), atol=1e-5)
+    return [output, *products.attend_back(layer, sums, output, secant=secant, **options)]
+
+
+def difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest, as a share of the largest value of each."""
+    pairs = zip(found, expected, strict=True)
+    return max(float((ours - true).abs().max() / true.abs().max()) for ours, true in pairs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plain_loops_are_eager_attention(name: str) -> None:
+    layer = CASES[name]
+    weights = eager_weights(layer, layer.query.double(), layer.key.double())
     np.testing.assert_allclose(loops.weights_of(layer), weights.numpy(), atol=1e-7)
+
+
+@pytest.mark.parametrize("secant", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_attention_in_blocks_goes_back_as_autograd(
+    name: str, secant: bool, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(blocks, "_ROWS", 16)
+    monkeypatch.setattr(blocks, "_NUMBERS", 2000)
+    expected = attention_by_autograd(CASES[name], secant)
+    assert difference(attention_of(blocks, CASES[name], secant), expected) < 3e-6
+
+
+FAULTS = {
+    "the output's part is left": (".sub_(through[:, rows, None])", ""),
+    "values take the gradient twice": ("value_gradient[:, columns] +=", "value_gradient +="),
+    "queries without a scale": ("return query_gradient.mul_(layer.scale)", "return query_gradient"),
+    "keys without a scale": ("key_gradient.mul_(layer.scale)", "key_gradient"),
+    "a cap without its slope": ("scores.mul_(_slopes(", "scores.add_(0 * _slopes("),
+    "a secant for a derivative": ("    if secant:\n", "    if not secant:\n"),
+    "a sink that is not summed": ("if layer.sink is not None:  # it", "if False:  # it"),
+    "a sum that is not carried": ("output[:, rows] *=", "output[:, rows] *= 0 *"),
+    "heads of a group mixed up": ("turned @ rows.reshape", "turned @ rows.flip(0).reshape"),
+    "a window too wide": ("distance < -band.before", "distance < -band.before - 1"),
+    "a look ahead": ("distance > band.after", "distance > band.after + 1"),
+    "the gradient of other rows": ("upper = gradient[", "upper = gradient.roll(1, 1)["),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_way_back_is_seen(fault: str) -> None:
+    """The comparison above would fail: it can tell each of these from what is right."""
+    source = Path(blocks.__file__).read_text(encoding="utf-8")
+    before, after = FAULTS[fault]
+    assert source.count(before) >= 1
+    broken = types.ModuleType("broken")
+    exec(compile(source.replace(before, after), "broken", "exec"), broken.__dict__)
+    broken._ROWS, broken._NUMBERS = 16, 2000  # type: ignore[attr-defined]
+    worst = 0.0
+    for name in ("grouped", "window", "soft cap", "sink", "several tiles"):
+        expected = attention_by_autograd(CASES[name], secant=False)
+        try:
+            worst = max(worst, difference(attention_of(broken, CASES[name], False), expected))
+        except (AssertionError, RuntimeError):
+            worst = 1.0
+    assert worst > 1e-3
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -181,4 +255,4 @@ def test_triton_kernels_equal_plain_loops_in_the_interpreter() -> None:
         [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-    assert run.stdout.count("equal") == len(CASES) * (1 + 2 * len(PRODUCTS))
+    assert run.stdout.count("equal") == len(CASES) * (2 + 2 * len(PRODUCTS))

@@ -8,7 +8,15 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from test_kernels import CASES, PRODUCTS, expected, vectors_for
+from test_kernels import (
+    CASES,
+    PRODUCTS,
+    attention_by_autograd,
+    attention_of,
+    difference,
+    expected,
+    vectors_for,
+)
 
 from attnflow.kernels import blocks, triton_kernels
 from attnflow.kernels.triton_kernels import Tiles
@@ -20,6 +28,12 @@ def main() -> None:
         sums = triton_kernels.log_sum_exp(layer)
         np.testing.assert_allclose(sums, blocks.log_sum_exp(layer), atol=1e-5, err_msg=name)
         print(name, "log-sum-exp equal")
+        for secant in (False, True) if layer.softcap else (False,):
+            for tiles in (None, Tiles(32, 16)):
+                found = attention_of(triton_kernels, layer, secant, tiles=tiles)
+                off = difference(found, attention_by_autograd(layer, secant))
+                assert off < 5e-6, (name, secant, tiles, off)
+        print(name, "attention and its way back equal")
         for product in PRODUCTS:
             vectors, shares = vectors_for(product, layer)
             truth = expected(product, layer, vectors, shares)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,10 +89,9 @@ def _careful(method: Careful, task: AblationTask) -> tuple[Floats, int]:
     ablation, sources = task.ablation, task.sources
     reader = Reader.of(Model(ablation.model), BalancedGradient())
     completion = Completion(Prompt(list(ablation.prompt_ids)), list(ablation.completion_ids))
-    rows = []
-    for number, target in enumerate(task.targets):
-        rows.append(sources.scores(reader.read_phrase(reader.method, completion, target)))
-        tell(method.name, number + 1, len(task.targets))
+    tell_done = partial(tell, method.name, total=len(task.targets))
+    results = reader.read_phrases(reader.method, completion, task.targets, tell_done)
+    rows = [sources.scores(row) for row in results]
     best = [list(strongest(row, method.verify)) for row in rows]
     checked = sorted({source for each in best for source in each})
     measured = responses(method, task, [(), *(sources.positions[k] for k in checked)])

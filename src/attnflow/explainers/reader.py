@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from attnflow.explainers.request import (
 )
 from attnflow.explainers.rollout_cache import RolloutCache, streams
 from attnflow.hosts.adapter import device_of
-from attnflow.hosts.capture import capture, capture_phrase
+from attnflow.hosts.capture import capture, read_phrases
 from attnflow.hosts.forward_pass import provenance_of
 from attnflow.hosts.inputs import tokens_of
 from attnflow.hosts.model import Model
@@ -316,30 +316,41 @@ class Reader:
         """Apply a gradient method to each target."""
         prompt, ids = completion.prompt.ids, completion.ids
         targets = self.targets(ids)
-        rows = [self.read_phrase(method, completion, target.tokens) for target in targets]
+        rows = self.read_phrases(method, completion, [target.tokens for target in targets])
         result = join_targets(rows, self.names_after(prompt, targets))
         about = {**result.provenance, **self.about(prompt, ids), **completion.notes}
         return self._over_spans(replace(result, provenance=about), prompt)
 
-    def read_phrase(
-        self, method: Method, completion: Completion, tokens: Sequence[int]
-    ) -> Attribution:
-        """Apply a gradient method to tokens of a completion together: one pass, one row."""
+    def read_phrases(
+        self,
+        method: Method,
+        completion: Completion,
+        phrases: Sequence[Sequence[int]],
+        tell_done: Callable[[int], object] = lambda _: None,
+    ) -> list[Attribution]:
+        """Apply a gradient method to tokens of a completion together: one row for each phrase."""
         prompt, ids = completion.prompt.ids, completion.ids
         contrast = self.contrast(ids)
         first = 0 if self.model.facts.encoder_decoder else len(prompt) - 1
-        trace = capture_phrase(
+        waiting = iter(enumerate(phrases, start=1))
+
+        def read(trace: AttentionTrace) -> Attribution:
+            number, phrase = next(waiting)
+            rows = [self._first_row(trace, len(prompt)) + k for k in phrase]
+            result = self._rows(method, trace, rows, len(prompt))
+            columns = self.columns(trace, len(prompt))
+            places = [columns.index(row) if row in columns else trace.length for row in rows]
+            tell_done(number)
+            return as_one(less_identity(result, places))
+
+        return read_phrases(
             self.model,
             self.text_inputs(prompt, ids),
-            [(first + k, ids[k]) for k in tokens],
+            [[(first + k, ids[k]) for k in tokens] for tokens in phrases],
+            read,
             method=method,
             contrast=None if contrast is None else contrast.other,
         )
-        rows = [self._first_row(trace, len(prompt)) + k for k in tokens]
-        result = self._rows(method, trace, rows, len(prompt))
-        columns = self.columns(trace, len(prompt))
-        places = [columns.index(row) if row in columns else trace.length for row in rows]
-        return as_one(less_identity(result, places))
 
     def _rows(
         self, method: Method, trace: AttentionTrace, rows: list[int], prompt: int

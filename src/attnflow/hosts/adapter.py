@@ -264,13 +264,13 @@ class Adapter(ABC):
         gradient_kind: str | None = None,
         spans: Any = None,
         scored: int = 1,
-        computes_again: bool = False,
+        **options: Any,
     ) -> Any:
         """Run one example by the model's own fused attention and keep its factors.
 
         spans: passed by every layer as it runs (`pass_layer`), where nothing is to be kept.
-        scored: how many of a language model's last positions have scores. computes_again: blocks
-        keep their inputs only, and compute the rest again on the way back.
+        scored: how many of a language model's last positions have scores. options: what a long text
+        keeps for the way back.
         """
         raise UnsupportedModelError(
             f"The adapter for {self.name} keeps weights, not factors; use form='weights'."

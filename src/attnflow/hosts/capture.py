@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack, overload
 
@@ -14,7 +14,13 @@ from attnflow.errors import InputError, TokensError, UnsupportedModelError, shor
 from attnflow.errors.arguments import checked_arguments
 from attnflow.hosts.adapter import Batch
 from attnflow.hosts.balanced import balanced
-from attnflow.hosts.factored import Form, capture_in_factors, chosen_form, single_example
+from attnflow.hosts.factored import (
+    Form,
+    Result,
+    capture_in_factors,
+    chosen_form,
+    single_example,
+)
 from attnflow.hosts.forward_pass import ForwardPass, check_layers, check_size
 from attnflow.hosts.images import image_of
 from attnflow.hosts.input_leaves import InputLeaves
@@ -36,7 +42,7 @@ from attnflow.hosts.scores import (
 )
 from attnflow.hosts.vision_language.composition import run_both_towers, two_tower_trace
 from attnflow.hosts.vision_language.towers import reads_images
-from attnflow.methods import Method, requirements_of
+from attnflow.methods import BalancedGradient, Method, requirements_of
 from attnflow.methods.mixing import Heads, checked_heads
 from attnflow.methods.products import score_gradients
 from attnflow.tokens.patches import Picture
@@ -135,9 +141,8 @@ def capture(
             f"capture() takes one example and got a batch of {batch.size}; prepared inputs of "
             "several are passed in a list: capture(model, [inputs])."
         )
-    traces = _traces(
-        loaded, batch, _request(methods, heads, record, answer, contrast, position, form)
-    )
+    request = _request(methods, heads, record, answer, contrast, position, form)
+    traces = _read(loaded, batch, request, lambda trace: trace)
     if several:
         return traces
     if image is None:
@@ -145,18 +150,22 @@ def capture(
     return replace(traces[0], provenance={**traces[0].provenance, **image.provenance})
 
 
-def capture_phrase(
+def read_phrases(
     model: ModelLike,
     inputs: Mapping[str, Any],
-    phrase: Sequence[TokenAt],
+    phrases: Sequence[Sequence[TokenAt]],
+    read: Callable[[AttentionTrace], Result],
     *,
     method: Method,
     contrast: int | None = None,
-) -> AttentionTrace:
-    """Record what a method requires to explain some tokens, each with its predicting position."""
+) -> list[Result]:
+    """Read what a method requires to explain phrases: tokens, each with its predicting position.
+
+    Phrases share a forward pass where factors are kept. Each trace is read before the next is made.
+    """
     loaded = as_model(model)
-    request = replace(_request([method], contrast=contrast, form="auto"), phrase=tuple(phrase))
-    return _traces(loaded, batch_of(loaded, [inputs]), request)[0]
+    request = replace(_request([method], contrast=contrast, form="auto"), phrases=tuple(phrases))
+    return _read(loaded, batch_of(loaded, [inputs]), request, read)
 
 
 def batch_of(
@@ -188,7 +197,8 @@ class _Request:
     form: Form
     score: ScoreName = LOG_PROB
     needs_matrix: bool = False
-    phrase: tuple[TokenAt, ...] = ()
+    reads: str | None = None
+    phrases: tuple[Sequence[TokenAt], ...] = ()
 
     @property
     def measurements(self) -> tuple[str, ...]:
@@ -208,7 +218,7 @@ class _Request:
         single answer's probability is followed through the weights, but for balanced gradients.
         """
         beside = (
-            (None, None) if self.record == (BALANCED,) else (self.contrast, self.phrase or None)
+            (None, None) if self.record == (BALANCED,) else (self.contrast, self.phrases or None)
         )
         special = (self.position, *beside)
         return (
@@ -222,8 +232,8 @@ class _Request:
         """Return the scores where they are asked for: at a position, or of a phrase."""
         if self.position is not None:
             scores = [_scores_at(one, self.position, model) for one in scores]
-        if self.phrase:
-            scores = [phrase_scores(one, self.phrase, model) for one in scores]
+        if self.phrases:
+            scores = [phrase_scores(one, self.phrases[0], model) for one in scores]
         return scores
 
 
@@ -260,14 +270,20 @@ def _request(
                 f"{name}={shorten(value)} chooses what gradients are taken of; ask for them "
                 "with record=('gradients',)."
             )
-    return _Request(heads, names, answer, contrast, position, form, score, needs_matrix)
+    balanced_only = [m.readings for m in methods if isinstance(m, BalancedGradient)]
+    reads = "+".join(balanced_only) if len(balanced_only) == len(methods) and methods else None
+    if form == "factors":
+        reads = None
+    return _Request(heads, names, answer, contrast, position, form, score, needs_matrix, reads)
 
 
-def _traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrace]:
+def _read(
+    model: Model, batch: Batch, request: _Request, read: Callable[[AttentionTrace], Result]
+) -> list[Result]:
     if request.gradients:
         refuse_gradients(model.module)
     if reads_images(model.module, batch.inputs):
-        return _weight_traces(model, batch, request)
+        return _read_weights(model, batch, request, read)
     writes = model.adapter.supports_row_gradients(model.module)
     of_rows = bool({*_ROWS} & {*request.gradients})
     rows_of_others = of_rows and (request.score != LOG_PROB or not writes)
@@ -281,20 +297,31 @@ def _traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrac
         mixed=request.heads is not None,
     )
     if form == "weights":
-        return _weight_traces(model, batch, request)
+        return _read_weights(model, batch, request, read)
     answers = answers_for_each(request.answer, batch.size)
-    return [
+    parts = (
         capture_in_factors(
             model,
             single_example(batch, example),
+            read,
             gradient_kind=request.gradients[0] if request.gradients else None,
             answer=answer,
             contrast=request.contrast,
-            phrase=request.phrase,
+            phrases=request.phrases or ((),),
             score=request.score,
+            reads=request.reads if writes else None,
         )
         for example, answer in enumerate(answers)
-    ]
+    )
+    return [each for part in parts for each in part]
+
+
+def _read_weights(
+    model: Model, batch: Batch, request: _Request, read: Callable[[AttentionTrace], Result]
+) -> list[Result]:
+    """Read traces of weights, where every phrase has a pass of its own."""
+    apart = [replace(request, phrases=(phrase,)) for phrase in request.phrases] or [request]
+    return [read(trace) for each in apart for trace in _weight_traces(model, batch, each)]
 
 
 def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[AttentionTrace]:
@@ -305,7 +332,7 @@ def _weight_traces(model: Model, batch: Batch, request: _Request) -> list[Attent
     """
     module, adapter = model.module, model.adapter
     two_towers = reads_images(module, batch.inputs)
-    by_rows = not (two_towers or request.phrase) and adapter.supports_row_gradients(module)
+    by_rows = not (two_towers or request.phrases) and adapter.supports_row_gradients(module)
     of_rows = tuple(name for name in request.gradients if name in _ROWS) if by_rows else ()
     rest = tuple(name for name in request.gradients if name not in of_rows)
     plain = tuple(name for name in rest if name not in _FAIR)

@@ -6,10 +6,10 @@ model's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -32,47 +32,71 @@ if TYPE_CHECKING:
 
 _MOST_WEIGHTS = 4 * 2**30  # bytes of weights from which factors are kept instead
 
+Result = TypeVar("Result")
 Form = Literal["auto", "weights", "factors"]
 
 
 def capture_in_factors(
     model: Model,
     batch: Batch,
+    read: Callable[[FactoredTrace], Result],
     *,
     gradient_kind: str | None,
     answer: Choice,
     contrast: int | str | None = None,
-    phrase: Sequence[TokenAt] = (),
+    phrases: Sequence[Sequence[TokenAt]] = ((),),
     score: ScoreName,
-) -> FactoredTrace:
-    """Return the trace of one example in factors; of a phrase where that is asked for."""
+    reads: str | None = None,
+) -> list[Result]:
+    """Return what is read of the trace of one example in factors, for each phrase of its answer.
+
+    All phrases share one forward pass. reads: which readings of balanced gradients are all that is
+    asked for, so that a long text keeps no factors; None where others may follow.
+    """
     module, adapter = model.module, model.adapter
     length = next(iter(batch.inputs.values())).shape[1]
+    results = []
     with told_memory(module, length), at_rest(module), torch.set_grad_enabled(bool(gradient_kind)):
         inputs = {name: ordinary(tensor) for name, tensor in batch.inputs.items()}
-        scored = length - min((row for row, _ in phrase), default=length - 1)
+        first = min((row for phrase in phrases for row, _ in phrase), default=length - 1)
+        options = {} if gradient_kind is None else _long_text(module, length, reads)
         run = adapter.run_in_factors(
-            module,
-            inputs,
-            gradient_kind,
-            scored=scored,
-            computes_again=gradient_kind is not None and _exceeds_memory(module, length),
+            module, inputs, gradient_kind, scored=length - first, **options
         )
         run.recording.check()
-        scores = _scores(model, run.outputs, batch, length, phrase)
-        if gradient_kind is not None:
-            explained = choose_answers([scores], answer, module, contrast)
-        if gradient_kind in (GRADIENTS, BALANCED):
-            run.go_back(explained.total(score))
-        elif gradient_kind is not None:
-            run.go_back_by_rows(batch.inputs["input_ids"][0], explained.choices[0])
-    recording: FactorRecording = run.recording
-    check_layers(model, len(recording.numbers))
-    about = provenance_of(module, str(recording.dtype).removeprefix("torch."))
-    if gradient_kind in (GRADIENTS, BALANCED) and scores is not None:
-        about["gradients_of"] = explained.labels()[0]
-    if phrase:
-        about[ANSWER_ROWS] = [row for row, _ in phrase]
+        check_layers(model, len(run.recording.numbers))
+        for number, phrase in enumerate(phrases, start=1):
+            about: dict[str, Any] = {}
+            scores = _scores(model, run.outputs, batch, length, phrase)
+            if gradient_kind is not None:
+                explained = choose_answers([scores], answer, module, contrast)
+            if gradient_kind in (GRADIENTS, BALANCED):
+                if run.recording.rows is not None and scores is not None:
+                    rows = [row for row, _ in phrase] or [scores.position]
+                    run.recording.rows = tuple(rows)
+                run.go_back(explained.total(score), last=number == len(phrases))
+                about["gradients_of"] = explained.labels()[0]
+            elif gradient_kind is not None:
+                run.go_back_by_rows(batch.inputs["input_ids"][0], explained.choices[0])
+            if phrase:
+                about[ANSWER_ROWS] = [row for row, _ in phrase]
+            with torch.no_grad():
+                trace = _trace(model, batch, run.recording, scores, gradient_kind, about)
+                results.append(read(trace))
+    return results
+
+
+def _trace(
+    model: Model,
+    batch: Batch,
+    recording: FactorRecording,
+    scores: Scores | None,
+    gradient_kind: str | None,
+    about: dict[str, Any],
+) -> FactoredTrace:
+    """Return the trace of what was recorded, up to the latest way back."""
+    length = next(iter(batch.inputs.values())).shape[1]
+    dtype = str(recording.dtype).removeprefix("torch.")
     if recording.uncovered:
         about["plain_gradients"] = sorted(recording.uncovered)
     measured = None
@@ -81,28 +105,43 @@ def capture_in_factors(
         for row, relevance in zip(streams, recording.relevance, strict=False):
             row[:] = relevance.double().cpu().numpy()
         measured = {BALANCED_INPUTS: streams}
-    with torch.no_grad():
-        return FactoredTrace(
-            recording.layers(),
-            adapter.name_positions(module, model.tokenizer, batch, 0, length),
-            layers=layer_numbers(recording.numbers),
-            kind="causal" if recording.causal else "bidirectional",
-            prediction=None if scores is None else scores.prediction(),
-            gradient_kind=gradient_kind,
-            measured=measured,
-            provenance=about,
-        )
+    return FactoredTrace(
+        recording.layers(),
+        model.adapter.name_positions(model.module, model.tokenizer, batch, 0, length),
+        layers=layer_numbers(recording.numbers),
+        kind="causal" if recording.causal else "bidirectional",
+        prediction=None if scores is None else scores.prediction(),
+        gradient_kind=gradient_kind,
+        measured=measured,
+        provenance={**provenance_of(model.module, dtype), **about},
+    )
 
 
-def _exceeds_memory(model: nn.Module, length: int) -> bool:
-    """Return whether what all blocks compute takes too much of the memory to be kept at once."""
+def _long_text(model: nn.Module, length: int, reads: str | None) -> dict[str, Any]:
+    """Return what a text keeps for the way back, by the memory that it would take."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    numbers = length * text.num_hidden_layers * (12 * text.hidden_size + 5 * inner)
-    device, size = device_of(model), next(model.parameters()).element_size()
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
-    return numbers * size > free / 2
+    size = length * next(model.parameters()).element_size()
+    block = size * (12 * text.hidden_size + 5 * inner)
+    device, free = device_of(model), free_memory()
+    if device.type == "cuda":  # what torch holds for later is as good as free
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        free -= torch.cuda.memory_allocated(device)
+    if not _exceeds(block * text.num_hidden_layers, free):
+        return {}
+    options: dict[str, Any] = {"computes_again": True}
+    if reads is not None:
+        options |= {"rows": (), "keys": "keys" in reads}
+        # the input of each block, and what its attention gave, beside one block computed again
+        outputs = 2 * size * text.hidden_size * text.num_hidden_layers
+        options["on_host"] = device.type == "cuda" and outputs + 1.5 * block > free
+    return options
+
+
+def _exceeds(size: float, free: float) -> bool:
+    """Return whether what all blocks compute takes too much of the memory to be kept at once."""
+    return size > free / 2
 
 
 def _scores(

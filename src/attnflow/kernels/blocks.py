@@ -1,4 +1,5 @@
-"""The three products as blocks of torch: on any device, in memory that grows with n, not n².
+"""The products, and attention itself, as blocks of torch: on any device, in memory that grows with
+n, not n².
 
 A block of weights is `exp(scores - log-sum-exp)`: with each row's log-sum-exp at hand no row need
 be complete to be right. Heads are summed within a block, so the product with the vectors is made
@@ -60,6 +61,62 @@ def gradient_rows_down(layer: Factors, sums: Tensor, vectors: Tensor, shares: Te
     return product
 
 
+def attend(layer: Factors, value: Tensor) -> tuple[Tensor, Tensor]:
+    """`(heads, n, value width)` and `(heads, n)`: the output, and each row's log-sum-exp."""
+    shape = (layer.heads, layer.length, value.shape[2])
+    output = torch.zeros(shape, device=value.device)
+    sums = torch.full(shape[:2], _EMPTY, device=value.device)
+    if layer.sink is not None:  # it takes part in the sum and adds nothing
+        sums = layer.sink.float()[:, None].to(value.device).repeat(1, layer.length)
+    for rows, columns in _tiles(layer):
+        scores = _scores(layer, rows, columns)
+        before = sums[:, rows].clone()
+        sums[:, rows] = torch.logaddexp(before, scores.logsumexp(dim=-1))
+        weights = scores.sub_(sums[:, rows, None]).exp_()
+        output[:, rows] *= (before - sums[:, rows]).exp_()[..., None]
+        output[:, rows] += _ungrouped(weights, value[:, columns].float())
+    blind = sums < _EMPTY / 2
+    return output.masked_fill_(blind[..., None], 0.0).to(value.dtype), sums.masked_fill_(blind, 0.0)
+
+
+def attend_back(
+    layer: Factors, sums: Tensor, output: Tensor, *, secant: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values, each of its own shape, in float32.
+
+    With s = scale q_i·k_j, c(s) = s or its soft cap, P_ij = exp(c(s_ij) - L_i), L_i the log-sum-exp
+    of a row and its sink, o_i = Σ_j P_ij v_j, and g_i the gradient of o_i:
+
+        dv_j  = Σ_i P_ij g_i
+        dP_ij = g_i · v_j
+        dc_ij = P_ij (dP_ij - Σ_k P_ik dP_ik) = P_ij (g_i · v_j - g_i · o_i)
+        ds_ij = slope(s_ij) dc_ij
+        dq_i  = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i
+
+    A sink has no value, so that o_i and with it the last term need none of it. The rules of
+    balanced gradients change only this: weights × values and queries × keys are products of two,
+    of which each factor has half, so that values get a half of dv, queries and keys a quarter of dq
+    and dk (½ of P's half). These are factors of the results, which whoever asks puts on
+    (`hosts.balanced.attention_shares`). The softmax keeps its derivative. A soft cap is a function
+    of one number, so that its slope is c(s) / s (`secant`), where the derivative is 1 - tanh²(s/c).
+    """
+    value, gradient = layer.gradient_factors()
+    through = (gradient.float() * output.float()).sum(dim=-1)
+    query_gradient, key_gradient, value_gradient = (
+        torch.zeros_like(part, dtype=torch.float32) for part in (layer.query, layer.key, value)
+    )
+    for rows, columns in _tiles(layer):
+        weights = _weights(layer, sums, rows, columns)
+        upper = gradient[:, rows].float()
+        value_gradient[:, columns] += _grouped_sum(weights, upper, len(value))
+        scores = weights.mul_(_changes(layer, rows, columns).sub_(through[:, rows, None]))
+        if layer.softcap is not None:
+            scores = scores.mul_(_slopes(layer, rows, columns, secant))
+        query_gradient[:, rows] += _ungrouped(scores, layer.key[:, columns].float())
+        key_gradient[:, columns] += _grouped_sum(scores, layer.query[:, rows].float(), len(value))
+    return query_gradient.mul_(layer.scale), key_gradient.mul_(layer.scale), value_gradient
+
+
 def weight_rows(
     layer: Factors, sums: Tensor, rows: Tensor, *, with_gradient: bool = False
 ) -> Tensor:
@@ -70,6 +127,22 @@ def weight_rows(
     every = slice(0, layer.length)
     weights = _scores(layer, rows, every).sub_(sums[..., None]).exp_()
     return weights.mul_(_changes(layer, rows, every)) if with_gradient else weights
+
+
+def score_rows(layer: Factors, sums: Tensor, rows: Tensor) -> Tensor:
+    """`(rows, n)`: the gradient of these rows' scores where positive, the mean over heads.
+
+    A weight is raised at the others' cost: what a row would have gained by them is taken off.
+    sums: (heads, rows), the log-sum-exp of these rows.
+    """
+    step = max(1, _NUMBERS_ON_DEVICE // (layer.heads * layer.length))
+    parts = []
+    for places, totals in zip(rows.split(step), sums.split(step, dim=1), strict=True):
+        weights = weight_rows(layer, totals, places)
+        products = _changes(layer, places, slice(0, layer.length)).mul_(weights)
+        gained = products.sum(dim=-1, keepdim=True)
+        parts.append(products.sub_(weights.mul_(gained)).clamp_(min=0).mean(dim=0))
+    return torch.cat(parts)
 
 
 def row_sums(layer: Factors, rows: Tensor) -> Tensor:
@@ -128,10 +201,22 @@ def _scores(layer: Factors, rows: Rows, columns: slice) -> Tensor:
 
 
 def _raw_scores(layer: Factors, rows: Rows, key: Tensor) -> Tensor:
-    scores = _grouped_product(layer.query[:, rows].float() * layer.scale, key.float())
+    scores = _uncapped(layer, rows, key)
     if layer.softcap is None:
         return scores
     return scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
+
+
+def _uncapped(layer: Factors, rows: Rows, key: Tensor) -> Tensor:
+    return _grouped_product(layer.query[:, rows].float() * layer.scale, key.float())
+
+
+def _slopes(layer: Factors, rows: Rows, columns: slice, secant: bool) -> Tensor:
+    """`(heads, rows, columns)`: how far a capped score follows the score itself."""
+    x = _uncapped(layer, rows, layer.key[:, columns]).div_(layer.softcap or 1.0)
+    if secant:
+        return torch.where(x == 0, 1.0, x.tanh() / x)
+    return 1 - x.tanh_().square_()
 
 
 def _grouped_product(rows: Tensor, columns: Tensor) -> Tensor:
@@ -139,6 +224,18 @@ def _grouped_product(rows: Tensor, columns: Tensor) -> Tensor:
     heads, count, width = rows.shape
     grouped = rows.reshape(len(columns), heads // len(columns) * count, width)
     return (grouped @ columns.transpose(1, 2)).view(heads, count, columns.shape[1])
+
+
+def _ungrouped(block: Tensor, columns: Tensor) -> Tensor:
+    """`(heads, rows, width)` of (heads, rows, columns) and (key heads, columns, width)."""
+    heads, count, _ = block.shape
+    return (block.view(len(columns), -1, block.shape[2]) @ columns).view(heads, count, -1)
+
+
+def _grouped_sum(block: Tensor, rows: Tensor, key_heads: int) -> Tensor:
+    """`(key heads, columns, width)`: (heads, rows, columns) turned times (heads, rows, width)."""
+    turned = block.view(key_heads, -1, block.shape[2]).transpose(1, 2)
+    return turned @ rows.reshape(key_heads, -1, rows.shape[2])
 
 
 def _unseen(layer: Factors, rows: Rows, columns: slice) -> Tensor | None:

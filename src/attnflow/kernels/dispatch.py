@@ -38,6 +38,14 @@ class Products(Protocol):
     ) -> Tensor:
         """`(targets, n)`: vectors times the mean of relu(A ⊙ ∇A)."""
 
+    def attend(self, layer: Factors, value: Tensor) -> tuple[Tensor, Tensor]:
+        """`(heads, n, value width)` and `(heads, n)`: the output, and each row's log-sum-exp."""
+
+    def attend_back(
+        self, layer: Factors, sums: Tensor, output: Tensor, *, secant: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of queries, keys and values from that of the output."""
+
 
 class _Loops:
     """The reference, taken from and given back as tensors."""

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnflow.errors import MatrixError, shorten
 from attnflow.kernels import blocks
 from attnflow.kernels.dispatch import WAYS, Way, products_of, way_for
 from attnflow.kernels.factors import Factors
@@ -90,11 +92,28 @@ class FactoredLayer:
 
     def weight_rows(self, rows: Rows, *, with_gradient: bool = False) -> NDArray[np.float32]:
         """`(heads, rows, n)`: the weights of these rows, each times its gradient where asked."""
-        places = torch.as_tensor(np.asarray(rows), device=self.factors.query.device)
-        few = self._sums is None and len(places) < _FEW_ROWS
-        sums = blocks.row_sums(self.factors, places) if few else self.sums[:, places]
+        sums, places = self._row_sums(rows)
         weights = blocks.weight_rows(self.factors, sums, places, with_gradient=with_gradient)
         return weights.cpu().numpy()
+
+    def mean_rows(self, rows: Rows) -> NDArray[np.float32]:
+        """`(rows, n)`: the weights of these rows, the mean over heads."""
+        return self.weight_rows(rows).mean(axis=0)
+
+    def score_rows(self, rows: Rows) -> NDArray[np.float32]:
+        """`(rows, n)`: the gradient of these rows' scores where positive, the mean over heads."""
+        return blocks.score_rows(self.factors, *self._row_sums(rows)).cpu().numpy()
+
+    def gradient_sums(self) -> NDArray[np.float32]:
+        """`(n,)`: the sum over all rows of `relu(A ⊙ ∇A)`, the mean over heads."""
+        ones = torch.ones(1, self.length, device=self.factors.query.device)
+        return self.times_gradient(ones, (1 / self.heads,) * self.heads)[0].cpu().numpy()
+
+    def _row_sums(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """`(heads, rows)`, the log-sum-exp of these rows, and the rows as a tensor."""
+        places = torch.as_tensor(np.asarray(rows), device=self.factors.query.device)
+        few = self._sums is None and len(places) < _FEW_ROWS
+        return blocks.row_sums(self.factors, places) if few else self.sums[:, places], places
 
     def unit_rows(self, rows: Rows) -> Tensor:
         """`(rows, n)`: 1 at each row's own position."""
@@ -188,6 +207,53 @@ class FactoredLayer:
         sums = products_of(self._way).log_sum_exp(rest)
         visible = blocks.sees_something(rest)
         return shares @ ((sums - self.sums).exp() * visible).double()
+
+
+class ReadLayer:
+    """What a backward pass read of a layer while its factors were there; they are not kept.
+
+    rows: the positions whose answer was explained. keys: whether all rows are summed too.
+    """
+
+    def __init__(self, layer: FactoredLayer, rows: Sequence[int], *, keys: bool) -> None:
+        self.heads, self.length, self.way = layer.heads, layer.length, layer.way
+        self._rows = tuple(rows)
+        self._weights, self._scores = layer.mean_rows(rows), layer.score_rows(rows)
+        self._sums = layer.gradient_sums() if keys else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is kept."""
+        return self._weights.nbytes + self._scores.nbytes
+
+    def mean_rows(self, rows: Rows) -> NDArray[np.float32]:
+        """`(rows, n)`: the weights of these rows, the mean over heads."""
+        return self._weights[self._places(rows)]
+
+    def score_rows(self, rows: Rows) -> NDArray[np.float32]:
+        """`(rows, n)`: the gradient of these rows' scores where positive, the mean over heads."""
+        return self._scores[self._places(rows)]
+
+    def gradient_sums(self) -> NDArray[np.float32]:
+        """`(n,)`: the sum over all rows of `relu(A ⊙ ∇A)`, the mean over heads."""
+        return self.missing("the sums over all rows") if self._sums is None else self._sums
+
+    def _places(self, rows: Rows) -> list[int]:
+        if not set(rows) <= set(self._rows):
+            return self.missing(f"rows of other positions than {shorten(list(self._rows))}")
+        return [self._rows.index(int(row)) for row in rows]
+
+    def missing(self, name: str) -> Any:
+        """Raise, and say what of a long text is not kept."""
+        raise MatrixError(
+            f"Of a text this long only what its own method reads is kept, without {name}. Capture "
+            "it for the other method alone, or with form='factors' where memory allows it."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.missing("its queries and keys")
 
 
 def aside(numbers: Tensor) -> Tensor:

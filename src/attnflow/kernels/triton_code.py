@@ -245,3 +245,155 @@ def rows_down_kernel(
             product = tl.dot(p.to(r.dtype), r, product, input_precision=PRECISION)
     places = out + (part * count + targets[None, :]) * n + keys[:, None]
     tl.store(places, product, mask=(keys[:, None] < n) & (targets[None, :] < count))
+
+
+@triton.jit
+def attend_kernel(
+    query, key, value, sink, hidden, out, sums, n, width, value_width, scale2, cap2, before, after,
+    sqh, sqn, sqd, skh, skn, skd, svh, svn, svd,
+    GROUPS: tl.constexpr, D: tl.constexpr, V: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, HIDDEN: tl.constexpr, CAPPED: tl.constexpr,
+    SINK: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`out[heads, n, value width]` and, to base 2, `sums[heads, n]`: M queries stay, keys pass."""
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
+    head = tl.program_id(1).to(tl.int64)
+    rows = first + tl.arange(0, M)
+    q = _tile(query + head * sqh, rows, width, sqn, sqd, n, D, True)
+    largest = tl.full((M,), -1e30, tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    if SINK:  # it takes part in the sum and adds nothing
+        largest = tl.zeros((M,), tl.float32) + tl.load(sink + head)
+        total += 1.0
+    product = tl.zeros((M, V), tl.float32)
+    begin, end = 0, n
+    if BEFORE:
+        begin = tl.maximum(0, first - before) // N * N
+    if AFTER:
+        end = tl.minimum(n, first + M + after)
+    for start in tl.range(begin, end, N, num_stages=STAGES):
+        columns = start + tl.arange(0, N)
+        k = _tile(key + (head // GROUPS) * skh, columns, width, skn, skd, n, D, True)
+        v = _tile(value + (head // GROUPS) * svh, columns, value_width, svn, svd, n, V, True)
+        s = _log2_scores(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale2, cap2, CAPPED)
+        visible = _visible(rows[:, None], columns[None, :], n, before, after, hidden, BEFORE, AFTER,
+                           HIDDEN)  # fmt: skip
+        s = tl.where(visible, s, -1e30)
+        higher = tl.maximum(largest, tl.max(s, 1))
+        p = tl.where(visible, tl.exp2(s - higher[:, None]), 0.0)
+        shrunk = tl.exp2(largest - higher)
+        total = total * shrunk + tl.sum(p, 1)
+        product = product * shrunk[:, None]
+        product = tl.dot(p.to(v.dtype), v, product, input_precision=PRECISION)
+        largest = higher
+    some = total > 0
+    total = tl.where(some, total, 1.0)
+    places = head * n + rows
+    tl.store(sums + places, tl.where(some, largest + tl.log2(total), 0.0), mask=rows < n)
+    columns = tl.arange(0, V)
+    places = out + places[:, None] * value_width + columns[None, :]
+    inside = (rows[:, None] < n) & (columns[None, :] < value_width)
+    tl.store(places, (product / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _back_tile(
+    q, k, v, g, lse, through, rows, keys, hidden, n, scale2, cap2, before, after,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, HIDDEN: tl.constexpr, CAPPED: tl.constexpr,
+    SECANT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Weights of these rows on these keys, and the gradient of their scores before the scale.
+
+    Both broadcast against each other: (keys, rows) where rows lie along the second axis.
+    """
+    products = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    s = _log2_scores(products, scale2, cap2, CAPPED)
+    visible = _visible(rows[None, :], keys[:, None], n, before, after, hidden, BEFORE, AFTER,
+                       HIDDEN)  # fmt: skip
+    p = tl.where(visible, tl.exp2(s - lse[None, :]), 0.0)
+    change = tl.dot(v, tl.trans(g), input_precision=PRECISION)
+    ds = p * (change - through[None, :])
+    if CAPPED:
+        bent = s / cap2  # tanh(s / cap)
+        if SECANT:
+            x = products * scale2 * 0.6931471805599453
+            small = tl.abs(x) < 1e-3  # where tanh x is x to seven digits
+            ds = ds * tl.where(small, 1.0, bent / tl.where(small, 1.0, x))
+        else:
+            ds = ds * (1 - bent * bent)
+    return p, ds
+
+
+@triton.jit
+def attend_back_kernel(
+    query, key, value, gradient, sums, through, hidden, out, value_out,
+    n, width, value_width, scale2, cap2, before, after,
+    sqh, sqn, sqd, skh, skn, skd, svh, svn, svd, sgh, sgn, sgd,
+    GROUPS: tl.constexpr, D: tl.constexpr, V: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, HIDDEN: tl.constexpr, CAPPED: tl.constexpr,
+    SECANT: tl.constexpr, OF_KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`blocks.attend_back`, where it is derived, before the scale.
+
+    OF_KEYS: N keys stay and the queries of all heads that share them pass: gradients of keys and
+    values. Else M queries stay and keys pass: gradients of queries. Scores are formed twice, and no
+    two programs write to the same place, so that results do not depend on their order.
+    """
+    if OF_KEYS:
+        part = tl.program_id(1).to(tl.int64)
+        first = tl.program_id(0) * N
+        keys = first + tl.arange(0, N)
+        k = _tile(key + part * skh, keys, width, skn, skd, n, D, True)
+        v = _tile(value + part * svh, keys, value_width, svn, svd, n, V, True)
+        of_keys = tl.zeros((N, D), tl.float32)
+        of_values = tl.zeros((N, V), tl.float32)
+        begin, end = 0, n
+        if AFTER:
+            begin = tl.maximum(0, first - after) // M * M
+        if BEFORE:
+            end = tl.minimum(n, first + N + before)
+        for h in range(GROUPS):
+            head = part * GROUPS + h
+            for start in tl.range(begin, end, M, num_stages=STAGES):
+                rows = start + tl.arange(0, M)
+                q = _tile(query + head * sqh, rows, width, sqn, sqd, n, D, True)
+                g = _tile(gradient + head * sgh, rows, value_width, sgn, sgd, n, V, True)
+                lse = tl.load(sums + head * n + rows, mask=rows < n, other=1e30)
+                own = tl.load(through + head * n + rows, mask=rows < n, other=0.0)
+                p, ds = _back_tile(q, k, v, g, lse, own, rows, keys, hidden, n, scale2, cap2,
+                                   before, after, BEFORE, AFTER, HIDDEN, CAPPED, SECANT,
+                                   PRECISION)  # fmt: skip
+                of_values = tl.dot(p.to(g.dtype), g, of_values, input_precision=PRECISION)
+                of_keys = tl.dot(ds.to(q.dtype), q, of_keys, input_precision=PRECISION)
+        columns = tl.arange(0, V)
+        places = value_out + (part * n + keys[:, None]) * value_width + columns[None, :]
+        inside = (keys[:, None] < n) & (columns[None, :] < value_width)
+        tl.store(places, of_values.to(value_out.dtype.element_ty), mask=inside)
+        stay, result = keys, of_keys
+    else:
+        part = tl.program_id(1).to(tl.int64)
+        first = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
+        rows = first + tl.arange(0, M)
+        q = _tile(query + part * sqh, rows, width, sqn, sqd, n, D, True)
+        g = _tile(gradient + part * sgh, rows, value_width, sgn, sgd, n, V, True)
+        lse = tl.load(sums + part * n + rows, mask=rows < n, other=1e30)
+        own = tl.load(through + part * n + rows, mask=rows < n, other=0.0)
+        of_queries = tl.zeros((M, D), tl.float32)
+        begin, end = 0, n
+        if BEFORE:
+            begin = tl.maximum(0, first - before) // N * N
+        if AFTER:
+            end = tl.minimum(n, first + M + after)
+        for start in tl.range(begin, end, N, num_stages=STAGES):
+            keys = start + tl.arange(0, N)
+            k = _tile(key + (part // GROUPS) * skh, keys, width, skn, skd, n, D, True)
+            v = _tile(value + (part // GROUPS) * svh, keys, value_width, svn, svd, n, V, True)
+            p, ds = _back_tile(q, k, v, g, lse, own, rows, keys, hidden, n, scale2, cap2,
+                               before, after, BEFORE, AFTER, HIDDEN, CAPPED, SECANT,
+                               PRECISION)  # fmt: skip
+            of_queries = tl.dot(tl.trans(ds.to(k.dtype)), k, of_queries, input_precision=PRECISION)
+        stay, result = rows, of_queries
+    columns = tl.arange(0, D)
+    places = out + (part * n + stay[:, None]) * width + columns[None, :]
+    inside = (stay[:, None] < n) & (columns[None, :] < width)
+    tl.store(places, result.to(out.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""The three products as Triton kernels, for CUDA.
+"""The products, and attention itself, as Triton kernels, for CUDA.
 
 All of them walk over tiles of scores and never store one. A program holds the tiles of several
 query heads that share a key head: it sums their weights in registers, and multiplies the sum with
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -20,7 +20,15 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from attnflow.kernels.factors import Factors
-from attnflow.kernels.triton_code import log_sum_exp_kernel, rows_down_kernel, spans_up_kernel
+from attnflow.kernels.triton_code import (
+    attend_back_kernel,
+    attend_kernel,
+    log_sum_exp_kernel,
+    rows_down_kernel,
+    spans_up_kernel,
+)
+
+Result = TypeVar("Result")
 
 _LOG2E = 1.4426950408889634
 _NOTHING = 1e30  # subtracted from a score in place of a log-sum-exp: the weight is then 0
@@ -47,6 +55,8 @@ class Tiles:
 SPANS_UP = Tiles(128, 64, heads=4, warps=8, stages=3)
 ROWS_DOWN = Tiles(128, 64, heads=4, warps=8, stages=2)
 GRADIENT_ROWS_DOWN = Tiles(128, 64, heads=2, warps=8, stages=2)
+ATTEND = Tiles(128, 64, warps=8, stages=3)
+ATTEND_BACK = Tiles(64, 64, warps=4, stages=2)
 # For wider heads, smaller chips and float32, whose tiles take more memory.
 _SMALLER = (Tiles(64, 64, heads=2, warps=4, stages=2), Tiles(64, 32, heads=1, warps=4, stages=1))
 _SMALLEST = Tiles(32, 32, heads=1, warps=4, stages=1)
@@ -65,6 +75,73 @@ def log_sum_exp(layer: Factors) -> Tensor:
     )  # fmt: skip
     sums = out / _LOG2E
     return sums if layer.sink is None else torch.logaddexp(sums, layer.sink.float()[:, None])
+
+
+def attend(layer: Factors, value: Tensor, tiles: Tiles | None = None) -> tuple[Tensor, Tensor]:
+    """`(heads, n, value width)` and `(heads, n)`: the output, and each row's log-sum-exp."""
+    return _fitting(tiles, ATTEND, layer, partial(_attend, layer, value))
+
+
+def _attend(layer: Factors, value: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    n, width, value_width = *layer.query.shape[1:], value.shape[2]
+    out = value.new_empty(layer.heads, n, value_width)
+    sums = torch.empty(layer.heads, n, device=value.device, dtype=torch.float32)
+    sink = sums if layer.sink is None else (layer.sink.float() * _LOG2E).to(value.device)
+    attend_kernel[(triton.cdiv(n, tiles.stationary), layer.heads)](
+        layer.query, layer.key, value, sink, _hidden(layer), out, sums, n, width, value_width,
+        *_scales(layer), *_reach(layer),
+        *layer.query.stride(), *layer.key.stride(), *value.stride(),
+        GROUPS=layer.groups, D=_padded(width), V=_padded(value_width), M=tiles.stationary,
+        N=tiles.moving, SINK=layer.sink is not None, STAGES=tiles.stages, num_warps=tiles.warps,
+        **_flags(layer),
+    )  # fmt: skip
+    return out, sums.div_(_LOG2E)
+
+
+def attend_back(
+    layer: Factors,
+    sums: Tensor,
+    output: Tensor,
+    *,
+    secant: bool = False,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values, as `blocks.attend_back` derives them."""
+    value, gradient = layer.gradient_factors()
+    through = (gradient * output).sum(dim=-1, dtype=torch.float32).contiguous()
+    sums = (sums * _LOG2E).contiguous()
+    query, key, values = (
+        torch.empty(part.shape, device=part.device, dtype=part.dtype)
+        for part in (layer.query, layer.key, value)
+    )
+    for_keys = partial(_back, layer, sums, through, secant, (key, values))
+    for_queries = partial(_back, layer, sums, through, secant, (query, query))
+    for launch in (for_keys, for_queries):
+        _fitting(tiles, ATTEND_BACK, layer, launch)
+    return query.mul_(layer.scale), key.mul_(layer.scale), values
+
+
+def _back(
+    layer: Factors,
+    sums: Tensor,
+    through: Tensor,
+    secant: bool,
+    outs: tuple[Tensor, Tensor],
+    tiles: Tiles,
+) -> None:
+    value, gradient = layer.gradient_factors()
+    n, width = layer.query.shape[1:]
+    of_keys = outs[0] is not outs[1]
+    stay, move = tiles.stationary, tiles.moving
+    grid = (triton.cdiv(n, stay), outs[0].shape[0])
+    attend_back_kernel[grid](
+        layer.query, layer.key, value, gradient, sums, through, _hidden(layer), *outs,
+        n, width, value.shape[2], *_scales(layer), *_reach(layer),
+        *layer.query.stride(), *layer.key.stride(), *value.stride(), *gradient.stride(),
+        GROUPS=layer.groups, D=_padded(width), V=_padded(value.shape[2]),
+        M=move if of_keys else stay, N=stay if of_keys else move, SECANT=secant, OF_KEYS=of_keys,
+        STAGES=tiles.stages, num_warps=tiles.warps, **_flags(layer),
+    )  # fmt: skip
 
 
 def spans_up(
@@ -144,8 +221,8 @@ def _rows_down(
 
 
 def _fitting(
-    tiles: Tiles | None, usual: Tiles, layer: Factors, launch: Callable[[Tiles], Tensor]
-) -> Tensor:
+    tiles: Tiles | None, usual: Tiles, layer: Factors, launch: Callable[[Tiles], Result]
+) -> Result:
     """The product with these tiles; else with the usual or the next smaller that the chip holds."""
     if tiles is not None:
         return launch(tiles)

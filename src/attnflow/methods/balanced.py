@@ -22,7 +22,7 @@ from attnflow.methods.base import (
     required,
 )
 from attnflow.methods.gradients import sink_of, without_sink
-from attnflow.methods.products import check_gradients, score_rows
+from attnflow.methods.products import check_gradients
 from attnflow.trace import AttentionTrace, FactoredTrace
 from attnflow.trace.extras import (
     ANSWER_ROWS,
@@ -153,7 +153,7 @@ def _answer_rows(trace: AttentionTrace, rows: list[int]) -> list[int]:
 def _rows_of(method: Method, trace: AttentionTrace, index: int, rows: list[int]) -> Values:
     if isinstance(trace, FactoredTrace):
         check_gradients(method, trace, BALANCED)
-        return score_rows(trace, index, rows)
+        return trace.factors[index].score_rows(rows).astype(np.float64)
     return required(method, trace, BALANCED_SCORES)[index, rows].astype(np.float64)
 
 
@@ -161,6 +161,4 @@ def _column_sums(method: Method, trace: AttentionTrace, index: int) -> Values:
     if not isinstance(trace, FactoredTrace):
         return required(method, trace, BALANCED)[index].sum(axis=0, dtype=np.float64)
     check_gradients(method, trace, BALANCED)
-    layer, shares = trace.factors[index], (1 / trace.heads,) * trace.heads
-    ones = layer.vectors(np.ones((1, trace.length)))
-    return np.asarray(layer.array(layer.times_gradient(ones, shares))[0], dtype=np.float64)
+    return trace.factors[index].gradient_sums().astype(np.float64)

@@ -239,7 +239,7 @@ def _mean_weights(trace: AttentionTrace, rows: list[int]) -> Matrix:
         return trace.weights[language_layers(trace)][:, :, rows].mean(axis=(0, 1))
     total = np.zeros((len(rows), trace.length))
     for layer in trace.factors:
-        total += layer.weight_rows(rows).mean(axis=0, dtype=np.float64)
+        total += layer.mean_rows(rows)
     return total / len(trace.factors)
 
 

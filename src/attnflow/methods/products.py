@@ -195,14 +195,6 @@ def score_gradients(weights: Any, products: Any) -> Any:
     return products - weights * products.sum(axis=-1, keepdims=True)
 
 
-def score_rows(trace: FactoredTrace, index: int, rows: Sequence[int] | NDArray[np.intp]) -> Matrix:
-    """Return these rows of one layer's gradient of scores where positive, `(rows, n)`."""
-    layer = trace.factors[index]
-    products = layer.weight_rows(rows, with_gradient=True)
-    gradients = score_gradients(layer.weight_rows(rows), products)
-    return mix_heads(np.maximum(gradients, 0)[None], "mean")[0]
-
-
 def _by_blocks(trace: FactoredTrace, rows_of: RowsOf) -> Step:
     """Return how vectors pass a matrix whose rows are formed some at a time."""
     block = max(1, _NUMBERS // (trace.heads * trace.length))

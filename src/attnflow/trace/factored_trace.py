@@ -191,6 +191,15 @@ class LayerFactors(Protocol):
     def weight_rows(self, rows: Rows, *, with_gradient: bool = False) -> NDArray[np.float32]:
         """`(heads, rows, n)`: the weights of these rows, each times its gradient where asked."""
 
+    def mean_rows(self, rows: Rows) -> NDArray[np.float32]:
+        """`(rows, n)`: the weights of these rows, the mean over heads."""
+
+    def score_rows(self, rows: Rows) -> NDArray[np.float32]:
+        """`(rows, n)`: the gradient of these rows' scores where positive, the mean over heads."""
+
+    def gradient_sums(self) -> NDArray[np.float32]:
+        """`(n,)`: the sum over all rows of `relu(A ⊙ ∇A)`, the mean over heads."""
+
     def unit_rows(self, rows: Rows) -> Any:
         """A vector for each of these rows, 1 at its own position."""
 

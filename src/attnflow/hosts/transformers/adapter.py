@@ -327,7 +327,7 @@ class TransformersAdapter(Adapter):
         gradient_kind: str | None = None,
         spans: Any = None,
         scored: int = 1,
-        computes_again: bool = False,
+        **options: Any,
     ) -> FactoredRun:
         """Through our attention function, which calls the fused kernel that torch would take."""
         host = self._watched(model, inputs)[0]
@@ -335,8 +335,8 @@ class TransformersAdapter(Adapter):
             gradients=gradient_kind is not None,
             own_rows=gradient_kind in (GRADIENT_ATTENTION, BALANCED_ROWS),
             balanced=gradient_kind in (BALANCED, BALANCED_ROWS),
-            computes_again=computes_again,
             spans=spans,
+            **options,
         )
         return FactoredRun(host, recording).run(inputs, scored)
 

@@ -9,7 +9,7 @@ so is a layer whose output at those rows is not what its factors give: nothing i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -31,11 +32,11 @@ from attnflow.hosts.balanced import (
 from attnflow.hosts.input_leaves import InputLeaves
 from attnflow.hosts.restore import Changes
 from attnflow.hosts.transformers.attention import AttentionCall, AttentionHandler, handle_attention
-from attnflow.hosts.transformers.fused import attend, constant_others, visible_keys
+from attnflow.hosts.transformers.fused import Attended, attend, constant_others, visible_keys
 from attnflow.hosts.transformers.row_gradients import log_probability
-from attnflow.kernels.blocks import row_sums, weight_rows
+from attnflow.kernels.blocks import weight_rows
 from attnflow.kernels.factors import Band, Factors
-from attnflow.kernels.layer import FactoredLayer, aside
+from attnflow.kernels.layer import FactoredLayer, ReadLayer, aside
 
 _ROWS_OF_SCORES = 512  # positions whose scores over the vocabulary are in memory at a time
 _CHECKED_ROWS = 6  # of every layer, spread over the text, at which factors are held to its output
@@ -54,17 +55,25 @@ class FactorRecording(AttentionHandler):
     of other positions constant, so that each row's gradient is that of its own answer. spans:
     passed by every layer as it runs, where nothing is to be kept. going_back: blocks are computed
     again for the backward pass, and are kept already. balanced: gradients are those of
-    `hosts.balanced`. computes_again: blocks keep their inputs only.
+    `hosts.balanced`. computes_again: blocks keep their inputs only, and what their attention gave.
+    rows: the positions whose rows are read on the way back, where no factors are kept. keys:
+    whether the sums over all rows are read beside them. on_host: what blocks keep waits in the
+    host's memory.
     """
 
     gradients: bool = False
     own_rows: bool = False
     balanced: bool = False
     computes_again: bool = False
+    on_host: bool = False
+    rows: tuple[int, ...] | None = None
+    keys: bool = False
     spans: Any = None
     going_back: bool = False
     factors: dict[nn.Module, Factors] = field(default_factory=dict)
     sums: dict[nn.Module, Tensor] = field(default_factory=dict)
+    attended: dict[nn.Module, Attended] = field(default_factory=dict)
+    read: dict[nn.Module, ReadLayer] = field(default_factory=dict)
     numbers: list[int | None] = field(default_factory=list)
     bands: dict[tuple[int, bool], Band] = field(default_factory=dict)
     differences: list[tuple[str, Tensor]] = field(default_factory=list)
@@ -74,17 +83,18 @@ class FactorRecording(AttentionHandler):
     dtype: torch.dtype = torch.float32
     causal: bool = False
 
-    def layers(self) -> list[FactoredLayer]:
+    def layers(self) -> Sequence[FactoredLayer | ReadLayer]:
         """Return every layer, in the order in which they ran."""
-        if self.gradients and any(layer.gradient is None for layer in self.factors.values()):
-            missing = sum(layer.gradient is None for layer in self.factors.values())
-            raise CaptureError(
-                f"The gradient did not reach {missing} of {len(self.factors)} layers with "
-                "attention, so a result would leave some of them out."
-            )
-        return [
-            FactoredLayer(layer, self.sums.get(module)) for module, layer in self.factors.items()
-        ]  # a layer that gave no sums computes them when they are needed
+        if self.gradients:
+            gradients = [self.read.get(m, layer.gradient) for m, layer in self.factors.items()]
+            if missing := sum(gradient is None for gradient in gradients):
+                raise CaptureError(
+                    f"The gradient did not reach {missing} of {len(self.factors)} layers with "
+                    "attention, so a result would leave some of them out."
+                )
+        if self.rows is not None:
+            return [self.read[module] for module in self.factors]
+        return [FactoredLayer(layer, self.sums[module]) for module, layer in self.factors.items()]
 
     def check(self) -> None:
         """Check that the factors gave every layer's own output; looked at once, at the end."""
@@ -126,28 +136,31 @@ class FactorRecording(AttentionHandler):
             return self._attend(call)
 
     def _attend(self, call: AttentionCall) -> Tensor:
-        sums: Tensor | None
         if self.balanced:
             query, key, value = attention_shares(call.query, call.key, call.value)
             call = replace(call, query=query, key=key, value=value)
         layer, value = self._factors(call), call.value[0]
+        known: Any = {"attended": self.attended.get(call.module)}
+        if self.gradients:
+            known["report"] = partial(self._add_gradient, call.module)
         if self.own_rows:
-            output, sums = constant_others(layer, value)
+            output, attended = constant_others(layer, value, **known)
         else:
-            output, sums = attend(layer, value)
+            output, attended = attend(layer, value, secant=self.balanced, **known)
         arranged = output[None].transpose(1, 2).contiguous()
         if self.going_back:
             return arranged
+        if self.computes_again:
+            output_kept = aside(attended.output) if self.on_host else attended.output
+            self.attended[call.module] = replace(attended, output=output_kept)
         plain = replace(layer, query=layer.query.detach(), key=layer.key.detach())
-        difference = _difference(plain, value.detach(), output.detach(), sums)
+        difference = _difference(plain, value.detach(), output.detach(), attended.sums)
         self.differences.append((type(call.module).__name__, difference))
         if self.gradients:
             plain = replace(plain, value=value.detach())
-        self._add(call, plain, sums)
+        self._add(call, plain, attended.sums)
         if self.spans is not None and self.spans.arrived:
             raise _SpansArrived
-        if self.gradients and arranged.requires_grad:
-            arranged.register_hook(partial(self._add_gradient, call.module))
         return arranged
 
     def _factors(self, call: AttentionCall) -> Factors:
@@ -169,7 +182,7 @@ class FactorRecording(AttentionHandler):
             query, key, scale=call.scaling, band=self.bands[place], softcap=call.softcap, sink=sink
         )
 
-    def _add(self, call: AttentionCall, layer: Factors, sums: Tensor | None) -> None:
+    def _add(self, call: AttentionCall, layer: Factors, sums: Tensor) -> None:
         """Keep one layer as it ran, or hand it on at once where spans go up."""
         module = call.module
         self.dtype, self.causal = layer.query.dtype, layer.band.after == 0
@@ -182,14 +195,19 @@ class FactorRecording(AttentionHandler):
                 f"{type(module).__name__} runs more than once in a pass, as layers that share "
                 "their parameters do; factors are kept once for each. Use form='weights'."
             )
-        self.factors[module] = layer
-        if sums is not None:
+        if self.rows is not None:  # there will be rows in the place of factors
+            empty = layer.query.new_empty(1, 0, 1)
+            layer = Factors(empty, empty, layer.scale)
+        else:
             self.sums[module] = aside(sums)
+        self.factors[module] = layer
 
-    def _add_gradient(self, module: nn.Module, gradient: Tensor) -> None:
-        """The gradient of a layer's output, (1, n, heads, width), as the backward pass meets it."""
-        layer = self.factors[module]
-        self.factors[module] = replace(layer, gradient=gradient[0].detach().transpose(0, 1))
+    def _add_gradient(self, module: nn.Module, layer: Factors, sums: Tensor) -> None:
+        """Keep a layer's values and the gradient of its output, as the backward pass meets it."""
+        if self.rows is not None:
+            self.read[module] = ReadLayer(FactoredLayer(layer, sums), self.rows, keys=self.keys)
+        else:
+            self.factors[module] = layer
 
 
 def _sampled(length: int, device: torch.device) -> Tensor:
@@ -216,11 +234,10 @@ def _band(module: nn.Module, mask: Any, length: int, causal: bool) -> Band:
     )
 
 
-def _difference(layer: Factors, value: Tensor, output: Tensor, sums: Tensor | None) -> Tensor:
+def _difference(layer: Factors, value: Tensor, output: Tensor, sums: Tensor) -> Tensor:
     """Return how far the factors' output is from the layer's own, as a share of its size."""
     rows = _sampled(layer.length, value.device)
-    totals = row_sums(layer, rows) if sums is None else sums[:, rows]
-    weights = weight_rows(layer, totals, rows)
+    weights = weight_rows(layer, sums[:, rows], rows)
     grouped = weights.view(len(value), -1, layer.length)
     # in the model's own numbers, as its attention multiplies: a device is slow at few long rows in
     # float32
@@ -258,7 +275,8 @@ def _compute_again(recording: FactorRecording, forward: Any, *args: Any, **optio
 
     On the way back it runs to its end: what brings offloaded parameters in takes them out there.
     """
-    with set_checkpoint_early_stop(False):
+    keeping = save_on_cpu(pin_memory=True) if recording.on_host else nullcontext()
+    with set_checkpoint_early_stop(False), keeping:
         return checkpoint(
             forward, *args, **options, context_fn=recording.contexts, use_reentrant=False
         )
@@ -299,11 +317,14 @@ class FactoredRun:
     def _keep_hidden(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.hidden = getattr(output, "last_hidden_state", None)
 
-    def go_back(self, root: Tensor, gradient: Tensor | None = None) -> None:
-        """Send a gradient down to the embedded tokens; keep each layer's on its way."""
+    def go_back(self, root: Tensor, gradient: Tensor | None = None, *, last: bool = True) -> None:
+        """Send a gradient down to the embedded tokens; keep each layer's on its way.
+
+        last: nobody goes back again after this.
+        """
         leaves = self.recording.inputs
         with _holding_factors(self.model, replace(self.recording, going_back=True)):
-            gradients = torch.autograd.grad(root, leaves.leaves, gradient)
+            gradients = torch.autograd.grad(root, leaves.leaves, gradient, not last)
         self.recording.relevance = [each[0] for each in leaves.relevance(gradients)]
 
     def go_back_by_rows(self, ids: Tensor, last: int) -> None:

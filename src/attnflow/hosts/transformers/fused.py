@@ -12,89 +12,173 @@ text (`constant_others`) or over the latest rows of one, or a model file's own e
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from attnflow.kernels.dispatch import products_of, way_for
+from attnflow.kernels.dispatch import Products, products_of, way_for
 from attnflow.kernels.factors import Band, Factors
 
 _FLASH, _CUDNN = 1, 3  # numbers of torch's own choice among its fused kernels
-_ROWS = 1024  # queries at a time where a window needs a mask
 
 
-def attend(layer: Factors, value: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return `(heads, n, value width)` and, where the kernel gives it, `(heads, n)` in float32.
+Gradients = tuple[Tensor, Tensor, Tensor]
 
-    layer: queries and keys of one example; gradients run through all three of them.
+
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """The output of one attention, (heads, n, value width), and the way back through it.
+
+    sums: (heads, n) in float32, each row's log-sum-exp. back: the gradients of queries, keys and
+    values, each of its own shape, from factors with values and the gradient of the output.
     """
-    special = layer.softcap is not None or layer.sink is not None
-    if special or layer.band not in (Band.causal(), Band()):
-        return _by_rows(layer, value), None
-    query, key, causal = layer.query[None], layer.key[None], layer.band.after == 0
-    values = value[None]
-    choose: Any = torch._fused_sdp_choice  # which fused kernel torch itself would take
-    options: dict[str, Any] = {"scale": layer.scale, "enable_gqa": layer.groups > 1}
-    choice = int(choose(query, key, values, None, 0.0, causal, **options))
-    if query.device.type == "cpu" and choice == _FLASH:
-        key, values = (x.repeat_interleave(layer.groups, dim=1) for x in (key, values))
+
+    output: Tensor
+    sums: Tensor
+    back: Callable[[Factors, Tensor], Gradients]
+
+
+class _Attention(torch.autograd.Function):
+    """Attention that a block which is computed again on the way back need not compute again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attended: Attended,
+        build: Callable[..., Factors],
+        report: Report | None,
+    ) -> Tensor:
+        output = attended.output.to(query.device, non_blocking=True)
+        # the output too: a block that is computed again finds it where it was put
+        ctx.save_for_backward(query, key, value, output)
+        ctx.back, ctx.sums, ctx.build, ctx.report = attended.back, attended.sums, build, report
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output = (part.detach() for part in ctx.saved_tensors)
+        layer = ctx.build(query, key, value=value, gradient=gradients[0])
+        if ctx.report is not None:
+            ctx.report(layer, ctx.sums)
+        return *ctx.back(layer, output), None, None, None
+
+
+Report = Callable[[Factors, Tensor], None]
+"""`report(layer, sums)`: told of a layer, its values and its output's gradient on the way back."""
+
+
+def attend(
+    layer: Factors,
+    value: Tensor,
+    *,
+    attended: Attended | None = None,
+    secant: bool = False,
+    report: Report | None = None,
+) -> tuple[Tensor, Attended]:
+    """Return `(heads, n, value width)`, through which gradients run, and what it was made of.
+
+    layer: queries and keys of one example. attended: what the same layer gave before, which is not
+    computed again. secant: the slope of a soft cap is that of balanced gradients.
+    """
+    if attended is None:
+        with torch.no_grad():
+            attended = _run(layer, value, secant)
+    options: dict[str, Any] = {"scale": layer.scale, "band": layer.band, "softcap": layer.softcap}
+    build = partial(Factors, **options, sink=layer.sink)
+    output: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+        layer.query, layer.key, value, attended, build, report
+    )
+    return output, attended
+
+
+def _run(layer: Factors, value: Tensor, secant: bool) -> Attended:
+    """Attend by the fused kernel that torch would take; by blocks of ours where it has none."""
+    query, key, values = layer.query[None], layer.key[None], value[None]
+    causal, device = layer.band.after == 0, query.device.type
+    choice = None
+    if layer.softcap is None and layer.sink is None and layer.band in (Band.causal(), Band()):
+        choose: Any = torch._fused_sdp_choice
+        options: dict[str, Any] = {"scale": layer.scale, "enable_gqa": layer.groups > 1}
+        choice = int(choose(query, key, values, None, 0.0, causal, **options))
+    rest: Any
+    if device == "cpu" and choice == _FLASH:
+        key, values = (_spread(x, layer) for x in (key, values))
         output, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, values, 0.0, causal, scale=layer.scale
         )
-    elif query.device.type == "cuda" and choice == _FLASH:
-        output, sums, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        back = partial(_back_on_cpu, sums)
+    elif device == "cuda" and choice == _FLASH:
+        output, sums, *rest, _ = torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, values, 0.0, causal, False, scale=layer.scale
         )
-    elif query.device.type == "cuda" and choice == _CUDNN:
-        output, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        back = partial(_back_by_flash, sums, rest)
+    elif device == "cuda" and choice == _CUDNN:
+        output, sums, *rest, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             query, key, values, None, True, 0.0, causal, False, scale=layer.scale
         )
+        back = partial(_back_by_cudnn, sums, rest)
     else:
-        output = functional.scaled_dot_product_attention(
-            query, key, values, is_causal=causal, **options
-        )
-        return output[0], None
-    return output[0], sums.detach().float().reshape(layer.heads, -1)[:, : layer.length]
+        products = products_of(way_for(query.device))
+        output, sums = products.attend(layer, value)
+        return Attended(output, sums, partial(_back_by_blocks, products, sums, secant))
+    return Attended(output[0], sums.float().reshape(layer.heads, -1)[:, : layer.length], back)
 
 
-def _by_rows(layer: Factors, value: Tensor) -> Tensor:
-    """Some queries at a time over the keys they see, each with a small mask."""
-    special = layer.softcap is not None or layer.sink is not None
-    step = max(1, 2**24 // (layer.heads * layer.length)) if special else _ROWS
-    parts = []
-    places = torch.arange(layer.length, device=value.device)
-    for first in range(0, layer.length, step):
-        last = min(first + step, layer.length)
-        begin, end = layer.band.keys_of(first, last, layer.length)
-        query = layer.query[:, first:last]
-        keys, values = (
-            x[:, begin:end].repeat_interleave(layer.groups, dim=0) for x in (layer.key, value)
-        )
-        visible = visible_keys(layer.band, places[first:last], places[begin:end])
-        if special:
-            parts.append(_special_rows(layer, query, keys, visible).to(value.dtype) @ values)
-        else:
-            parts.append(
-                functional.scaled_dot_product_attention(
-                    query[None], keys[None], values[None], attn_mask=visible, scale=layer.scale
-                )[0]
-            )
-    return torch.cat(parts, dim=1)
+def _spread(shared: Tensor, layer: Factors) -> Tensor:
+    """Keys or values for each query head."""
+    return shared.repeat_interleave(layer.groups, dim=1)
 
 
-def _special_rows(layer: Factors, query: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
-    """Return weights of capped scores, or beside a sink, which no fused kernel computes."""
-    scores = query @ keys.transpose(1, 2) * layer.scale
-    if layer.softcap is not None:
-        scores = layer.softcap * torch.tanh(scores / layer.softcap)
-    scores = scores.float().masked_fill(~visible, torch.finfo(torch.float32).min)
-    if layer.sink is not None:
-        column = layer.sink.float()[:, None, None].expand(-1, query.shape[1], 1)
-        scores = torch.cat([scores, column], dim=-1)
-    return scores.softmax(dim=-1)[..., : keys.shape[1]]
+def _back_by_blocks(
+    products: Products, sums: Tensor, secant: bool, layer: Factors, output: Tensor
+) -> Gradients:
+    gradients = products.attend_back(layer, sums, output, secant=secant)
+    parts = zip(gradients, (layer.query, layer.key, layer.gradient_factors()[0]), strict=True)
+    query, key, value = (gradient.to(part.dtype) for gradient, part in parts)
+    return query, key, value
+
+
+def _operands(layer: Factors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    value, gradient = layer.gradient_factors()
+    return gradient[None], layer.query[None], layer.key[None], value[None]
+
+
+def _back_on_cpu(sums: Tensor, layer: Factors, output: Tensor) -> Gradients:
+    gradient, query, key, value = _operands(layer)
+    key, value = (_spread(x, layer) for x in (key, value))
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradient, query, key, value, output[None], sums, 0.0, layer.band.after == 0,
+        scale=layer.scale,
+    )  # fmt: skip
+    of_query, *shared = (part[0] for part in gradients)
+    shape = (len(layer.key), layer.groups, layer.length, -1)
+    of_key, of_value = (part.reshape(shape).sum(dim=1) for part in shared)
+    return of_query, of_key, of_value
+
+
+def _back_by_flash(sums: Tensor, rest: Any, layer: Factors, output: Tensor) -> Gradients:
+    *lengths, seed, offset = rest
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        *_operands(layer), output[None], sums, *lengths, 0.0, layer.band.after == 0, seed, offset,
+        scale=layer.scale,
+    )  # fmt: skip
+    return gradients[0][0], gradients[1][0], gradients[2][0]
+
+
+def _back_by_cudnn(sums: Tensor, rest: Any, layer: Factors, output: Tensor) -> Gradients:
+    *lengths, seed, offset = rest
+    gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        *_operands(layer), output[None], sums, seed, offset, None, *lengths, 0.0,
+        layer.band.after == 0, scale=layer.scale,
+    )  # fmt: skip
+    return gradients[0][0], gradients[1][0], gradients[2][0]
 
 
 def visible_keys(band: Band, queries: Tensor, keys: Tensor) -> Tensor:
@@ -135,16 +219,13 @@ def own_terms(
     return weight[..., None] * (shift + (value - value.detach()).float())
 
 
-def constant_others(layer: Factors, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Attend over a whole text with other positions as constants.
-
-    Returns the output, `(heads, n, value width)`, and each row's log-sum-exp, `(heads, n)`.
-    """
+def constant_others(
+    layer: Factors, value: Tensor, *, attended: Attended | None, report: Report | None
+) -> tuple[Tensor, Attended]:
+    """Attend over a whole text with other positions as constants; `attend` says what it returns."""
     constant = replace(layer, key=layer.key.detach())
-    output, sums = attend(constant, value.detach())
+    output, attended = attend(constant, value.detach(), attended=attended, report=report)
     plain = replace(constant, query=layer.query.detach())
-    if sums is None:
-        sums = products_of(way_for(value.device)).log_sum_exp(plain)
     keys, values = (x.repeat_interleave(layer.groups, dim=0) for x in (layer.key, value))
     scores = (plain.query.float() * keys.detach().float()).sum(dim=-1) * layer.scale
     if layer.softcap is not None:
@@ -154,8 +235,8 @@ def constant_others(layer: Factors, value: Tensor) -> tuple[Tensor, Tensor]:
         keys,
         values,
         output=output,
-        weight=(scores - sums).exp(),
+        weight=(scores - attended.sums).exp(),
         scaling=layer.scale,
         softcap=layer.softcap,
     )
-    return output + terms.to(output.dtype), sums
+    return output + terms.to(output.dtype), attended
