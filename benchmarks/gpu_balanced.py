@@ -14,8 +14,10 @@ import gc
 import json
 import os
 import time
+import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -59,7 +61,7 @@ def agreement(family: str, dtype: torch.dtype) -> float:
     model = getattr(transformers, model_name)(config).eval().to("cuda", dtype)
     ids = {"input_ids": torch.randint(3, 512, (1, 1024), device="cuda")}
     method = BalancedGradient(drop_sink=False)
-    exceeds, worst = fused_exceeds(), 0.0
+    exceeds, worst = length_chooser(), 0.0
     for again in (False, True):
         exceeds(again)
         values = [
@@ -71,7 +73,7 @@ def agreement(family: str, dtype: torch.dtype) -> float:
     return worst
 
 
-def fused_exceeds() -> Callable[[bool | None], None]:
+def length_chooser() -> Callable[[bool | None], None]:
     """Return how to say whether a text is taken as a long one."""
     from attnflow.hosts import factored
 
@@ -89,44 +91,67 @@ def agreement_figures() -> list[Figure]:
     for dtype, needed in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
         offs = {}
         for family in FAMILIES:
-            try:
+            offs[family] = float("inf")
+            with tried(f"{family}, {dtype}"):
                 offs[family] = agreement(family, dtype)
-            except Exception as error:  # a family that fails must not hide the others
-                print(family, dtype, repr(error)[:600], flush=True)
-                offs[family] = float("inf")
         print(dtype, {name: f"{off:.2g}" for name, off in offs.items()}, flush=True)
         worst = max(offs.values())
         figures.append(Figure(f"agreement at 1,024, {dtype}", worst, needed, "", "worst of all"))
     return figures
 
 
-def attention_times(length: int) -> None:
+_KERNELS = {"flash": 1, "cudnn": 3, "triton": 0}  # numbers of torch's choice among its own
+
+
+@contextmanager
+def attending_by(kernel: str) -> Iterator[None]:
+    """Attend by this kernel, whatever torch would take."""
+    usual = torch._fused_sdp_choice
+    torch._fused_sdp_choice = lambda *_, **__: _KERNELS[kernel]
+    try:
+        yield
+    finally:
+        torch._fused_sdp_choice = usual
+
+
+def attention_times(length: int) -> list[Figure]:
     """Print forward and backward of one layer by each kernel, in teraflops."""
     shapes = ((32, length, 128), (8, length, 128), (8, length, 128), (32, length, 128))
     query, key, value, gradient = (
         torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes
     )
     flops = 4 * length**2 / 2 * 128 * 32
-    for name in ("flash", "cudnn", "triton"):
-        try:
-            layer = Factors(query, key, 128**-0.5, Band.causal())
-            usual, numbers = torch._fused_sdp_choice, {"flash": 1, "cudnn": 3, "triton": 0}
-            torch._fused_sdp_choice = lambda *_, **__: numbers[name]  # noqa: B023
-            try:
-                forward = partial(fused._run, layer, value, False)
-                attended = forward()
-                back = partial(
-                    attended.back, replace(layer, value=value, gradient=gradient), attended.output
-                )
-                back()
-                times = [cost(work, 3).seconds for work in (forward, back)]
-            finally:
-                torch._fused_sdp_choice = usual
+    layer, first = Factors(query, key, 128**-0.5, Band.causal()), None
+    for name in _KERNELS:
+        with tried(f"kernel {name}"), attending_by(name):
+            forward = partial(fused._run, layer, value, False)
+            attended = forward()
+            whole = replace(layer, value=value, gradient=gradient)
+            back = partial(attended.back, whole, attended.output)
+            gradients = [part.float() for part in back()]
+            first = gradients if first is None else first
+            offs = [
+                float((a - b).abs().max() / b.abs().max())
+                for a, b in zip(gradients, first, strict=True)
+            ]
+            times = [cost(work, 3).seconds for work in (forward, back)]
             rates = [f * flops / t / 1e12 for f, t in zip((1, 2.5), times, strict=True)]
-            print(f"{name} {length}: forward {rates[0]:.0f}, backward {rates[1]:.0f} TFLOP/s",
-                  f"{times}", flush=True)  # fmt: skip
-        except Exception as error:
-            print(name, length, repr(error)[:400], flush=True)
+            print(f"{name} {length}: forward {rates[0]:.0f}, backward {rates[1]:.0f} TFLOP/s; "
+                  f"off {offs}", flush=True)  # fmt: skip
+    return []
+
+
+@contextmanager
+def tried(name: str) -> Iterator[None]:
+    """Print what went wrong in a stage, so that it does not hide the others."""
+    start = time.perf_counter()
+    try:
+        yield
+    except Exception:
+        print(name, "failed:", traceback.format_exc()[-1500:], flush=True)
+    gc.collect()
+    torch.cuda.empty_cache()
+    print(f"[{name}: {time.perf_counter() - start:.0f} s]", flush=True)
 
 
 def with_parameters(model: Any, inputs: dict[str, Any]) -> None:
@@ -174,9 +199,9 @@ def lengths_measured(model: Any, lengths: list[int]) -> list[Figure]:
     """One statement against prefill."""
     figures = []
     explain(model, prompt(8192))
+    prefill(model, prompt(4096))
     for length in lengths:
         inputs, repeats = prompt(length), 1 if length > 100_000 else 2
-        prefill(model, prompt(4096))
         base = fresh(partial(prefill, model, inputs), repeats)
         ours = fresh(partial(explain, model, inputs), repeats)
         name = f"balanced, one statement, {length:,}"
@@ -190,44 +215,58 @@ def lengths_measured(model: Any, lengths: list[int]) -> list[Figure]:
     return figures
 
 
-def profile(model: Any, length: int) -> None:
+def profile(model: Any, length: int) -> list[Figure]:
     """Print where the device's time goes."""
     inputs = prompt(length)
-    explain(model, inputs)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as watched:
         explain(model, inputs)
-    print(watched.key_averages().table(sort_by="cuda_time_total", row_limit=28,
-                                       max_name_column_width=70), flush=True)  # fmt: skip
+    rows = sorted(watched.key_averages(), key=lambda row: -row.self_device_time_total)
+    for row in rows[:24]:
+        print(f"{row.self_device_time_total / 1e6:7.3f} s {row.count:6} {row.key[:110]}")
+    return []
+
+
+def by_cudnn(model: Any, length: int) -> list[Figure]:
+    """One statement whose attention is cuDNN's both ways, against the other kernel."""
+    inputs = prompt(length)
+    usual = explain(model, inputs).values
+    with attending_by("cudnn"):
+        values = explain(model, inputs).values
+        ours = fresh(partial(explain, model, inputs), 2)
+    off = float(abs(values - usual).max() / abs(usual).max())
+    print(f"cudnn, {length}: {ours.seconds:.2f} s, off {off:.3g}", flush=True)
+    return []
 
 
 def main() -> None:
     """Measure everything, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", "out/bench")))
+    parser.add_argument("--stages", nargs="*", default=["lengths", "autograd", "agreement"])
     parser.add_argument("--lengths", type=int, nargs="*", default=[32_768, 131_072])
-    parser.add_argument("--autograd", type=int, default=16_384, help="0 leaves it out")
-    parser.add_argument("--profile", type=int, default=0, help="a length to look into")
-    parser.add_argument("--skip", nargs="*", default=[], help="agreement, kernels")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
-    start = time.perf_counter()
-    if "kernels" not in arguments.skip:
-        attention_times(32_768)
-    figures = [] if "agreement" in arguments.skip else agreement_figures()
-    print(f"{time.perf_counter() - start:.0f} s", flush=True)
+    start, figures = time.perf_counter(), []
     model = big_model()
-    if arguments.profile:
-        profile(model, arguments.profile)
-    figures += lengths_measured(model, arguments.lengths)
-    if arguments.autograd:
-        figures += against_autograd(model, arguments.autograd)
-    text = table(figures)
+    stages: dict[str, Callable[[], list[Figure]]] = {
+        "agreement": agreement_figures,
+        "kernels": partial(attention_times, 32_768),
+        "lengths": partial(lengths_measured, model, arguments.lengths),
+        "autograd": partial(against_autograd, model, 16_384),
+        "profile": partial(profile, model, 32_768),
+        "cudnn": partial(by_cudnn, model, 32_768),
+    }
+    for name in arguments.stages:
+        with tried(name):
+            figures += stages[name]()
+            text = table(figures)
+            (arguments.output / "gpu_balanced.md").write_text(text, encoding="utf-8")
+            print(text, flush=True)
     record = json.dumps([asdict(figure) for figure in figures], indent=1)
     (arguments.output / "gpu_balanced.json").write_text(record, encoding="utf-8")
-    (arguments.output / "gpu_balanced.md").write_text(text, encoding="utf-8")
-    print(text, f"{time.perf_counter() - start:.0f} s in all", flush=True)
+    print(f"{time.perf_counter() - start:.0f} s in all", flush=True)
 
 
 if __name__ == "__main__":
